@@ -16,7 +16,7 @@ import os
 import re
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import lru_cache
@@ -32,18 +32,12 @@ if TYPE_CHECKING:  # decoders are imported where they are used: importing a type
 
 MAX_SECONDS = 600.0
 """Longest selection that `load_clip` decodes, unless told otherwise; an hour of audio as a prompt is a mistake."""
-
 SLACK = 0.1
 """Seconds that a cut may reach past the end and that a container's declared duration may be off: manifests round."""
-
-
 MIN_RATE, MAX_RATE = 1000, 1_000_000
 """Sampling rates in Hz of what passes as audio."""
-
 MAX_AMPLITUDE = 16.0
 """Largest sample that passes as audio in [-1, 1], 24 dB above full scale: beyond it are unscaled integers or damage."""
-
-
 FFMPEG_FORMATS = (
     "mov,matroska,webm,ogg,mpegts,mpeg,flv,avi,asf,rm,wav,w64,aiff,au,caf,flac,mp3,aac,ac3,eac3,dts,amr,ape,wv,tta,"
     "g722,gsm,sbc,tak,voc,xwma,mpc,mpc8"
@@ -63,6 +57,11 @@ class AudioClip:
     [T, channels], at `sample_rate` Hz. For `path` and `data` the file's own rate counts and `sample_rate` is what the
     manifest claims (checked on load). `start` and `duration` (seconds) select a part. `context` seconds before `start`
     are encoded with the part but give no tokens of their own: context for a chunk of a stream.
+
+    >>> import numpy as np
+    >>> from audiorl import AudioClip
+    >>> AudioClip(array=np.zeros(16_000, np.float32), sample_rate=16_000, duration=0.5).load(24_000).shape
+    (12000,)
     """
 
     path: str | None = None
@@ -94,8 +93,22 @@ class AudioClip:
 
     @property
     def key(self) -> str:
-        """A string that is equal for two clips exactly when they hold the same audio reference; caches use it."""
-        return clip_key(self)
+        """Path, or a hash of the content, with the selected part: equal for two clips exactly when they hold the same
+        audio reference. Caches use it; hashing happens once per clip."""
+        part = f"{float(self.start)}+{'end' if self.duration is None else float(self.duration)}"
+        if self.context:
+            part += f" after {float(self.context)}"
+        if self.path is not None:
+            return f"{os.path.abspath(self.path)}#{part}"
+        if self not in _content_keys:
+            if self.array is not None:
+                digest = hashlib.sha256(f"{self.sample_rate} {self.array.dtype} {self.array.shape} ".encode())
+                digest.update(self.array.tobytes())
+            else:
+                digest = hashlib.sha256(b"file ")
+                digest.update(self.data or b"")
+            _content_keys[self] = digest.hexdigest()[:32]
+        return f"{_content_keys[self]}#{part}"
 
     def _repr_html_(self) -> str:
         """A player, for notebooks; the error in its place for unusable audio."""
@@ -105,6 +118,9 @@ class AudioClip:
         except AudioError as error:
             return f"<em>{html.escape(str(error))}</em>"
         return f'<audio controls src="data:audio/wav;base64,{content}"></audio>'
+
+
+_content_keys: WeakKeyDictionary[AudioClip, str] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -124,7 +140,12 @@ def load_clip(clip: AudioClip, sample_rate: int = 16_000, max_seconds: float | N
     limit = MAX_SECONDS if max_seconds is None else max_seconds
     if clip.start < 0 or (clip.duration is not None and clip.duration <= 0):
         raise AudioError(f"{name(clip)}: start must be >= 0 and duration > 0, got {clip.start} and {clip.duration}")
-    wav, rate = _read_array(clip, limit) if clip.array is not None else _read_file(clip, limit)
+    if clip.array is not None:
+        wav, rate = _checked_array(clip), clip.sample_rate or 0
+        start, frames = _selection(clip, len(wav) / rate, rate, limit)
+        wav = wav[start : start + frames]
+    else:
+        wav, rate = _read_file(clip, limit)
     if wav.shape[0] == 0:
         raise AudioError(f"{name(clip)}: holds no samples; leave it out of the manifest")
     mono = wav[:, 0] if wav.shape[1] == 1 else wav.mean(axis=1, dtype=np.float32)
@@ -145,8 +166,8 @@ def load_clip(clip: AudioClip, sample_rate: int = 16_000, max_seconds: float | N
 def probe(clip: AudioClip) -> AudioInfo:
     """Duration, rate and channels of the whole file or array, from its header. Raises AudioError."""
     if clip.array is not None:
-        array = _checked_array(clip)
-        return AudioInfo(len(array) / _rate(clip), _rate(clip), array.shape[1])
+        array, rate = _checked_array(clip), clip.sample_rate or 0
+        return AudioInfo(len(array) / rate, rate, array.shape[1])
     with _open(clip) as file:
         return file.info
 
@@ -158,37 +179,11 @@ def seconds(clip: AudioClip) -> float:
     return max(0.0, probe(clip).seconds - clip.start)
 
 
-_content_keys: WeakKeyDictionary[AudioClip, str] = WeakKeyDictionary()
-
-
-def clip_key(clip: AudioClip) -> str:
-    """Path, or a hash of the content, with the selected part. Hashing happens once per clip."""
-    part = f"{float(clip.start)}+{'end' if clip.duration is None else float(clip.duration)}"
-    if clip.context:
-        part += f" after {float(clip.context)}"
-    if clip.path is not None:
-        return f"{os.path.abspath(clip.path)}#{part}"
-    if clip not in _content_keys:
-        if clip.array is not None:
-            digest = hashlib.sha256(f"{clip.sample_rate} {clip.array.dtype} {clip.array.shape} ".encode())
-            digest.update(clip.array.tobytes())
-        else:
-            digest = hashlib.sha256(b"file ")
-            digest.update(clip.data or b"")
-        _content_keys[clip] = digest.hexdigest()[:32]
-    return f"{_content_keys[clip]}#{part}"
-
-
 def name(clip: AudioClip) -> str:
     """What messages call a clip."""
     if clip.path is not None:
         return clip.path
     return f"<{len(clip.data)} bytes of audio>" if clip.data is not None else "<audio array>"
-
-
-def _rate(clip: AudioClip) -> int:
-    assert clip.sample_rate is not None  # AudioClip guarantees it for arrays
-    return clip.sample_rate
 
 
 def _checked_array(clip: AudioClip) -> np.ndarray:
@@ -199,12 +194,6 @@ def _checked_array(clip: AudioClip) -> np.ndarray:
     if array.ndim not in (1, 2) or (array.ndim == 2 and array.shape[1] > max(8, array.shape[0])):
         raise AudioError(f"{name(clip)}: shape {array.shape}; give [T] or [T, channels] (transpose [channels, T])")
     return array[:, None] if array.ndim == 1 else array
-
-
-def _read_array(clip: AudioClip, limit: float) -> tuple[np.ndarray, int]:
-    array, rate = _checked_array(clip), _rate(clip)
-    start, frames = _selection(clip, len(array) / rate, rate, limit)
-    return array[start : start + frames], rate
 
 
 def _read_file(clip: AudioClip, limit: float) -> tuple[np.ndarray, int]:
@@ -246,68 +235,57 @@ def _truncated(clip: AudioClip, detail: str) -> AudioError:
     return AudioError(f"{name(clip)}: truncated ({detail}); copy or download it again")
 
 
+# -- decoders ----------------------------------------------------------------------------------------------------------
+
+
 class _SoundFile:
     """An open file that libsndfile decodes."""
 
     def __init__(self, clip: AudioClip, file: soundfile.SoundFile) -> None:
-        self.clip, self.file = clip, file
-        seconds = file.frames / file.samplerate
-        if file.format == "MP3":
-            seconds = _longer(seconds, _mp3_seconds(clip))
+        self.file, self.is_opus = file, file.subtype == "OPUS"
+        seconds = _claimed(clip, file.frames / file.samplerate)
         self.info = AudioInfo(seconds, file.samplerate, file.channels)
-        self.is_opus = file.subtype == "OPUS"
         # libsndfile shortens a cut file to what is there and says so only in its log.
-        log = file.extra_info
-        if "Seems to be a truncated file" in log:  # of a .voc
+        if "Seems to be a truncated file" in file.extra_info:  # of a .voc
             raise _truncated(clip, "its last block is cut")
-        for chunk in re.finditer(
-            r"^\s*(?:data|SSND|riff|Data Size|Riff size)\s*: (\d+) \(should be (\d+)\)", log, re.M
-        ):
-            declared, present = int(chunk[1]), int(chunk[2])
-            if present < declared < 0xFFFF_FF00:  # writers to a pipe put 0 or the largest size there
+        for declared, present in re.findall(_SHORTENED, file.extra_info, re.M):
+            if int(present) < int(declared) < 0xFFFF_FF00:  # writers to a pipe put 0 or the largest size there
                 raise _truncated(clip, f"{present} of {declared} bytes are there")
-        if match := re.search(r"Frame count read from 'COMM' chunk \((\d+)\) not equal", log):  # of an AIFF file
+        if match := re.search(r"Frame count read from 'COMM' chunk \((\d+)\) not equal", file.extra_info):  # AIFF
             raise _truncated(clip, f"{file.frames} of {match[1]} samples are there")
 
     def read(self, start: int, frames: int) -> np.ndarray:
         """[frames, channels] float32, fewer frames if the file ends early."""
-        import soundfile
-
-        try:
-            self.file.seek(start)
-            return self.file.read(frames, dtype="float32", always_2d=True)
-        except soundfile.LibsndfileError as error:
-            raise AudioError(f"{name(self.clip)}: broken or truncated ({error}); copy or download it again") from error
+        self.file.seek(start)
+        return self.file.read(frames, dtype="float32", always_2d=True)
 
     def close(self) -> None:
         self.file.close()
+
+
+_SHORTENED = r"^\s*(?:data|SSND|riff|Data Size|Riff size)\s*: (\d+) \(should be (\d+)\)"
 
 
 class _Container:
     """An open file that FFmpeg decodes."""
 
     def __init__(self, clip: AudioClip, container: av.container.InputContainer) -> None:
+        self.container = container
         if not container.streams.audio:
-            container.close()
             raise AudioError(f"{name(clip)}: a {container.format.name} file without sound; name an audio file")
-        if container.streams.audio[0].codec_context is None:
-            container.close()
+        self.stream = container.streams.audio[0]
+        if self.stream.codec_context is None:
             raise AudioError(f"{name(clip)}: its sound is in no known coding; convert it to wav, flac, ogg, mp3 or m4a")
-        self.clip, self.container, self.stream = clip, container, container.streams.audio[0]
         self.tick = self.stream.time_base or Fraction(1, self.stream.rate)  # seconds a pts unit
         self.is_opus = self.stream.codec_context.name == "opus"
-        seconds = self._seconds()
-        if container.format.name == "mp3":
-            seconds = _longer(seconds, _mp3_seconds(clip))
+        seconds = _claimed(clip, self._seconds())
         self.info = AudioInfo(seconds, self.stream.rate, self.stream.codec_context.channels)
 
     def _seconds(self) -> float:
         if self.stream.duration:
             return float(self.stream.duration * self.tick)
         if self.container.duration:
-            import av
-
-            return self.container.duration / av.time_base
+            return self.container.duration / 1_000_000
         # Raw streams have no header: add up the packets, which still decodes nothing.
         ticks = sum(packet.duration or 0 for packet in self.container.demux(self.stream))
         self.container.seek(0)
@@ -319,23 +297,20 @@ class _Container:
 
         rate, stop = self.info.sample_rate, start + frames
         pieces, position = [], 0
-        try:
-            if start > rate:
-                # One second of run-up lets codecs with overlapping frames settle.
-                self.container.seek(int((start / rate - 1) / self.tick), stream=self.stream)
-                position = -1
-            resampler = av.AudioResampler(format="fltp", layout=self.stream.layout, rate=rate)
-            for frame in self.container.decode(self.stream):
-                if position < 0:
-                    position = round(((frame.pts or 0) - (self.stream.start_time or 0)) * self.tick * rate)
-                for planar in resampler.resample(frame):
-                    samples = planar.to_ndarray().T
-                    pieces.append(samples[max(0, start - position) : max(0, stop - position)])
-                    position += len(samples)
-                if position >= stop:
-                    break
-        except av.FFmpegError as error:
-            raise AudioError(f"{name(self.clip)}: broken or truncated ({error}); copy or download it again") from error
+        if start > rate:
+            # One second of run-up lets codecs with overlapping frames settle.
+            self.container.seek(int((start / rate - 1) / self.tick), stream=self.stream)
+            position = -1
+        resampler = av.AudioResampler(format="fltp", layout=self.stream.layout, rate=rate)
+        for frame in self.container.decode(self.stream):
+            if position < 0:
+                position = round(((frame.pts or 0) - (self.stream.start_time or 0)) * self.tick * rate)
+            for planar in resampler.resample(frame):
+                samples = planar.to_ndarray().T
+                pieces.append(samples[max(0, start - position) : max(0, stop - position)])
+                position += len(samples)
+            if position >= stop:
+                break
         return np.concatenate(pieces) if pieces else np.zeros((0, self.info.channels), np.float32)
 
     def close(self) -> None:
@@ -345,84 +320,97 @@ class _Container:
 @contextmanager
 def _open(clip: AudioClip) -> Iterator[_SoundFile | _Container]:
     """The opened file; any failure while it is open is an AudioError that names the clip."""
-    try:
-        file = _decoder(clip)
+    import av
+    import soundfile
+
+    with ExitStack() as stack:
         try:
+            file = _decoder(clip, stack)
             rate = file.info.sample_rate
             if not MIN_RATE <= rate <= MAX_RATE:
                 raise AudioError(
                     f"{name(clip)}: {rate} Hz in its header, outside {MIN_RATE} to {MAX_RATE}; write it again"
                 )
             yield file
-        finally:
-            file.close()
-    except AudioError:
-        raise
-    except Exception as error:  # libraries raise many kinds for a damaged header
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
-        raise AudioError(f"{name(clip)}: cannot be decoded ({reason}); copy or download it again") from error
+        except AudioError:
+            raise
+        except (av.FFmpegError, soundfile.LibsndfileError) as error:
+            raise AudioError(f"{name(clip)}: broken or truncated ({error}); copy or download it again") from error
+        except Exception as error:  # libraries raise many kinds for a damaged header
+            reason = " ".join(f"{type(error).__name__}: {error}".split())
+            raise AudioError(f"{name(clip)}: cannot be decoded ({reason}); copy or download it again") from error
 
 
-def _decoder(clip: AudioClip) -> _SoundFile | _Container:
+def _decoder(clip: AudioClip, stack: ExitStack) -> _SoundFile | _Container:
+    """libsndfile, or else FFmpeg; `stack` closes it."""
     import av
     import soundfile
 
-    if clip.path is not None:
-        if os.path.isdir(clip.path):
-            raise AudioError(f"{name(clip)}: a folder; name an audio file")
-        if not os.path.exists(clip.path):
-            raise AudioError(f"{name(clip)}: missing; check the path, or the folder that relative paths start from")
-        size = os.path.getsize(clip.path)
-    else:
-        size = len(clip.data or b"")
+    if clip.path is not None and os.path.isdir(clip.path):
+        raise AudioError(f"{name(clip)}: a folder; name an audio file")
+    if clip.path is not None and not os.path.exists(clip.path):
+        raise AudioError(f"{name(clip)}: missing; check the path, or the folder that relative paths start from")
+    size = os.path.getsize(clip.path) if clip.path is not None else len(clip.data or b"")
     if size == 0:
         raise AudioError(f"{name(clip)}: empty (0 bytes); copy or download it again")
-    _check_ogg(clip)
-    _check_avi(clip, size)
+    _check_pages(clip, size)
     malformed = False
     try:
         # By its content alone: of a name libsndfile takes the ending for the format where it knows no other.
         source = io.BytesIO(clip.data or b"") if clip.path is None else os.open(clip.path, os.O_RDONLY)
-        file = soundfile.SoundFile(source)
-        if (file.format, file.subtype) != ("RAW", "ULAW"):  # how libsndfile takes an .au or .snd with a damaged header
+        file = stack.enter_context(soundfile.SoundFile(source))
+        # libsndfile takes an .au or .snd with a damaged header for raw samples.
+        if (file.format, file.subtype) != ("RAW", "ULAW"):
             return _SoundFile(clip, file)
-        file.close()
     except soundfile.LibsndfileError as error:
         malformed = error.code == 3
     try:
         options = {"format_whitelist": FFMPEG_FORMATS}
-        container = _Container(clip, av.open(_source(clip), "r", options=options, metadata_errors="replace"))
-        if malformed and container.container.format.name in ("caf", "aiff", "au", "w64", "wav", "voc"):
-            container.close()  # FFmpeg decodes what there is of it
-            raise _truncated(clip, "its header does not fit its content")
-        return container
+        content = clip.path or io.BytesIO(clip.data or b"")
+        container = stack.enter_context(av.open(content, "r", options=options, metadata_errors="replace"))
     except av.FFmpegError as error:
         raise AudioError(f"{name(clip)}: not readable as audio; convert it to wav, flac, ogg, mp3 or m4a") from error
+    if malformed and container.format.name in ("caf", "aiff", "au", "w64", "wav", "voc"):
+        raise _truncated(clip, "its header does not fit its content")  # FFmpeg decodes what there is of it
+    return _Container(clip, container)
 
 
-def _check_ogg(clip: AudioClip) -> None:
-    """Raise AudioError for an Ogg file with a damaged page, a page that is missing, or one that is cut at its end.
+def _claimed(clip: AudioClip, seconds: float) -> float:
+    """The length that the Xing or Info header of an MP3 file claims, where that is more than rounding and an encoder's
+    padding explain: decoders compare it with what is there only where the rest of the header is in order."""
+    with open(clip.path, "rb") if clip.path is not None else io.BytesIO(clip.data or b"") as file:
+        head = file.read(64).ljust(64, b"\0")
+    version, rate_index = head[1] >> 3 & 3, head[2] >> 2 & 3
+    side = {(3, False): 32, (3, True): 17, (2, False): 17, (2, True): 9}.get((version, head[3] >> 6 == 3))
+    if head[0] != 0xFF or side is None or rate_index == 3 or head[4 + side : 8 + side] not in (b"Xing", b"Info"):
+        return seconds
+    frames = int.from_bytes(head[12 + side : 16 + side], "big") if head[11 + side] & 1 else 0
+    samples, rate = (1152, 44_100) if version == 3 else (576, 22_050)
+    # Encoder and decoder delay by two frames, which players cut off.
+    claimed = (frames - 2) * samples / (rate, rate * 480 // 441, rate * 320 // 441)[rate_index]
+    return claimed if claimed > seconds + SLACK else seconds
 
-    Decoders skip such pages and return what is there, and take its length from that.
-    """
+
+def _check_pages(clip: AudioClip, size: int) -> None:
+    """Raise AudioError for an Ogg file with pages that are damaged, missing or cut, and for an AVI file that is shorter
+    than it says: decoders skip what is missing, and take the length from what is there."""
     if clip.path is None:
-        fault = _ogg_fault(io.BytesIO(clip.data or b""))
+        fault = _page_fault(io.BytesIO(clip.data or b""), size)
     else:
-        status = os.stat(clip.path)
-        fault = _ogg_file_fault(clip.path, status.st_mtime_ns, status.st_size)
+        fault = _file_fault(clip.path, os.stat(clip.path).st_mtime_ns, size)
     if fault is not None:
         raise _truncated(clip, fault)
 
 
 @lru_cache(maxsize=65_536)
-def _ogg_file_fault(path: str, changed: int, size: int) -> str | None:
-    """`_ogg_fault` of a file as it is at this moment: the chunks of a stream need not read all of it each time."""
+def _file_fault(path: str, changed: int, size: int) -> str | None:
+    """`_page_fault` of a file as it is at this moment: the chunks of a stream need not read all of it each time."""
     with open(path, "rb") as file:
-        return _ogg_fault(file)
+        return _page_fault(file, size)
 
 
-def _ogg_fault(file: BinaryIO) -> str | None:
-    """What is wrong with the pages of an Ogg file (RFC 3533, section 6); None for a sound one, and for other files."""
+def _page_fault(file: BinaryIO, size: int) -> str | None:
+    """Name what is wrong with the pages of an Ogg file (RFC 3533, section 6) or the length of an AVI file."""
     flags, numbers = None, dict[bytes, int]()  # numbers: of the last page, by the stream's serial number
     while len(header := file.read(27)) == 27 and header.startswith(b"OggS"):
         segments = file.read(header[26])
@@ -432,56 +420,21 @@ def _ogg_fault(file: BinaryIO) -> str | None:
         flags, serial, number = header[5], header[14:18], int.from_bytes(header[18:22], "little")
         if number != numbers.get(serial, number - 1) + 1:
             return f"Ogg page {number} does not follow page {numbers[serial]}"
-        if _ogg_checksum(header[:22] + bytes(4) + header[26:] + segments + body) != header[22:26]:
+        # CRC-32 from the highest bit on, without inversion: zlib's, whose bits run the other way, of reversed bytes.
+        page = header[:22] + bytes(4) + header[26:] + segments + body
+        checksum = zlib.crc32(page.translate(_REVERSED), 0xFFFF_FFFF) ^ 0xFFFF_FFFF
+        if checksum.to_bytes(4, "big").translate(_REVERSED) != header[22:26]:
             return f"the checksum of Ogg page {number} is wrong"
         numbers[serial] = number
     if flags is not None and (header.startswith(b"OggS") or not flags & 4):
         return "the last Ogg page is missing"
+    declared = int.from_bytes(header[4:8], "little") + 8
+    if header[:4] == b"RIFF" and header[8:12] == b"AVI " and size < declared < 0xFFFF_FF00:
+        return f"{size} of {declared} bytes are there"
     return None
 
 
 _REVERSED = bytes(int(f"{byte:08b}"[::-1], 2) for byte in range(256))
-
-
-def _ogg_checksum(page: bytes) -> bytes:
-    """CRC-32 from the highest bit on, without inversion: zlib's, whose bits run the other way, of reversed bytes."""
-    value = zlib.crc32(page.translate(_REVERSED), 0xFFFF_FFFF) ^ 0xFFFF_FFFF
-    return value.to_bytes(4, "big").translate(_REVERSED)
-
-
-def _longer(seconds: float, claimed: float) -> float:
-    """What the container claims, where that is more than rounding and an encoder's padding explain."""
-    return claimed if claimed > seconds + SLACK else seconds
-
-
-def _mp3_seconds(clip: AudioClip) -> float:
-    """The length by the number of frames that an MP3 file's Xing or Info header states; 0 where there is none.
-
-    Decoders compare that with what is there only where the rest of the header is in order.
-    """
-    with open(clip.path, "rb") if clip.path is not None else io.BytesIO(clip.data or b"") as file:
-        head = file.read(64)
-    version, rate_index = head[1] >> 3 & 3, head[2] >> 2 & 3
-    side = {(3, False): 32, (3, True): 17, (2, False): 17, (2, True): 9}.get((version, head[3] >> 6 == 3))
-    if head[0] != 0xFF or side is None or rate_index == 3 or head[4 + side :][:4] not in (b"Xing", b"Info"):
-        return 0.0
-    frames = int.from_bytes(head[12 + side :][:4], "big") if head[11 + side] & 1 else 0
-    samples, rate = (1152, 44_100) if version == 3 else (576, 22_050)
-    delay = 2 * samples  # of encoder and decoder, which players cut off
-    return max(0.0, (frames * samples - delay) / (rate, rate * 480 // 441, rate * 320 // 441)[rate_index])
-
-
-def _check_avi(clip: AudioClip, size: int) -> None:
-    """Raise AudioError for an AVI file that is shorter than it says; FFmpeg decodes what there is."""
-    with open(clip.path, "rb") if clip.path is not None else io.BytesIO(clip.data or b"") as file:
-        head = file.read(12)
-    declared = int.from_bytes(head[4:8], "little") + 8
-    if head[:4] == b"RIFF" and head[8:] == b"AVI " and size < declared < 0xFFFF_FF00:
-        raise _truncated(clip, f"{size} of {declared} bytes are there")
-
-
-def _source(clip: AudioClip) -> str | BinaryIO:
-    return clip.path if clip.path is not None else io.BytesIO(clip.data or b"")
 
 
 def wav_bytes(wav: np.ndarray, sample_rate: int) -> bytes:

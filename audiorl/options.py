@@ -1,23 +1,42 @@
-"""Command lines read into dataclasses by tyro. Booleans may be flags or values; renamed options give their new name."""
+"""Options: dataclasses filled from the command line (by tyro), from YAML run files, and from values in Python.
+
+Booleans are written as flags or with a value; an option that was renamed is refused with its new name. A run file sets
+options by name, nested as the dataclasses are, and the command line overrides it::
+
+    path: Qwen/Qwen2.5-Omni-3B
+    data: [avqa/train_qa.json:5000]
+    rl:
+      group_size: 8
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import difflib
+import re
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import reduce
 from itertools import pairwise
-from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from operator import or_
+from pathlib import Path
+from typing import Annotated, Any, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
 
+import msgspec
 import tyro
+import yaml
+from tyro.conf import subcommand
+
+from audiorl.config.checks import to_json
 
 T = TypeVar("T")
+Place = tuple[str, ...]
+"""The keys that lead to a value of nested options, such as ("rl", "group_size")."""
 
 RENAMED: dict[str, str] = {
-    "ear-steps": "recogniser-steps",
-    "ear-texts": "recogniser-texts",
-    "weights.whole": "weights.stream-quality",
-    "weights": "rewards.weights",
-    "waits": "rewards.waits",
+    "grpo": "rl",
+    "ppo": "rl",
+    "grpo-optim": "rl-optim",
     "kl-in": "kl.place",
     "kl-kind": "kl.kind",
     "kl-control": "kl.control",
@@ -54,66 +73,97 @@ RENAMED: dict[str, str] = {
     "audio-check-prompts": "listening.prompts",
     "audio-check-min": "listening.min-gain",
 }
-"""Names of options in earlier versions and what they are now: the last parts of the path, such as "grpo.old"."""
-
-SUBCOMMANDS = {"model.lora:lora-config": "--model.lora.rank=16", "model.lora:None": "--model.lora.rank=0"}
-"""Words that stood between the options of earlier versions, and the options that they are now."""
+"""Former names of options, or of groups of them, and what they are now: parts of the path, such as "grpo"."""
 
 RENAMED_VALUES: dict[tuple[str, str], str] = {
-    ("placement", "apart"): "dedicated",
-    ("placement", "together"): "colocated",
-    ("judge", "ear"): "recogniser",
     ("advantage", "group"): "grpo",
     ("advantage", "mean-relative"): "maxrl",
     ("advantage", "decoupled"): "gdpo",
     ("advantage", "leave-one-out"): "rloo",
     ("loss", "clip"): "ppo",
 }
-"""{(last part of the option's path, value of an earlier version): today's value}."""
+"""{(last part of the option's path, former value): its value now}."""
 
 
 def parse(
-    options: type[T] | Any, args: Sequence[str], *, prog: str, description: str | None = None, default: T | None = None
+    options: type[T],
+    args: Sequence[str],
+    *,
+    prog: str,
+    description: str | None = None,
+    default: T | None = None,
+    run_file: bool = False,
+    elsewhere: Sequence[str] = (),
 ) -> T:
-    """An instance of the dataclass `options` with the values in `args`, on top of `default`.
+    """Return an instance of the dataclass `options` with the values in `args`, on top of `default`.
 
-    A boolean is written `--lora`, `--lora True` or `--no-lora`. Help and errors of tyro end in SystemExit. An option
-    that was renamed raises ValueError with its new name.
+    run_file: `--config FILE` reads a run file between the two, and `--print-config` prints all options as one and ends.
+    elsewhere: groups of the file that are not read here.
+    Help and errors of tyro end in SystemExit. Raises ValueError for an option that was renamed, and naming file and
+    line for a run file that does not fit.
     """
-    for given, renamed in zip(args, with_new_names(options, args), strict=True):
-        if renamed != given:
-            raise ValueError(f"{given.split('=')[0]} is now {renamed.split('=')[0]}")
-    _check_values(args)
-    chosen: Any = {} if default is None else {"default": default}
+    file, show = None, False
+    if run_file:
+        file, show, args = _run_file_options(args)
+        about = "--config FILE reads options from a YAML file; --print-config prints all options as one."
+        description = f"{description or options.__doc__ or ''}\n\n{about}"
+    check_names(options, args)
+    given = default
+    if file is not None:
+        given = file.apply(_unset(options) if default is None else default, elsewhere)
+    chosen: Any = {} if given is None else {"default": given}
     parsed: T = tyro.cli(options, args=_flags(options, args), prog=prog, description=description, **chosen)
+    if file is not None:
+        for line in file.overridden(given, parsed):
+            print(line, flush=True)
+    if show:
+        print(to_yaml(parsed), end="")
+        raise SystemExit(0)
     return parsed
 
 
-def parse_known(options: type[T], args: Sequence[str], *, prog: str) -> tuple[T, list[str]]:
-    """`parse` for the first of two dataclasses that share a command line: also returns what it has no option for."""
-    _check_values(args)
-    parsed: tuple[T, list[str]] = tyro.cli(options, args=_flags(options, args), prog=prog, return_unknown_args=True)
-    return parsed
+def parse_known(options: type[T], args: Sequence[str], *, prog: str, default: T | None = None) -> tuple[T, list[str]]:
+    """`parse` for the first of two dataclasses that share a command line: also return what it has no option for."""
+    chosen: Any = {} if default is None else {"default": default}
+    return tyro.cli(options, args=_flags(options, args), prog=prog, return_unknown_args=True, **chosen)
 
 
-def new_name(option: str) -> str | None:
-    """Today's name of an option of an earlier version, such as "grpo.old" or "--grpo.old"; None if it has no other."""
-    for old, new in RENAMED.items():
-        if option.lstrip("-") == old or option.endswith(f".{old}"):
-            return option.removesuffix(old) + new
-    return None
+def subcommands(commands: Mapping[str, type]) -> Any:
+    """Return the union of dataclasses by their names on the command line, for `parse`."""
+    named = (Annotated[kind, subcommand(name, prefix_name=False)] for name, kind in commands.items())
+    return reduce(or_, named)
 
 
-def _check_values(args: Sequence[str]) -> None:
-    words = [word for arg in args for word in arg.split("=", 1)]
-    for option, value in pairwise(words):
+def first_word(args: Sequence[str], missing: str) -> None:
+    """Raise ValueError with the text `missing` where the first argument is an option, and not the one for help."""
+    if not args or (args[0].startswith("-") and args[0] not in ("-h", "--help")):
+        raise ValueError(missing)
+
+
+def check_names(options: Any, args: Sequence[str]) -> None:
+    """Raise ValueError for an option, or a value of one, that was renamed."""
+    existing = {path for path, _ in names(options)}
+    for given in (arg.partition("=")[0].replace("_", "-") for arg in args if arg.startswith("--")):
+        new = None if given.removeprefix("--") in existing else new_name(given)
+        if new is not None:
+            raise ValueError(f"{given} is now {new}")
+    for option, value in pairwise(word for arg in args for word in arg.split("=", 1)):
         new = RENAMED_VALUES.get((option.rpartition(".")[2].lstrip("-"), value))
         if option.startswith("--") and new is not None:
             raise ValueError(f"{option.lstrip('-')} {value} is now called {new}")
 
 
+def new_name(option: str) -> str | None:
+    """Return the name now of "grpo.kl-beta" or "--grpo.kl-beta"; None if it was not renamed."""
+    dashes, path = option[: len(option) - len(option.lstrip("-"))], f".{option.lstrip('-')}."
+    for old, new in RENAMED.items():
+        if f".{old}." in path:
+            return dashes + path.replace(f".{old}.", f".{new}.").strip(".")
+    return None
+
+
 def names(options: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """(path of the option, type) for all fields of a dataclass or a union of them: ("model.dtype", ...)."""
+    """Yield (path of the option, type) for all fields of a dataclass or a union of them: ("model.dtype", …)."""
     members = get_args(options) if get_origin(options) in (Union, types.UnionType) else (options,)
     for member in members:
         kind = get_args(member)[0] if get_origin(member) is Annotated else member
@@ -129,23 +179,8 @@ def names(options: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield from names(hint, f"{path}." if path else prefix)
 
 
-def with_new_names(options: Any, args: Sequence[str]) -> list[str]:
-    """The arguments with today's names in the place of those of earlier versions."""
-    existing = {f"--{path}" for path, _ in names(options)}
-
-    def renamed(arg: str) -> str:
-        if arg in SUBCOMMANDS:
-            return SUBCOMMANDS[arg]
-        option, equals, value = arg.partition("=")
-        option = option.replace("_", "-")
-        new = None if option in existing or not option.startswith("--") else new_name(option)
-        return arg if new is None else new + equals + value
-
-    return list(map(renamed, args))
-
-
 def _flags(options: Any, args: Sequence[str]) -> list[str]:
-    """`--x True` as `--x` and `--x False` as `--no-x`, which is how tyro reads booleans."""
+    """Write `--x True` as `--x` and `--x False` as `--no-x`, which is how tyro reads booleans."""
     booleans = {f"--{path}" for path, hint in names(options) if hint is bool}
     words: list[str] = []
     for arg in args:
@@ -159,3 +194,147 @@ def _flags(options: Any, args: Sequence[str]) -> list[str]:
             path, dot, name = flags[-1].removeprefix("--").rpartition(".")
             flags[-1] = f"--{path}{dot}no-{name}"
     return flags
+
+
+# -- values by name ----------------------------------------------------------------------------------------------------
+
+
+def with_values(default: T, values: Mapping[str, Any], where: Callable[[Place], str], place: Place = ()) -> T:
+    """Return the dataclass `default` with nested plain `values`, whose types are checked.
+
+    Raises ValueError that begins with `where(place)` for a name that does not exist and a value that does not fit.
+    """
+    kinds = get_type_hints(type(default), include_extras=True)
+    changes: dict[str, Any] = {}
+    for key, value in ((str(key), value) for key, value in values.items()):
+        here, name = (*place, key), key.replace("-", "_")
+        if name not in kinds:
+            _unknown(type(default), key, where(here), place)
+        current = getattr(default, name)
+        if dataclasses.is_dataclass(current) and not isinstance(value, Mapping):
+            raise ValueError(f"{where(here)}{'.'.join(here)} is a group of options, not {value!r}")
+        if dataclasses.is_dataclass(current):
+            changes[name] = with_values(current, value, where, here)
+            continue
+        try:
+            changes[name] = msgspec.convert(value, kinds[name], dec_hook=lambda kind, value: kind(value))
+        except (msgspec.ValidationError, OverflowError) as error:
+            reason = str(error).replace("`", "").lower()
+            raise ValueError(f"{where(here)}{'.'.join(here)}: {reason}, given {value!r}") from None
+    try:
+        return dataclasses.replace(default, **changes)  # type: ignore[type-var]
+    except ValueError as error:
+        raise ValueError(f"{where(place)}{error}") from None
+
+
+def _unknown(options: type, key: str, where: str, place: Place) -> NoReturn:
+    prefix = "".join(f"{part}." for part in place)
+    new = new_name(f"{prefix}{key}".replace("_", "-"))
+    if new is not None:
+        raise ValueError(f"{where}{prefix}{key} is now {new.replace('-', '_')}")
+    paths = [path.replace("-", "_") for path, _ in names(options)]
+    leaves = [path for path in paths if path.rpartition(".")[2] == key]
+    near = leaves or difflib.get_close_matches(key, paths, 3) or difflib.get_close_matches(key, paths, 1, 0)
+    raise ValueError(f"{where}no option is called {prefix}{key}; near ones: {', '.join(prefix + p for p in near[:3])}")
+
+
+def _unset(options: type[T]) -> T:
+    """Return an instance whose required fields are still to be given."""
+    required = [
+        field.name
+        for field in dataclasses.fields(options)  # type: ignore[arg-type]
+        if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+    ]
+    return options(**dict.fromkeys(required, tyro.MISSING))
+
+
+# -- run files ---------------------------------------------------------------------------------------------------------
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML 1.2's scalars: `1e-6` is a number, which YAML 1.1 reads as text; `no` and `on` are text."""
+
+
+_NUMBER = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?$")
+_REPLACED = ("bool", "float", "timestamp")
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag.rpartition(":")[2] not in _REPLACED]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Loader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile("true$|True$|false$|False$"), list("tTfF"))
+_Loader.add_implicit_resolver("tag:yaml.org,2002:float", _NUMBER, list("-+.0123456789"))
+
+
+class RunFile:
+    """The options in a YAML file, with the line of each.
+
+    Raises ValueError naming file and line for a file that is no mapping of options, or has one twice.
+    """
+
+    def __init__(self, path: str | Path):
+        self.path = Path(path)
+        self.lines: dict[Place, int] = {}
+        if not self.path.is_file():
+            raise ValueError(f"--config {path}: no such file")
+        try:
+            loader = _Loader(self.path.read_text(encoding="utf-8"))
+            node = loader.get_single_node()
+            self._mark(node, ())
+            self.values: dict[str, Any] = {} if node is None else loader.construct_document(node)
+        except yaml.MarkedYAMLError as error:
+            line = error.problem_mark.line + 1 if error.problem_mark else 1
+            raise ValueError(f"{path}:{line}: {error.problem}") from None
+
+    def _mark(self, node: yaml.Node | None, place: Place) -> None:
+        if not isinstance(node, yaml.MappingNode):
+            if place or node is None:
+                return
+            raise ValueError(f"{self.path}:1: give options, such as `seed: 1`, one a line")
+        for key, value in node.value:
+            here = (*place, str(key.value))
+            if here in self.lines:
+                raise ValueError(f"{self.path}:{key.start_mark.line + 1}: {'.'.join(here)} is given twice")
+            self.lines[here] = key.start_mark.line + 1
+            self._mark(value, here)
+
+    def where(self, place: Place) -> str:
+        """Return "FILE:LINE: " of an option or a group."""
+        return f"{self.path}:{self.lines.get(place, 1)}: "
+
+    def apply(self, default: T, leave_out: Sequence[str] = ()) -> T:
+        """Return `default` with the file's values, but for the groups in `leave_out`."""
+        values = {key: value for key, value in self.values.items() if key not in leave_out}
+        return with_values(default, values, self.where)
+
+    def group(self, name: str, default: T) -> T:
+        """Return the options of the group `name`, on top of `default`."""
+        return with_values(default, self.values.get(name) or {}, self.where, (name,))
+
+    def overridden(self, given: Any, final: Any) -> Iterator[str]:
+        """Yield a line for each option of the file that has another value in `final`."""
+        for place in self.lines:
+            before, after = given, final
+            for key in place:
+                name = key.replace("-", "_")
+                # Parts of a dictionary, or of a group that belongs to another dataclass, are no options of their own.
+                before, after = getattr(before, name, None), getattr(after, name, None)
+            if not dataclasses.is_dataclass(before) and before != after:
+                yield f"{self.where(place)}{'.'.join(place)} is {before!r} here, {after!r} on the command line"
+
+
+def _run_file_options(args: Sequence[str]) -> tuple[RunFile | None, bool, list[str]]:
+    """Return (the file of --config, whether to print, the other arguments)."""
+    words = [word for arg in args for word in (arg.split("=", 1) if arg.startswith("--config=") else [arg])]
+    file, rest = None, [word for word in words if word not in ("--print-config", "--print_config")]
+    show = len(rest) < len(words)
+    if "--config" in rest:
+        at = rest.index("--config")
+        if at + 1 == len(rest):
+            raise ValueError("--config: name a YAML file")
+        file, rest = RunFile(rest[at + 1]), [*rest[:at], *rest[at + 2 :]]
+    return file, show, rest
+
+
+def to_yaml(options: Any) -> str:
+    """Return options as the text of a run file."""
+    return yaml.safe_dump(to_json(options), sort_keys=False, allow_unicode=True, width=120)

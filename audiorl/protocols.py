@@ -15,7 +15,8 @@ from audiorl.types import Rollout, Sample, Score
 class Reward(Protocol):
     """Rewards are batched: they see all rollouts of a step at once and return one Score each, in order.
 
-    One whose attribute `by_group` is true sees a group as soon as its answers have ended (`audiorl.rewards.early`).
+    One whose attribute `by_group` is true sees a group as soon as its answers have ended
+    (`audiorl.rewards.concurrency`).
 
     None in place of a Score skips the rollout: it takes no part in its group's baseline nor in the update.
     """

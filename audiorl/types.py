@@ -48,7 +48,13 @@ class Turn:
 
 @dataclass(frozen=True)
 class Sample:
-    """One prompt with everything its rewards need, made by a data reader. It carries its own audio."""
+    """One prompt with everything its rewards need, made by a data reader. It carries its own audio.
+
+    >>> from audiorl import Sample
+    >>> from audiorl.types import Message
+    >>> Sample("q1", (Message("user", ("Which animal?",)),), references=("a cat",)).references
+    ('a cat',)
+    """
 
     id: str
     """Unique in its data set."""
@@ -111,7 +117,12 @@ class Segment:
 
 @dataclass(frozen=True)
 class Score:
-    """A reward for one rollout, made by a `Reward`."""
+    """A reward for one rollout, made by a `Reward`.
+
+    >>> from audiorl import Score
+    >>> Score(1.5, parts={"accuracy": 1.0, "format": 0.5}).total
+    1.5
+    """
 
     total: float
     """What the advantage is computed from."""

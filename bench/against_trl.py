@@ -1,18 +1,26 @@
-"""The step time of GRPO against TRL's GRPOTrainer, where TRL is installed."""
+"""The step time of GRPO against TRL's GRPOTrainer, where TRL is installed (bench/grpo_step.py says how).
+
+    python -m bench.against_trl [--pretend]
+
+On a GPU at the widths of a 3B decoder; with --pretend small on the CPU. grpo_step.py compares memory and time in
+processes of their own on the CPU.
+"""
 
 from __future__ import annotations
 
 import importlib.util
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
 from importlib import metadata
 from typing import Any
 
+import torch
+
 from audiorl.config import ModelConfig, OptimConfig, RLConfig, SamplingConfig
-from audiorl.gpu_check.models import full_width_policy
-from audiorl.gpu_check.outcome import Check, Outcome, Setup, at_least
+from audiorl.gpu_check.setup import GPU_SCALE, PRETEND_SCALE, Outcome, Setup, at_least, full_width_policy
 from audiorl.models import AudioPolicy
 from audiorl.rollout.hf import HFEngine
 from audiorl.train.rl.trainer import TrainBatch, Trainer
@@ -200,5 +208,7 @@ def _stock(policy: AudioPolicy) -> tuple[Any, Any]:
     return policy.model, policy.tokenizer
 
 
-def checks() -> dict[str, Check]:
-    return {"step against TRL": step_against_trl}
+if __name__ == "__main__":
+    pretend = "--pretend" in sys.argv
+    device = torch.device("cpu" if pretend else "cuda")
+    print(step_against_trl(Setup(device, PRETEND_SCALE if pretend else GPU_SCALE)).detail)

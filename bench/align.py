@@ -19,7 +19,8 @@ from audiorl.models import load_policy
 from audiorl.models.ctc import CTCModel
 from audiorl.models.examples import Example
 from audiorl.train.ctc import CTCWorker, fitting, target_ids
-from audiorl.train.sft import SFTWorker
+from audiorl.train.fit import Learner
+from audiorl.train.sft import sft_loss
 
 BATCH, WARM, TIMED = 32, 1, 2
 
@@ -39,7 +40,7 @@ def main() -> None:
         config = ModelConfig(audio=audio, autocast=True, lora=lora)  # type: ignore[arg-type]
         policy = load_policy(args.model, config)
         if phase == "sft":
-            worker: CTCWorker | SFTWorker = SFTWorker(policy, SFTConfig(), optim)
+            worker: CTCWorker | Learner = Learner(sft_loss, policy, SFTConfig(), optim)
         else:
             examples = fitting(policy, examples, "skip")
             model = CTCModel(policy, [i for e in examples for i in target_ids(policy, e)])

@@ -26,8 +26,7 @@ from audiorl.algos.experience import PackedBatch
 from audiorl.algos.packing import pack_experiences
 from audiorl.config import ModelConfig, OptimConfig
 from audiorl.config.distributed import RuntimeConfig, set_current
-from audiorl.gpu_check.models import experiences, full_width_policy
-from audiorl.gpu_check.outcome import PRETEND_SCALE, Scale, Setup
+from audiorl.gpu_check.setup import PRETEND_SCALE, Scale, Setup, experiences, full_width_policy
 from audiorl.models import AudioPolicy
 from audiorl.run.saving import CheckpointWriter
 from audiorl.train.optim.adamw import Optimizer

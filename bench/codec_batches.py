@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from audiorl.config import torch_device
-from audiorl.recipes.tts_quickstart import Config
+from audiorl.recipes.tts_quickstart import TTSQuickstartConfig
 from tokenizers_audio.batches import decode_all, encode_all
 from tokenizers_audio.unified import UnifiedTokenizer
 
@@ -37,7 +37,7 @@ def main() -> None:
     parser.add_argument("--device", default="auto", help="cpu, cuda or auto (default)")
     args = parser.parse_args()
     torch.manual_seed(0)
-    codec = UnifiedTokenizer(Config().tokenizer).to(torch_device(args.device))
+    codec = UnifiedTokenizer(TTSQuickstartConfig().tokenizer).to(torch_device(args.device))
     hop = round(codec.sample_rate / codec.frame_rate)
     frames = [LENGTHS[int(i)] for i in torch.randint(len(LENGTHS), (args.count,))]
     waves = [0.1 * torch.randn(count * hop) for count in frames]

@@ -15,7 +15,7 @@ from importlib.metadata import files
 from pathlib import Path
 
 from audiorl.data.corpus import bundled_speech
-from audiorl.rewards.language import identify
+from audiorl.rewards.text_quality import identify
 
 CANDIDATES = ("de", "en", "es", "fr", "it", "pt")
 LENGTHS = ((1, 1), (2, 2), (3, 4), (5, 8), (9, 10**6))

@@ -3,7 +3,7 @@
     OMP_WAIT_POLICY=passive python bench/longalign.py [--examples 128] [--rounds 3] [--threads 1]
 
 Transcription of the bundled recordings by the tiny Qwen2.5-Omni. The padded form puts a batch into one rectangle, right
-padded, and runs transformers' decoder with an attention mask; the packed form is `SFTWorker`, which lays the batch's
+padded, and runs transformers' decoder with an attention mask; the packed form is `Learner`, which lays the batch's
 examples end to end. Both take the same embedded prompts (the frozen audio encoder has run before), compute logits of
 target tokens alone and step the same optimizer. "sorted" batches hold examples of similar length (`SFTConfig.sort`),
 "random" ones any. The forms take turns within every round; the first round warms up and is left out. The script checks
@@ -30,14 +30,15 @@ from audiorl.data.bundled import bundled_transcripts
 from audiorl.models import AudioPolicy
 from audiorl.models.examples import Example, experience
 from audiorl.models.families.qwen_omni import tiny
-from audiorl.train.sft import SFTWorker
+from audiorl.train.fit import Learner
+from audiorl.train.sft import sft_loss
 
 MAX_SECONDS = 15.0
 OPTIM = OptimConfig(lr=1e-9)
 """So small that every round computes the same losses."""
 
 
-def padded_update(policy: AudioPolicy, worker: SFTWorker, batch: Sequence[Example]) -> float:
+def padded_update(policy: AudioPolicy, worker: Learner, batch: Sequence[Example]) -> float:
     """The token-mean loss of a batch in one rectangle, one optimizer step."""
     experiences = [experience(policy, e) for e in batch]
     embeds = [policy.embed(e.ids, e.audio) for e in experiences]
@@ -74,7 +75,7 @@ def main() -> None:
     examples = [Example(s, s.references[0]) for s in samples]
     policy = tiny([e.target for e in examples] * 20, config=ModelConfig(audio="frozen"))
     config = SFTConfig(batch_size=args.batch, micro_batch_tokens=args.micro_batch_tokens)
-    worker = SFTWorker(policy, config, OPTIM)
+    worker = Learner(sft_loss, policy, config, OPTIM)
     lengths = [len(experience(policy, e)) for e in examples]
     rng = random.Random(1)
     order = rng.sample(range(len(examples)), len(examples))

@@ -24,13 +24,11 @@ from rich.console import Console
 from rich.table import Table
 
 from audiorl.config import LoraConfig, ModelConfig, SamplingConfig
-from audiorl.gpu_check.models import full_width_policy
-from audiorl.gpu_check.outcome import GPU_SCALE, Setup
+from audiorl.gpu_check.setup import GPU_SCALE, Setup, full_width_policy
 from audiorl.models import AudioPolicy, load_policy
 from audiorl.plan import models as planned
 from audiorl.protocols import Request
-from audiorl.rollout.vllm import VLLMEngine
-from audiorl.rollout.vllm_start import VLLMConfig
+from audiorl.rollout.vllm import VLLMConfig, VLLMEngine
 from audiorl.rollout.vllm_weights import Lora, served_weights
 from audiorl.rollout.weight_transfer import WeightSender
 from audiorl.types import Message, Rollout, Sample

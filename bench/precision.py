@@ -19,8 +19,7 @@ from rich.table import Table
 from audiorl.algos.experience import PackedBatch
 from audiorl.algos.packing import pack_experiences
 from audiorl.config import ModelConfig, SamplingConfig
-from audiorl.gpu_check.models import experiences, full_width_policy
-from audiorl.gpu_check.outcome import PRETEND_SCALE, Scale, Setup
+from audiorl.gpu_check.setup import PRETEND_SCALE, Scale, Setup, experiences, full_width_policy
 from audiorl.models import AudioPolicy
 from audiorl.protocols import Request
 from audiorl.rollout.hf import HFEngine

@@ -43,8 +43,9 @@ def child() -> None:
     from audiorl.models.families import qwen_omni, text
     from audiorl.protocols import Request
     from audiorl.rollout.hf import HFEngine
+    from audiorl.train.fit import Learner
     from audiorl.train.rl.trainer import TrainBatch, Trainer
-    from audiorl.train.sft import SFTWorker
+    from audiorl.train.sft import sft_loss
     from audiorl.types import Message, Sample
 
     torch.set_num_threads(1)
@@ -99,7 +100,7 @@ def child() -> None:
     policy = omni()
     examples = [Example(s, f"<think>{u.text}</think>") for s, u in zip(samples, phrases, strict=True)]
     for name, count in (("sft", 24), ("short sft", 2)):
-        worker = SFTWorker(omni(), SFTConfig(steps=9, micro_batch_tokens=800), OptimConfig(lr=1e-4))
+        worker = Learner(sft_loss, omni(), SFTConfig(steps=9, micro_batch_tokens=800), OptimConfig(lr=1e-4))
         numbers[f"{name}, loss"] = timed(name, lambda w=worker, n=count: w.train(examples[:n]))["sft/loss"]
     engine = HFEngine(policy, SamplingConfig(max_new_tokens=32))
     requests = [Request(s, 8, seed=1, group_id=s.id) for s in samples[:16]]

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from audiorl.data.corpus import bundled_speech
-from audiorl.report.view.server import View, open_view
+from audiorl.report.view.server import RunsView, open_view
 
 QUERIES = (
     "",
@@ -71,7 +71,7 @@ def seconds(function: Callable[[], Any], repeat: int = 5) -> float:
     return sorted(times)[repeat // 2]
 
 
-def searched(view: View, query: str, order: str) -> float:
+def searched(view: RunsView, query: str, order: str) -> float:
     """Seconds of a search that nobody has made before."""
 
     def search() -> None:
@@ -81,7 +81,7 @@ def searched(view: View, query: str, order: str) -> float:
     return seconds(search)
 
 
-def trigrams(view: View, folder: Path) -> tuple[float, float, float]:
+def trigrams(view: RunsView, folder: Path) -> tuple[float, float, float]:
     """(seconds to build, MB, seconds of a search) of SQLite's trigram index over the same texts."""
     texts = view.index.select("rowid, folded", "")
     file = folder / "trigrams.sqlite"

@@ -24,7 +24,8 @@ from audiorl.models import AudioPolicy, load_policy
 from audiorl.models.examples import Example
 from audiorl.protocols import Request
 from audiorl.rollout.hf import HFEngine
-from audiorl.train.sft import SFTWorker
+from audiorl.train.fit import Learner
+from audiorl.train.sft import sft_loss
 
 CLIPS = 8
 
@@ -35,7 +36,7 @@ def processor_seconds(work: Callable[[], object]) -> float:
     return time.process_time() - began
 
 
-def measure(policy: AudioPolicy, worker: SFTWorker, examples: list[Example]) -> dict[str, float]:
+def measure(policy: AudioPolicy, worker: Learner, examples: list[Example]) -> dict[str, float]:
     samples = [example.sample for example in examples]
 
     def encode() -> None:
@@ -59,7 +60,7 @@ def main() -> None:
     samples = bundled_transcripts(max_seconds=5.0)[:: 1120 // CLIPS][:CLIPS]
     examples = [Example(s, s.references[0]) for s in samples]
     policies = [load_policy(path, ModelConfig()) for path in args.models]
-    workers = [SFTWorker(policy, SFTConfig(), OptimConfig(lr=1e-6)) for policy in policies]
+    workers = [Learner(sft_loss, policy, SFTConfig(), OptimConfig(lr=1e-6)) for policy in policies]
     rounds = [
         [measure(policy, worker, examples) for policy, worker in zip(policies, workers, strict=True)]
         for _ in range(args.rounds + 1)

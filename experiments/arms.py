@@ -11,15 +11,14 @@ from typing import Any
 import numpy as np
 
 from audiorl.cli import main as audiorl
-from audiorl.eval._generate import read_rows
+from audiorl.eval._common import read_rows
 from audiorl.eval._listening import DEFAULT_VIEWS, audio_gains, verdict
 from audiorl.eval._phases import measures_of
 from audiorl.eval.metrics.corpus import bootstrap_interval
 from audiorl.models import AudioPolicy
 from audiorl.models.examples import Example
-from audiorl.run.checkpoint import write_json
 from audiorl.run.folder import Run
-from audiorl.run.records import RunState, read_record
+from audiorl.run.records import RunState, read_record, write_json
 from audiorl.types import Sample
 
 
@@ -39,7 +38,7 @@ def train_recipe(folder: Path, command: str, trust: Sequence[str] = ()) -> None:
 
 def supervised_start(folder: Path, seed: int = 0, quick: bool = False) -> Path:
     """The checkpoint of the quickstart's supervised phase, made if it is not there."""
-    command = f"quickstart --control False --grpo.steps 1 --threads 1 --seed {seed}"
+    command = f"quickstart --control False --rl.steps 1 --threads 1 --seed {seed}"
     if quick:  # as short as a start can be whose answers are right now and then
         command += " --tiny --max-phrases 12 --sft.steps 60 --sft-optim.lr 3e-3 --sft-optim.warmup-steps 0"
     train_recipe(folder, command)

@@ -63,9 +63,9 @@ from audiorl.data.manifest import read_samples
 from audiorl.data.rows import write_json_lines
 from audiorl.data.views import RATE, views_of, with_clips
 from audiorl.errors import Interrupted
-from audiorl.eval._choices import most_probable_choices
-from audiorl.eval._generate import read_rows
+from audiorl.eval._common import read_rows
 from audiorl.eval._phases import Evaluation, measure_phase
+from audiorl.eval._questions import most_probable_choices
 from audiorl.models import AudioPolicy, load_policy
 from audiorl.models.attention import emulates_bfloat16
 from audiorl.models.audio_encoder import ClipCache
@@ -73,7 +73,7 @@ from audiorl.models.examples import Example
 from audiorl.models.families.qwen_omni import tiny
 from audiorl.models.weights import read_tensors
 from audiorl.recipes._common import answer_reward
-from audiorl.rewards.tags import extract_answer, extract_think
+from audiorl.rewards.answers import extract_answer, extract_think
 from audiorl.run.folder import Run
 from audiorl.speech_models.loading import model_type
 from audiorl.train.rl.train import train_rl

@@ -36,7 +36,8 @@ from audiorl.data.bundled import LANGUAGE_QUESTION, bundled_languages, language_
 from audiorl.data.corpus import unseen_speakers
 from audiorl.data.views import views_of
 from audiorl.errors import Interrupted
-from audiorl.eval._phases import UNSEEN, Evaluation
+from audiorl.eval._phases import Evaluation
+from audiorl.eval.metrics.corpus import UNSEEN
 from audiorl.models import AudioPolicy, load_policy
 from audiorl.models.examples import Example
 from audiorl.models.families.qwen_omni import tiny

@@ -34,23 +34,21 @@ from arms import (
 
 from audiorl.config import ModelConfig
 from audiorl.data.bundled import bundled_languages
-from audiorl.eval._phases import UNSEEN
+from audiorl.eval.metrics.corpus import UNSEEN
 from audiorl.models import load_policy
 from audiorl.models.examples import Example
 from audiorl.run.folder import Run, checkpoint_of
 
 RL = "--epochs 20 --max-steps 80 --sampling.max-new-tokens 20 --sampling.max-batch-tokens 32768 --optim.lr 1e-4 \
 --optim.warmup-steps 5"
-GRPO = (
-    f"mmau-grpo {RL} --grpo.prompts-per-step 16 --grpo.group-size 8 --grpo.micro-batch-tokens 800 --grpo.eval-every 0"
-)
+GRPO = f"mmau-grpo {RL} --rl.prompts-per-step 16 --rl.group-size 8 --rl.micro-batch-tokens 800 --rl.eval-every 0"
 DPO = "dpo-audio-qa --think True --epochs 4 --dpo.micro-batch-tokens 800 --dpo.eval-every 0"
 ARMS = {
     "GRPO": GRPO,
-    "RLOO": f"{GRPO} --grpo.advantage leave-one-out",
-    "REINFORCE++-baseline": f"{GRPO} --grpo.advantage reinforce++-baseline",
-    "PPO": f"ppo-audio-qa {RL} --ppo.prompts-per-step 64 --ppo.group-size 2 --ppo.mini-batches 2 --ppo.kl-beta 0.02 \
---ppo.micro-batch-tokens 800 --ppo.eval-every 0 --ppo.critic.warmup-steps 5 --ppo.critic.optim.lr 1e-4",
+    "RLOO": f"{GRPO} --rl.advantage rloo",
+    "REINFORCE++-baseline": f"{GRPO} --rl.advantage reinforce++-baseline",
+    "PPO": f"ppo-audio-qa {RL} --rl.prompts-per-step 64 --rl.group-size 2 --rl.mini-batches 2 --rl.kl-beta 0.02 \
+--rl.micro-batch-tokens 800 --rl.eval-every 0 --rl.critic.warmup-steps 5 --rl.critic.optim.lr 1e-4",
     "online-DPO": "dpo-online --think True --rounds 3 --prompts-per-round 512 --epochs 2 --optim.lr 1e-4 \
 --sampling.max-new-tokens 20 --sampling.max-batch-tokens 32768 --dpo.micro-batch-tokens 800",
     "DPO": f"{DPO} --optim.lr 3e-5",

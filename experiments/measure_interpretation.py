@@ -43,17 +43,15 @@ from numpy.typing import NDArray
 
 from audiorl.config import KLConfig, RLConfig
 from audiorl.errors import Interrupted
-from audiorl.eval._phases import UNSEEN
 from audiorl.eval._streams import laal_counts, measure_streams
-from audiorl.eval.metrics.corpus import Estimate, Score, estimate, ratio
+from audiorl.eval.metrics.corpus import UNSEEN, Estimate, Score, estimate, ratio
 from audiorl.models import AudioPolicy, load_policy
 from audiorl.protocols import Schedule
 from audiorl.recipes import simul_quickstart
 from audiorl.recipes._loader import parse_config
-from audiorl.recipes._stages import Name, Stage, train_stages
-from audiorl.report.figures import draw_tradeoff
+from audiorl.recipes._simul import SimulStage, StageName, train_stages
+from audiorl.report.charts import LIGHT, draw_tradeoff
 from audiorl.report.summary import Point
-from audiorl.report.theme import LIGHT
 from audiorl.run.folder import Run
 from audiorl.run.records import RunConfig, RunState, read_record
 from audiorl.tasks.simul.formats import read_streams
@@ -74,7 +72,7 @@ AFTER = "after"
 GROUP_SIZE = 8
 """Rollouts of a stream in HPO."""
 
-Config = simul_quickstart.Config
+Config = simul_quickstart.SimulQuickstartConfig
 
 
 def reinforce(
@@ -94,7 +92,7 @@ def reinforce(
     )
 
 
-def stages_of(arm: str, config: Config) -> list[Stage]:
+def stages_of(arm: str, config: Config) -> list[SimulStage]:
     """Both stages of the run with another KL, or one stage with the steps of both."""
     single, both = config.rewards.of_stages()
     if arm in KL:
@@ -107,7 +105,8 @@ def stages_of(arm: str, config: Config) -> list[Stage]:
         }[arm]
         stages = [(name, reward, replace(training, steps=config.stage1.steps + config.stage2.steps))]
     return [
-        Stage(cast(Name, name), reward, replace(training, eval_every=0), AFTER) for name, reward, training in stages
+        SimulStage(cast(StageName, name), reward, replace(training, eval_every=0), AFTER)
+        for name, reward, training in stages
     ]
 
 

@@ -29,8 +29,8 @@ from arms import hits, markdown, percent, seeds_with, train_recipe
 from numpy.typing import NDArray
 
 from audiorl.data.corpus import Utterance, corpus, unseen_speakers
-from audiorl.eval._generate import read_rows
-from audiorl.eval._recognition import error_counts
+from audiorl.eval._common import read_rows
+from audiorl.eval.asr import error_counts
 from audiorl.eval.metrics.corpus import estimate, ratio
 from corpora import split
 
@@ -41,7 +41,7 @@ RETAINED = "IvrvoiceRU"
 RETENTION_CLIPS = 60
 RECIPE = """asr-grpo --model.dtype float32 --model.autocast --model.audio-cache-mb 1500 --unit word
 --sampling.temperature 0.6 --sampling.max-new-tokens 64 --sampling.max-batch-tokens 400000 --optim.lr 1e-5
---optim.warmup-steps 5 --grpo.micro-batch-tokens 16000 --grpo.eval-every 0 --retention-margin 1 --control"""
+--optim.warmup-steps 5 --rl.micro-batch-tokens 16000 --rl.eval-every 0 --retention-margin 1 --control"""
 SETS = {"known": "", "unseen": "unseen_", "retention": "retention_"}
 """The prefix of a set's evaluations by its name here."""
 ARMS = {"start": "before", "GRPO": "after", "SFT": "control"}

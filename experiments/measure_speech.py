@@ -1,6 +1,6 @@
 """What reinforcement learning adds to a model that speaks, against the best sampling of its start.
 
-    audiorl train tts-quickstart --judge recogniser --grpo.steps 1 --out runs/start
+    audiorl train tts-quickstart --judge recogniser --rl.steps 1 --out runs/start
     python experiments/measure_speech.py runs/start --judge judges/whisper-base --out runs/speech
 
 The start is the supervised model of a run of `tts-quickstart`. All arms sample at the temperature and top-p at which
@@ -49,24 +49,21 @@ from speech_start import Choice, Start, StoredSamples, voice_likeness
 from audiorl.audio import AudioClip
 from audiorl.config import LossOptions, OptimConfig, PreferenceConfig, SamplingConfig, SFTConfig
 from audiorl.errors import Interrupted
-from audiorl.eval._generate import read_rows
-from audiorl.eval._judging import Judges
-from audiorl.eval._speech import measure_speech, say
-from audiorl.eval._summaries import speech_measures
+from audiorl.eval._common import Judges, read_rows
+from audiorl.eval._speech import measure_speech, say, speech_measures
 from audiorl.eval.metrics.speech import cosine
 from audiorl.models import AudioPolicy
 from audiorl.protocols import Reward
 from audiorl.recipes import tts_quickstart as quick
 from audiorl.report.listening import Card, Take, listening_page
 from audiorl.rewards import Term, WeightedSum
-from audiorl.rewards.prosody import ProsodyBins, ProsodyDistribution
-from audiorl.rewards.speech import Intelligibility, Likelihood
-from audiorl.rollout.speech_decoder import CodecSpeechDecoder
-from audiorl.run.checkpoint import write_json
+from audiorl.rollout.speech import CodecSpeechDecoder
 from audiorl.run.folder import ComputeTime, Run
-from audiorl.run.records import read_record
+from audiorl.run.records import read_record, write_json
 from audiorl.speech_models import SpeakerEncoder
 from audiorl.speech_models.loading import load_quality_model
+from audiorl.tasks.tts.prosody import ProsodyBins, ProsodyDistribution
+from audiorl.tasks.tts.rewards import Intelligibility, Likelihood
 from audiorl.train.preference import prefer
 from audiorl.train.rl.train import train_rl
 from audiorl.train.sft import sft
@@ -129,7 +126,7 @@ def reward_of(arm: str, start: Start, policy: AudioPolicy, spoken: Callable[[], 
     """The reward of an arm; `spoken`: the prosody of the start."""
     if arm == "gdpo":
         judges = start.judges(policy, start.encoder)
-        of_text = quick.reward_of(quick.Config(credit="text"), judges)
+        of_text = quick.reward_of(quick.TTSQuickstartConfig(credit="text"), judges)
         return WeightedSum((*of_text.terms, Term("alike", voice_likeness(judges), ALIKE_WEIGHT)))
     judges = start.judges(policy)
     understood = Intelligibility(judges, "cer")
@@ -139,7 +136,7 @@ def reward_of(arm: str, start: Start, policy: AudioPolicy, spoken: Callable[[], 
         return WeightedSum.of(understood=understood, likelihood=Likelihood(judges))
     if arm == "guarded":
         return WeightedSum.of(understood=understood, prosody=ProsodyDistribution(judges, spoken()))
-    return quick.reward_of(quick.Config(credit="word" if arm == "word" else "text"), judges)
+    return quick.reward_of(quick.TTSQuickstartConfig(credit="word" if arm == "word" else "text"), judges)
 
 
 def train_arm(
@@ -177,7 +174,7 @@ def train_arm(
         return
     spoken = partial(stored_samples("start").prosody_bins, start.practice_prompts[:80])
     rl = replace(
-        quick.Config().grpo,
+        quick.TTSQuickstartConfig().rl,
         steps=args.steps,
         prompts_per_step=args.prompts,
         group_size=args.group,

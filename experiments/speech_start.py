@@ -22,14 +22,15 @@ from audiorl.models.examples import Example, answer_logprobs, experience
 from audiorl.models.weights import read_tensors
 from audiorl.protocols import Request, Reward
 from audiorl.recipes import tts_quickstart as quick
-from audiorl.rewards.prosody import ProsodyBins, balanced_choice, bins_of
-from audiorl.rewards.speech import Intelligibility, SpeakerSimilarity, SpeechJudges
 from audiorl.rollout.hf import HFEngine
-from audiorl.rollout.speech_decoder import CodecSpeechDecoder
+from audiorl.rollout.speech import CodecSpeechDecoder
 from audiorl.run.folder import Run
 from audiorl.run.records import RunConfig, RunState, read_record
 from audiorl.speech_models import Recogniser, load_recogniser
-from audiorl.speech_models.voice_lda import VoiceLDA, fit_voices
+from audiorl.speech_models.speakers import VoiceLDA, fit_voices
+from audiorl.tasks.tts.listening import SpeechModels
+from audiorl.tasks.tts.prosody import ProsodyBins, balanced_choice, bins_of
+from audiorl.tasks.tts.rewards import Intelligibility, SpeakerSimilarity
 from audiorl.types import Rollout, Sample
 from tokenizers_audio import load as load_codec
 from tokenizers_audio.batches import decode_all
@@ -60,7 +61,9 @@ class Start:
         if "sft" not in state.finished:
             raise ValueError(f"{folder}: its phase sft is not finished; give a run of tts-quickstart that is")
         recorded = read_record(folder / "config.json", RunConfig).config
-        self.config = replace(quick.Config(), **{name: recorded[name] for name in TEXTS if name in recorded})
+        self.config = replace(
+            quick.TTSQuickstartConfig(), **{name: recorded[name] for name in TEXTS if name in recorded}
+        )
         self.checkpoint = folder / state.checkpoints["sft"]
         self.codec = load_codec(folder / "codec")
         self.recogniser: Recogniser = load_recogniser(folder / "recogniser")
@@ -75,8 +78,8 @@ class Start:
     def policy(self, only: tuple[str, ...] = (), checkpoint: Path | None = None) -> AudioPolicy:
         return load_policy(str(checkpoint or self.checkpoint), ModelConfig(only=only), self.codec)
 
-    def judges(self, policy: AudioPolicy, encoder: VoiceLDA | None = None) -> SpeechJudges:
-        return SpeechJudges(CodecSpeechDecoder.of(policy), self.recogniser, encoder)
+    def judges(self, policy: AudioPolicy, encoder: VoiceLDA | None = None) -> SpeechModels:
+        return SpeechModels(CodecSpeechDecoder.of(policy), self.recogniser, encoder)
 
     @cached_property
     def encoder(self) -> VoiceLDA:
@@ -146,7 +149,7 @@ def _scores(stored: Mapping[str, torch.Tensor], prompts: Sequence[Sample], *name
     return np.sum([[stored[f"{s.id}/{name}"].numpy() for s in prompts] for name in names], axis=0)
 
 
-def voice_likeness(judges: SpeechJudges) -> SpeakerSimilarity:
+def voice_likeness(judges: SpeechModels) -> SpeakerSimilarity:
     """How like the voice in the prompt the speech is."""
     return SpeakerSimilarity(judges, reference=lambda sample: sample.audio[0])
 

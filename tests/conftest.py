@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -43,6 +44,8 @@ from audiorl.types import Message, Sample
 THREADS = 1 if "PYTEST_XDIST_WORKER" in os.environ else 2  # there other files' tests run beside
 os.environ.setdefault("OMP_NUM_THREADS", str(THREADS))
 torch.set_num_threads(THREADS)
+# A job in the background ignores Ctrl-C, and so would the processes that its tests start and interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 # No deadline: a busy machine is not a failure. `make test` tries the same cases every time, `make test-all` new ones.
 settings.register_profile("repeat", deadline=None, derandomize=True)
 settings.register_profile("explore", deadline=None, print_blob=True)
@@ -61,7 +64,7 @@ SLOW = (
     "unit/distributed/test_pretend_device",
     "unit/distributed/test_ranks",
     "unit/distributed/test_zero",
-    "unit/tasks/simul/test_simulst_agent",
+    "unit/tasks/simul/test_simul_agent",
 )
 """What `make test` leaves out and `make test-all` runs: runtimes, kills, whole recipes. Tests there that are marked
 `smoke` run in `make test` too: at least one of each runtime. Single tests elsewhere are marked `slow`."""

@@ -1,15 +1,22 @@
-"""From audio as files hold it to the input of a codec."""
+"""From audio as files hold it to the input of a codec, and the resampler that some codecs were trained with."""
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from tokenizers_audio.protocol import AudioTokenizer
 
 OVERSHOOT = 2.0
 """Lossy formats and resampling go beyond full scale; up to this peak that is cut off, above it the scale is wrong."""
+ZEROS = 6
+"""Zero crossings of the resampler's sinc on either side."""
+ROLLOFF = 0.99
+"""Its cut-off as a share of the lower Nyquist frequency."""
 
 
 def prepare(wav: Tensor | np.ndarray, sample_rate: int, codec: AudioTokenizer) -> Tensor:
@@ -41,3 +48,33 @@ def prepare(wav: Tensor | np.ndarray, sample_rate: int, codec: AudioTokenizer) -
             few = f"{len(samples)} samples at {sample_rate} Hz"
             raise ValueError(f"{few} are none at the codec's {codec.sample_rate} Hz; leave it out")
     return torch.from_numpy(np.clip(mono, -1, 1))
+
+
+def resample(wav: Tensor, old_rate: int, new_rate: int) -> Tensor:
+    """Resample [..., T] to [..., ceil(T · new / old)] as torchaudio.functional.resample does, bit for bit.
+
+    Windowed sinc with a Hann window. A codec that was trained with that resampler needs its output at inference too;
+    for all else there is soxr.
+    """
+    if old_rate == new_rate:
+        return wav
+    divisor = math.gcd(old_rate, new_rate)
+    old, new = old_rate // divisor, new_rate // divisor
+    kernels, width = _kernels(old, new, wav)
+    padded = F.pad(wav.reshape(-1, wav.shape[-1]), (width, width + old))
+    phases = F.conv1d(padded[:, None], kernels, stride=old)  # [N, new, about T / old]
+    interleaved = phases.transpose(1, 2).reshape(len(padded), -1)
+    return interleaved[..., : math.ceil(new * wav.shape[-1] / old)].reshape(*wav.shape[:-1], -1)
+
+
+def _kernels(old: int, new: int, like: Tensor) -> tuple[Tensor, int]:
+    """[new, 1, 2 · width + old], one filter per phase. The order of operations decides the last bits."""
+    cutoff = min(old, new) * ROLLOFF
+    width = math.ceil(ZEROS * old / cutoff)
+    inputs = torch.arange(-width, width + old, dtype=like.dtype, device=like.device)[None, None] / old
+    phases = torch.arange(0, -new, -1, dtype=like.dtype, device=like.device)[:, None, None] / new
+    times = ((phases + inputs) * cutoff).clamp(-ZEROS, ZEROS)
+    window = torch.cos(times * math.pi / ZEROS / 2) ** 2
+    angles = times * math.pi
+    sinc = torch.where(angles == 0, torch.ones_like(angles), angles.sin() / angles)
+    return sinc * (window * (cutoff / old)), width

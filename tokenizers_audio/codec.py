@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tokenizers_audio.checks import batch_of_wavs, check_codes, check_wav
-from tokenizers_audio.identity import identity
 from tokenizers_audio.layers import Layer
+from tokenizers_audio.loading import identity
 
 
 class Backend(Protocol):

@@ -13,9 +13,9 @@ from typing import Any
 from torch import Tensor, nn
 from transformers import DacModel
 
-from tokenizers_audio.checkpoint import load_model
 from tokenizers_audio.codec import Codec, codebooks, whole_frames
 from tokenizers_audio.layers import Chain, Conv, Frames, Layer, Pointwise, Residual, TransposedConv
+from tokenizers_audio.loading import load_model
 
 
 def load(path: str | Path, *, num_codebooks: int | None = None, bandwidth: float | None = None) -> Codec:

@@ -13,9 +13,9 @@ from typing import Any
 from torch import Tensor
 from transformers import EncodecModel
 
-from tokenizers_audio.checkpoint import load_model
 from tokenizers_audio.codec import Codec, codebooks
 from tokenizers_audio.layers import Chain, Frames, Layer
+from tokenizers_audio.loading import load_model
 from tokenizers_audio.seanet import seanet_layers
 
 

@@ -14,9 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import HiggsAudioV2TokenizerConfig, XcodecModel
 
-from tokenizers_audio.checkpoint import load_model
+from tokenizers_audio.audio import resample
 from tokenizers_audio.codec import Codec
-from tokenizers_audio.resample import resample
+from tokenizers_audio.loading import load_model
 from tokenizers_audio.xcodec import BLOCK_SECONDS, OVERLAP_SECONDS, SemanticCodec
 
 

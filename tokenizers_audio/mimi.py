@@ -14,9 +14,9 @@ from typing import Any
 from torch import Tensor, nn
 from transformers import DynamicCache, MimiModel
 
-from tokenizers_audio.checkpoint import load_model
 from tokenizers_audio.codec import Codec, codebooks
 from tokenizers_audio.layers import Chain, Frames, Layer, rest
+from tokenizers_audio.loading import load_model
 from tokenizers_audio.seanet import conv_layer, seanet_layers, transposed_layer
 
 

@@ -14,10 +14,10 @@ from torch import Tensor
 from transformers import XcodecModel
 
 from tokenizers_audio.blocks import Blocks, block_size
-from tokenizers_audio.checkpoint import load_model
 from tokenizers_audio.codec import Codec, codebooks, whole_frames
 from tokenizers_audio.dac import decoder_layers
 from tokenizers_audio.layers import Chain, Frames, Layer, join
+from tokenizers_audio.loading import load_model
 
 BLOCK_SECONDS = 30.0
 OVERLAP_SECONDS = 2.0

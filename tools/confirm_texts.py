@@ -21,7 +21,7 @@ import torch
 
 from audiorl.data.corpus import normalised
 from audiorl.eval.metrics.text import char_errors, normalize
-from audiorl.speech_models.whisper import Whisper
+from audiorl.speech_models.recognisers import WhisperRecogniser
 from corpora.sources.build import VOICES
 from corpora.sources.packages import package_files
 from corpora.sources.verdicts import CLASSES, TABLES, Verdict, write_verdicts
@@ -54,7 +54,9 @@ def verdicts(recordings: Sequence[Recording], transcripts: Sequence[str], langua
     return result
 
 
-def transcribe(recordings: Sequence[Recording], recognisers: Mapping[int, Whisper], batch: int = 64) -> list[str]:
+def transcribe(
+    recordings: Sequence[Recording], recognisers: Mapping[int, WhisperRecogniser], batch: int = 64
+) -> list[str]:
     """One transcript each; equal audio is transcribed once."""
     keys: list[bytes] = []
     transcripts: dict[bytes, str] = {}
@@ -72,9 +74,9 @@ def transcribe(recordings: Sequence[Recording], recognisers: Mapping[int, Whispe
     return [transcripts[key] for key in keys]
 
 
-def load(path: str, language: str, seconds: int) -> Whisper:
+def load(path: str, language: str, seconds: int) -> WhisperRecogniser:
     """The recogniser in bfloat16, whose encoder reads `seconds`."""
-    recogniser = Whisper(path, language)
+    recogniser = WhisperRecogniser(path, language)
     recogniser.parts[0].to(torch.bfloat16)
     model, extractor, _ = recogniser.parts
     positions = seconds * RATE // (2 * extractor.hop_length)
@@ -93,7 +95,7 @@ def bare(text: str) -> str:
 def main() -> None:
     checked = {voice.folder: voice for voice in VOICES if voice.max_cer is not None}
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("recogniser", help="a folder of Whisper, or a model id")
+    parser.add_argument("recogniser", help="a folder of WhisperRecogniser, or a model id")
     parser.add_argument("--voices", nargs="+", default=list(checked), choices=list(checked))
     parser.add_argument("--packages", type=Path, help="folder of .deb files; by default they are downloaded")
     parser.add_argument("--tree", type=Path, help="folder below which the packages are installed or unpacked")

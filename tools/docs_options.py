@@ -1,7 +1,7 @@
 """A hook of MkDocs: pages that lie elsewhere in the repository, and tables of options from the dataclasses' docstrings.
 
-A line `<!-- options: audiorl/config/rl.py RLConfig grpo -->` in a page becomes a table of the fields of `RLConfig`,
-named as on the command line (`--grpo.steps`; with `-` in the last place without a prefix). Sources are parsed, not
+A line `<!-- options: audiorl/config/rl.py RLConfig rl -->` in a page becomes a table of the fields of `RLConfig`,
+named as on the command line (`--rl.steps`; with `-` in the last place without a prefix). Sources are parsed, not
 imported. A line `<!-- page: experiments/README.md -->` becomes that file.
 """
 

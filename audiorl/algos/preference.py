@@ -1,154 +1,190 @@
-"""Preference losses. Each returns one loss a pair (KTO: one an answer), differentiable in the policy's log-probs.
+"""Losses on preferences: DPO and its family on pairs, KTO on single answers, and those of reward models.
 
-Shapes: P pairs. `chosen`, `rejected` [P] are log-probs of whole answers under the policy, summed over their tokens;
-`ref_chosen`, `ref_rejected` [P] the same under the reference, constants. Losses that look inside an answer take its
-per-token log-probs instead: sequences of P tensors [tokens]. h = (chosen - ref_chosen) - (rejected - ref_rejected).
+A loss on pairs is a function of `PairLogprobs` and its own options and returns one loss a pair [P], differentiable in
+the policy's log-probs; `PAIR_LOSSES` has them by name. h is the margin, (chosen - ref_chosen) - (rejected -
+ref_rejected), of log-probs summed over an answer's tokens. Shapes: P pairs, n tokens of an answer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.functional import logsigmoid, softplus
+from torch.nn.functional import cross_entropy, logsigmoid, softplus
 
 from audiorl.algos.shapes import check_shapes
 
-Answers = Sequence[Tensor]
+
+@dataclass(frozen=True, eq=False)
+class PairLogprobs:
+    """Log-probs [n] of every token of P pairs of answers, under the policy and under the frozen reference.
+
+    `per_token`: h of mean instead of summed log-probs. `seeds`: one a pair, of SamPO's draw. Raises ValueError for an
+    answer without tokens and for one of another length under the reference.
+    """
+
+    chosen: Sequence[Tensor]
+    rejected: Sequence[Tensor]
+    ref_chosen: Sequence[Tensor] = ()
+    ref_rejected: Sequence[Tensor] = ()
+    per_token: bool = False
+    seeds: Sequence[int] = ()
+
+    def __post_init__(self) -> None:
+        for answers, refs in ((self.chosen, self.ref_chosen), (self.rejected, self.ref_rejected)):
+            for i, answer in enumerate(answers):
+                if not len(answer):
+                    raise ValueError(f"pair {i}: an answer has no tokens")
+                if refs and len(refs[i]) != len(answer):
+                    raise ValueError(f"pair {i}: policy and reference saw answers of different length")
+
+    def lengths(self) -> tuple[Tensor, Tensor]:
+        """Return the tokens of the chosen and of the rejected answers, [P] each."""
+        device = self.chosen[0].device
+        good, bad = (torch.tensor([len(a) for a in answers], device=device) for answers in (self.chosen, self.rejected))
+        return good, bad
+
+    def sums(self) -> tuple[Tensor, Tensor]:
+        """Return the policy's log-probs of the chosen and of the rejected answers, [P] each."""
+        return sum_each(self.chosen), sum_each(self.rejected)
+
+    def margin(self) -> Tensor:
+        """Return h [P]."""
+        (good, bad), (ref_good, ref_bad) = self.sums(), (sum_each(self.ref_chosen), sum_each(self.ref_rejected))
+        if self.per_token:
+            good_length, bad_length = self.lengths()
+            good, ref_good = good / good_length, ref_good / good_length
+            bad, ref_bad = bad / bad_length, ref_bad / bad_length
+        return (good - ref_good) - (bad - ref_bad)
+
+    def ratios(self) -> list[tuple[Tensor, Tensor]]:
+        """Return each pair's log-ratios [n] of policy to reference by token: chosen, rejected."""
+        answers = zip(self.chosen, self.rejected, self.ref_chosen, self.ref_rejected, strict=True)
+        return [(c - ref_c, r - ref_r) for c, r, ref_c, ref_r in answers]
 
 
-def dpo(chosen: Tensor, rejected: Tensor, ref_chosen: Tensor, ref_rejected: Tensor, beta: float = 0.1) -> Tensor:
+def sum_each(answers: Sequence[Tensor]) -> Tensor:
+    """Sum the log-probs [n] of each answer: [P]."""
+    return torch.stack([a.sum() for a in answers])
+
+
+# -- losses on pairs ---------------------------------------------------------------------------------------------------
+
+
+def dpo(pairs: PairLogprobs, beta: float = 0.1) -> Tensor:
     """-log σ(β·h) (Rafailov et al. 2023, arXiv 2305.18290, eq. 7)."""
-    return -logsigmoid(beta * _margin(chosen, rejected, ref_chosen, ref_rejected))
+    return -logsigmoid(beta * pairs.margin())
 
 
-def cdpo(
-    chosen: Tensor,
-    rejected: Tensor,
-    ref_chosen: Tensor,
-    ref_rejected: Tensor,
-    beta: float = 0.1,
-    label_smoothing: float = 0.1,
-) -> Tensor:
+def cdpo(pairs: PairLogprobs, beta: float = 0.1, label_smoothing: float = 0.1) -> Tensor:
     """DPO where a label is wrong with probability ε: -(1-ε)·log σ(β·h) - ε·log σ(-β·h) (Mitchell 2023)."""
-    if not 0 <= label_smoothing < 0.5:
-        raise ValueError(f"cdpo: label_smoothing must lie in [0, 0.5), got {label_smoothing}")
-    h = beta * _margin(chosen, rejected, ref_chosen, ref_rejected)
+    h = beta * pairs.margin()
     return -(1 - label_smoothing) * logsigmoid(h) - label_smoothing * logsigmoid(-h)
 
 
-def ipo(chosen: Tensor, rejected: Tensor, ref_chosen: Tensor, ref_rejected: Tensor, beta: float = 0.1) -> Tensor:
-    """(h - 1/(2β))² (Azar et al. 2023, arXiv 2310.12036, eq. 17). Pass means instead of sums for the per-token form."""
-    return (_margin(chosen, rejected, ref_chosen, ref_rejected) - 1 / (2 * beta)) ** 2
+def ipo(pairs: PairLogprobs, beta: float = 0.1) -> Tensor:
+    """(h - 1/(2β))² (Azar et al. 2023, arXiv 2310.12036, eq. 17); its per-token form with `per_token`."""
+    return (pairs.margin() - 1 / (2 * beta)) ** 2
 
 
-def r_dpo(
-    chosen: Tensor,
-    rejected: Tensor,
-    ref_chosen: Tensor,
-    ref_rejected: Tensor,
-    chosen_lengths: Tensor,
-    rejected_lengths: Tensor,
-    beta: float = 0.1,
-    alpha: float = 0.01,
-) -> Tensor:
+def r_dpo(pairs: PairLogprobs, beta: float = 0.1, alpha: float = 0.01) -> Tensor:
     """-log σ(β·h + α·(|chosen| - |rejected|)) (Park et al. 2024, arXiv 2403.19159).
 
     The sign is the one under which a longer chosen answer gets the smaller gradient: what its length explains is not
-    learned again. Lengths [P] in tokens.
+    learned again.
     """
-    check_shapes("r_dpo", chosen=chosen, chosen_lengths=chosen_lengths, rejected_lengths=rejected_lengths)
-    excess = alpha * (chosen_lengths - rejected_lengths)
-    return -logsigmoid(beta * _margin(chosen, rejected, ref_chosen, ref_rejected) + excess)
+    good_length, bad_length = pairs.lengths()
+    return -logsigmoid(beta * pairs.margin() + alpha * (good_length - bad_length))
 
 
-def sampo(
-    chosen: Answers,
-    rejected: Answers,
-    ref_chosen: Answers,
-    ref_rejected: Answers,
-    beta: float = 0.1,
-    generator: torch.Generator | None = None,
-) -> Tensor:
+def sampo(pairs: PairLogprobs, beta: float = 0.1) -> Tensor:
     """DPO on equally many tokens of both answers (Lu et al. 2024, arXiv 2406.10957).
 
     From the longer answer as many positions as the shorter one has are drawn without replacement, the same for policy
-    and reference. `generator` (CPU) makes the draw reproducible.
+    and reference. The draw depends on the pair's seed alone.
     """
     margins = []
-    for c, r, ref_c, ref_r in _pairs(chosen, rejected, ref_chosen, ref_rejected):
-        n = min(len(c), len(r))
-        ratios = [
-            (lp - ref)[torch.randperm(len(lp), generator=generator)[:n].to(lp.device)] if len(lp) > n else lp - ref
-            for lp, ref in ((c, ref_c), (r, ref_r))
-        ]
-        margins.append(ratios[0].sum() - ratios[1].sum())
+    for ratios, seed in zip(pairs.ratios(), pairs.seeds, strict=True):
+        n = min(map(len, ratios))
+        generator = torch.Generator().manual_seed(seed)
+        good, bad = (
+            r[torch.randperm(len(r), generator=generator)[:n].to(r.device)] if len(r) > n else r for r in ratios
+        )
+        margins.append(good.sum() - bad.sum())
     return -logsigmoid(beta * torch.stack(margins))
 
 
-def ld_dpo(
-    chosen: Answers,
-    rejected: Answers,
-    ref_chosen: Answers,
-    ref_rejected: Answers,
-    beta: float = 0.1,
-    alpha: float = 0.5,
-) -> Tensor:
+def ld_dpo(pairs: PairLogprobs, beta: float = 0.1, alpha: float = 0.5) -> Tensor:
     """DPO where the tokens beyond the shorter answer's length count α times (Liu et al. 2024, arXiv 2409.06411).
 
     α = 1 is DPO; the paper uses 0.3 to 0.6.
     """
     margins = []
-    for c, r, ref_c, ref_r in _pairs(chosen, rejected, ref_chosen, ref_rejected):
-        n = min(len(c), len(r))
-        sums = [(lp - ref)[:n].sum() + alpha * (lp - ref)[n:].sum() for lp, ref in ((c, ref_c), (r, ref_r))]
-        margins.append(sums[0] - sums[1])
+    for ratios in pairs.ratios():
+        n = min(map(len, ratios))
+        good, bad = (r[:n].sum() + alpha * r[n:].sum() for r in ratios)
+        margins.append(good - bad)
     return -logsigmoid(beta * torch.stack(margins))
 
 
+def simpo(pairs: PairLogprobs, beta: float = 2.0, gamma: float = 1.0) -> Tensor:
+    """-log σ(β·chosen/|chosen| - β·rejected/|rejected| - γ) (Meng et al. 2024, arXiv 2405.14734, eq. 6)."""
+    (good, bad), (good_length, bad_length) = pairs.sums(), pairs.lengths()
+    return -logsigmoid(beta * good / good_length - beta * bad / bad_length - gamma)
+
+
+def cpo(pairs: PairLogprobs, beta: float = 0.1, alpha: float = 1.0) -> Tensor:
+    """-log σ(β·(chosen - rejected)) - α·chosen, no reference (Xu et al. 2024, arXiv 2401.08417)."""
+    good, bad = pairs.sums()
+    return -logsigmoid(beta * (good - bad)) - alpha * good
+
+
+def orpo(pairs: PairLogprobs, lam: float = 0.1) -> Tensor:
+    """NLL of the chosen answer - λ·log σ(log-odds of chosen - of rejected) (Hong et al. 2024, arXiv 2403.07691).
+
+    Both from mean token log-probs m; log-odds = m - log(1 - e^m), in float32 without cancellation.
+    """
+    (good, bad), (good_length, bad_length) = pairs.sums(), pairs.lengths()
+    good, bad = (good / good_length).float(), (bad / bad_length).float()
+    return -good - lam * logsigmoid((good - _log1mexp(good)) - (bad - _log1mexp(bad)))
+
+
+def _log1mexp(x: Tensor) -> Tensor:
+    """log(1 - e^x) for x < 0, exact near 0 and far from it (Mächler 2012)."""
+    x = x.clamp(max=-torch.finfo(x.dtype).tiny)
+    near = x > -0.6931472
+    return torch.where(
+        near, (-torch.expm1(torch.where(near, x, -1.0))).log(), torch.log1p(-torch.exp(torch.where(near, -1.0, x)))
+    )
+
+
+PAIR_LOSSES: dict[str, Callable[..., Tensor]] = {
+    "dpo": dpo,
+    "cdpo": cdpo,
+    "ipo": ipo,
+    "r-dpo": r_dpo,
+    "sampo": sampo,
+    "ld-dpo": ld_dpo,
+    "simpo": simpo,
+    "cpo": cpo,
+    "orpo": orpo,
+}
+WITHOUT_REFERENCE = ("simpo", "cpo", "orpo")
+
+
 def anchored(chosen: Tensor, ref_chosen: Tensor, beta: float = 0.1, anchor: float = 0.0) -> Tensor:
-    """-log σ(β·(chosen - ref_chosen) - δ): keeps the chosen answer's log-prob above the reference's.
+    """-log σ(β·(chosen - ref_chosen) - δ) of summed log-probs [P]: keeps a chosen answer as likely as the reference.
 
     δ is `anchor`, 0 in both papers: mDPO (Wang et al. 2024, arXiv 2406.11839, eq. 5) and OPA-DPO (Yang et al. 2025,
     arXiv 2501.09695), which add it to DPO on answers and to DPO on audio: `dpo` of the chosen answer with its audio
     against the same answer with distorted audio.
     """
-    check_shapes("anchored", chosen=chosen, ref_chosen=ref_chosen)
     return -logsigmoid(beta * (chosen - ref_chosen) - anchor)
 
 
-def simpo(
-    chosen: Tensor,
-    rejected: Tensor,
-    chosen_lengths: Tensor,
-    rejected_lengths: Tensor,
-    beta: float = 2.0,
-    gamma: float = 1.0,
-) -> Tensor:
-    """-log σ(β·chosen/|chosen| - β·rejected/|rejected| - γ) (Meng et al. 2024, arXiv 2405.14734, eq. 6)."""
-    lengths = dict(chosen_lengths=chosen_lengths, rejected_lengths=rejected_lengths)
-    check_shapes("simpo", chosen=chosen, rejected=rejected, **lengths)
-    return -logsigmoid(beta * chosen / chosen_lengths - beta * rejected / rejected_lengths - gamma)
-
-
-def cpo(chosen: Tensor, rejected: Tensor, beta: float = 0.1, alpha: float = 1.0) -> Tensor:
-    """-log σ(β·(chosen - rejected)) - α·chosen, no reference (Xu et al. 2024, arXiv 2401.08417)."""
-    check_shapes("cpo", chosen=chosen, rejected=rejected)
-    return -logsigmoid(beta * (chosen - rejected)) - alpha * chosen
-
-
-def orpo(
-    chosen: Tensor, rejected: Tensor, chosen_lengths: Tensor, rejected_lengths: Tensor, lam: float = 0.1
-) -> Tensor:
-    """NLL of the chosen answer - λ·log σ(log-odds of chosen - of rejected) (Hong et al. 2024, arXiv 2403.07691).
-
-    Both from mean token log-probs m; log-odds = m - log(1 - e^m), in float32 without cancellation.
-    """
-    lengths = dict(chosen_lengths=chosen_lengths, rejected_lengths=rejected_lengths)
-    check_shapes("orpo", chosen=chosen, rejected=rejected, **lengths)
-    good, bad = (chosen / chosen_lengths).float(), (rejected / rejected_lengths).float()
-    return -good - lam * logsigmoid((good - _log1mexp(good)) - (bad - _log1mexp(bad)))
+# -- KTO ---------------------------------------------------------------------------------------------------------------
 
 
 def kto(
@@ -175,7 +211,7 @@ def kto(
 
 
 def kto_baseline(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
-    """KTO's z0: the mean log-ratio of mismatched prompts and answers [B], not below 0; a constant of the loss.
+    """Return KTO's z0: the mean log-ratio of mismatched prompts and answers [B], not below 0; a constant of the loss.
 
     Over several ranks take the mean over all of them first. Needs more than one pair: with one, no mismatch exists.
     """
@@ -185,9 +221,9 @@ def kto_baseline(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
 
 
 def kto_weights(desirable: int, undesirable: int) -> tuple[float, float]:
-    """(λ_D, λ_U) for so many answers of each kind that λ_D·n_D / (λ_U·n_U) lies in [1, 4/3], as KTO's authors advise.
+    """Return (λ_D, λ_U) that balance so many answers of each kind; one of them is 1.
 
-    One of them is 1. With answers of one kind only, both are.
+    λ_D·n_D / (λ_U·n_U) lies in [1, 4/3], as KTO's authors advise. With answers of one kind only, both are 1.
     """
     if not desirable or not undesirable:
         return 1.0, 1.0
@@ -195,23 +231,27 @@ def kto_weights(desirable: int, undesirable: int) -> tuple[float, float]:
     return max(1.0, 1 / ratio), max(1.0, ratio * 3 / 4)
 
 
-def pairwise(
+# -- reward models -----------------------------------------------------------------------------------------------------
+
+
+def bradley_terry(
     chosen: Tensor, rejected: Tensor, margin: Tensor | float = 0.0, log_exp: bool = False, regulariser: float = 0.0
 ) -> Tensor:
-    """A reward model's loss on scores [P]: -log σ(r_w - r_l - margin), Bradley-Terry (Ouyang et al. 2022, eq. 1).
+    """A reward model's loss on scores [P]: -log σ(r_w - r_l - margin) (Ouyang et al. 2022, eq. 1).
 
     `log_exp` asks for log(1 + exp(r_l - r_w)), which knows no margin. `regulariser` c adds c·(r_w² + r_l²)/2, the mean
     of the squared scores, which keeps them near 0 (the code of Safe RLHF, Dai et al. 2023, arXiv 2310.12773).
     """
-    if log_exp and (isinstance(margin, Tensor) or margin):
-        raise ValueError("pairwise: the LogExp form knows no margin")
-    check_shapes("pairwise", chosen=chosen, rejected=rejected, margin=margin if isinstance(margin, Tensor) else None)
+    assert not log_exp or not (isinstance(margin, Tensor) or margin), "the LogExp form knows no margin"
+    check_shapes(
+        "bradley_terry", chosen=chosen, rejected=rejected, margin=margin if isinstance(margin, Tensor) else None
+    )
     loss = softplus(rejected - chosen) if log_exp else -logsigmoid(chosen - rejected - margin)
     return loss + regulariser * (chosen**2 + rejected**2) / 2 if regulariser else loss
 
 
 def length_expert(differences: Tensor) -> tuple[float, float]:
-    """(slope, scale) of σ(slope·tanh(d / scale)), how far length alone predicts which answer of a pair is chosen.
+    """Fit (slope, scale) of σ(slope·tanh(d / scale)), how far length alone predicts which answer of a pair is chosen.
 
     differences [P]: tokens of the chosen answer less those of the rejected one. `scale` is their root mean square, the
     slope the most probable one under a normal prior of variance 10, which keeps it finite where every chosen answer is
@@ -228,62 +268,21 @@ def length_expert(differences: Tensor) -> tuple[float, float]:
 
 
 def length_logit(differences: Tensor, slope: float, scale: float) -> Tensor:
-    """The log-odds [P] that length alone gives; see `length_expert`.
+    """Return the log-odds [P] that length alone gives; see `length_expert`.
 
     A reward model trained on r_w - r_l + this (a product of experts: Clark et al. 2019, arXiv 1909.03683; for length
-    Shen et al. 2023, arXiv 2310.05199) does not learn what length explains: `pairwise` with the margin -length_logit.
+    Shen et al. 2023, arXiv 2310.05199) does not learn what length explains: `bradley_terry` with the margin
+    -length_logit.
     """
     return slope * torch.tanh(differences / scale)
 
 
-def process_reward(logits: Tensor, labels: Tensor, label_ids: Sequence[int] | None = None) -> Tensor:
-    """A process reward model's cross-entropy at its step markers; -100 marks what does not count. Returns [K].
+def process_reward(logits: Tensor, labels: Tensor, label_ids: tuple[int, int]) -> Tensor:
+    """Cross-entropy [K] of a process reward model at its step markers, over the tokens of a good and of a bad step.
 
-    logits [K, V] at K positions. Hard labels [K] int64 are token ids; with `label_ids` the softmax runs over these
-    alone and every label must be one of them. Soft labels [K] float in [0, 1] are the probability of `label_ids[0]`
-    against `label_ids[1]` (Lightman et al. 2023; Wang et al. 2024). Positions without label give 0.
+    logits [K, V] at K positions, labels [K] in [0, 1]: the probability of `label_ids[0]` against `label_ids[1]`, hard
+    ones 1 and 0 (Lightman et al. 2023; Wang et al. 2024).
     """
-    counted = labels != -100
-    if labels.is_floating_point():
-        if label_ids is None or len(label_ids) != 2:
-            raise ValueError("process_reward: soft labels need two label_ids, of the good and of the bad step")
-        if bool(((labels[counted] < 0) | (labels[counted] > 1)).any()):
-            raise ValueError("process_reward: soft labels must lie in [0, 1]")
-        logs = logits[:, list(label_ids)].float().log_softmax(-1)
-        soft = torch.where(counted, labels, 0.0)
-        return torch.where(counted, -(soft * logs[:, 0] + (1 - soft) * logs[:, 1]), 0.0)
-    if label_ids is None:
-        return torch.nn.functional.cross_entropy(logits.float(), labels, ignore_index=-100, reduction="none")
-    ids = torch.tensor(list(label_ids), device=labels.device)
-    which = labels[:, None] == ids
-    if bool((counted & ~which.any(1)).any()):
-        raise ValueError(f"process_reward: a label is none of the label_ids {list(label_ids)}")
-    places = torch.where(counted, which.long().argmax(1), -100)
-    return torch.nn.functional.cross_entropy(
-        logits[:, list(label_ids)].float(), places, ignore_index=-100, reduction="none"
-    )
-
-
-def _margin(chosen: Tensor, rejected: Tensor, ref_chosen: Tensor, ref_rejected: Tensor) -> Tensor:
-    log_probs = dict(chosen=chosen, rejected=rejected, ref_chosen=ref_chosen, ref_rejected=ref_rejected)
-    check_shapes("preference loss", **log_probs)
-    return (chosen - ref_chosen) - (rejected - ref_rejected)
-
-
-def _pairs(*answers: Answers) -> list[tuple[Tensor, ...]]:
-    pairs = list(zip(*answers, strict=True))
-    for i, (c, r, ref_c, ref_r) in enumerate(pairs):
-        if len(c) != len(ref_c) or len(r) != len(ref_r):
-            raise ValueError(f"pair {i}: policy and reference saw answers of different length")
-        if not len(c) or not len(r):
-            raise ValueError(f"pair {i}: an answer has no tokens")
-    return pairs
-
-
-def _log1mexp(x: Tensor) -> Tensor:
-    """log(1 - e^x) for x < 0, exact near 0 and far from it (Mächler 2012)."""
-    x = x.clamp(max=-torch.finfo(x.dtype).tiny)
-    near = x > -0.6931472
-    return torch.where(
-        near, (-torch.expm1(torch.where(near, x, -1.0))).log(), torch.log1p(-torch.exp(torch.where(near, -1.0, x)))
+    return cross_entropy(
+        logits[:, list(label_ids)].float(), torch.stack([labels, 1 - labels], 1).float(), reduction="none"
     )

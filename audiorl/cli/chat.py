@@ -18,10 +18,11 @@ from urllib.parse import unquote, urlsplit
 from tyro.conf import Positional, UseAppendAction
 
 from audiorl.config import SamplingConfig
+from audiorl.options import first_word, parse
 
 if TYPE_CHECKING:
     from audiorl.audio import AudioClip
-    from audiorl.rollout.conversation import Conversation
+    from audiorl.rollout.conversation import ChatSession
 
 HELP = """\
 TEXT                ask; the path of an audio file before it, or one dropped here, is sent along
@@ -34,7 +35,7 @@ TEXT                ask; the path of an audio file before it, or one dropped her
 
 
 @dataclass(frozen=True)
-class Chat:
+class ChatOptions:
     """Talk to a checkpoint: type questions, drop audio files, or record; /help lists the commands. With a question or
     --audio it answers once. Reads questions from a pipe, too: one a line, answers to stdout."""
 
@@ -57,13 +58,15 @@ class Chat:
     sampling: SamplingConfig = SamplingConfig(temperature=0.0, max_new_tokens=512)
     """How answers are sampled; by default greedily."""
     seed: int = 0
-    """Of sampling: equal seeds give equal answers to equal conversations."""
+    """Seed of sampling: equal seeds give equal answers to equal conversations."""
     device: str = "auto"
     """cpu, cuda or cuda:N; auto is a GPU where there is one."""
 
 
-def run_chat(options: Chat) -> int:
-    """Answer once, or until the input ends. Returns the exit code: 130 after Ctrl-C where there is no prompt."""
+def main(args: list[str]) -> int:
+    """Answer once, or until the input ends. Return the exit code: 130 after Ctrl-C where there is no prompt."""
+    first_word(args, "chat: name a model first, for example: audiorl chat runs/quickstart")
+    options = parse(ChatOptions, args, prog="audiorl chat")
     try:
         session = _Session(options, _conversation(options))
         if options.question or options.audio:
@@ -78,16 +81,16 @@ def run_chat(options: Chat) -> int:
     return 0
 
 
-def _conversation(options: Chat) -> Conversation:
-    from audiorl.eval._speech_generation import load_with_codec
-    from audiorl.rollout.conversation import Conversation
+def _conversation(options: ChatOptions) -> ChatSession:
+    from audiorl.eval._speech import load_with_codec
+    from audiorl.rollout.conversation import ChatSession
     from audiorl.run.folder import checkpoint_of
 
     model = checkpoint_of(options.model)
     policy = load_with_codec(model, options.codec, options.device)
     if policy.speech is None and (options.speak or options.codec is not None):
         raise ValueError(f"{model}: writes text only; leave --speak and --codec out")
-    return Conversation(
+    return ChatSession(
         policy,
         options.sampling,
         system=options.system,
@@ -133,7 +136,7 @@ def _answer_lines(session: _Session) -> None:
 class _Session:
     """The conversation, and the recordings that the next question is sent with."""
 
-    def __init__(self, options: Chat, conversation: Conversation):
+    def __init__(self, options: ChatOptions, conversation: ChatSession):
         self.options, self.conversation = options, conversation
         self.attached: list[AudioClip] = []
         self._commands: dict[str, Callable[[str], object]] = {
@@ -202,7 +205,7 @@ class _Session:
         self._attach([_clip(path) for path in paths])
 
     def _microphone(self, text: str) -> None:
-        from audiorl.cli.microphone import record
+        from audiorl.cli._sound import record
 
         if text:
             try:

@@ -1,4 +1,4 @@
-"""audiorl codec: audio files to codes and back with any codec that `tokenizers_audio.load` reads.
+"""Audio files to codes and back, or train a tokenizer: codec encode | decode | train.
 
 audiorl codec encode speech.flac --codec runs/codec/codec --out speech.safetensors
 audiorl codec encode recordings/ more.opus --codec kyutai/mimi --out codes/       # many: a folder of shards
@@ -16,6 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from tyro.conf import Positional
 
+from audiorl.cli import train
+from audiorl.options import parse, subcommands
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -23,7 +26,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Encode:
+class EncodeOptions:
     """Audio to codes: one file to a .safetensors, several or a folder to a folder of shards."""
 
     files: Positional[tuple[str, ...]]
@@ -39,7 +42,7 @@ class Encode:
 
 
 @dataclass(frozen=True)
-class Decode:
+class DecodeOptions:
     """Codes to 16-bit wav files."""
 
     codes: Positional[str]
@@ -54,15 +57,27 @@ class Decode:
     """cpu, cuda or cuda:N; auto is a GPU where there is one."""
 
 
-def run_codec(options: Encode | Decode) -> None:
-    """Run one of the commands. Raises ValueError for bad input."""
-    if isinstance(options, Encode):
+@dataclass(frozen=True)
+class TrainCodecOptions:
+    """Train our own tokenizer: the same as audiorl train codec."""
+
+
+OPTIONS = subcommands({"encode": EncodeOptions, "decode": DecodeOptions, "train": TrainCodecOptions})
+
+
+def main(args: list[str]) -> int:
+    """Run the command; return the exit code."""
+    if args[:1] == ["train"]:
+        return train.main(["codec", *args[1:]])
+    options = parse(OPTIONS, args or ["--help"], prog="audiorl codec", description=__doc__)
+    if isinstance(options, EncodeOptions):
         encode(options)
     else:
         decode(options)
+    return 0
 
 
-def encode(options: Encode) -> None:
+def encode(options: EncodeOptions) -> None:
     """Write the codes of all files. Raises ValueError naming the first that cannot be read."""
     import tokenizers_audio
     from audiorl.audio import AudioClip, load_clip
@@ -90,7 +105,7 @@ def encode(options: Encode) -> None:
         print(f"{options.out}: codes of {count} recordings")
 
 
-def decode(options: Decode) -> None:
+def decode(options: DecodeOptions) -> None:
     """Write a wav file for every recording. Raises ValueError for codes of another codec."""
     from audiorl.audio import write_wav
 
@@ -103,7 +118,7 @@ def decode(options: Decode) -> None:
     print(f"{options.out}: {count} recordings")
 
 
-def _load(options: Encode | Decode) -> AudioTokenizer:
+def _load(options: EncodeOptions | DecodeOptions) -> AudioTokenizer:
     import tokenizers_audio
     from audiorl.config import torch_device
 

@@ -1,4 +1,4 @@
-"""`audiorl doctor`: what this machine has, what it lacks, and whether one training step works.
+"""Say what this machine has, what it lacks, and whether one training step works; or plan the memory of a run.
 
 Optional packages are looked up, not imported: importing vLLM or DeepSpeed takes a minute and may fail. Only torch is
 imported.
@@ -25,11 +25,43 @@ from rich.table import Table
 from rich.text import Text
 
 import audiorl
+from audiorl.options import parse
 
 if TYPE_CHECKING:
     import torch
 
 State = Literal["ok", "missing", "problem", "info"]
+
+
+@dataclass(frozen=True)
+class DoctorOptions:
+    """What is installed and what is missing, with one training step as a test; or the GPU memory that a run needs."""
+
+    plan: str | None = None
+    """A model's folder or name: print the GPU memory of a run with it. `audiorl doctor --plan MODEL --help` lists more
+    options."""
+    gpu: bool = False
+    """Compare a GPU with the CPU and measure it; write gpu-report.json. `audiorl doctor --gpu --help` lists more
+    options."""
+
+
+def main(args: list[str]) -> int:
+    """Check the machine, or what `args` ask for; return the exit code."""
+    if args[:1] == ["--gpu"]:
+        from audiorl.gpu_check.run import main as gpu_check
+
+        return gpu_check(args[1:])
+    if args[:1] == ["--plan"]:
+        from audiorl.cli.plan import plan
+
+        return plan(args[1:])
+    if args and args[0] not in ("-h", "--help"):
+        raise ValueError(
+            "doctor takes no arguments but --plan MODEL and --gpu, which have options of their own: see audiorl doctor "
+            "--plan --help, audiorl doctor --gpu --help"
+        )
+    parse(DoctorOptions, args, prog="audiorl doctor")
+    return run_doctor(self_test)
 
 
 @dataclass(frozen=True)
@@ -291,6 +323,27 @@ def check_self_test(self_test: Callable[[], Mapping[str, float]]) -> Check:
         )
     values = ", ".join(f"{k} {v:.3g}" for k, v in metrics.items())
     return Check("self-test", "one step", "ok", f"{seconds:.1f} s" + (f"; {values}" if values else ""))
+
+
+def self_test() -> dict[str, float]:
+    """Do one rollout and one update of a tiny speech model on bundled human speech; return the step's metrics."""
+    from audiorl.algos.experience import Experience
+    from audiorl.config import OptimConfig, RLConfig, SamplingConfig
+    from audiorl.data.corpus import bundled_speech
+    from audiorl.models.families.qwen_omni import tiny
+    from audiorl.protocols import Request
+    from audiorl.rollout.hf import HFEngine
+    from audiorl.train.rl.trainer import TrainBatch, Trainer
+    from audiorl.types import Message, Sample, Score
+
+    utterance = next(u for u in bundled_speech(("en",)) if u.duration > 1)
+    policy = tiny([utterance.text], hidden=64, layers=2, vocab_size=400)
+    sample = Sample(utterance.id, (Message("user", (utterance.clip, "What is said?")),), (utterance.text,))
+    rollouts = HFEngine(policy, SamplingConfig(max_new_tokens=16)).generate([Request(sample, n=4)])
+    scored = [r.with_score(Score(float(r.num_sampled) + r.index)) for r in rollouts]
+    worker = Trainer(policy, RLConfig(prompts_per_step=1, group_size=4), OptimConfig(lr=1e-4), 1.0, 16)
+    metrics = worker.step(TrainBatch([Experience.from_rollout(r) for r in scored])).metrics
+    return {name: metrics[name] for name in ("policy/ratio", "policy/logprob_gap", "policy/entropy", "grad_norm")}
 
 
 # -------------------------------------------------------------------------------------------------------- printing

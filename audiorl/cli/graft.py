@@ -1,4 +1,4 @@
-"""audiorl graft: a speech model from a text model and a Whisper encoder, before any training.
+"""Make a speech model from a text model and a Whisper encoder, before any training.
 
 audiorl graft --llm Qwen/Qwen2.5-0.5B-Instruct --encoder openai/whisper-base --family qwen2.5-omni --out grafted
 """
@@ -9,9 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from audiorl.options import parse
+
 
 @dataclass(frozen=True)
-class Graft:
+class GraftOptions:
     """Join a text model and a Whisper encoder into a Qwen2.5-Omni or Qwen2-Audio checkpoint, to be trained on speech.
 
     Both models keep their weights: on text the result gives the text model's logits. Only the projector between them
@@ -39,8 +41,12 @@ class Graft:
     """Seed of the new weights."""
 
 
-def run_graft(options: Graft) -> None:
-    """Write the checkpoint. Raises ValueError for models that the family cannot hold and for an `out` that exists."""
+def main(args: list[str]) -> int:
+    """Write the checkpoint; return the exit code.
+
+    Raises ValueError for models that the family cannot hold and for an `out` that exists.
+    """
+    options = parse(GraftOptions, args or ["--help"], prog="audiorl graft")
     if options.out.exists() and (not options.out.is_dir() or any(options.out.iterdir())):
         raise ValueError(f"--out {options.out}: exists already; give a new folder")
     from audiorl.models.graft import graft, vllm_problem
@@ -58,3 +64,4 @@ def run_graft(options: Graft) -> None:
     if problem:
         print(f"note: transformers loads {options.out}, vLLM does not: {problem}")
     print(options.out)
+    return 0

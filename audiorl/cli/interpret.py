@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from tyro.conf import Positional
 
-from audiorl.cli.samples import PIPE_CLOSED, STOPPED, Write, check_output, pcm16, samples_to_stdout, wav_file
+from audiorl.cli._sound import PIPE_CLOSED, STOPPED, Write, check_output, pcm16, samples_to_stdout, wav_file
 from audiorl.config import SamplingConfig
+from audiorl.options import parse
 
 if TYPE_CHECKING:
-    from audiorl.rollout.speech_decoder import CodecSpeechDecoder
+    from audiorl.rollout.speech import CodecSpeechDecoder
     from audiorl.types import Segment
 
 RATE = 16_000
@@ -24,7 +25,7 @@ RATE = 16_000
 
 
 @dataclass(frozen=True)
-class Interpret:
+class InterpretOptions:
     """Interpret speech while it is spoken: audiorl interpret MODEL talk.wav --source-language es --target-language en.
     What is written after a chunk appears with its time. A model that speaks is heard: … --raw | aplay -f S16_LE -r
     24000 -c1."""
@@ -48,9 +49,9 @@ class Interpret:
     history: float | None = None
     """The most seconds of the past that are carried, for long streams; by default all. Not for models that speak."""
     out: Path | None = None
-    """Of a model that speaks: the WAV file of what it says, each turn at its time; an older one is replaced."""
+    """For a model that speaks: the WAV file of what it says, each turn at its time; an older one is replaced."""
     raw: bool = False
-    """Of a model that speaks: write its samples to stdout as they are made, 16 bits, little-endian, mono, without the
+    """For a model that speaks: write its samples to stdout as they are made, 16 bits, little-endian, mono, without the
     silence between turns. Text goes to stderr."""
     codec: str | None = None
     """The audio tokenizer of the model's codes; by default the folder codec/ in or above the model's."""
@@ -62,12 +63,13 @@ class Interpret:
     """cpu, cuda or cuda:N; auto is a GPU where there is one."""
 
 
-def run_interpret(options: Interpret) -> int:
-    """Interpret to the end, or to Ctrl-C: the chunk is finished, a second one stops at once. Returns the exit code: 0,
+def main(args: list[str]) -> int:
+    """Interpret to the end, or to Ctrl-C: the chunk is finished, a second one stops at once. Return the exit code: 0,
     130 after Ctrl-C in a recording, 141 for a closed pipe.
 
     Raises ValueError for options that do not go together and for a recording that cannot be read.
     """
+    options = parse(InterpretOptions, args or ["--help"], prog="audiorl interpret")
     _check(options)
     try:
         with samples_to_stdout() if options.raw else nullcontext(None) as write_raw:
@@ -76,7 +78,7 @@ def run_interpret(options: Interpret) -> int:
         return PIPE_CLOSED
 
 
-def _check(options: Interpret) -> None:
+def _check(options: InterpretOptions) -> None:
     if options.mic == (options.audio is not None):
         raise ValueError("interpret: give a recording, or --mic")
     if not (options.source_language and options.target_language):
@@ -86,11 +88,10 @@ def _check(options: Interpret) -> None:
     check_output(options.out, options.raw)
 
 
-def _interpret(options: Interpret, write_raw: Write | None) -> int:
-    from audiorl.eval._speech_generation import load_with_codec
-    from audiorl.rollout.speech_decoder import CodecSpeechDecoder
-    from audiorl.run.folder import checkpoint_of
-    from audiorl.run.stop_request import StopRequest
+def _interpret(options: InterpretOptions, write_raw: Write | None) -> int:
+    from audiorl.eval._speech import load_with_codec
+    from audiorl.rollout.speech import CodecSpeechDecoder
+    from audiorl.run.folder import StopRequest, checkpoint_of
     from audiorl.tasks.simul.live import Interpreter
     from audiorl.tasks.simul.streams import ChunkConfig
 
@@ -121,10 +122,10 @@ def _interpret(options: Interpret, write_raw: Write | None) -> int:
     return STOPPED if stop.received and not options.mic else 0
 
 
-def _samples(options: Interpret) -> Iterator[Any]:
+def _samples(options: InterpretOptions) -> Iterator[Any]:
     """Float32 [T] at RATE Hz, a chunk at a time, or as the microphone gives them."""
     from audiorl.audio import AudioClip
-    from audiorl.cli.microphone import listen
+    from audiorl.cli._sound import listen
 
     if options.audio is None:
         print("(listening; Ctrl-C ends)", file=sys.stderr)

@@ -7,8 +7,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from audiorl.report.run import read_json_object
-from audiorl.report.summary import disagreements, entry_names, evaluation_rows
+from audiorl.report.summary import disagreements, entry_names, evaluation_rows, read_json_object
 from audiorl.run.metrics_log import read_metrics
 
 

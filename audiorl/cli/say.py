@@ -10,15 +10,16 @@ from typing import TYPE_CHECKING
 
 from tyro.conf import Positional
 
-from audiorl.cli.samples import PIPE_CLOSED, STOPPED, Write, check_output, pcm16, samples_to_stdout, wav_file
+from audiorl.cli._sound import PIPE_CLOSED, STOPPED, Write, check_output, pcm16, samples_to_stdout, wav_file
 from audiorl.config import SamplingConfig
+from audiorl.options import first_word, parse
 
 if TYPE_CHECKING:
     from audiorl.types import Sample
 
 
 @dataclass(frozen=True)
-class Say:
+class SayOptions:
     """Let a checkpoint say a text, and hear it while it is generated: audiorl say MODEL --text "Good morning." --raw |
     aplay -f S16_LE -r 24000 -c1. At the end stderr says how long the first sound took."""
 
@@ -42,16 +43,18 @@ class Say:
     sampling: SamplingConfig = SamplingConfig(max_new_tokens=8, max_frames=750)
     """How it speaks: temperature, top-p, top-k, most frames."""
     seed: int = 0
-    """Of sampling; equal seeds give equal speech."""
+    """Seed of sampling: equal seeds give equal speech."""
     device: str = "auto"
     """cpu, cuda or cuda:N; auto is a GPU where there is one."""
 
 
-def run_say(options: Say) -> int:
-    """Say the text. Returns the exit code: 0, 1 for a model that said nothing, 130 after Ctrl-C, 141 for a closed pipe.
+def main(args: list[str]) -> int:
+    """Say the text. Return the exit code: 0, 1 for a model that said nothing, 130 after Ctrl-C, 141 for a closed pipe.
 
     Raises ValueError for options that do not go together, a model that writes text only, and an unreadable voice.
     """
+    first_word(args, 'say: name a model first, for example: audiorl say runs/tts --text "Good morning." --out a.wav')
+    options = parse(SayOptions, args, prog="audiorl say")
     _check(options)
     try:
         with samples_to_stdout() if options.raw else nullcontext(None) as write_raw:
@@ -62,7 +65,7 @@ def run_say(options: Say) -> int:
         return PIPE_CLOSED
 
 
-def _check(options: Say) -> None:
+def _check(options: SayOptions) -> None:
     if not options.text.strip():
         raise ValueError('say: name the text, such as --text "Good morning.", or - for stdin')
     if options.raw == (options.out is not None):
@@ -76,10 +79,10 @@ def _check(options: Say) -> None:
         raise ValueError(f"--block-frames: {options.block_frames}; a block must have at least 1 frame")
 
 
-def _say(options: Say, write_raw: Write | None) -> int:
-    from audiorl.eval._speech_generation import load_speaking
+def _say(options: SayOptions, write_raw: Write | None) -> int:
+    from audiorl.eval._speech import load_speaking
     from audiorl.eval.metrics.speech import real_time_factor
-    from audiorl.rollout.speech_stream import speech_blocks
+    from audiorl.rollout.speech import speech_blocks
     from audiorl.run.folder import checkpoint_of
 
     sample = _sample(options)
@@ -116,10 +119,9 @@ def _say(options: Say, write_raw: Write | None) -> int:
     return 0
 
 
-def _sample(options: Say) -> Sample:
+def _sample(options: SayOptions) -> Sample:
     from audiorl.audio import AudioClip, seconds
-    from audiorl.tasks.tts.dialogue import SHORTEST_VOICE
-    from audiorl.tasks.tts.prompts import speech_sample
+    from audiorl.tasks.tts.prompts import SHORTEST_VOICE, speech_sample
 
     text = sys.stdin.read() if options.text == "-" else options.text
     if not text.strip():

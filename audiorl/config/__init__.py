@@ -1,10 +1,10 @@
 """Configuration: frozen dataclasses, nothing but values.
 
-A recipe composes these into its own `Config`; the command line overrides any field by its path (`--grpo.lr 1e-6`); the
-resolved result is written to the run folder as JSON. Each module has the options of those who read it.
+A recipe composes these into its own dataclass; run files and the command line override any field by its path
+(`--optim.lr 1e-6`); the result is written to the run folder as JSON. Each module has the options of those who read it.
 """
 
-from audiorl.config.checks import require_finite, require_ranges
+from audiorl.config.checks import require_finite, require_ranges, to_json
 from audiorl.config.model import LoraConfig, ModelConfig, torch_device
 from audiorl.config.optim import OptimConfig
 from audiorl.config.preference import PreferenceConfig, PreferenceLoss
@@ -25,7 +25,6 @@ from audiorl.config.rl import (
 )
 from audiorl.config.sampling import SamplingConfig
 from audiorl.config.supervised import CTCConfig, SFTConfig
-from audiorl.config.values import to_json
 
 __all__ = [
     "Aggregation",

@@ -1,10 +1,11 @@
-"""Checks of options' values: one line that names the option and says what it must be."""
+"""Checks of options' values, in one line that names the option and says what it must be, and their JSON."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 
@@ -42,3 +43,18 @@ def require_finite(config: Any, path: str = "") -> None:
             require_finite(value, f"{path}{field.name}.")
         for number in value if isinstance(value, tuple) else (value,):
             require(not isinstance(number, float) or math.isfinite(number), path + field.name, value, "finite")
+
+
+def to_json(value: Any) -> Any:
+    """A config, or anything in one, as plain JSON values. Dataclasses outside configs keep their class name."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: to_json(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(k): to_json(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [to_json(v) for v in value]
+    if isinstance(value, Path):
+        return str(value)
+    if value is None or isinstance(value, str | int | float | bool):
+        return value
+    raise TypeError(f"a config holds plain values, not {type(value).__name__}")

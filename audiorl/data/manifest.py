@@ -11,8 +11,8 @@ A native manifest is JSON lines with a question or a transcript for each audio f
     {"id": "q1", "audio": "clips/q1.wav", "question": "Which animal?", "choices": ["a dog", "a cat"], "answer": "a cat"}
     {"id": "u1", "audio": "clips/u1.flac", "text": "good morning", "language": "en"}
 
-The other kinds and their columns are listed in `audiorl.data.formats` and `audiorl.data.folders`. Relative audio paths
-start from `audio_root`, by default the manifest's folder. Audio is not opened unless `check_audio` is set.
+`audiorl.data.formats` and `audiorl.data.containers` list the other kinds and their columns. Relative audio paths start
+from `audio_root`, by default the manifest's folder. Audio is not opened unless `check_audio` is set.
 """
 
 from __future__ import annotations
@@ -25,13 +25,31 @@ from pathlib import Path
 from typing import Any, Generic, Literal, TypedDict, TypeVar, Unpack, get_args
 
 from audiorl.audio import AudioClip, AudioError, load_clip, probe
-from audiorl.data.archives import cut_rows, is_cut, is_shar, shar_rows, webdataset_rows
-from audiorl.data.folders import librispeech_rows, wenetspeech_rows
-from audiorl.data.formats import FORMATS, Style, audio_field, detect
-from audiorl.data.hub import PREFIX, dataset_rows, hub_rows, is_dataset
-from audiorl.data.kaldi import is_kaldi, kaldi_rows
-from audiorl.data.published import AnyRow, avqa_rows, musicbench_rows
-from audiorl.data.rows import BadRow, LeftOut, Row, json_document, read_rows
+from audiorl.data.containers import (
+    cut_columns,
+    is_cut,
+    is_kaldi,
+    is_shar,
+    kaldi_rows,
+    librispeech_rows,
+    shar_rows,
+    webdataset_rows,
+    wenetspeech_rows,
+)
+from audiorl.data.formats import FORMATS, QUESTIONS_OF, Style, audio_field, detect
+from audiorl.data.rows import (
+    HUB,
+    AnyRow,
+    BadRow,
+    LeftOut,
+    Row,
+    converted,
+    dataset_rows,
+    hub_rows,
+    is_dataset,
+    json_document,
+    read_rows,
+)
 from audiorl.data.schema import FieldError, check_limit
 from audiorl.types import Sample
 
@@ -56,16 +74,24 @@ T = TypeVar("T")
 
 
 class ReadOptions(TypedDict, total=False):
-    """The keyword arguments of `read_samples`, for readers that pass them on."""
+    """The keyword arguments of `read_samples`."""
 
     think: bool
+    """Ask for <think> before the answer (default: yes)."""
     audio_root: str | Path | None
+    """Where relative audio paths start; by default the manifest's folder."""
     on_error: Literal["raise", "skip"]
+    """Stop at the first unusable row (default), or skip, count and list it."""
     limit: int | None
+    """Read no more samples."""
     check_audio: bool
+    """Decode every clip now; a broken one is an unusable row."""
     question: str | None
+    """Asked where a row brings no question of its own, or in place of the request for a transcript."""
     need_answer: bool
+    """A question without an answer is an unusable row (default); otherwise its sample has no references."""
     columns: Mapping[str, str] | None
+    """{column wanted here: its name in the data}."""
 
 
 @dataclass(frozen=True)
@@ -97,43 +123,15 @@ class Loaded(Generic[T]):
         return "\n".join([*lines, f"  and {len(self.skipped) - most} more"] if len(self.skipped) > most else lines)
 
 
-def read_samples(
-    path: str | Path | Any,
-    kind: Kind | str = "auto",
-    *,
-    think: bool = True,
-    audio_root: str | Path | None = None,
-    on_error: Literal["raise", "skip"] = "raise",
-    limit: int | None = None,
-    check_audio: bool = False,
-    question: str | None = None,
-    need_answer: bool = True,
-    columns: Mapping[str, str] | None = None,
-) -> Loaded[Sample]:
-    """Read the first `limit` samples of a manifest, dataset or corpus folder, of `hf://NAME:SPLIT`, or of a
-    `datasets.Dataset`.
+def read_samples(path: str | Path | Any, kind: Kind | str = "auto", **options: Unpack[ReadOptions]) -> Loaded[Sample]:
+    """Read the samples of a manifest, dataset or corpus folder, of `hf://NAME:SPLIT`, or of a `datasets.Dataset`.
 
-    kind: which format it is, found from its columns when "auto"; "asr" stands for any corpus of transcripts.
-    think: ask for <think> before the answer. question: asked where a row brings no question of its own, or in place of
-    the request for a transcript. on_error: stop at the first unusable row, or skip, count and list it. check_audio:
-    decode every clip now; a broken one is an unusable row. need_answer: a question without an answer is an unusable
-    row; otherwise its sample has no references. columns: {column wanted here: its name in the data}.
+    kind: which format it is, found from its columns when "auto"; "asr" stands for any corpus of transcripts. The other
+    options: see `ReadOptions`.
 
-    Raises ValueError naming file, row and field. A file that cannot be read at all raises whatever on_error says.
+    Raises ValueError naming file, row and field. A file that cannot be read at all raises whatever `on_error` says.
     """
-    return read_values(
-        path,
-        kind,
-        _itself,
-        think=think,
-        audio_root=audio_root,
-        on_error=on_error,
-        limit=limit,
-        check_audio=check_audio,
-        question=question,
-        need_answer=need_answer,
-        columns=columns,
-    )
+    return read_values(path, kind, _itself, **options)
 
 
 def samples_from_rows(
@@ -154,45 +152,35 @@ def read_values(
     *,
     detect: Callable[[Row], str] = detect,
     repeats: bool = False,
-    think: bool = True,
-    audio_root: str | Path | None = None,
-    on_error: Literal["raise", "skip"] = "raise",
-    limit: int | None = None,
-    check_audio: bool = False,
-    question: str | None = None,
-    need_answer: bool = True,
-    columns: Mapping[str, str] | None = None,
+    **options: Unpack[ReadOptions],
 ) -> Loaded[T]:
-    """What `value_of(row, style, format)` makes of each row, with the sample in it; the rest is as in `read_samples`.
+    """Read what `value_of(row, style, format)` makes of each row, with the sample in it, as `read_samples` does.
 
     `value_of` raises FieldError for a row that cannot be used. detect: the kind of the first readable row, for "auto".
     repeats: an id may come again with the same prompt.
     """
+    if unknown := options.keys() - ReadOptions.__annotations__.keys():
+        raise TypeError(f"no option {', '.join(sorted(unknown))}; they are {', '.join(ReadOptions.__annotations__)}")
+    on_error, limit, root = options.get("on_error", "raise"), options.get("limit"), options.get("audio_root")
     if kind not in get_args(Kind):
         raise ValueError(f"no kind of manifest is called {kind!r}; choose from {', '.join(get_args(Kind))}")
     if on_error not in ("raise", "skip"):
         raise ValueError(f'on_error must be "raise" or "skip", got {on_error!r}')
     check_limit(limit)
-    if audio_root is not None and not Path(audio_root).is_dir():
-        raise ValueError(f"audio_root {audio_root}: no such folder")
-    rows: Iterator[AnyRow] | None = None
-    name, folder = str(path), Path()
-    if is_dataset(path):
-        name, rows = "dataset", dataset_rows(path)
-    elif not isinstance(path, str | Path):
-        name, rows = "rows", (Row("rows", number, row) for number, row in enumerate(path, 1))
-    elif name.startswith(PREFIX):
-        rows = hub_rows(name)
-    else:
-        path = Path(path)
-        folder = path if path.is_dir() else path.parent
-        rows, kind = _rows_and_kind(path, kind)
-    if columns:
-        rows = renamed(rows, columns)
+    if root is not None and not Path(root).is_dir():
+        raise ValueError(f"audio_root {root}: no such folder")
+    name, folder, rows, kind = _source(path, kind)
+    if columns := options.get("columns"):
+        rows = converted(rows, lambda data: _renamed(data, columns))
     if kind == "auto":
         kind, rows = _detected(name, rows, detect)
     rows, to_sample = QUESTIONS_OF.get(kind, iter)(rows), FORMATS[kind]
-    style = Style(Path(audio_root) if audio_root is not None else folder, think, question, need_answer)
+    style = Style(
+        Path(root) if root is not None else folder,
+        options.get("think", True),
+        options.get("question"),
+        options.get("need_answer", True),
+    )
 
     values: list[T] = []
     skipped: list[SkippedRow] = []
@@ -204,15 +192,21 @@ def read_values(
         if isinstance(row, LeftOut):
             left_out[row.reason] += 1
             continue
-        result = (
-            row if isinstance(row, BadRow) else _value(row, style, to_sample, value_of, first, repeats, check_audio)
-        )
-        if not isinstance(result, BadRow):
-            values.append(result)
-        elif on_error == "skip":
-            skipped.append(result)
-        else:
-            raise ValueError(str(result))
+        bad = row if isinstance(row, BadRow) else None
+        if isinstance(row, Row):
+            try:
+                sample, value = value_of(row, style, to_sample)
+                _check_id(sample, first, repeats)
+                if options.get("check_audio"):
+                    _check_audio(row, sample, value)
+            except FieldError as error:
+                bad = BadRow.of(row, error)
+            else:
+                first.setdefault(sample.id, (row.number, sample))  # not the row, which may hold the recording
+                values.append(value)
+        if bad is not None and on_error == "raise":
+            raise ValueError(str(bad))
+        skipped += [] if bad is None else [bad]
     return Loaded(tuple(values), tuple(skipped), name, left_out)
 
 
@@ -221,11 +215,17 @@ def _itself(row: Row, style: Style, to_sample: Format) -> tuple[Sample, Sample]:
     return sample, sample
 
 
-QUESTIONS_OF: Mapping[str, Callable[[Iterator[AnyRow]], Iterator[AnyRow]]] = {
-    "avqa": avqa_rows,
-    "musicbench": musicbench_rows,
-}
-"""What makes questions of a format's rows as published."""
+def _source(path: Any, kind: str) -> tuple[str, Path, Iterator[AnyRow], str]:
+    """(name, folder, rows, kind where the container decides it) of what a user names."""
+    if is_dataset(path):
+        return "dataset", Path(), dataset_rows(path), kind
+    if not isinstance(path, str | Path):
+        return "rows", Path(), (Row("rows", number, row) for number, row in enumerate(path, 1)), kind
+    if str(path).startswith(HUB):
+        return str(path), Path(), hub_rows(str(path)), kind
+    file = Path(path)
+    rows, kind = _rows_and_kind(file, kind)
+    return str(path), file if file.is_dir() else file.parent, rows, kind
 
 
 def _rows_and_kind(path: Path, kind: str) -> tuple[Iterator[AnyRow], str]:
@@ -255,20 +255,13 @@ def _rows_and_kind(path: Path, kind: str) -> tuple[Iterator[AnyRow], str]:
     return read_rows(path), kind
 
 
-def renamed(rows: Iterator[AnyRow], columns: Mapping[str, str]) -> Iterator[AnyRow]:
-    """The rows with the columns that `columns` names under the names wanted here: {wanted: in the data}."""
-    for row in rows:
-        if not isinstance(row, Row):
-            yield row
-            continue
-        missing = next((name for name in columns.values() if name not in row.data), None)
-        if missing is not None:
-            there = ", ".join(row.data)
-            yield BadRow(row.file, row.number, missing, f"missing; --columns names it, and the columns are {there}")
-            continue
-        replaced = {*columns.values(), *columns}
-        rest = {name: value for name, value in row.data.items() if name not in replaced}
-        yield Row(row.file, row.number, {**{wanted: row.data[name] for wanted, name in columns.items()}, **rest})
+def _renamed(data: Mapping[str, Any], columns: Mapping[str, str]) -> dict[str, Any]:
+    """The columns under the names wanted here: {wanted: in the data}."""
+    for name in columns.values():
+        if name not in data:
+            raise FieldError(name, f"missing; --columns names it, and the columns are {', '.join(data)}")
+    rest = {name: value for name, value in data.items() if name not in {*columns.values(), *columns}}
+    return {**{wanted: data[name] for wanted, name in columns.items()}, **rest}
 
 
 def _detected(path: str, rows: Iterator[AnyRow], detect: Callable[[Row], str]) -> tuple[str, Iterator[AnyRow]]:
@@ -278,38 +271,28 @@ def _detected(path: str, rows: Iterator[AnyRow], detect: Callable[[Row], str]) -
         seen.append(row)
         if isinstance(row, Row):
             all_rows = itertools.chain(seen, rows)
-            return ("asr", cut_rows(all_rows)) if is_cut(row) else (detect(row), all_rows)
+            return ("asr", converted(all_rows, cut_columns)) if is_cut(row) else (detect(row), all_rows)
     raise ValueError(f"{path}: no readable row; {seen[0] if seen else 'the file holds none'}")
 
 
-def _value(
-    row: Row,
-    style: Style,
-    to_sample: Format,
-    value_of: Callable[[Row, Style, Format], tuple[Sample, T]],
-    first: dict[str, tuple[int, Sample]],
-    repeats: bool,
-    check_audio: bool,
-) -> T | SkippedRow:
-    try:
-        sample, value = value_of(row, style, to_sample)
-        if sample.id in first:
-            earlier, same = first[sample.id]
-            if not repeats or _prompt(same) != _prompt(sample):
-                own = "prompt" if repeats else "row"
-                raise FieldError("id", f"{sample.id!r} also names row {earlier}; give every {own} its own id")
-        if check_audio:
-            of_prompt = [(audio_field(row), clip) for clip in sample.audio]
-            spoken = [(column, answer) for column, answer in vars(value).items() if isinstance(answer, AudioClip)]
-            for column, clip in (*of_prompt, *spoken):
-                try:
-                    check_clip(clip)
-                except AudioError as error:
-                    raise FieldError(column, str(error)) from error
-    except FieldError as error:
-        return SkippedRow(row.file, row.number, error.field, error.message)
-    first.setdefault(sample.id, (row.number, sample))  # not the row, which may hold the recording
-    return value
+def _check_id(sample: Sample, first: Mapping[str, tuple[int, Sample]], repeats: bool) -> None:
+    if sample.id not in first:
+        return
+    earlier, same = first[sample.id]
+    if not repeats or _prompt(same) != _prompt(sample):
+        own = "prompt" if repeats else "row"
+        raise FieldError("id", f"{sample.id!r} also names row {earlier}; give every {own} its own id")
+
+
+def _check_audio(row: Row, sample: Sample, value: Any) -> None:
+    """Decode the clips of the prompt, and those that are answers."""
+    of_prompt = [(audio_field(row), clip) for clip in sample.audio]
+    spoken = [(column, answer) for column, answer in vars(value).items() if isinstance(answer, AudioClip)]
+    for column, clip in (*of_prompt, *spoken):
+        try:
+            check_clip(clip)
+        except AudioError as error:
+            raise FieldError(column, str(error)) from error
 
 
 def _prompt(sample: Sample) -> list[tuple[str, list[str]]]:

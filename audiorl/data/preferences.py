@@ -32,21 +32,17 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Annotated, Any, Literal, Unpack
+
+from msgspec import Meta, Struct
 
 from audiorl.audio import AudioClip, name
 from audiorl.data.formats import TEXT_FIELDS, Style, clip_from, detect, existing_columns
 from audiorl.data.manifest import Format, Kind, Loaded, ReadOptions, read_values
 from audiorl.data.rows import Row
 from audiorl.data.schema import FieldError, check
-from audiorl.data.schema.preferences import (
-    ChatMessage,
-    ContentPart,
-    ConversationColumns,
-    JudgedColumns,
-    PairColumns,
-    StepsColumns,
-)
+from audiorl.data.schema.manifests import AudioColumns
+from audiorl.data.schema.types import AnyText, Finite, Id, Object, Task, Text
 from audiorl.types import Message, Rollout, Sample
 
 ROLLOUT_COLUMNS = frozenset(
@@ -74,7 +70,10 @@ class Pair:
     def __post_init__(self) -> None:
         for field, answer in (("chosen", self.chosen), ("rejected", self.rejected)):
             _filled(field, answer)
-        if _content(self.chosen) == _content(self.rejected):
+        chosen, rejected = (
+            answer.strip() if isinstance(answer, str) else answer.key for answer in (self.chosen, self.rejected)
+        )
+        if chosen == rejected:
             raise FieldError("rejected", "chosen and rejected are the same answer; give two different ones")
         if not math.isfinite(self.margin):
             raise FieldError("margin", f"the margin {self.margin} is not finite; give a number, or leave it out")
@@ -118,28 +117,103 @@ class Steps:
                 raise FieldError("labels", f"label {k} is {label}; give a number from 0 (wrong) to 1 (right)")
 
 
+# -- columns of the rows ----------------------------------------------------------------------------------------------
+
+
+class ContentPart(AudioColumns, kw_only=True):
+    """A piece of a message, as chat templates have it."""
+
+    type: Literal["text", "audio"]
+    text: AnyText | None = None
+
+
+Content = Annotated[str | ContentPart, Meta(description='text or audio; give "…" or {"type": "audio", "audio": "…"}')]
+
+
+class ChatMessage(Struct):
+    role: Literal["system", "user", "assistant"]
+    content: Annotated[
+        str | ContentPart | list[Content],
+        Meta(description='text or audio; give "…" or [{"type": "audio", "audio": "…"}, …]'),
+    ]
+
+
+Reply = Annotated[
+    str | list[ChatMessage], Meta(description='a text; give "…" or [{"role": "assistant", "content": "…"}]')
+]
+TextList = Annotated[list[Text] | Text, Meta(description="a list of texts; give each as a text that is not empty")]
+Verdict = Annotated[bool | Finite, Meta(description="a verdict; give true or false")]
+
+
+class PairColumns(Struct):
+    chosen: Reply
+    rejected: Reply
+    margin: (
+        Annotated[Finite, Meta(description="a finite number; give by how much chosen is better, or leave it out")]
+        | None
+    ) = None
+
+
+class JudgedColumns(Struct):
+    answer: Reply | None = None
+    completion: Reply | None = None
+    desirable: Verdict | None = None
+    label: Verdict | None = None
+
+
+class StepsColumns(Struct):
+    steps: Annotated[list[str], Meta(description="a list of texts; give one text a step")]
+    labels: Annotated[
+        list[
+            Annotated[
+                bool | Annotated[float, Meta(ge=0, le=1)],
+                Meta(description="a label; give a number from 0 (wrong) to 1 (right)"),
+            ]
+        ],
+        Meta(description="a list; give one label a step"),
+    ]
+
+
+class ConversationColumns(Struct):
+    """A row whose `prompt` is the whole conversation."""
+
+    prompt: Annotated[
+        list[Annotated[ChatMessage, Meta(description="a message; give role (system, user or assistant) and content")]],
+        Meta(description="a list of messages; a plain question belongs in question"),
+    ]
+    id: Id | None = None
+    references: TextList | None = None
+    answer: TextList | None = None
+    choices: TextList | None = None
+    task: Task | None = None
+    metadata: Object | None = None
+
+
+# -- reading and writing ----------------------------------------------------------------------------------------------
+
+
 def read_pairs(path: str | Path, kind: Kind | str = "auto", **options: Unpack[ReadOptions]) -> Loaded[Pair]:
-    """Pairs for preference losses and reward models; arguments and errors are those of `read_samples`."""
+    """Read pairs for preference losses and reward models; arguments and errors are those of `read_samples`."""
     return read_values(path, kind, _pair, detect=_detect, repeats=True, **options)
 
 
 def read_judged(path: str | Path, kind: Kind | str = "auto", **options: Unpack[ReadOptions]) -> Loaded[Judged]:
-    """Single answers, good or bad (KTO); arguments and errors are those of `read_samples`."""
+    """Read single answers, good or bad (KTO); arguments and errors are those of `read_samples`."""
     return read_values(path, kind, _judged, detect=_detect, repeats=True, **options)
 
 
 def read_steps(path: str | Path, kind: Kind | str = "auto", **options: Unpack[ReadOptions]) -> Loaded[Steps]:
-    """Labelled steps for process reward models; arguments and errors are those of `read_samples`."""
+    """Read labelled steps for process reward models; arguments and errors are those of `read_samples`."""
     return read_values(path, kind, _steps, detect=_detect, repeats=True, **options)
 
 
 def pairs_to_judged(pairs: Iterable[Pair]) -> list[Judged]:
-    """Each pair's chosen answer as a good one, then its rejected answer as a bad one."""
+    """Take each pair's chosen answer as a good one, then its rejected answer as a bad one."""
     return [j for p in pairs for j in (Judged(p.sample, p.chosen, True), Judged(p.sample, p.rejected, False))]
 
 
 def pairs_from_rollouts(rollouts: Sequence[Rollout], min_gap: float = 0.0) -> list[Pair]:
-    """The best answer of each group against its worst, by total score; the margin is the gap between the two.
+    """Pair the best answer of each group with its worst, by total score; the margin is the gap between the two.
 
     Groups keep the order of their first rollouts; of equal scores the lowest index counts. A group gives no pair if its
     gap is not greater than `min_gap`, or if the two texts are the same or one is empty. Raises ValueError for a rollout
@@ -164,7 +238,7 @@ def pairs_from_rollouts(rollouts: Sequence[Rollout], min_gap: float = 0.0) -> li
 
 
 def write_pairs(path: str | Path, pairs: Iterable[Pair]) -> None:
-    """JSON lines that `read_pairs` reads back equal, clips by their absolute paths.
+    """Write JSON lines that `read_pairs` reads back equal, clips by their absolute paths.
 
     Raises ValueError, before anything is written, for audio that is not a file and metadata that is not JSON.
     """
@@ -282,19 +356,18 @@ def _filled(field: str, answer: Answer) -> Answer:
     return answer
 
 
-def _content(answer: Answer) -> str:
-    """Equal for equal answers."""
-    return answer.strip() if isinstance(answer, str) else answer.key
-
-
 def _either(row: Row, *fields: str) -> str:
     """The first of the columns that the row fills, or else the first of all."""
     return next((field for field in fields if row.data.get(field) is not None), fields[0])
 
 
 def pair_row(pair: Pair) -> dict[str, Any]:
-    """The row of `write_pairs`. Raises ValueError for audio that is not a file."""
+    """Return the row of `write_pairs`. Raises ValueError for audio that is not a file."""
     s = pair.sample
+    chosen, rejected = (
+        answer if isinstance(answer, str) else [{"role": "assistant", "content": [part_row(answer)]}]
+        for answer in (pair.chosen, pair.rejected)
+    )
     return {
         "id": s.id,
         "prompt": [{"role": m.role, "content": [part_row(c) for c in m.content]} for m in s.messages],
@@ -302,18 +375,14 @@ def pair_row(pair: Pair) -> dict[str, Any]:
         "choices": s.choices,
         "task": s.task,
         "metadata": dict(s.metadata),
-        "chosen": _answer_row(pair.chosen),
-        "rejected": _answer_row(pair.rejected),
+        "chosen": chosen,
+        "rejected": rejected,
         "margin": pair.margin,
     }
 
 
-def _answer_row(answer: Answer) -> str | list[dict[str, Any]]:
-    return answer if isinstance(answer, str) else [{"role": "assistant", "content": [part_row(answer)]}]
-
-
 def part_row(content: str | AudioClip) -> dict[str, Any]:
-    """A part of a message as a row holds it. Raises ValueError for audio that is not a file."""
+    """Return a part of a message as a row holds it. Raises ValueError for audio that is not a file."""
     if isinstance(content, str):
         return {"type": "text", "text": content}
     if content.path is None:

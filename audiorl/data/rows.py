@@ -1,5 +1,9 @@
-"""Rows of a data file as plain dictionaries, whatever the container: JSON lines, a JSON list, Parquet, Arrow, a folder
-that the `datasets` library saved.
+"""Rows of data as plain dictionaries, whatever holds them: JSON lines, a JSON list, Parquet, Arrow, a folder that the
+`datasets` library saved, a dataset of the hub or in memory (extra: `hub`).
+
+    read_rows("train.jsonl")
+    hub_rows("hf://mozilla-foundation/common_voice_17_0:en:validation")         NAME[:CONFIGURATION]:SPLIT
+    dataset_rows(datasets.load_dataset("openslr/librispeech_asr", split="test.clean"))
 
 A row that cannot be read is a `BadRow` in the stream, so that the caller can skip it, count it or stop; a file that
 cannot be read at all is a ValueError.
@@ -8,12 +12,14 @@ cannot be read at all is a ValueError.
 from __future__ import annotations
 
 import gzip
+import hashlib
 import itertools
 import json
 import os
 import re
+import tempfile
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -25,6 +31,13 @@ from msgspec import Meta, Struct, field
 from audiorl.data.schema import FieldError, check, check_characters, parse_json
 
 T = TypeVar("T")
+HUB = "hf://"
+"""How the name of a dataset of the hub begins."""
+CACHE = "AUDIORL_CACHE"
+"""Environment variable: the folder where audio without a file of its own is kept; by default ~/.cache/audiorl."""
+_JSON = (".jsonl", ".json", ".ndjson")
+_BUFFER = 2**20
+"""Bytes of a column of a Parquet file that are read at once."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +58,10 @@ class BadRow:
     field: str
     message: str
 
+    @classmethod
+    def of(cls, row: Row, error: FieldError) -> BadRow:
+        return cls(row.file, row.number, error.field, error.message)
+
     def __str__(self) -> str:
         where = f"row {self.row}, field {self.field!r}" if self.field else f"row {self.row}"
         return f"{self.file}: {where}: {self.message}"
@@ -59,6 +76,20 @@ class LeftOut:
     reason: str
 
 
+AnyRow = Row | BadRow | LeftOut
+
+
+def converted(rows: Iterable[AnyRow], convert: Callable[[Mapping[str, Any]], Mapping[str, Any]]) -> Iterator[AnyRow]:
+    """Yield the rows with convert(columns) for their columns; where it raises FieldError, a BadRow."""
+    for row in rows:
+        if isinstance(row, Row):
+            try:
+                row = Row(row.file, row.number, convert(row.data))
+            except FieldError as error:
+                row = BadRow.of(row, error)
+        yield row
+
+
 def read_rows(path: Path) -> Iterator[Row | BadRow]:
     """The rows of a file or saved dataset, in order. Raises ValueError when it is missing, empty or no known kind."""
     if not path.exists():
@@ -71,7 +102,12 @@ def read_rows(path: Path) -> Iterator[Row | BadRow]:
         if number == 0:
             raise ValueError(f"{path}: holds no rows")
     elif path.with_suffix("").suffix in _JSON if path.suffix == ".gz" else path.suffix in (*_JSON, ""):
-        content = _unpacked(path) if path.suffix == ".gz" else path.read_bytes()
+        content = path.read_bytes()
+        if path.suffix == ".gz":
+            try:
+                content = gzip.decompress(content)
+            except (OSError, EOFError, zlib.error) as error:
+                raise ValueError(f"{path}: not readable as gzip ({error}); copy or download it again") from error
         if not content.strip():
             raise ValueError(f"{path}: empty; write one JSON object a line")
         yield from _objects(path, content)
@@ -79,18 +115,6 @@ def read_rows(path: Path) -> Iterator[Row | BadRow]:
         raise ValueError(
             f"{path}: no data file; give .jsonl, .json, .parquet, .arrow, .tar or a saved dataset's folder"
         )
-
-
-_JSON = (".jsonl", ".json", ".ndjson")
-_BUFFER = 2**20
-"""Bytes of a column of a Parquet file that are read at once."""
-
-
-def _unpacked(path: Path) -> bytes:
-    try:
-        return gzip.decompress(path.read_bytes())
-    except (OSError, EOFError, zlib.error) as error:
-        raise ValueError(f"{path}: not readable as gzip ({error}); copy or download it again") from error
 
 
 def read_checked(path: Path, schema: type[T]) -> Iterator[tuple[int, T]]:
@@ -101,7 +125,7 @@ def read_checked(path: Path, schema: type[T]) -> Iterator[tuple[int, T]]:
         try:
             yield row.number, check(row.data, schema)
         except FieldError as error:
-            raise ValueError(str(BadRow(row.file, row.number, error.field, error.message))) from error
+            raise ValueError(str(BadRow.of(row, error))) from error
 
 
 def write_json_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
@@ -233,3 +257,83 @@ def _document(path: Path, schema: type[T]) -> T:
         raise ValueError(f"{path}: field {error.field!r}: {error.message}") from error
     except ValueError as error:
         raise ValueError(f"{path}: not valid JSON ({error}); save the dataset again") from error
+
+
+# -- the `datasets` library --------------------------------------------------------------------------------------------
+
+
+def hub_rows(name: str) -> Iterator[Row | BadRow]:
+    """Yield the rows of `hf://NAME[:CONFIGURATION]:SPLIT`, as they stream. Code of a dataset is never run.
+
+    Raises ValueError for a name without split and for one that does not load, ImportError without `datasets`.
+    """
+    path, *rest = name.removeprefix(HUB).split(":")
+    if not path or not 1 <= len(rest) <= 2 or not all(rest):
+        raise ValueError(f"{name}: give hf://NAME:SPLIT or hf://NAME:CONFIGURATION:SPLIT, such as hf://me/talks:train")
+    datasets = _datasets()
+    try:
+        dataset = datasets.load_dataset(path, *rest[:-1], split=rest[-1], streaming=True)
+    except Exception as error:  # the library raises errors of many libraries
+        reason = f"{type(error).__name__}: {error}"
+        raise ValueError(f"{name}: does not load ({reason}); check name, split and network") from error
+    return dataset_rows(dataset, name)
+
+
+def is_dataset(value: Any) -> bool:
+    """Return whether it is a `Dataset` or `IterableDataset`, without importing the library."""
+    return type(value).__module__.partition(".")[0] == "datasets" and hasattr(value, "features")
+
+
+def dataset_rows(dataset: Any, name: str = "dataset") -> Iterator[Row | BadRow]:
+    """Yield the rows of a dataset. Audio is not decoded: encoded bytes are stored (`stored`), a row at a time."""
+    datasets = _datasets()
+    features = getattr(dataset, "features", None) or {}
+    sounds = [column for column, feature in features.items() if isinstance(feature, datasets.Audio)]
+    tables = dataset.with_format("arrow").iter(batch_size=1)  # decodes nothing
+    for number, (entry,) in enumerate((table.to_pylist() for table in tables), 1):
+        row: Row | BadRow = Row(name, number, entry)
+        for column in sounds:
+            value = entry[column] or {}
+            try:
+                data, path = value.get("bytes"), value.get("path")
+                entry[column] = path if data is None else str(stored(data, Path(path or "").suffix))
+            except ValueError as error:
+                row = BadRow(name, number, column, str(error))
+        yield row
+
+
+def _datasets() -> Any:
+    try:
+        import datasets
+    except ImportError as error:
+        raise ImportError("datasets of the hub need the library: pip install 'audiorl[hub]'") from error
+    return datasets
+
+
+# -- audio without a file of its own -----------------------------------------------------------------------------------
+
+
+def cache_folder() -> Path:
+    return Path(os.environ.get(CACHE) or Path.home() / ".cache" / "audiorl")
+
+
+def stored(data: bytes, suffix: str) -> Path:
+    """Return the file that holds encoded audio from an archive or a hub, kept by its content, so that rows refer to
+    paths like all others. Several processes may store the same at once."""
+    name = hashlib.sha256(data).hexdigest()[:40] + suffix.lower()
+    path = cache_folder() / "audio" / name[:2] / name
+    if path.is_file() and path.stat().st_size == len(data):
+        return path
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, partial = tempfile.mkstemp(dir=path.parent, suffix=".part")
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(data)
+            os.replace(partial, path)
+        except BaseException:
+            os.unlink(partial)
+            raise
+    except OSError as error:
+        raise ValueError(f"{path}: audio cannot be stored there ({error}); set {CACHE} to another folder") from error
+    return path

@@ -34,7 +34,7 @@ def replaces_worker(method: Method) -> Method:
 
 
 def state_effects(worker: Any) -> dict[str, StateEffect]:
-    """The marked methods of a worker by name. A method that overrides a marked one is marked too."""
+    """Return the marked methods of a worker by name. A method that overrides a marked one is marked too."""
     classes = reversed(type(worker).__mro__)
     return {name: getattr(f, _MARK) for cls in classes for name, f in vars(cls).items() if hasattr(f, _MARK)}
 
@@ -63,11 +63,11 @@ class Group(Protocol):
         ...
 
     def first(self, method: Callable[Concatenate[Any, P], R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """Like `all`, but returns the first worker's result only; the others' results are not sent to the driver."""
+        """Call as `all` does, but return the first worker's result only; the others' are not sent to the driver."""
         ...
 
     def cpu_seconds(self) -> list[float | None]:
-        """CPU seconds of every process of the group but the driver's, since it started; None where it uses a GPU."""
+        """Return the CPU seconds of each process but the driver's, since it started; None where it uses a GPU."""
         return []
 
     def saving(self) -> None:

@@ -43,7 +43,7 @@ def processes() -> Iterator[None]:
 
 
 def trainer_group(make_local: Callable[[World], Any], spec: WorkerSpec) -> Group:
-    """The trainers of a phase.
+    """Make the trainers of a phase.
 
     `make_local` makes the driver's own worker, which may share the driver's objects; Ray's driver has none. `spec`
     describes the workers of all other processes.
@@ -58,12 +58,12 @@ def trainer_group(make_local: Callable[[World], Any], spec: WorkerSpec) -> Group
 
 
 def num_trainers() -> int:
-    """How many trainers a phase has."""
+    """Return how many trainers a phase has."""
     return current().ranks if current().kind == "ray" else ranks()
 
 
 def separate_group(role: Literal["engine", "reference", "critic"], spec: WorkerSpec) -> Group | None:
-    """Engines, references or critics in processes of their own; None when the trainers hold them."""
+    """Make engines, references or critics in processes of their own; None when the trainers hold them."""
     counts = {"engine": current().engines, "reference": current().references, "critic": current().critics}
     if not counts[role]:
         return None

@@ -340,15 +340,15 @@ class WorkerProcess:
                 os.environ.setdefault(f"{library}_SOCKET_IFNAME", "lo")
 
     def pid(self) -> int:
-        """This process's id on its node."""
+        """Return this process's id on its node."""
         return os.getpid()
 
     def cpu_seconds(self) -> float | None:
-        """See `local.cpu_seconds`."""
+        """Return `local.cpu_seconds` of this process."""
         return cpu_seconds()
 
     def started(self) -> None:
-        """Returns once the process has started."""
+        """Return once the process has started."""
 
     def open_store(self) -> tuple[None, tuple[str, int]]:
         """Open the store of a new process group. Returns None (no failure) and the store's host and port."""

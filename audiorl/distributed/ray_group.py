@@ -62,7 +62,7 @@ class RayGroup(Group):
         shards: Sequence[Shard],
         arrived: Callable[[R], None] | None = None,
     ) -> list[R]:
-        """See `Group`. `arrived` is called with each worker's result when it is there, again when it is repeated."""
+        """Call as every group does. `arrived` gets each worker's result when it is there, again when it is repeated."""
 
         def receive(reference: Any) -> Any:
             result = import_ray().get(reference)
@@ -83,7 +83,7 @@ class RayGroup(Group):
         return result
 
     def first_ref(self, method: Callable[..., Any], *args: Any) -> Any:
-        """Like `first`, but returns a Ray reference, which `all` of another group takes without a copy here."""
+        """Call as `first` does, but return a Ray reference, which `all` of another group takes without a copy here."""
         return self._call(method.__name__, [args] * self.size, lambda reference: reference)[0]
 
     def cpu_seconds(self) -> list[float | None]:
@@ -96,7 +96,7 @@ class RayGroup(Group):
         self._replay = [("resume", [(where,)] * self.size), *self._replay[self._replay_after_save :]]
 
     def pids(self) -> list[int]:
-        """The processes' ids on their nodes."""
+        """Return the processes' ids on their nodes."""
         return import_ray().get([self._cluster.process(index).pid.remote() for index in self._indices])
 
     # -- calls and failures ----------------------------------------------------------------------------------------

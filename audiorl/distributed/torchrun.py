@@ -40,17 +40,17 @@ OWN_GPU = "AUDIORL_OWN_GPU"
 
 
 def rank() -> int:
-    """This process's number among those that torchrun started; 0 for a process on its own."""
+    """Return this process's number among those that torchrun started; 0 for a process on its own."""
     return int(os.environ.get("RANK", "0"))
 
 
 def ranks() -> int:
-    """How many processes torchrun started; 1 for a process on its own."""
+    """Return how many processes torchrun started; 1 for a process on its own."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def local_device(device: str) -> str:
-    """`cuda`, or `auto` with a GPU, as this process's own GPU. A Ray worker takes the GPU that Ray gave it."""
+    """Name this process's own GPU for `cuda`, or `auto` with a GPU. A Ray worker takes the GPU that Ray gave it."""
     if OWN_GPU in os.environ:
         return "cuda"
     device = torch_device(device)
@@ -58,12 +58,12 @@ def local_device(device: str) -> str:
 
 
 def backend() -> str:
-    """Backend of the trainers' process group, which sums CPU tensors and, where there are GPUs, CUDA tensors."""
+    """Name the backend of the trainers' process group: it sums CPU tensors and, where there are GPUs, CUDA tensors."""
     return "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
 
 
 def listening_store(host: str, port: int = 0, timeout: timedelta = dist.default_pg_timeout) -> dist.TCPStore:
-    """A key-value store that listens on `host` only, not on every address. Port 0: any free one."""
+    """Open a key-value store that listens on `host` only, not on every address. Port 0: any free one."""
     server = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     return dist.TCPStore(
         host,

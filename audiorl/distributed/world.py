@@ -24,11 +24,11 @@ class World:
 
     @classmethod
     def of_process_group(cls) -> World:
-        """The ranks of torch's default process group; this process alone where there is none."""
+        """Return the ranks of torch's default process group; this process alone where there is none."""
         return cls(dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else cls()
 
     def sum(self, tensor: Tensor) -> Tensor:
-        """The sum of every rank's tensor."""
+        """Sum every rank's tensor."""
         if self.size == 1:
             return tensor
         total = tensor.clone()
@@ -36,7 +36,7 @@ class World:
         return total
 
     def gather(self, value: T) -> list[T]:
-        """Every rank's value, by rank."""
+        """Return every rank's value, by rank."""
         if self.size == 1:
             return [value]
         values: list[T | None] = [None] * self.size
@@ -44,13 +44,13 @@ class World:
         return values  # type: ignore[return-value]
 
     def gather_list(self, values: Sequence[T]) -> tuple[list[T], slice]:
-        """All ranks' values in one list, and where this rank's own are in it."""
+        """Return all ranks' values in one list, and where this rank's own are in it."""
         lists = self.gather(list(values))
         start = sum(len(part) for part in lists[: self.rank])
         return [x for part in lists for x in part], slice(start, start + len(values))
 
     def add_up(self, sums: Mapping[str, float]) -> dict[str, float]:
-        """Sums by name over all ranks; a name that a rank does not know counts 0 there."""
+        """Add up sums by name over all ranks; a name that a rank does not know counts 0 there."""
         total: dict[str, float] = {}
         for part in self.gather(dict(sums)):
             for name, value in part.items():
@@ -72,7 +72,7 @@ class World:
 
 
 def buckets(names: Sequence[str], parameters: Mapping[str, nn.Parameter]) -> list[list[str]]:
-    """Names of parameters in order, in lists of one dtype and about BUCKET bytes."""
+    """Divide names of parameters, in order, into lists of one dtype and about BUCKET bytes."""
     out: list[list[str]] = []
     room = 0
     for name in names:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -15,15 +15,15 @@ from numpy.typing import NDArray
 from audiorl.audio import AudioClip, load_clip, write_wav
 from audiorl.data.rows import write_json_lines
 from audiorl.data.seedtts import Conversation
-from audiorl.eval._speech_generation import generate_speech
+from audiorl.eval._speech import generate_speech
 from audiorl.eval.metrics.prosody import level_steps, pitch_steps
 from audiorl.eval.metrics.speech import real_time_factor
-from audiorl.rollout.speech_stream import StreamingEngine
-from audiorl.tasks.tts.dialogue import Piece, check_voices, piece_sample, pieces_of
+from audiorl.rollout.speech import StreamingEngine
+from audiorl.tasks.tts.prompts import TurnPiece, check_voices, piece_sample, pieces_of
 from audiorl.types import Rollout, Sample
 
 SAID = "conversations.jsonl"
-"""What was said, as `audiorl.data.seedtts.read_conversations` reads it."""
+"""The file of conversations that were said, as `audiorl.data.seedtts.read_conversations` reads it."""
 FADE = 0.005
 """Seconds at both ends of a piece that are faded, so that nothing clicks where pieces meet."""
 
@@ -50,11 +50,11 @@ class PieceConfig:
 
 @dataclass(frozen=True)
 class Generated:
-    """What a call said."""
+    """Counts and times of a call of `generate_conversations`."""
 
     pieces: int
     seconds: float
-    """Of speech, in all pieces."""
+    """Seconds of speech, in all pieces."""
     cut: int
     """Pieces that reached the most frames."""
     silent: int
@@ -63,37 +63,10 @@ class Generated:
     """Median over conversations of the seconds until the first block of speech of the first piece; NaN without any."""
     real_time_factor: float
     """Median over pieces of the seconds of computing per second of speech, in a batch with others; NaN without any."""
-    level_step: float
-    """Median difference of the level, in dB, from one side of a joint within a turn to the other; NaN without any."""
-    usual_level_step: float
-    """The same in the middle of pieces, where nothing was joined."""
-    pitch_step: float
-    """As `level_step`, of the median F0 in semitones."""
-    usual_pitch_step: float
-    """The same in the middle of pieces."""
-
-    @property
-    def steps(self) -> dict[str, float]:
-        """The four differences by name, without those that are NaN."""
-        names = ("level_step", "usual_level_step", "pitch_step", "usual_pitch_step")
-        return {name: value for name in names if not np.isnan(value := getattr(self, name))}
-
-
-Measure = Callable[[NDArray[Any], NDArray[Any], int], list[float]]
-
-
-@dataclass
-class _Steps:
-    """Differences between the sides of joints within a turn, and between the halves of pieces."""
-
-    at_joints: list[float] = field(default_factory=list)
-    elsewhere: list[float] = field(default_factory=list)
-
-    def add(self, measure: Measure, parts: Sequence[NDArray[Any]], rate: int) -> None:
-        """Those of one turn: `parts` are its pieces, each [T]."""
-        halves = [(part[: len(part) // 2], part[len(part) // 2 :]) for part in parts]
-        self.at_joints += [step for before, after in pairwise(parts) for step in measure(before, after, rate)]
-        self.elsewhere += [step for before, after in halves for step in measure(before, after, rate)]
+    steps: dict[str, float]
+    """Median differences of level_step (dB) and pitch_step (semitones of the median F0) from one side of a joint within
+    a turn to the other; usual_level_step and usual_pitch_step are those in the middle of pieces, where nothing was
+    joined. Those that nothing was measured of are left out."""
 
 
 def generate_conversations(
@@ -109,7 +82,7 @@ def generate_conversations(
     """Say every conversation into FOLDER/ID.wav, its pieces into FOLDER/ID/TURN-PART.wav.
 
     FOLDER/conversations.jsonl has the turns with their places in these recordings. Conversations are generated side by
-    side, each piece after the ones before it. A later call goes on as that of `generate_speech` does. Raises
+    side, each piece after the ones before it. A later call continues as that of `generate_speech` does. Raises
     ValueError for a voice that cannot be read or is too short, and as `generate_speech` does.
     """
     folder = Path(folder)
@@ -131,10 +104,10 @@ def generate_conversations(
             engine, engine, samples, folder, settings, batch_size=batch_size, seed=seed, describe=timing
         )
         rows |= {row["id"]: row for row in said}
-    levels, pitches = _Steps(), _Steps()
-    steps: dict[Measure, _Steps] = {level_steps: levels, pitch_steps: pitches}
+    steps: dict[str, list[float]] = defaultdict(list)
     joined = [_join(c, pieces[c.id], folder, config.pause, engine.sample_rate, steps) for c in conversations]
     write_json_lines(folder / SAID, joined)
+    names = ("level_step", "usual_level_step", "pitch_step", "usual_pitch_step")
     return Generated(
         len(rows),
         sum(row["seconds"] for row in rows.values()),
@@ -142,10 +115,7 @@ def generate_conversations(
         sum(not row["seconds"] for row in rows.values()),
         _median([row["first_audio"] for p in pieces.values() if "first_audio" in (row := rows[p[0].id])]),
         _median([real_time_factor(r["compute_seconds"], r["seconds"]) for r in rows.values() if "first_audio" in r]),
-        _median(levels.at_joints),
-        _median(levels.elsewhere),
-        _median(pitches.at_joints),
-        _median(pitches.elsewhere),
+        {name: _median(steps[name]) for name in names if steps[name]},
     )
 
 
@@ -154,7 +124,7 @@ def _median(values: Sequence[float]) -> float:
 
 
 def _next_sample(
-    conversation: Conversation, pieces: Sequence[Piece], number: int, folder: Path, config: PieceConfig
+    conversation: Conversation, pieces: Sequence[TurnPiece], number: int, folder: Path, config: PieceConfig
 ) -> Sample:
     next_piece = pieces[number]
     earlier = [piece for piece in pieces[:number] if not config.own_voice or piece.speaker == next_piece.speaker]
@@ -165,13 +135,13 @@ def _next_sample(
 
 def _join(
     conversation: Conversation,
-    pieces: Sequence[Piece],
+    pieces: Sequence[TurnPiece],
     folder: Path,
     pause: float,
     rate: int,
-    steps: Mapping[Measure, _Steps],
+    steps: dict[str, list[float]],
 ) -> dict[str, Any]:
-    """Write FOLDER/ID.wav and return its row; add the differences of its turns to those of each measure."""
+    """Write FOLDER/ID.wav and return its row; add the differences within its turns to `steps`."""
     by_turn: dict[int, list[NDArray[np.float32]]] = defaultdict(list)
     for piece in pieces:
         path = folder / f"{piece.id}.wav"
@@ -189,8 +159,11 @@ def _join(
         parts = by_turn[number]
         waves += [*parts, silence]
         turns.append(row | {"start": start, "duration": sum(map(len, parts)) / rate})
-        for measure, differences in steps.items():
-            differences.add(measure, parts, rate)
+        for name, measure in (("level_step", level_steps), ("pitch_step", pitch_steps)):
+            for before, after in pairwise(parts):
+                steps[name] += measure(before, after, rate)
+            for part in parts:
+                steps[f"usual_{name}"] += measure(part[: len(part) // 2], part[len(part) // 2 :], rate)
     name = f"{conversation.id}.wav"
     write_wav(folder / name, np.concatenate(waves) if waves else silence, rate)
     voices = {

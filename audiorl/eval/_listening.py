@@ -1,4 +1,4 @@
-"""Does a model listen? What the right audio adds to the log-probability of an answer, in nats per token.
+"""Does a model listen? Measure what the right audio adds to the log-probability of an answer, in nats per token.
 
 The same answer is measured under the prompt's own audio and under other views of it (`audiorl.data.views`). A model
 that was trained without its audio, or with that of other prompts, gains nothing from the right one.
@@ -25,7 +25,7 @@ from audiorl.models.examples import Example, answer_logprobs, experience
 from audiorl.types import Rollout, Sample
 
 Answer = Example | Rollout
-"""A given answer, or one that was sampled."""
+"""An answer that is given, or one that was sampled."""
 DEFAULT_VIEWS = ("silence", "noise", SWAP)
 MIN_GAIN = 0.05
 """Nats per token that the right audio must add, by default."""
@@ -33,7 +33,7 @@ MIN_GAIN = 0.05
 
 @dataclass(frozen=True)
 class Gain:
-    """What the right audio adds over a view, in nats per token of the answer, with a 95 % bootstrap interval."""
+    """Nats per token of the answer that the right audio adds over a view, with a 95 % bootstrap interval."""
 
     view: str
     nats: float
@@ -46,16 +46,16 @@ class Gain:
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """`listens`: every gain's interval lies above the threshold. `deaf`: some interval lies below it. `unclear`: some
-    interval contains it; measure more samples."""
+class ListeningVerdict:
+    """`listens`: every gain's interval lies above the threshold. `ignores_audio`: some interval lies below it.
+    `unclear`: some interval contains it; measure more samples."""
 
-    word: Literal["listens", "deaf", "unclear"]
+    word: Literal["listens", "ignores_audio", "unclear"]
     reason: str
 
 
 def answered_by_reference(samples: Sequence[Sample]) -> list[Example]:
-    """The samples with their first reference as the answer. Raises ValueError for a sample without reference."""
+    """Give the samples their first reference as the answer. Raises ValueError for a sample without reference."""
     for sample in samples:
         if not sample.references:
             raise ValueError(f"sample {sample.id!r}: no reference; give rows with answers")
@@ -63,7 +63,7 @@ def answered_by_reference(samples: Sequence[Sample]) -> list[Example]:
 
 
 def answered_by_rollout(policy: AudioPolicy, rollout: Rollout, sample: Sample) -> Experience:
-    """The tokens that a rollout sampled, after the prompt of `sample`. Raises ValueError for streams and speech."""
+    """Lay the tokens that a rollout sampled after the prompt of `sample`. Raises ValueError for streams and speech."""
     if len(rollout.segments) != 1 or rollout.speaks:
         raise ValueError(f"{rollout.name}: views are of answers in text to single prompts")
     prompt, ids = policy.prompt(sample), rollout.segments[0].ids
@@ -73,18 +73,12 @@ def answered_by_rollout(policy: AudioPolicy, rollout: Rollout, sample: Sample) -
     )
 
 
-def mean_logprobs(policy: AudioPolicy, experiences: Sequence[Experience], budget: int = 8192) -> list[float]:
-    """The mean log-probability of the sampled tokens of each, in nats; `budget` row tokens in a pass."""
-    return [float(values.mean()) for values in answer_logprobs(policy, experiences, budget, share_prompts=True)]
-
-
 def audio_gains(
-    policy: AudioPolicy,
-    answers: Sequence[Answer],
-    views: Sequence[str] = DEFAULT_VIEWS,
-    budget: int = 8192,
+    policy: AudioPolicy, answers: Sequence[Answer], views: Sequence[str] = DEFAULT_VIEWS, budget: int = 8192
 ) -> list[Gain]:
-    """For each view the gain of the right audio over it, on given or sampled answers.
+    """Measure for each view the gain of the right audio over it, on given or sampled answers.
+
+    budget: tokens in a forward pass.
 
     Raises ValueError for no answers and for what `views_of` and `answered_by_rollout` refuse.
     """
@@ -97,7 +91,7 @@ def audio_gains(
             answered_by_rollout(policy, a, s) if isinstance(a, Rollout) else experience(policy, Example(s, a.target))
             for a, s in zip(answers, prompts, strict=True)
         ]
-        return mean_logprobs(policy, laid_out, budget)
+        return [float(values.mean()) for values in answer_logprobs(policy, laid_out, budget, share_prompts=True)]
 
     right = under(samples)
     gains = []
@@ -108,18 +102,20 @@ def audio_gains(
     return gains
 
 
-def verdict(gains: Sequence[Gain], min_gain: float = MIN_GAIN) -> Verdict:
-    """What the gains say about a model. Raises ValueError for a threshold that is negative or not finite."""
+def verdict(gains: Sequence[Gain], min_gain: float = MIN_GAIN) -> ListeningVerdict:
+    """Judge a model by its gains. Raises ValueError for a threshold that is negative or not finite."""
     if not math.isfinite(min_gain) or min_gain < 0:
         raise ValueError(f"the least gain is {min_gain}; give nats per token, 0 or more")
     for gain in gains:
         if gain.interval[1] <= min_gain:
-            other = {"swap": "that of another prompt"}.get(gain.view, gain.view)
-            return Verdict("deaf", f"the right audio adds {gain.nats:.3f} nats per token over {other}")
+            other = "that of another prompt" if gain.view == SWAP else gain.view
+            reason = f"the right audio adds {gain.nats:.3f} nats per token over {other}"
+            return ListeningVerdict("ignores_audio", reason)
     unclear = [g for g in gains if g.interval[0] <= min_gain]
     if unclear:
-        return Verdict("unclear", f"the interval over {unclear[0].view} contains {min_gain:g}: measure more samples")
-    return Verdict("listens", f"each view loses more than {min_gain:g} nats per token")
+        view = unclear[0].view
+        return ListeningVerdict("unclear", f"the interval over {view} contains {min_gain:g}: measure more samples")
+    return ListeningVerdict("listens", f"each view loses more than {min_gain:g} nats per token")
 
 
 def check_frames(policy: AudioPolicy, clips: Sequence[AudioClip]) -> None:
@@ -139,7 +135,7 @@ def check_frames(policy: AudioPolicy, clips: Sequence[AudioClip]) -> None:
 
 
 def gain_metrics(gains: Sequence[Gain], tasks: Sequence[str]) -> dict[str, float]:
-    """`audio/gain_VIEW`, and `audio/gain_VIEW/TASK` where the answers have more than one task."""
+    """Return `audio/gain_VIEW`, and `audio/gain_VIEW/TASK` where the answers have more than one task."""
     metrics: dict[str, float] = {}
     for gain in gains:
         metrics[f"audio/{gain.name}"] = gain.nats
@@ -152,7 +148,7 @@ def gain_metrics(gains: Sequence[Gain], tasks: Sequence[str]) -> dict[str, float
 
 
 def rows_of(answers: Sequence[Answer], gains: Sequence[Gain]) -> list[Mapping[str, Any]]:
-    """A row for each answer: id, task, text, and the gain over each view."""
+    """Return a row for each answer: id, task, text, and the gain over each view."""
     return [
         {
             "id": a.sample.id,

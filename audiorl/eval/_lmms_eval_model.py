@@ -24,7 +24,7 @@ from lmms_eval.models.registry_v2 import ModelManifest
 from audiorl.audio import AudioClip
 from audiorl.config import SamplingConfig
 from audiorl.data.prompts import asr_prompt
-from audiorl.eval._generate import evaluation_config, progress_display
+from audiorl.eval._common import evaluation_config, progress_display
 from audiorl.models import load_policy
 from audiorl.protocols import Request
 from audiorl.rollout.hf import HFEngine

@@ -8,22 +8,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from audiorl.config import SamplingConfig
 from audiorl.data.text import TextQuestion
-from audiorl.eval._generate import progress_display, read_rows
-from audiorl.eval._summaries import paired_changes, summarize, summarize_answers, summarize_outside
-from audiorl.eval._text import measure_text_phase
+from audiorl.eval._common import paired_changes, progress_display, read_rows, summarize, summarize_outside
+from audiorl.eval.text import measure_text_phase
 from audiorl.models import AudioPolicy
 from audiorl.protocols import Request, Reward, RolloutEngine
 from audiorl.rewards import StandardisedSum, WeightedSum
-from audiorl.rewards.check import check_scores, scored_rollouts
+from audiorl.rewards.combine import check_scores, scored_rollouts
 from audiorl.rollout.hf import HFEngine
 from audiorl.run.folder import Run
 from audiorl.types import Rollout, Sample
-
-UNSEEN = "unseen"
-"""The set of speakers that no phase trains on."""
-
 
 AT_ONCE = 64
 """Samples that are answered between two movements of the progress bar."""
@@ -32,7 +29,7 @@ AT_ONCE = 64
 def answer(
     policy: AudioPolicy, samples: Sequence[Sample], reward: Reward, max_new_tokens: int, title: str = ""
 ) -> list[Rollout]:
-    """One greedy, scored rollout per sample, but for those that the reward skips.
+    """Return one greedy, scored rollout per sample, but for those that the reward skips.
 
     With a `title` a progress bar is shown, where stderr is a terminal.
     """
@@ -48,7 +45,7 @@ def answer(
 def greedy_answers(
     engine: RolloutEngine, samples: Sequence[Sample], several: int, moved: Callable[[int], None]
 ) -> list[Rollout]:
-    """One greedy rollout per sample, `several` at a time; `moved` is told how many there are."""
+    """Return one greedy rollout per sample, `several` at a time; `moved` is told how many there are."""
     rollouts: list[Rollout] = []
     for start in range(0, len(samples), several):
         rollouts += engine.generate([Request(s, greedy=True) for s in samples[start : start + several]])
@@ -90,25 +87,34 @@ class Evaluation:
                 raise ValueError(f"outside measure {term.name!r}: the reward optimises it; give another")
 
     def measure(self, run: Run, when: str, policy: AudioPolicy) -> None:
-        """Every set once, as phases of the run; the held-out data last."""
+        """Measure every set once, as phases of the run; the held-out data last."""
         if self.passages or self.questions:
             measure_text_phase(run, f"text_{when}", policy, self.passages, self.questions, "text_before")
         for name, samples in [*self.sets.items(), ("", self.held_out)]:
             prefix = f"{name}_" if name else ""
-            evaluate_phase(
-                run,
-                prefix + when,
-                policy,
-                samples,
-                self.reward,
-                self.max_new_tokens,
-                self.metric,
-                self.outside,
-                baseline=f"{prefix}before",
-            )
+            self._measure_set(run, prefix + when, policy, samples, f"{prefix}before")
+
+    def _measure_set(self, run: Run, name: str, policy: AudioPolicy, samples: Sequence[Sample], baseline: str) -> None:
+        """Write eval/NAME.jsonl and the entry NAME of eval.json, unless the phase NAME is finished."""
+        if not run.finished(name):
+            rollouts = answer(policy, samples, self.reward, self.max_new_tokens, name)
+            outside: list[dict[str, float]] = [{} for _ in rollouts]
+            if self.outside:
+                scores = check_scores("outside", self.outside(rollouts), rollouts)
+                outside = [{} if score is None else dict(score.parts) for score in scores]
+            results = summarize_answers(rollouts, self.metric) | summarize_outside(outside)
+            run.write_eval(name, results, rollouts, self.metric, outside)
+            earlier = run.dir / "eval" / f"{baseline}.jsonl"
+            if name != baseline and earlier.exists():
+                later = run.dir / "eval" / f"{name}.jsonl"
+                results |= {"changes": paired_changes(measures_of(earlier), measures_of(later))}
+                run.write_result(name, results)
+            run.finish(name, {self.metric: results[self.metric], "n": results["n"]})
+        result = run.result(name)
+        print(f"{name}: {self.metric} {result[self.metric]:.3f} on {result['n']} samples", flush=True)
 
     def probe(self, policy: AudioPolicy) -> Probe:
-        """What the training loop calls to measure the held-out data with the policy as it is at the moment."""
+        """Return what the training loop calls to measure the held-out data with the policy as it is at the moment."""
         return Probe(self, policy)
 
 
@@ -137,42 +143,27 @@ class Probe:
         return {metric: float(summarize_answers(rollouts, metric)[metric])}
 
 
-def evaluate_phase(
-    run: Run,
-    name: str,
-    policy: AudioPolicy,
-    samples: Sequence[Sample],
-    reward: Reward,
-    max_new_tokens: int,
-    metric: str = "accuracy",
-    outside: WeightedSum | None = None,
-    baseline: str = "before",
-) -> dict[str, Any]:
-    """Evaluate once, as a phase of the run: eval/NAME.jsonl and the entry NAME of eval.json; see `Evaluation`."""
-    if not run.finished(name):
-        rollouts = answer(policy, samples, reward, max_new_tokens, name)
-        scores = check_scores("outside", outside(rollouts), rollouts) if outside else [None] * len(rollouts)
-        judged = [{} if score is None else dict(score.parts) for score in scores]
-        results = summarize_answers(rollouts, metric) | summarize_outside(judged)
-        run.write_eval(name, results, rollouts, metric, judged)
-        earlier = run.dir / "eval" / f"{baseline}.jsonl"
-        if name != baseline and earlier.exists():
-            later = run.dir / "eval" / f"{name}.jsonl"
-            results |= {"changes": paired_changes(measures_of(earlier), measures_of(later))}
-            run.write_result(name, results)
-        run.finish(name, {metric: results[metric], "n": results["n"]})
-    result: dict[str, Any] = run.result(name)
-    print(f"{name}: {metric} {result[metric]:.3f} on {result['n']} samples", flush=True)
-    return result
+def summarize_answers(rollouts: Sequence[Rollout], metric: str = "accuracy") -> dict[str, Any]:
+    """Return `summarize` of the reward's part `metric`, means of its other parts, and by_task: {task: {metric, n}}."""
+    parts = [dict(r.score.parts) for r in rollouts if r.score]
+    if parts and metric not in parts[0]:
+        raise ValueError(f"the reward has no part {metric!r}; it has {', '.join(sorted(parts[0]))}")
+    values = [p[metric] for p in parts]
+    others = {name: [p[name] for p in parts] for name in (parts[0] if parts else ()) if name != metric}
+    by_task: dict[str, list[float]] = {}
+    for r, value in zip(rollouts, values, strict=True):
+        by_task.setdefault(r.sample.task or "all", []).append(value)
+    tasks = {task: {metric: float(np.mean(v)), "n": len(v)} for task, v in sorted(by_task.items())}
+    return summarize(values, metric, others) | {"by_task": tasks}
 
 
 def measures_of(path: Path) -> dict[str, dict[str, float]]:
-    """By sample what a file of `Run.write_eval` holds: the parts of the reward and the outside measures."""
+    """Read a file of `Run.write_eval`: by sample the parts of the reward and the outside measures."""
     return {row["id"]: row["parts"] | row.get("outside", {}) for row in read_rows(path)}
 
 
 def measure_phase(run: Run, name: str, hits: Callable[[], Sequence[bool]]) -> None:
-    """The share of `hits` once, as a phase of the run: the entry NAME of eval.json, with its 95% bootstrap interval."""
+    """Measure the share of `hits` once, as a phase of the run: the entry NAME of eval.json, with its interval."""
     if not run.finished(name):
         result = summarize([float(hit) for hit in hits()], "accuracy")
         run.write_result(name, result)

@@ -1,24 +1,30 @@
-"""Questions whose right answers are known: reading them, sampling answers, and writing selected ones as a manifest."""
+"""Questions whose right answers are known: reading, sampling answers, probabilities of choices, writing selected ones.
+
+Shapes: C choices of a question.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import soundfile
+from numpy.typing import NDArray
 
-from audiorl.audio import AudioClip
 from audiorl.config import ModelConfig, torch_device
 from audiorl.data.bundled import bundled_set
 from audiorl.data.formats import audio_field
 from audiorl.data.manifest import read_values
+from audiorl.data.rows import cache_folder
 from audiorl.data.schema import check_limit
-from audiorl.data.stored import cache_folder
-from audiorl.eval._generate import Row, complete_rows
-from audiorl.eval._options import InferenceOptions
+from audiorl.eval._common import InferenceOptions, Row, complete_rows
+from audiorl.eval.metrics.choice import log_distribution
 from audiorl.models import AudioPolicy, load_policy
+from audiorl.models.examples import Example, answer_logprobs, experience
 from audiorl.models.families.qwen_omni import tiny
 from audiorl.protocols import Request, RolloutEngine
 from audiorl.rewards import AnswerAccuracy
@@ -30,7 +36,7 @@ _RATE = 16_000
 
 
 def read_questions(options: InferenceOptions, need_answer: bool = True) -> list[Sample]:
-    """The questions of `options.data`, a manifest or a bundled set by name, the first `options.limit` of them.
+    """Read the questions of `options.data`, a manifest or a bundled set by name, the first `options.limit` of them.
 
     Raises ValueError where there are none, and with `need_answer` for one without a reference.
     """
@@ -54,7 +60,7 @@ def _bundled(options: InferenceOptions) -> bool:
 
 
 def question_policy(model: str, config: ModelConfig) -> AudioPolicy:
-    """The model of a folder or hub id, or `tiny`, a small random one."""
+    """Load the model of a folder or hub id, or make `tiny`, a small random one."""
     if model != "tiny":
         return load_policy(model, config)
     policy = tiny(whisper=False, config=config)
@@ -62,10 +68,16 @@ def question_policy(model: str, config: ModelConfig) -> AudioPolicy:
     return policy
 
 
+def tokenizer_digest(policy: AudioPolicy) -> str:
+    """Return a text that is equal for tokenizers with one vocabulary."""
+    vocabulary = json.dumps(sorted(policy.tokenizer.get_vocab().items()), ensure_ascii=False)
+    return hashlib.sha256(vocabulary.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+
+
 def sample_answers(
     engine: RolloutEngine, samples: Sequence[Sample], count: int, path: Path, batch_size: int = 8, seed: int = 0
 ) -> list[list[str]]:
-    """`count` sampled answers to each question, in the order of `samples`.
+    """Sample `count` answers to each question, in the order of `samples`.
 
     They are kept in `path` (JSON lines of id and answers), from which an interrupted run continues; a file with more
     answers is used as it is. Raises ValueError for two questions with one id.
@@ -90,8 +102,59 @@ def sample_answers(
 
 
 def right_answers(samples: Sequence[Sample], answers: Sequence[Sequence[str]]) -> list[list[bool]]:
-    """Which answers are right, by `ACCURACY`."""
+    """Return which answers are right, by `ACCURACY`."""
     return [[ACCURACY.correct(text, s) for text in texts] for s, texts in zip(samples, answers, strict=True)]
+
+
+# -- probabilities of choices ------------------------------------------------------------------------------------------
+
+
+def choice_logprobs(
+    policy: AudioPolicy, samples: Sequence[Sample], answers: Sequence[str], budget: int = 8192
+) -> list[NDArray[np.float64] | None]:
+    """Return log-probs [C] of the choices as the answer to each question, in nats; None for one without choices.
+
+    A choice is measured as a whole turn, in <answer> tags where the prompt asks for them, after the thought in
+    `answers`, what the model wrote. The log-probs of a question's choices add up to 1.
+    """
+
+    def turns(sample: Sample, answer: str) -> list[str]:
+        tags = any("<answer>" in c for m in sample.messages for c in m.content if isinstance(c, str))
+        thought = answer[: answer.index("<answer>")] if "<think>" in answer and "<answer>" in answer else ""
+        return [thought + (f"<answer>{choice}</answer>" if tags else choice) for choice in sample.choices]
+
+    written = [turns(sample, answer) for sample, answer in zip(samples, answers, strict=True)]
+    totals = _turn_logprobs(policy, samples, written, budget)
+    return [log_distribution(totals_C) if len(totals_C) else None for totals_C in totals]
+
+
+def most_probable_choices(
+    policy: AudioPolicy, samples: Sequence[Sample], answered: Callable[[str], str] = "{}".format, budget: int = 8192
+) -> list[str]:
+    """Return the choice of each sample with the greatest sum of log-probs, the end of the turn included.
+
+    Harnesses for text models call it ranking by log-likelihood. It is no measure of what a user gets: a model is right
+    here that writes "Oulio" for the choice "Julio", if that is the nearest of the four.
+
+    answered: the turn that gives a choice, with its tags. budget: row tokens in a pass; the choices of a sample share
+    its prompt. Raises ValueError for a sample without choices.
+    """
+    for sample in samples:
+        if not sample.choices:
+            raise ValueError(f"sample {sample.id!r}: no choices to compare; give rows with choices")
+    totals = _turn_logprobs(policy, samples, [[answered(c) for c in s.choices] for s in samples], budget)
+    return [s.choices[int(np.argmax(totals_C))] for s, totals_C in zip(samples, totals, strict=True)]
+
+
+def _turn_logprobs(
+    policy: AudioPolicy, samples: Sequence[Sample], turns: Sequence[Sequence[str]], budget: int
+) -> list[NDArray[np.float64]]:
+    """Return the log-prob of each turn of each sample, in nats."""
+    both = zip(samples, turns, strict=True)
+    laid_out = [experience(policy, Example(s, turn), s.id) for s, own in both for turn in own]
+    logprobs = answer_logprobs(policy, laid_out, budget, share_prompts=True)
+    totals = iter([float(values.double().sum()) for values in logprobs])
+    return [np.array([next(totals) for _ in own]) for own in turns]
 
 
 # -- a manifest of selected questions ----------------------------------------------------------------------------------
@@ -109,9 +172,12 @@ def write_manifest(
     for number, sample in enumerate(samples, 1):
         field, row = rows[sample.id]
         clip = sample.audio[0]
-        row = {**row, field: _audio_path(clip, path.parent, f"{path.stem}-{number}.flac")}
-        if not _has_file(clip):
-            row = {name: value for name, value in row.items() if name not in ("start", "offset", "duration")}
+        if clip.path is not None and not Path(clip.path).is_relative_to(cache_folder()):
+            row = {**row, field: str(Path(clip.path).resolve())}
+        else:  # inside of the data, or in the cache, which may be emptied
+            name = f"{path.stem}-{number}.flac"
+            soundfile.write(path.parent / name, clip.load(_RATE), _RATE)
+            row = {k: v for k, v in row.items() if k not in ("start", "offset", "duration")} | {field: name}
         try:
             lines.append(json.dumps({**row, **columns[sample.id]}, ensure_ascii=False) + "\n")
         except TypeError as error:
@@ -119,20 +185,8 @@ def write_manifest(
     path.write_text("".join(lines), encoding="utf-8")
 
 
-def _has_file(clip: AudioClip) -> bool:
-    """Whether the clip is a file of the user's, not one of the cache, which may be emptied."""
-    return clip.path is not None and not Path(clip.path).is_relative_to(cache_folder())
-
-
-def _audio_path(clip: AudioClip, folder: Path, name: str) -> str:
-    if _has_file(clip):
-        return str(Path(str(clip.path)).resolve())
-    soundfile.write(folder / name, clip.load(_RATE), _RATE)
-    return name
-
-
 def _source_rows(options: InferenceOptions) -> dict[str, tuple[str, Mapping[str, Any]]]:
-    """{id: (the column that names the audio, the row)}."""
+    """Return {id: (the column that names the audio, the row)}."""
     assert options.data is not None
     loaded = read_values(
         options.data,
@@ -158,9 +212,3 @@ def _bundled_rows(samples: Sequence[Sample]) -> dict[str, tuple[str, Mapping[str
         columns = {"question": question, "choices": list(s.choices), "answer": s.references[0], "task": s.task}
         rows[s.id] = ("audio", {"id": s.id, "audio": "", **columns, **s.metadata})
     return rows
-
-
-def choice_turn(sample: Sample, choice: str) -> str:
-    """The turn that answers with a choice, in <answer> tags where the prompt asks for them."""
-    tags = any("<answer>" in c for m in sample.messages for c in m.content if isinstance(c, str))
-    return f"<answer>{choice}</answer>" if tags else choice

@@ -1,9 +1,10 @@
-"""Let a policy say held-out texts, and measure what was understood: recordings, rows and an entry of eval.json."""
+"""Let a policy speak: texts into a folder of recordings, and held-out texts as a phase of a run, with its scores."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,27 +13,126 @@ import numpy as np
 from audiorl.audio import AudioClip, write_wav
 from audiorl.config import SamplingConfig
 from audiorl.data.rows import write_json_lines
-from audiorl.eval._generate import read_rows
-from audiorl.eval._judging import Judges
-from audiorl.eval._summaries import paired_changes, speech_measures, summarize_outside, summarize_speech
+from audiorl.eval._common import (
+    Judges,
+    Row,
+    check_settings,
+    evaluation_config,
+    finished_rows,
+    generate_all,
+    paired_changes,
+    read_rows,
+    summarize,
+    summarize_outside,
+)
+from audiorl.eval.metrics.corpus import bootstrap_interval
 from audiorl.eval.metrics.prosody import MEASURES, prosody
 from audiorl.eval.metrics.speech import cosine, silent_share
 from audiorl.eval.metrics.text import Normalizer, char_errors, word_errors
-from audiorl.models import AudioPolicy
-from audiorl.protocols import Request
+from audiorl.models import AudioPolicy, load_policy
+from audiorl.protocols import Request, RolloutEngine, SpeechDecoder
 from audiorl.rollout.hf import HFEngine
-from audiorl.rollout.speech_decoder import CodecSpeechDecoder
+from audiorl.rollout.speech import CodecSpeechDecoder
 from audiorl.run.folder import Run
 from audiorl.speech_models.protocol import SpeakerEncoder
 from audiorl.types import Rollout, Sample
+from tokenizers_audio import load as load_codec
 
 RATE = 16_000
 """Hz at which reference recordings are read."""
+ROWS = "generated.jsonl"
+SETTINGS = "generation.json"
+SUFFIXES = (".wav", ".flac", ".ogg", ".opus", ".mp3")
+"""Suffixes of recordings that a system generated, by preference."""
 Speak = Callable[[AudioPolicy, Sequence[Sample], SamplingConfig], list[Rollout]]
 
 
+# -- a folder of recordings --------------------------------------------------------------------------------------------
+
+
+def load_speaking(model: str | Path, codec: str | Path | None = None, device: str = "auto") -> AudioPolicy:
+    """Load a checkpoint that writes codes, with its codec, for evaluation.
+
+    Without a `codec` it is the folder codec/ in or above the checkpoint's, as `tts_quickstart` leaves it. Raises
+    ValueError for a model that writes text only and where no codec is found, or not the model's.
+    """
+    policy = load_with_codec(model, codec, device)
+    if policy.speech is None:
+        raise ValueError(f"{model}: writes text only; give a model that speaks (see audiorl/recipes/tts_sft.py)")
+    return policy
+
+
+def load_with_codec(model: str | Path, codec: str | Path | None = None, device: str = "auto") -> AudioPolicy:
+    """Load a checkpoint for evaluation, and its codec where it speaks (see `load_speaking`)."""
+    policy = load_policy(model, evaluation_config(device))
+    if policy.speech is not None:
+        policy.set_codec(load_codec(codec or _codec_above(Path(model))))
+    return policy
+
+
+def _codec_above(model: Path) -> Path:
+    folders = [model, *model.resolve().parents[:3]] if model.is_dir() else []
+    codec = next((f / "codec" for f in folders if (f / "codec" / "config.json").is_file()), None)
+    if codec is None:
+        raise ValueError(f"{model}: no folder codec/ in it or above it; name its audio tokenizer with --codec")
+    return codec
+
+
+def recording_of(folder: Path, name: str) -> AudioClip | None:
+    """Return the recording of a text, NAME.wav or with another of SUFFIXES; None where there is no file."""
+    return next((AudioClip(path=str(p)) for s in SUFFIXES if (p := folder / f"{name}{s}").is_file()), None)
+
+
+def generate_speech(
+    engine: RolloutEngine,
+    speech_decoder: SpeechDecoder,
+    samples: Sequence[Sample],
+    folder: str | Path,
+    settings: Mapping[str, Any],
+    *,
+    batch_size: int = 8,
+    seed: int = 0,
+    describe: Callable[[Rollout], Mapping[str, float]] = lambda rollout: {},
+) -> list[Row]:
+    """Say every sample once: FOLDER/ID.wav, and a row {id, seconds, stop_reason, tokens, …} in FOLDER/generated.jsonl.
+
+    `describe` adds columns to the rows of samples that said something.
+
+    A sample that said nothing has 0 seconds and no file. A later call with the same `settings` says what is missing; a
+    kill loses no recording that was written. Raises ValueError for ids that are no names of files, for a
+    folder that holds anything else, and for one that was generated with other settings.
+    """
+    folder = Path(folder)
+    for sample in samples:
+        if Path(sample.id).is_absolute() or ".." in Path(sample.id).parts:
+            raise ValueError(f"{sample.id!r} is no name of a file below {folder}; give the text another id")
+    if not (folder / SETTINGS).exists() and folder.is_dir() and any(folder.iterdir()):
+        raise ValueError(f"{folder}: holds files that were not generated here; choose an empty folder")
+    check_settings(folder / SETTINGS, {**settings, "seed": seed})
+    rows = finished_rows(folder / ROWS)
+    present = {id: row for id, row in rows.items() if not row["seconds"] or (folder / f"{id}.wav").is_file()}
+    if len(present) < len(rows):  # forget the rows whose recordings are gone
+        write_json_lines(folder / ROWS, present.values())
+
+    def write(rollout: Rollout) -> dict[str, float]:
+        wav = speech_decoder.waveform(rollout)
+        if wav is None or not len(wav):
+            return {"seconds": 0.0}
+        path = folder / f"{rollout.sample.id}.wav"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_name(f".{path.name}.partial.wav")  # a file with this name is a whole one
+        write_wav(partial, wav, speech_decoder.sample_rate)
+        os.replace(partial, path)
+        return {"seconds": len(wav) / speech_decoder.sample_rate, **describe(rollout)}
+
+    return generate_all(engine, samples, folder / ROWS, batch_size, seed, write)
+
+
+# -- held-out texts as a phase of a run --------------------------------------------------------------------------------
+
+
 def say(policy: AudioPolicy, samples: Sequence[Sample], sampling: SamplingConfig, seed: int = 0) -> list[Rollout]:
-    """One rollout a text, as `sampling` says; `seed` fixes each of them."""
+    """Return one rollout a text, as `sampling` says; `seed` fixes each of them."""
     return HFEngine(policy, sampling).generate([Request(s, seed=seed) for s in samples])
 
 
@@ -53,9 +153,8 @@ def measure_speech(
     eval/NAME/*.wav hold the recordings, eval/NAME.jsonl what the recogniser understood of each, and the entry NAME of
     eval.json {accuracy: mean of 1 - min(CER, 1), low, high (95% bootstrap), wer, cer, seconds, cut, n}. With a
     speaker encoder also similarity, the cosine with the voice of metadata["reference_audio"]: 0 for silence, and left
-    out for texts that have none. f0_range, energy_range and pauses (`audiorl.eval.metrics.prosody`) are left out
-    for speech
-    without voice; `reference_prosody` is that of the metadata's recordings. Where eval/BASELINE.jsonl is there,
+    out for texts that have none. f0_range, energy_range and pauses (`audiorl.eval.metrics.prosody`) are left out for
+    speech without voice; `reference_prosody` is that of the metadata's recordings. Where eval/BASELINE.jsonl is there,
     `changes` are the paired differences from it.
 
     outside: no phase asks these judges, and the entry says so. speak: another way to say the texts, such as the best of
@@ -70,7 +169,7 @@ def measure_speech(
             reference = rollout.sample.references[0]
             path = Path("eval") / name / f"{number:04d}.wav"
             write_wav(run.dir / path, wav, rate)
-            row: dict[str, Any] = (
+            row: Row = (
                 {"id": rollout.sample.id, "text": reference, "transcript": text, "spoken_audio": {"path": str(path)}}
                 | {"cer": char_errors(reference, text, normalizer).rate}
                 | {"wer": word_errors(reference, text, normalizer).rate}
@@ -104,13 +203,43 @@ def measure_speech(
 
 
 def prosody_columns(wav: np.ndarray, rate: int) -> dict[str, float]:
-    """The measures of prosody for a row; {} for speech without 0.1 s of voice."""
+    """Return the measures of prosody for a row; {} for speech without 0.1 s of voice."""
     measured = prosody(wav, rate)
     return {} if measured is None else {name: getattr(measured, name) for name in MEASURES}
 
 
+def speech_measures(row: Mapping[str, Any]) -> dict[str, float]:
+    """Return the measures of a row of `measure_speech`, error rates at most 1."""
+    measures = {name: min(row[name], 1.0) for name in ("wer", "cer")} | {"accuracy": 1 - min(row["cer"], 1.0)}
+    return measures | {name: row[name] for name in ("similarity", *MEASURES) if name in row}
+
+
+def summarize_speech(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return `summarize` of the share of characters understood, with means of the other columns of `measure_speech`.
+
+    Error rates count as 1 at most, so that babble is not worse than silence. `intervals` are the 95% bootstrap
+    intervals of prosody, of the rows that have voice; `reference_prosody` has the means of the reference recordings.
+    """
+    columns = {name: [min(row[name], 1.0) for row in rows] for name in ("wer", "cer")}
+    columns |= {name: [row[name] for row in rows] for name in ("seconds", "cut")}
+    for name in ("similarity", *MEASURES):
+        if values := [row[name] for row in rows if name in row]:
+            columns[name] = values
+    result = summarize([1 - cer for cer in columns["cer"]], "accuracy", columns)
+    intervals = {name: list(bootstrap_interval(columns[name])) for name in MEASURES if name in columns}
+    recordings = [row["reference_prosody"] for row in rows if row.get("reference_prosody")]
+    if recordings:
+        result["reference_prosody"] = mean_prosody(recordings)
+    return result | ({"intervals": intervals} if intervals else {})
+
+
+def mean_prosody(recordings: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Return the mean of each measure of prosody over recordings."""
+    return {name: float(np.mean([r[name] for r in recordings])) for name in MEASURES}
+
+
 def _reference(sample: Sample, folder: Path) -> dict[str, Any]:
-    """Where the recording of metadata["reference_audio"] lies, and its prosody; one without a file is written once."""
+    """Return where metadata["reference_audio"] lies, and its prosody; a recording without a file is written once."""
     clip = sample.metadata.get("reference_audio")
     if not isinstance(clip, AudioClip):
         return {}
@@ -140,7 +269,7 @@ def probe_speech(
     judges: Judges,
     normalizer: Normalizer = "basic",
 ) -> Callable[[], dict[str, float]]:
-    """A function for the training loop that measures the policy as it is at the moment."""
+    """Return a function for the training loop that measures the policy as it is at the moment."""
 
     def now() -> dict[str, float]:
         rollouts, _, texts = _transcribed(policy, samples, sampling, judges)
@@ -153,7 +282,7 @@ def probe_speech(
 def _transcribed(
     policy: AudioPolicy, samples: Sequence[Sample], sampling: SamplingConfig, judges: Judges, speak: Speak = say
 ) -> tuple[list[Rollout], list[np.ndarray], list[str]]:
-    """(rollouts, waveforms [T], what the recogniser understood); a rollout without speech has an empty waveform."""
+    """Return (rollouts, waveforms [T], transcripts); a rollout without speech has an empty waveform."""
     rollouts = speak(policy, samples, sampling)
     speech_decoder = CodecSpeechDecoder.of(policy)
     waves = [np.zeros(0, np.float32) if wav is None else wav for wav in speech_decoder.waveforms(rollouts)]

@@ -1,10 +1,14 @@
-"""Let a policy interpret streams, and measure what it wrote and when: SimulEval logs, scores, an entry of eval.json.
+"""Let a policy interpret streams, and measure what it wrote and said, and when: logs, scores, an entry of eval.json.
 
 A folder of interpreted streams holds what SimulEval and the tools of long-form evaluation read:
 
     instances.log, config.yaml     SimulEval's log, one line a stream
     segments.yaml, segments.es     the streams' units as MuST-C's segments: {wav, offset, duration, reference}, and one
                                    reference a line (segments.en: the source texts, where all are known)
+
+Speech is judged by what is heard: the quality of a transcript (ASR-BLEU, …), the voice, and how long it lasts. A
+translation is to sound like the speaker of its source, more than like the other speakers of the set. In a stream of
+several speakers this is asked of each: the text of the policy says whose words a turn translates.
 """
 
 from __future__ import annotations
@@ -16,7 +20,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import yaml
@@ -25,27 +28,32 @@ from numpy.typing import NDArray
 from audiorl.config import SamplingConfig
 from audiorl.data.rollout_rows import read_rollouts, rollout_row
 from audiorl.data.rows import write_json_lines
-from audiorl.eval._generate import generate_all
+from audiorl.eval._common import Judges, Row, generate_all
 from audiorl.eval.metrics.corpus import TRANSLATION, bootstrap_interval, estimate, ratio
-from audiorl.eval.metrics.latency import laal, latency_unit, reference_length
-from audiorl.eval.metrics.longform import ReferenceSegment
+from audiorl.eval.metrics.latency import laal, latency_unit, reference_length, text_units
+from audiorl.eval.metrics.longform import ReferenceSegment, chunks, soft_cuts
+from audiorl.eval.metrics.text import normalize
 from audiorl.models import AudioPolicy
 from audiorl.protocols import Ended, Request, Reward, RolloutEngine, Schedule
-from audiorl.rewards.check import score_rollouts
-from audiorl.rewards.similarity import Metric, sentence_chrf
+from audiorl.rewards.combine import score_rollouts
 from audiorl.rollout.hf import HFEngine
-from audiorl.rollout.speech_decoder import CodecSpeechDecoder
+from audiorl.rollout.speech import CodecSpeechDecoder
 from audiorl.run.folder import Run
-from audiorl.tasks.simul.degeneracy import degeneracy
-from audiorl.tasks.simul.logs import Instance, read_log, write_log
-from audiorl.tasks.simul.quality import NAMES, Quality, default_quality, quality_counts
+from audiorl.tasks.simul.logs import Instance, read_log, write_log, write_speech_log
+from audiorl.tasks.simul.quality import NAMES, Metric, Quality, default_quality, quality_counts, sentence_chrf
 from audiorl.tasks.simul.schedules import split_words
-from audiorl.tasks.simul.scoring import score
-from audiorl.tasks.simul.speech import write_speech_log
+from audiorl.tasks.simul.scoring import degeneracy, score
 from audiorl.tasks.simul.streams import ChunkConfig, Stream, interpretation_sample
 from audiorl.types import Rollout, Segment
 
 SEGMENTS = "segments.yaml"
+DURATION_TOLERANCE = 0.2
+"""A turn's speech may last so much longer or shorter than its reference, relative to it."""
+MAX_WORDS_PER_SECOND = 5
+"""Nobody says more. A recogniser that repeats itself for ever writes more; that is cut off."""
+RATE = 16_000
+"""Hz of the sources for the speaker encoder."""
+Interval = tuple[float, float]
 
 
 def interpret(
@@ -55,7 +63,7 @@ def interpret(
     sampling: SamplingConfig,
     schedule: Schedule | None = None,
 ) -> list[Rollout]:
-    """One greedy rollout a stream; `schedule` decides when to write in place of the policy.
+    """Return one greedy rollout a stream; with a `schedule` that one decides when to write, not the policy.
 
     Emit times are comparable with a batch of one stream only: `sampling.max_batch_tokens` 1.
     """
@@ -82,9 +90,9 @@ def interpret_into(
     schedule: Schedule | None = None,
     batch_size: int = 1,
 ) -> list[Rollout]:
-    """One rollout a stream as the engine samples; its rows go to `path` (JSON lines) as they come.
+    """Return one rollout a stream as the engine samples; its rows go to `path` (JSON lines) as they come.
 
-    A later call goes on from there, and returns the same rollouts whatever had been finished before; of their tokens
+    A later call continues from there, and returns the same rollouts whatever had been finished before; of their tokens
     only the number is kept. `batch_size`: streams side by side. Emit times are those of a single stream with 1 only.
     """
     samples = [interpretation_sample(s, chunks) for s in streams]
@@ -96,14 +104,14 @@ def interpret_into(
 
 
 def settled(segments: Sequence[Segment], language: str) -> str:
-    """What has been written, without a last word at which the policy was cut off: the next turn may go on with it."""
+    """Return what is written, without a last word at which the policy was cut off: the next turn may complete it."""
     text = "".join(s.text for s in segments)
     cut = bool(segments) and segments[-1].stop_reason == "length" and latency_unit(language) == "word"
     return re.sub(r"\S+$", "", text) if cut else text
 
 
 def instance_of(rollout: Rollout, index: int, source: str = "") -> Instance:
-    """The rollout as a line of SimulEval's log; a word is delayed until the chunk after which it was complete.
+    """Write a rollout as a line of SimulEval's log; a word is delayed until the chunk after which it was complete.
 
     Complete is a word that no later turn adds to; of a turn that was cut off the last word is open until the next one,
     or the end of the source. Raises ValueError, naming stream and turn, where time goes backwards: a clock was set back
@@ -145,12 +153,11 @@ def instance_of(rollout: Rollout, index: int, source: str = "") -> Instance:
     )
 
 
-def measure(streams: Sequence[Stream], rollouts: Sequence[Rollout]) -> dict[str, Any]:
-    """The scores of audiorl.tasks.simul.scoring, and what reports read: `laal`, `stream_laal` (s), the qualities
-    `chrf`,
-    `bleu`, `chrf++`, `ter` and `word_f1` (of English also `semantic`, where the encoder is installed), `length_ratio`
-    and `repetition`, and the signs of `degeneracy`.
+def measure(streams: Sequence[Stream], rollouts: Sequence[Rollout]) -> Row:
+    """Return the scores of audiorl.tasks.simul.scoring, and what reports read.
 
+    That is `laal`, `stream_laal` (s), the qualities `chrf`, `bleu`, `chrf++`, `ter` and `word_f1` (of English also
+    `semantic`, where the encoder is installed), `length_ratio` and `repetition`, and the signs of `degeneracy`.
     Latencies are None where nothing was said.
 
     Computation-aware ones count the computing since the last write: a stream is read on while the policy computes.
@@ -173,8 +180,8 @@ def measure(streams: Sequence[Stream], rollouts: Sequence[Rollout]) -> dict[str,
     low, high = bootstrap_interval(each)
     turns = [s for r in rollouts for s in r.segments]
     return {
-        "laal": _seconds(whole["LAAL"]),
-        "stream_laal": _seconds(long["StreamLAAL"]),
+        "laal": None if math.isnan(whole["LAAL"]) else whole["LAAL"] / 1000,
+        "stream_laal": None if math.isnan(long["StreamLAAL"]) else long["StreamLAAL"] / 1000,
         **{metric: whole[NAMES[metric]] for metric in qualities},
         "length_ratio": whole["LengthRatio"],
         "repetition": whole["Repetition"],
@@ -200,10 +207,10 @@ def measure_streams(
     speech_decoder: CodecSpeechDecoder | None = None,
     optimised: Quality | Metric = "chrf",
     baseline: str = "before",
-) -> dict[str, Any]:
+) -> Row:
     """Measure once, as a phase of the run: eval/NAME.jsonl, a SimulEval log in eval/NAME/, an entry in eval.json.
 
-    With the `speech_decoder` of a policy that speaks also what it said, with a log of its own, in eval/NAME/speech/.
+    With the `speech_decoder` of a policy that speaks also its tracks, with a log of their own, in eval/NAME/speech/.
     `optimised`: the quality that the rewards compare with. `baseline`: the phase of the same streams from which changes
     are measured.
     """
@@ -236,11 +243,11 @@ def measure_streams(
 
 def outside_quality(
     folder: Path, name: str, streams: Sequence[Stream], optimised: Quality | Metric, baseline: str = "before"
-) -> dict[str, Any]:
-    """`outside`, the intervals of the qualities that no reward asks, and `changes` of all and of `laal` (s) since the
-    `baseline`, each with its paired interval.
+) -> Row:
+    """Return `outside`, the intervals of the qualities that no reward asks, and `changes` since the `baseline`.
 
-    The qualities are those of `TRANSLATION` and `default_quality`, over all streams; the streams are drawn.
+    The changes are those of all qualities and of `laal` (s), each with its paired interval. The qualities are those of
+    `TRANSLATION` and `default_quality`, over all streams; the streams are drawn.
     """
     language = streams[0].target_language
     later, earlier = read_log(folder / name), read_log(folder / baseline) if name != baseline else []
@@ -265,7 +272,7 @@ def outside_quality(
 
 
 def laal_counts(instances: Sequence[Instance], language: str) -> NDArray[np.float64]:
-    """[N, 2]: LAAL in seconds and 1; zeros where nothing was written."""
+    """Return [N, 2]: LAAL in seconds and 1; zeros where nothing was written."""
     unit = latency_unit(language)
     lags = [
         (laal(i.delays, i.source_length, reference_length(i.reference or "", unit)) / 1000, 1.0) if i.delays else (0, 0)
@@ -274,15 +281,10 @@ def laal_counts(instances: Sequence[Instance], language: str) -> NDArray[np.floa
     return np.array(lags, np.float64)
 
 
-def _seconds(ms: float) -> float | None:
-    """None where nothing was said."""
-    return None if math.isnan(ms) else ms / 1000
-
-
 def probe_streams(
     policy: AudioPolicy, streams: Sequence[Stream], chunks: ChunkConfig, sampling: SamplingConfig
 ) -> Callable[[], dict[str, float]]:
-    """A function for the training loop that measures the policy as it is at the moment."""
+    """Return a function for the training loop that measures the policy as it is at the moment."""
 
     def now() -> dict[str, float]:
         result = measure(streams, interpret(policy, streams, chunks, sampling))
@@ -293,8 +295,10 @@ def probe_streams(
 
 
 def write_interpreted(folder: Path, streams: Sequence[Stream], rollouts: Sequence[Rollout]) -> None:
-    """SimulEval's log, and the segments of the streams that have units. They call a stream by its recording where that
-    is its own, else by its id."""
+    """Write SimulEval's log, and the segments of the streams that have units.
+
+    They call a stream by its recording where that is its own, else by its id.
+    """
     paths = Counter(s.audio.path for s in streams)
     names = [s.audio.path if s.audio.path and paths[s.audio.path] == 1 and not s.audio.start else s.id for s in streams]
     instances = [instance_of(r, i, name) for i, (r, name) in enumerate(zip(rollouts, names, strict=True))]
@@ -318,3 +322,180 @@ def write_interpreted(folder: Path, streams: Sequence[Stream], rollouts: Sequenc
 
 def _line(text: str) -> str:
     return " ".join(text.split())
+
+
+# -- speech ------------------------------------------------------------------------------------------------------------
+
+
+def measure_spoken(
+    streams: Sequence[Stream], rollouts: Sequence[Rollout], speech_decoder: CodecSpeechDecoder, judges: Judges
+) -> tuple[Row, list[str]]:
+    """Return scores, with their 95 % bootstrap intervals over streams in `intervals`, and the raw transcripts.
+
+    With a recogniser ASR-BLEU and the other qualities of `default_quality`, ASR-LengthRatio, and ASR-Cut, the share of
+    transcripts with more than MAX_WORDS_PER_SECOND, of which the rest is not counted. With an encoder
+    SourceSimilarity, and where there are several speakers those of `own_voice`, by stream and speaker. Where streams
+    have several, OwnVoiceInStream: whether a speaker's translation is nearer to the own source than to any other of the
+    same stream; and MixedTurns, the share of spoken turns that translate several at once, which no voice is compared
+    with. Always those of `durations`. Raises ValueError for a stream without reference.
+    """
+    waves = speech_decoder.waveforms(rollouts)
+    spoken = [np.zeros(0, np.float32) if wav is None else wav for wav in waves]
+    scores: Row = {}
+    intervals: dict[str, Interval] = {}
+    transcripts: list[str] = []
+    if judges.recogniser:
+        texts = judges.recogniser.transcribe(spoken, speech_decoder.sample_rate)
+        transcripts = [" ".join(text.split()) for text in texts]
+        limits = [math.ceil(MAX_WORDS_PER_SECOND * len(wav) / speech_decoder.sample_rate) for wav in spoken]
+        counted = [" ".join(text.split()[:limit]) for text, limit in zip(transcripts, limits, strict=True)]
+        asr, intervals = transcript_quality(counted, [s.reference for s in streams], streams[0].target_language)
+        scores |= asr | {"ASR-Cut": float(np.mean([a != b for a, b in zip(counted, transcripts, strict=True)]))}
+    if judges.encoder:
+        parts, mixed = speaker_parts(streams, rollouts, speech_decoder)
+        if mixed:
+            scores["MixedTurns"], intervals["MixedTurns"] = float(np.mean(mixed)), bootstrap_interval(mixed)
+        sources = np.asarray(judges.encoder.embed([part.source for part in parts], RATE))
+        voices = np.asarray(judges.encoder.embed([part.spoken for part in parts], speech_decoder.sample_rate))
+        values_of = own_voice(voices, sources, [part.speaker for part in parts])
+        values_of |= own_voice_in_stream(voices, sources, [part.stream for part in parts])
+        for name, values in values_of.items():
+            scores[name], intervals[name] = float(np.mean(values)), bootstrap_interval(values)
+    for name, values in durations(rollouts, speech_decoder).items():
+        scores[name], intervals[name] = float(np.mean(values)), bootstrap_interval(values)
+    return scores | {"intervals": {name: list(interval) for name, interval in intervals.items()}}, transcripts
+
+
+def transcript_quality(
+    transcripts: Sequence[str], references: Sequence[str], language: str
+) -> tuple[dict[str, float], dict[str, Interval]]:
+    """Return ASR-BLEU, ASR-chrF, … of transcripts, and their intervals.
+
+    Both sides go through Whisper's multilingual normaliser, which spells numbers out: references in words, as they are
+    said, do not compare with digits. SimulEval only drops case and punctuation.
+    """
+    said, wanted = ([normalize(text, "basic", language) for text in texts] for texts in (transcripts, references))
+    scores: dict[str, float] = {}
+    intervals: dict[str, Interval] = {}
+    metrics: dict[str, str] = {metric: NAMES[metric] for metric in default_quality(language)}
+    for metric, name in (metrics | {"length_ratio": "LengthRatio"}).items():
+        counts_NK, score = quality_counts(metric, said, wanted, language)
+        quality = estimate(counts_NK, score)
+        scores[f"ASR-{name}"], intervals[f"ASR-{name}"] = quality.value, (quality.low, quality.high)
+    return scores, intervals
+
+
+@dataclass(frozen=True)
+class SpeakerPart:
+    """The words of a speaker in a stream, and their translation."""
+
+    stream: int
+    speaker: str
+    source: NDArray[np.float32]
+    """float32 [T] at RATE Hz."""
+    spoken: NDArray[np.float32]
+    """float32 [T] at the codec's rate."""
+
+
+def speaker_parts(
+    streams: Sequence[Stream], rollouts: Sequence[Rollout], speech_decoder: CodecSpeechDecoder
+) -> tuple[list[SpeakerPart], list[float]]:
+    """Return the parts with speech; and for each spoken turn in streams of several speakers, 1.0 if it mixes them.
+
+    A stream of one speaker is a part.
+    """
+    parts, mixed = [], []
+    for index, (stream, rollout) in enumerate(zip(streams, rollouts, strict=True)):
+        waves, source = speech_decoder.by_segment(rollout), stream.audio.load(RATE)
+        speakers = sorted({u.speaker for u in stream.units if u.target})
+        if len(speakers) < 2:
+            whole = speech_decoder.waveform(rollout)
+            speaker = str(stream.metadata.get("speaker", "")) or next(iter(speakers), "")
+            parts += [] if whole is None else [SpeakerPart(index, speaker, source, whole)]
+            continue
+        owners = turn_speakers(stream, rollout)
+        mixed += [float(len(of_turn) > 1) for of_turn, wav in zip(owners, waves, strict=True) if len(wav)]
+        for speaker in speakers:
+            said = [wav for of_turn, wav in zip(owners, waves, strict=True) if of_turn == {speaker} and len(wav)]
+            own = [source[round(u.start * RATE) : round(u.end * RATE)] for u in stream.units if u.speaker == speaker]
+            if said:
+                parts.append(SpeakerPart(index, speaker, np.concatenate(own), np.concatenate(said)))
+    return parts, mixed
+
+
+def turn_speakers(stream: Stream, rollout: Rollout) -> list[set[str]]:
+    """Find whose words each turn translates: its text is aligned with the units' translations (`soft_cuts`)."""
+    unit = latency_unit(stream.target_language)
+    units = [u for u in stream.units if u.target]
+    written = [text_units(segment.text, unit) for segment in rollout.segments]
+    words = [word for turn in written for word in turn]
+    pieces = chunks(range(len(words)), soft_cuts([text_units(u.target, unit) for u in units], words, unit))
+    speaker_of_word = [u.speaker for u, piece in zip(units, pieces, strict=True) for _ in piece]
+    ends = np.cumsum([len(turn) for turn in written])
+    return [set(speaker_of_word[end - len(turn) : end]) for end, turn in zip(ends, written, strict=True)]
+
+
+def own_voice_in_stream(
+    voices_ND: NDArray[np.float32], sources_ND: NDArray[np.float32], streams: Sequence[int]
+) -> dict[str, list[float]]:
+    """Return OwnVoiceInStream of each part with others in its stream: 1 where no other source is nearer."""
+    cosines_NN = voices_ND @ sources_ND.T
+    values = []
+    for i, stream in enumerate(streams):
+        others = [cosines_NN[i, j] for j, other in enumerate(streams) if other == stream and j != i]
+        if others:
+            values.append(float(cosines_NN[i, i] >= max(others)))
+    return {"OwnVoiceInStream": values} if values else {}
+
+
+def own_voice(
+    voices_ND: NDArray[np.float32], sources_ND: NDArray[np.float32], speakers: Sequence[str]
+) -> dict[str, list[float]]:
+    """Compare embeddings of length 1 of N translations and of their sources, part by part.
+
+    SourceSimilarity: cosine of the translation and its source. Of parts whose speaker has others, and where there are
+    several speakers: OwnSimilarity, the mean cosine with that speaker's other sources; OtherSimilarity, the same of the
+    other speakers, as the mean over them; SimilarityDifference between the two; OwnVoice, 1 where no other speaker's
+    mean is above the own.
+    """
+    cosines_NN = voices_ND @ sources_ND.T
+    values: dict[str, list[float]] = {"SourceSimilarity": np.diag(cosines_NN).tolist()}
+    names = sorted(set(speakers))
+    if len(names) < 2 or "" in names:
+        return values
+    for i, speaker in enumerate(speakers):
+        means = {
+            name: np.mean(
+                [cosines_NN[i, j] for j, other in enumerate(speakers) if other == name and j != i] or [np.nan]
+            )
+            for name in names
+        }
+        own, others = means.pop(speaker), list(means.values())
+        if np.isnan(own):
+            continue
+        columns = {
+            "OwnSimilarity": own,
+            "OtherSimilarity": np.mean(others),
+            "SimilarityDifference": own - np.mean(others),
+            "OwnVoice": float(own >= max(others)),
+        }
+        for name, value in columns.items():
+            values.setdefault(name, []).append(float(value))
+    return values
+
+
+def durations(rollouts: Sequence[Rollout], speech_decoder: CodecSpeechDecoder) -> dict[str, list[float]]:
+    """Return DurationWithin20 and DurationRatio.
+
+    The first is of each turn that is spoken and has a spoken reference: whether its speech lasts as long, to 20 %. The
+    second is of each stream: all speech over that of all references.
+    """
+    within, ratios = [], []
+    for rollout in rollouts:
+        seconds = [len(wav) / speech_decoder.sample_rate for wav in speech_decoder.by_segment(rollout)]
+        wanted = [turn.reference_seconds or 0.0 for turn in rollout.sample.turns]
+        pairs = [(a, b) for a, b in zip(seconds, wanted, strict=True) if a and b]
+        within += [float(abs(a - b) <= DURATION_TOLERANCE * b) for a, b in pairs]
+        if sum(wanted):
+            ratios.append(sum(seconds) / sum(wanted))
+    return {name: values for name, values in (("DurationWithin20", within), ("DurationRatio", ratios)) if values}

@@ -18,16 +18,14 @@ from typing import Any, Literal
 from audiorl.audio import AudioClip, load_clip
 from audiorl.data.emergent import CATEGORIES, Case
 from audiorl.data.schema import FieldError, check, parse_json
-from audiorl.eval._generate import check_settings, complete_rows, read_rows
-from audiorl.eval._speech_generation import ROWS as GENERATED
-from audiorl.eval._speech_generation import recording_of
-from audiorl.eval._summaries import summarize
-from audiorl.rewards.chat import Answer, ChatEndpoint, JudgeError, Question
-from audiorl.rewards.judge import Choice, Content, comparison
+from audiorl.eval._common import Row, check_settings, complete_rows, read_rows, summarize, with_interval
+from audiorl.eval._speech import RATE, recording_of
+from audiorl.eval._speech import ROWS as GENERATED
+from audiorl.report.listening import Card, Take, listening_page
+from audiorl.rewards.chat import ChatEndpoint, JudgeAnswer, JudgeError, JudgeQuestion
+from audiorl.rewards.llm_judge import Choice, Content, comparison
 
-Row = dict[str, Any]
 ROWS = "comparisons.jsonl"
-RATE = 16_000
 BATCH = 64
 """Comparisons after which the answers are written."""
 
@@ -75,11 +73,11 @@ class ListeningJudge:
     concurrency: int = 8
     """Most requests that are open at a time."""
     rubrics: Path | None = None
-    """A JSON file {category: what matters most} in place of the six categories of EmergentTTS-Eval and their rubrics,
+    """A JSON file {category: what matters most} instead of the six categories of EmergentTTS-Eval and their rubrics,
     for texts of your own."""
 
     def endpoint(self) -> ChatEndpoint:
-        """Raises ValueError for options that no endpoint can have."""
+        """Return the endpoint. Raises ValueError for options that no endpoint can have."""
         return ChatEndpoint(
             self.model,
             self.url,
@@ -93,7 +91,7 @@ class ListeningJudge:
         )
 
     def read_rubrics(self) -> Mapping[str, str]:
-        """By category. Raises ValueError for a file that is no object of texts."""
+        """Read the rubrics by category. Raises ValueError for a file that is no object of texts."""
         if self.rubrics is None:
             return RUBRICS
         if not self.rubrics.is_file():
@@ -110,7 +108,7 @@ class ListeningJudge:
 
 
 @dataclass(frozen=True)
-class Pair:
+class ComparedPair:
     """A text and its two recordings, None for a system that said nothing when it was asked."""
 
     case: Case
@@ -118,19 +116,19 @@ class Pair:
     theirs: AudioClip | None
 
     def fingerprint(self) -> str:
-        """Of the text and both recordings as they are now."""
+        """Return a digest of the text and both recordings as they are now."""
         digest = hashlib.sha256(json.dumps([self.case.text, self.case.category]).encode())
         for clip in (self.ours, self.theirs):
             digest.update(hashlib.sha256(b"" if clip is None else Path(clip.path or "").read_bytes()).digest())
         return digest.hexdigest()[:16]
 
     def ours_first(self, seed: int) -> bool:
-        """Whether our recording is answer A: by the seed and the text's name, whatever else is compared."""
+        """Return whether our recording is answer A: by the seed and the text's name, whatever else is compared."""
         return hashlib.sha256(f"{seed}:{self.case.name}".encode()).digest()[0] % 2 == 0
 
 
-def pairs_of(cases: Sequence[Case], ours: Path, theirs: Path) -> list[Pair]:
-    """Each text with its recordings, ID.wav (or .flac, .ogg, .opus, .mp3) in each folder.
+def pairs_of(cases: Sequence[Case], ours: Path, theirs: Path) -> list[ComparedPair]:
+    """Return each text with its recordings, ID.wav (or .flac, .ogg, .opus, .mp3) in each folder.
 
     A text that `generated.jsonl` of a folder says to be silent has none. Raises ValueError naming the texts that one
     system or both lack.
@@ -150,11 +148,11 @@ def pairs_of(cases: Sequence[Case], ours: Path, theirs: Path) -> list[Pair]:
             f"{ours} and {theirs}: no recordings of {len(lost)} of the {len(cases)} texts ({_some(lost)}), such as "
             f"{lost[0]}.wav; generate them, or leave the texts out of the list"
         )
-    return [Pair(case, of_ours[case.name], of_theirs[case.name]) for case in cases]
+    return [ComparedPair(case, of_ours[case.name], of_theirs[case.name]) for case in cases]
 
 
 def _recordings(cases: Sequence[Case], folder: Path) -> dict[str, AudioClip | None]:
-    """By name, None for a text that was said as silence."""
+    """Return the recordings by name, None for a text that was said as silence."""
     if not folder.is_dir():
         raise ValueError(f"{folder}: no folder; name the one that holds what a system generated")
     rows = read_rows(folder / GENERATED) if (folder / GENERATED).is_file() else []
@@ -172,15 +170,9 @@ def _some(names: Sequence[str]) -> str:
 
 
 def compare(
-    pairs: Sequence[Pair],
-    judge: ListeningJudge,
-    out: Path,
-    settings: Mapping[str, Any],
-    *,
-    seed: int = 0,
+    pairs: Sequence[ComparedPair], judge: ListeningJudge, out: Path, settings: Mapping[str, Any], *, seed: int = 0
 ) -> dict[str, Row]:
-    """A row a pair, by name: {id, category, depth, first, winner, win, reason}, or {id, …, problem} where the judge
-    failed.
+    """Return a row a pair, by name: {id, category, depth, first, winner, win, reason}, or {id, …, problem}.
 
     `win` is 1, 0.5 or 0 for our system; `first` says whose recording was played first, "ours" or "theirs". Rows with a
     win are kept in OUT/comparisons.jsonl; a later call with the same judge, seed and `settings` asks for the others and
@@ -199,7 +191,7 @@ def compare(
                 load_clip(clip, RATE)
     prints = {pair.case.name: pair.fingerprint() for pair in pairs}
 
-    def ask(batch: Sequence[Pair]) -> list[Row]:
+    def ask(batch: Sequence[ComparedPair]) -> list[Row]:
         answers = endpoint.ask([_question(pair, rubrics, seed) for pair in batch])
         return [_row(pair, answer, prints[pair.case.name], seed) for pair, answer in zip(batch, answers, strict=True)]
 
@@ -219,7 +211,7 @@ def compare(
     return rows
 
 
-def _question(pair: Pair, rubrics: Mapping[str, str], seed: int) -> Question:
+def _question(pair: ComparedPair, rubrics: Mapping[str, str], seed: int) -> JudgeQuestion:
     sides: list[list[Content]] = [
         ["It said nothing aloud."] if clip is None else [clip] for clip in (pair.ours, pair.theirs)
     ]
@@ -228,7 +220,7 @@ def _question(pair: Pair, rubrics: Mapping[str, str], seed: int) -> Question:
     return comparison(_COMMON + rubrics[pair.case.category], [text], a, b)
 
 
-def _row(pair: Pair, answer: Any, fingerprint: str, seed: int) -> Row:
+def _row(pair: ComparedPair, answer: Any, fingerprint: str, seed: int) -> Row:
     ours_first = pair.ours_first(seed)
     row: Row = {
         "id": pair.case.name,
@@ -237,7 +229,7 @@ def _row(pair: Pair, answer: Any, fingerprint: str, seed: int) -> Row:
         "file": fingerprint,
         "first": "ours" if ours_first else "theirs",
     }
-    if not isinstance(answer, Answer):
+    if not isinstance(answer, JudgeAnswer):
         return row | {"problem": f"{answer.kind}: {answer.message}"}
     choice: Choice = answer.value
     win = choice.points if ours_first else 1 - choice.points
@@ -246,7 +238,7 @@ def _row(pair: Pair, answer: Any, fingerprint: str, seed: int) -> Row:
 
 
 def win_rates(rows: Iterable[Mapping[str, Any]]) -> Row:
-    """{win_rate: {mean, n, low, high}, tie_rate, first_won, failed, by_category, by_depth} of the rows of `compare`.
+    """Return {win_rate: {mean, n, low, high}, tie_rate, first_won, failed, by_category, by_depth} of rows of `compare`.
 
     mean: (wins + ties / 2) / n over the n comparisons that were answered; low and high: its 95% bootstrap interval.
     first_won: the share of comparisons without a tie that the recording played first won; far from 1/2 the judge
@@ -273,3 +265,51 @@ def _group(rows: Sequence[Mapping[str, Any]]) -> Row:
     if not wins:
         return {"n": 0, "failed": len(rows)}
     return {**summarize(wins), "tie_rate": wins.count(0.5) / len(wins), "failed": len(rows) - len(wins)}
+
+
+# -- table and page ----------------------------------------------------------------------------------------------------
+
+
+def win_rate_table(rates: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """Return (head, rows): all texts, each category and each depth, of what `win_rates` returns."""
+    groups = {"all texts": {**rates["win_rate"], "tie_rate": rates["tie_rate"], "failed": rates["failed"]}}
+    groups |= rates["by_category"] | {f"depth {depth}": group for depth, group in rates["by_depth"].items()}
+    rows = []
+    for name, group in groups.items():
+        rate, ties = "–", "–"
+        if group["n"]:
+            rate, ties = with_interval(group, ".1f", scale=100, to="–"), f"{100 * group['tie_rate']:.1f}"
+        rows.append([name, rate, ties, str(group["n"]), str(group["failed"])])
+    return ["", "win rate % (95 %)", "ties %", "compared", "failed"], rows
+
+
+def comparison_page(
+    title: str,
+    pairs: Sequence[ComparedPair],
+    rows: Mapping[str, Mapping[str, Any]],
+    rates: Mapping[str, Any],
+    out: Path,
+    most: int,
+) -> str:
+    """Return a page for the folder `out` with the rates and `most` comparisons, lost ones first."""
+    order = {"theirs": 0, "tie": 1, "ours": 2}
+    judged = [pair for pair in pairs if "problem" not in rows[pair.case.name]]
+    judged.sort(key=lambda pair: order[rows[pair.case.name]["winner"]])
+    cards = [_card(pair, rows[pair.case.name]) for pair in judged[:most]]
+    lead = f"{title}. Lost comparisons first."
+    return listening_page("Two systems compared", lead, *win_rate_table(rates), cards, out)
+
+
+def _card(pair: ComparedPair, row: Mapping[str, Any]) -> Card:
+    depth = "" if pair.case.depth is None else f", depth {pair.case.depth}"
+    result = {"ours": "won", "tie": "tie", "theirs": "lost"}[row["winner"]]
+    a, b = ("A", "B") if row["first"] == "ours" else ("B", "A")
+    takes = (
+        Take(f"this system ({a})", _path(pair.ours), {}, row["reason"]),
+        Take(f"the other ({b})", _path(pair.theirs)),
+    )
+    return Card(f"{pair.case.name} · {pair.case.category}{depth} · {result}", pair.case.text, takes)
+
+
+def _path(clip: AudioClip | None) -> str | None:
+    return None if clip is None or clip.path is None else str(Path(clip.path).resolve())

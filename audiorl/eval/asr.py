@@ -1,64 +1,74 @@
 """Speech recognition and translation into English: errors by language and speaker, and what is written for silence.
 
-    python -m eval.asr --data test.jsonl --model MODEL --out results/asr --normalizer english
-    python -m eval.asr --data test.jsonl --model TRAINED --baseline START --silence 40 --out results/asr \\
+    audiorl eval asr --data test.jsonl --model MODEL --out results/asr --normalizer english
+    audiorl eval asr --data test.jsonl --model TRAINED --baseline START --silence 40 --out results/asr \\
         --known-speakers train.jsonl --recognisers judges/whisper-base
-    python -m eval.asr --data test.jsonl --model MODEL --task translate --out results/translation
-    python -m eval.asr --score results/asr/results.jsonl --baseline results/start/results.jsonl
+    audiorl eval asr --data test.jsonl --model MODEL --task translate --out results/translation
+    audiorl eval asr --score results/asr/results.jsonl --baseline results/start/results.jsonl
 
-Writes to --out: predictions.jsonl (responses as they come; a second call goes on from there), results.jsonl (reference,
-hypothesis, counts and rate per file), scores.json and worst.html (the worst files with audio to listen to). Run it
-before and after training on another task: transcription is what audio RL runs lose first.
+Writes to --out: predictions.jsonl (responses as they come; a second call continues from there), results.jsonl
+(reference, hypothesis, counts and rate per file), scores.json and worst.html (the worst files with audio to listen to).
+Run it before and after training on another task: transcription is what audio RL runs lose first.
+
+A row of results is {id, reference, hypothesis, language?, speaker?, group?, seconds?}. A slice is a part of the rows
+with a label.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from rich.console import Console
-from rich.table import Table
+import numpy as np
 
 from audiorl.audio import AudioClip, seconds
 from audiorl.data import manifest
 from audiorl.data.no_speech import no_speech_samples
 from audiorl.data.prompts import TRANSLATE
-from audiorl.eval._generate import check_settings, complete_rows, generate_all, greedy_engine, read_rows
-from audiorl.eval._options import InferenceOptions, run_script, write_scores
-from audiorl.eval._pages import article, page
-from audiorl.eval._recognition import (
-    LOWER_IS_BETTER,
-    NAMES,
-    Corpus,
-    Task,
-    interval_text,
-    no_speech_scores,
-    paired_rows,
-    slices,
-    with_groups,
+from audiorl.data.rows import write_json_lines
+from audiorl.eval._common import (
+    InferenceOptions,
+    Row,
+    check_settings,
+    complete_rows,
+    generate_all,
+    greedy_engine,
+    print_table,
+    read_rows,
+    run_evaluation,
+    with_interval,
+    write_scores,
 )
-from audiorl.eval.metrics.text import CorpusErrors, Normalizer, normalize
+from audiorl.eval.metrics.corpus import Score, estimate, ratio, repeated, translation_counts
+from audiorl.eval.metrics.text import CorpusErrors, ErrorCounts, Normalizer, char_errors, normalize, units, word_errors
 from audiorl.protocols import RolloutEngine
+from audiorl.report.listening import article, clips_page
+from audiorl.rewards.answers import final_text
 from audiorl.rewards.asr import languages_of
-from audiorl.rewards.tags import final_text
 from audiorl.speech_models import load_recogniser
-from audiorl.types import Rollout, Sample
+from audiorl.types import Sample
 
+Task = Literal["transcribe", "translate"]
 Metric = Literal["wer", "cer"]
-Row = dict[str, Any]
-Systems = Mapping[str, Sequence[Mapping[str, Any]]]
+Rows = Sequence[Mapping[str, Any]]
+Systems = Mapping[str, Rows]
 """Rows by the name of the system that wrote their hypotheses, in equal order; the first is the evaluated one."""
+METRICS: dict[Task, tuple[str, str]] = {"transcribe": ("wer", "cer"), "translate": ("bleu", "chrf")}
+NAMES = {"wer": "WER %", "cer": "CER %", "bleu": "BLEU", "chrf": "chrF"}
+"""Names of the metrics in tables."""
+LOWER_IS_BETTER = ("wer", "cer")
+FEWEST_SPEAKERS = 3
+"""Least number of speakers of an interval over speakers."""
 _RATE = 16_000
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(InferenceOptions):
+class ASROptions(InferenceOptions):
     """Evaluate a model's transcripts or translations, or score an existing results file."""
 
     score: Path | None = None
@@ -71,7 +81,7 @@ class Options(InferenceOptions):
     task: Task = "transcribe"
     """`translate`: into English, compared with the column `translation`; rows without one are left out."""
     question: str | None = None
-    """Asked in place of the usual request, for a model that was trained with another one."""
+    """Asked instead of the usual request, for a model that was trained with another one."""
     known_speakers: tuple[str, ...] = ()
     """Names of the speakers that training used, or manifests with their rows; others are unseen. Rows need a column
     `speaker`."""
@@ -93,11 +103,66 @@ class Options(InferenceOptions):
     """How many files worst.html shows."""
 
 
+def main(options: ASROptions, engine: RolloutEngine | None = None) -> Row:
+    """Do what the options say and return the scores."""
+    check(options)
+    samples: Sequence[Sample] = ()
+    skipped = None
+    if options.score is not None:
+        systems: Systems = {"model": read_rows(options.score)}
+        if not systems["model"]:
+            raise ValueError(f"{options.score}: no rows")
+    else:
+        samples, skipped = read(options)
+        engine = engine or options.engine()
+        systems = transcripts(options, engine, samples, "predictions")
+    if options.baseline and _is_file(options.baseline):
+        baseline = paired_rows(systems["model"], read_rows(options.baseline), options.baseline)
+        systems = {"model": systems["model"], "baseline": baseline, **systems}
+    corpora, compared = compare(systems, options)
+    results = [dict(row) for row in corpora["model"].rows]
+    scores: Row = {"task": options.task, "files": len(results)}
+    if options.task == "transcribe":
+        results, scores = score_rows(corpora["model"].rows, corpora["model"], options)
+    scores |= compared
+    if skipped is not None:
+        scores["skipped"] = skipped
+    if options.silence:
+        silent = no_speech_samples(
+            options.silence, music=options.music, question=options.question or "", languages=languages_of(samples)
+        )
+        written = transcripts(options, engine, silent, "no_speech")
+        scores["no_speech"] = {name: no_speech_scores(rows) for name, rows in written.items()}
+    if options.out is not None:
+        pages = {}
+        if options.task == "transcribe":
+            pages["worst.html"] = worst_page(results, samples, scores, options.worst)
+        write_scores(options.out, scores, pages)
+        write_json_lines(options.out / "results.jsonl", results)
+    print_scores(scores, f"{options.data or options.score} · {options.model or 'scored'}")
+    return scores
+
+
+def check(options: ASROptions) -> None:
+    """Raise ValueError for options that do not go together."""
+    if options.score is not None:
+        needing = {"recognisers": options.recognisers, "silence": options.silence}
+        for name in (name for name, value in needing.items() if value):
+            raise ValueError(f"--{name}: needs recordings; give --data, --model and --out instead of --score")
+        if options.baseline and not _is_file(options.baseline):
+            raise ValueError("--baseline: with --score give the baseline's results.jsonl too")
+    if options.silence < 0 or (options.music and not options.silence):
+        raise ValueError("--silence: give the number of clips, 1 or more; --music adds parts of recordings to them")
+    names = [Path(path).name for path in options.recognisers]
+    if len({*names, "model", "baseline"}) < len(names) + 2:
+        raise ValueError(f"--recognisers: two of {', '.join(names)} have one name; rename a folder")
+
+
 # -- transcripts -------------------------------------------------------------------------------------------------------
 
 
-def read(options: Options) -> tuple[list[Sample], int]:
-    """The samples, their first reference the text to compare with, and how many entries had no usable audio."""
+def read(options: ASROptions) -> tuple[list[Sample], int]:
+    """Return the samples, their first reference the text to compare with, and how many had no usable audio."""
     question = options.question or (TRANSLATE if options.task == "translate" else None)
     loaded = options.read(question)
     samples = list(loaded.samples)
@@ -115,7 +180,7 @@ def read(options: Options) -> tuple[list[Sample], int]:
 
 
 def rows_of(samples: Sequence[Sample], hypotheses: Mapping[str, str]) -> list[Row]:
-    """{id, reference, hypothesis, language, speaker} of each sample; of one without speech {kind, seconds} too."""
+    """Return {id, reference, hypothesis, language, speaker} of each sample; without speech {kind, seconds} too."""
     rows = []
     for sample in samples:
         row = {"id": sample.id, "reference": sample.references[0], "hypothesis": hypotheses[sample.id]}
@@ -126,24 +191,20 @@ def rows_of(samples: Sequence[Sample], hypotheses: Mapping[str, str]) -> list[Ro
 
 
 def answers(engine: RolloutEngine, samples: Sequence[Sample], out: Path, batch_size: int) -> dict[str, str]:
-    """What a model writes, by id; kept in `out`, from which a later call goes on."""
-    rows = generate_all(engine, samples, out, batch_size=batch_size, describe=_describe)
+    """Return what a model writes, by id; kept in `out`, from which a later call continues."""
+    rows = generate_all(engine, samples, out, batch_size, describe=lambda r: {"hypothesis": final_text(r.text)})
     return {row["id"]: row["hypothesis"] for row in rows}
 
 
-def _describe(rollout: Rollout) -> Mapping[str, Any]:
-    return {"hypothesis": final_text(rollout.text)}
-
-
-def recognised(path: str, samples: Sequence[Sample], options: Options, out: Path) -> dict[str, str]:
-    """What a recogniser writes, by id; each language with a recogniser for it. Kept in `out` like `answers`."""
+def recognised(path: str, samples: Sequence[Sample], options: ASROptions, out: Path) -> dict[str, str]:
+    """Return what a recogniser writes, by id; each language with a recogniser for it. Kept in `out` like `answers`."""
     hypotheses: dict[str, str] = {}
     for language in dict.fromkeys(s.metadata.get("language") for s in samples):
         recogniser = load_recogniser(path, language, options.device, options.batch_size, options.task)
 
         def transcribe(batch: Sequence[Sample]) -> list[Row]:
             waves = [sample.audio[0].load(_RATE) for sample in batch]
-            texts = recogniser.transcribe(waves, _RATE)  # noqa: B023  called before the loop goes on
+            texts = recogniser.transcribe(waves, _RATE)  # noqa: B023  called within this turn of the loop
             return [{"id": s.id, "hypothesis": text} for s, text in zip(batch, texts, strict=True)]
 
         spoken = {s.id: s for s in samples if s.metadata.get("language") == language}
@@ -152,8 +213,8 @@ def recognised(path: str, samples: Sequence[Sample], options: Options, out: Path
     return hypotheses
 
 
-def transcripts(options: Options, engine: RolloutEngine | None, samples: Sequence[Sample], name: str) -> Systems:
-    """What the model, the baseline model and the recognisers write: OUT/NAME.jsonl and OUT/SYSTEM/NAME.jsonl."""
+def transcripts(options: ASROptions, engine: RolloutEngine | None, samples: Sequence[Sample], name: str) -> Systems:
+    """Ask the model, the baseline model and the recognisers: OUT/NAME.jsonl and OUT/SYSTEM/NAME.jsonl."""
     assert options.out
     engine = engine or options.engine()
     file = options.out / f"{name}.jsonl"
@@ -168,8 +229,8 @@ def transcripts(options: Options, engine: RolloutEngine | None, samples: Sequenc
     return systems
 
 
-def _folder(options: Options, system: str, path: str) -> Path:
-    """Where the transcripts of another system are kept. Raises ValueError where those of a third one lie there."""
+def _folder(options: ASROptions, system: str, path: str) -> Path:
+    """Return the folder of another system's transcripts. Raises ValueError where those of a third one lie there."""
     assert options.out
     folder = options.out / re.sub(r"[^\w.-]+", "_", system)
     settings = {"model": path, "task": options.task, "question": options.question}
@@ -181,8 +242,8 @@ def _is_file(baseline: str) -> bool:
     return baseline.endswith(".jsonl")
 
 
-def known_speakers(options: Options) -> frozenset[str]:
-    """The names, and those in the rows of manifests."""
+def known_speakers(options: ASROptions) -> frozenset[str]:
+    """Return the speakers that are named, and those in the rows of manifests."""
     names: set[str] = set()
     for given in options.known_speakers:
         if not Path(given).exists():
@@ -201,8 +262,140 @@ def known_speakers(options: Options) -> frozenset[str]:
 # -- scores ------------------------------------------------------------------------------------------------------------
 
 
-def score_rows(rows: Sequence[Mapping[str, Any]], corpus: Corpus, options: Options) -> tuple[list[Row], dict[str, Any]]:
-    """The rows with their normalised texts, counts and rate, and the scores of the corpus.
+def slices(rows: Rows) -> Iterator[tuple[str, list[int]]]:
+    """Yield (label, indices) of all rows, then of each language, group, language of a group, and speaker in the rows.
+
+    Languages, and languages of a group, that would repeat an earlier slice are left out.
+    """
+    yielded = [list(range(len(rows)))]
+    yield "all", yielded[0]
+    for columns in (("language",), ("group",), ("group", "language"), ("language", "speaker")):
+        labels: dict[str, list[int]] = {}
+        for i, row in enumerate(rows):
+            if row.get(columns[-1]):
+                labels.setdefault(", ".join(str(row[c]) for c in columns if row.get(c)), []).append(i)
+        for label, indices in sorted(labels.items()):
+            if indices not in yielded or columns in (("group",), ("language", "speaker")):
+                yielded.append(indices)
+                yield label, indices
+
+
+def with_groups(rows: Rows, trained: frozenset[str]) -> list[Row]:
+    """Add their group to rows, "known speakers" for those in `trained` and "unseen speakers" for others.
+
+    Raises ValueError for a row that names no speaker.
+    """
+    grouped = []
+    for row in rows:
+        if not row.get("speaker"):
+            raise ValueError(f"row {row['id']!r} names no speaker; give the column, or leave --known-speakers out")
+        grouped.append({**row, "group": "known speakers" if row["speaker"] in trained else "unseen speakers"})
+    return grouped
+
+
+def error_counts(row: Mapping[str, Any], normalizer: Normalizer, language: str | None, metric: str) -> ErrorCounts:
+    """Count the errors of a transcript, both texts normalised; `language` is used where the row names none."""
+    for key in ("reference", "hypothesis"):
+        if not isinstance(row.get(key), str):
+            raise ValueError(f"row {row.get('id')!r}: {key} is {row.get(key)!r}, expected text")
+    errors = word_errors if metric == "wer" else char_errors
+    return errors(row["reference"], row["hypothesis"], normalizer, row.get("language") or language)
+
+
+class SystemScores:
+    """Counts of one system's rows, from which the scores of any slice follow."""
+
+    def __init__(self, rows: Rows, task: Task, normalizer: Normalizer = "basic", language: str | None = None):
+        self.rows = rows
+        self.metrics = METRICS[task]
+        self.errors: dict[str, list[ErrorCounts]] = {}
+        self._counts: dict[str, tuple[np.ndarray, Score]] = {}
+        for metric in self.metrics:
+            if task == "translate":
+                hypotheses, references = ([row[key] for row in rows] for key in ("hypothesis", "reference"))
+                self._counts[metric] = translation_counts(hypotheses, references, metric)
+            else:
+                counts = [error_counts(row, normalizer, language, metric) for row in rows]
+                self.errors[metric] = counts
+                self._counts[metric] = np.array([[c.errors, c.reference_length] for c in counts]), ratio
+        texts = [
+            [normalize(row[key], normalizer, row.get("language") or language) for key in ("hypothesis", "reference")]
+            for row in rows
+        ]
+        self._lengths = np.array([[len(units(text)) for text in pair] for pair in texts])
+        self._repeated = np.array([repeated(pair[0]) for pair in texts])
+
+    def scores(self, indices: Sequence[int]) -> Row:
+        """Return {files, METRIC: {value, low, high}, …, substitutions, …, length_ratio, repetition} of a slice.
+
+        From FEWEST_SPEAKERS on, {low_speakers, high_speakers} is the interval over speakers. length_ratio: words
+        written over words of the reference, None where nothing is said. repetition: share of the written three-word
+        sequences that occurred before in the same output.
+        """
+        speakers = [self.rows[i].get("speaker") for i in indices]
+        result: Row = {"files": len(indices)}
+        for metric in self.metrics:
+            counts, score = self._counts[metric]
+            result[metric] = asdict(estimate(counts[indices], score))
+            if None not in speakers and len(set(speakers)) >= FEWEST_SPEAKERS:
+                over = estimate(counts[indices], score, clusters=speakers)
+                result[metric] |= {"low_speakers": over.low, "high_speakers": over.high, "speakers": len(set(speakers))}
+        if "wer" in self.errors:
+            total = sum((self.errors["wer"][i] for i in indices), ErrorCounts())
+            result |= {name: getattr(total, name) for name in ("substitutions", "insertions", "deletions")}
+        written, spoken = self._lengths[indices].sum(0)
+        result["length_ratio"] = float(written / spoken) if spoken else None
+        result["repetition"] = ratio(self._repeated[indices].sum(0))
+        return result
+
+    def difference(self, baseline: SystemScores, indices: Sequence[int]) -> Row:
+        """Return {METRIC: {value, low, high}}: this system minus `baseline` on the same rows, with paired intervals."""
+        result = {}
+        for metric in self.metrics:
+            counts, score = self._counts[metric]
+            result[metric] = asdict(estimate(counts[indices], score, baseline_NK=baseline._counts[metric][0][indices]))
+        return result
+
+
+def paired_rows(rows: Rows, baseline: Rows, name: str) -> list[Mapping[str, Any]]:
+    """Return the rows of `baseline` in the order of `rows`. Raises ValueError for other ids or other references."""
+    by_id = {row["id"]: row for row in baseline}
+    for row in rows:
+        if row["id"] not in by_id:
+            raise ValueError(f"{name}: no row {row['id']!r}; two systems are compared on the same rows")
+        if by_id[row["id"]].get("reference") != row.get("reference"):
+            raise ValueError(
+                f"{name}: row {row['id']!r} has another reference; two systems are compared on the same rows"
+            )
+    if len(by_id) > len(rows):
+        other = next(id for id in by_id if id not in {row["id"] for row in rows})
+        raise ValueError(f"{name}: row {other!r} is not among the others; two systems are compared on the same rows")
+    return [by_id[row["id"]] for row in rows]
+
+
+def no_speech_scores(rows: Rows) -> dict[str, Row]:
+    """Return {clips, minutes, words, words_per_minute: {value, low, high}, clips_with_words} by kind, and of "all".
+
+    Words are counted as written, without normalisation; in scripts without spaces a character is a word.
+    """
+    counts = np.array([[len(units(row["hypothesis"])), row["seconds"] / 60] for row in rows])
+    kinds = ["all", *dict.fromkeys(row["kind"] for row in rows)]
+    result = {}
+    for kind in kinds:
+        indices = [i for i, row in enumerate(rows) if kind in ("all", row["kind"])]
+        words, minutes = counts[indices].sum(0)
+        result[kind] = {
+            "clips": len(indices),
+            "minutes": float(minutes),
+            "words": int(words),
+            "words_per_minute": asdict(estimate(counts[indices], ratio)),
+            "clips_with_words": float(np.mean(counts[indices, 0] > 0)),
+        }
+    return result
+
+
+def score_rows(rows: Rows, corpus: SystemScores, options: ASROptions) -> tuple[list[Row], Row]:
+    """Return the rows with their normalised texts, counts and rate, and the scores of the corpus.
 
     A file whose reference is empty after normalisation (a reference of pure filler, silence) has no length: its
     insertions count in the corpus rate, and its own rate is 0 or 1. `empty_references` tells how many there are.
@@ -215,7 +408,7 @@ def score_rows(rows: Sequence[Mapping[str, Any]], corpus: Corpus, options: Optio
             f"normalized_{key}": normalize(row[key], options.normalizer, language)
             for key in ("reference", "hypothesis")
         }
-        results.append({**row, **texts, "rate": count.rate, **dataclasses.asdict(count)})
+        results.append({**row, **texts, "rate": count.rate, **asdict(count)})
     errors = CorpusErrors(tuple(counts))
     scores = {
         "metric": options.metric,
@@ -224,31 +417,29 @@ def score_rows(rows: Sequence[Mapping[str, Any]], corpus: Corpus, options: Optio
         f"mean_{options.metric}": errors.mean,
         "files": len(rows),
         "reference_length": errors.total.reference_length,
-        **dataclasses.asdict(errors.total),
+        **asdict(errors.total),
         "exact": sum(c.errors == 0 for c in counts),
         "empty_references": sum(c.reference_length == 0 for c in counts),
     }
     return results, scores
 
 
-def compare(systems: Systems, options: Options) -> tuple[dict[str, Corpus], dict[str, Any]]:
-    """The corpus of each system, and {systems: {NAME: {SLICE: scores}}, difference: {SLICE: {METRIC: interval}}}."""
+def compare(systems: Systems, options: ASROptions) -> tuple[dict[str, SystemScores], Row]:
+    """Return each system's counts, and {systems: {NAME: {SLICE: scores}}, difference: {SLICE: {METRIC: interval}}}."""
     if options.known_speakers:
         trained = known_speakers(options)
         systems = {name: with_groups(rows, trained) for name, rows in systems.items()}
-    corpora = {n: Corpus(rows, options.task, options.normalizer, options.language) for n, rows in systems.items()}
+    corpora = {n: SystemScores(rows, options.task, options.normalizer, options.language) for n, rows in systems.items()}
     first, *_ = corpora.values()
     parts = list(slices(first.rows))
-    scores: dict[str, Any] = {
-        "systems": {name: {label: c.scores(i) for label, i in parts} for name, c in corpora.items()}
-    }
+    scores: Row = {"systems": {name: {label: c.scores(i) for label, i in parts} for name, c in corpora.items()}}
     if "baseline" in corpora:
         scores["difference"] = {label: first.difference(corpora["baseline"], i) for label, i in parts}
     return corpora, scores
 
 
 def worst_page(results: Sequence[Row], samples: Sequence[Sample], scores: Mapping[str, Any], count: int) -> str:
-    """The `count` files with the highest rates as a self-contained HTML page, audio included."""
+    """Return the `count` files with the highest rates as a self-contained HTML page, audio included."""
     clips = {s.id: s.audio for s in samples}
     worst = sorted((r for r in results if r["rate"] > 0), key=lambda r: (-r["rate"], str(r["id"])))[:count]
     metric = scores["metric"]
@@ -257,7 +448,7 @@ def worst_page(results: Sequence[Row], samples: Sequence[Sample], scores: Mappin
         f"{metric.upper()} {100 * scores[metric]:.2f}% over {scores['files']} files "
         f"({scores['substitutions']} substitutions, {scores['insertions']} insertions, {scores['deletions']} deletions)"
     )
-    return page("Worst transcripts", summary, articles, "No errors.")
+    return clips_page("Worst transcripts", summary, articles, "No errors.")
 
 
 def _article(row: Row, clips: Sequence[AudioClip], metric: str) -> str:
@@ -273,98 +464,67 @@ def _article(row: Row, clips: Sequence[AudioClip], metric: str) -> str:
 # -- tables ------------------------------------------------------------------------------------------------------------
 
 
-def tables(scores: Mapping[str, Any], title: str) -> Iterator[Table]:
-    """The scores for people: the evaluated system by slice, then all systems, then clips without speech."""
+def interval_text(value: Mapping[str, float], metric: str = "", signed: bool = False) -> str:
+    """Return `12.3 (10.1–14.5)`, error rates in percent."""
+    scale = 100 if metric in LOWER_IS_BETTER else 1
+    return with_interval(value, "+.1f" if signed else ".1f", "value", scale, " to " if signed else "–")
+
+
+def print_scores(scores: Mapping[str, Any], title: str) -> None:
+    """Print the evaluated system by slice, then all systems, then clips without speech."""
     (name, evaluated), *others = scores["systems"].items()
     metrics = [metric for metric in NAMES if metric in evaluated["all"]]
-    out = Table(title=title)
-    columns = ["", "files", *(NAMES[m] for m in metrics), "sub", "ins", "del", "length", "repeated %"]
-    for column in columns if metrics[0] in LOWER_IS_BETTER else [c for c in columns if c not in ("sub", "ins", "del")]:
-        out.add_column(column, justify="right" if column else "left")
+    counted = [key for key in ("substitutions", "insertions", "deletions") if key in evaluated["all"]]
+    rows = []
     for label, values in evaluated.items():
-        counts = [str(values[key]) for key in ("substitutions", "insertions", "deletions") if key in values]
         length = "–" if values["length_ratio"] is None else f"{values['length_ratio']:.2f}"
         rates = [interval_text(values[m], m) for m in metrics]
-        out.add_row(label, str(values["files"]), *rates, *counts, length, f"{100 * values['repetition']:.1f}")
-    yield out
+        counts = [str(values[key]) for key in counted]
+        rows.append([label, str(values["files"]), *rates, *counts, length, f"{100 * values['repetition']:.1f}"])
+    head = ["", "files", *(NAMES[m] for m in metrics), *(key[:3] for key in counted), "length", "repeated %"]
+    print_table(head, rows, title, width=120)  # narrower, the cells of a file's log would be cut
     if others:
-        metric = metrics[0]
-        out = Table(title=f"{NAMES[metric]} on the same rows")
-        difference = scores.get("difference")
-        for column in ("", name, *(["model − baseline"] if difference else []), *(other for other, _ in others)):
-            out.add_column(column, justify="right" if column else "left")
+        metric, difference = metrics[0], scores.get("difference")
+        rows = []
         for label, values in evaluated.items():
             cells = [interval_text(values[metric], metric)]
             cells += [interval_text(difference[label][metric], metric, signed=True)] if difference else []
-            out.add_row(label, *cells, *(interval_text(slices[label][metric], metric) for _, slices in others))
-        yield out
+            rows.append([label, *cells, *(interval_text(slices[label][metric], metric) for _, slices in others)])
+        head = ["", name, *(["model − baseline"] if difference else []), *(other for other, _ in others)]
+        print_table(head, rows, f"{NAMES[metric]} on the same rows", width=120)
     if "no_speech" in scores:
-        out = Table(title="words written per minute without speech")
-        for column in ("", "clips", "minutes", *scores["no_speech"]):
-            out.add_column(column, justify="right" if column else "left")
+        rows = []
         for kind, values in next(iter(scores["no_speech"].values())).items():
             cells = [interval_text(kinds[kind]["words_per_minute"]) for kinds in scores["no_speech"].values()]
-            out.add_row(kind, str(values["clips"]), f"{values['minutes']:.1f}", *cells)
-        yield out
+            rows.append([kind, str(values["clips"]), f"{values['minutes']:.1f}", *cells])
+        head = ["", "clips", "minutes", *scores["no_speech"]]
+        print_table(head, rows, "words written per minute without speech", width=120)
 
 
-def check(options: Options) -> None:
-    """Raise ValueError for options that do not go together."""
-    if options.score is not None:
-        needing = {"recognisers": options.recognisers, "silence": options.silence}
-        for name in (name for name, value in needing.items() if value):
-            raise ValueError(f"--{name}: needs recordings; give --data, --model and --out instead of --score")
-        if options.baseline and not _is_file(options.baseline):
-            raise ValueError("--baseline: with --score give the baseline's results.jsonl too")
-    if options.silence < 0 or (options.music and not options.silence):
-        raise ValueError("--silence: give the number of clips, 1 or more; --music adds parts of recordings to them")
-    names = [Path(path).name for path in options.recognisers]
-    if len({*names, "model", "baseline"}) < len(names) + 2:
-        raise ValueError(f"--recognisers: two of {', '.join(names)} have one name; rename a folder")
+def model_card_section(folder: Path) -> str:
+    """Write what `audiorl eval asr --out FOLDER` measured in Markdown: a row for each slice with the baseline.
 
-
-def run(options: Options, engine: RolloutEngine | None = None) -> dict[str, Any]:
-    """Do what the options say and return the scores."""
-    check(options)
-    samples: Sequence[Sample] = ()
-    skipped = None
-    if options.score is not None:
-        systems: Systems = {"model": read_rows(options.score)}
-        if not systems["model"]:
-            raise ValueError(f"{options.score}: no rows")
-    else:
-        samples, skipped = read(options)
-        engine = engine or options.engine()
-        systems = transcripts(options, engine, samples, "predictions")
-    if options.baseline and _is_file(options.baseline):
-        baseline = paired_rows(systems["model"], read_rows(options.baseline), options.baseline)
-        systems = {"model": systems["model"], "baseline": baseline, **systems}
-    corpora, compared = compare(systems, options)
-    results = [dict(row) for row in corpora["model"].rows]
-    scores: dict[str, Any] = {"task": options.task, "files": len(results)}
-    if options.task == "transcribe":
-        results, scores = score_rows(corpora["model"].rows, corpora["model"], options)
-    scores |= compared
-    if skipped is not None:
-        scores["skipped"] = skipped
-    if options.silence:
-        silent = no_speech_samples(
-            options.silence, music=options.music, question=options.question or "", languages=languages_of(samples)
-        )
-        written = transcripts(options, engine, silent, "no_speech")
-        scores["no_speech"] = {name: no_speech_scores(rows) for name, rows in written.items()}
-    if options.out is not None:
-        pages = {}
-        if options.task == "transcribe":
-            pages["worst.html"] = worst_page(results, samples, scores, options.worst)
-        write_scores(options.out, scores, pages)
-        lines = "".join(json.dumps(r, ensure_ascii=False) + "\n" for r in results)
-        (options.out / "results.jsonl").write_text(lines, encoding="utf-8")
-    console = Console(width=max(Console().width, 120))  # narrower, the cells of a file's log would be cut
-    for table in tables(scores, f"{options.data or options.score} · {options.model or 'scored'}"):
-        console.print(table)
-    return scores
+    Raises ValueError for a folder whose scores.json holds no systems.
+    """
+    scores = json.loads((folder / "scores.json").read_text()) if (folder / "scores.json").is_file() else {}
+    if "systems" not in scores:
+        raise ValueError(f"{folder}: no scores of `audiorl eval asr` there; give its --out")
+    systems = {Path(name).name: slices for name, slices in scores["systems"].items()}
+    model = next(iter(systems.values()))
+    columns = [(name, metric) for name in systems for metric in NAMES if metric in model["all"]]
+    header = ["", "files", *(f"{name}: {NAMES[metric]}" for name, metric in columns)]
+    rows = [
+        [
+            label,
+            str(values["files"]),
+            *(interval_text(systems[name][label][metric], metric) for name, metric in columns),
+        ]
+        for label, values in model.items()
+    ]
+    lines = ["| " + " | ".join(cells) + " |" for cells in (header, ["---"] * len(header), *rows)]
+    title = {"transcribe": "Recognition", "translate": "Translation into English"}[scores.get("task", "transcribe")]
+    return "\n".join([f"## {title}", "", *lines, "", "Values with 95 % bootstrap intervals over clips."])
 
 
 if __name__ == "__main__":
-    run_script(run, Options, __doc__, "files")
+    run_evaluation(sys.modules[__name__], sys.argv[1:])

@@ -1,11 +1,11 @@
 """Does a model listen? What the right audio adds to its answers, over silence, noise and the audio of other prompts.
 
-    python -m eval.audit --model MODEL --data held_out.jsonl --out audits/model
-    python -m eval.audit --model MODEL --data questions.jsonl --out audits/model --views silence text --filter 8
+    audiorl eval audit --model MODEL --data held_out.jsonl --out audits/model
+    audiorl eval audit --model MODEL --data questions.jsonl --out audits/model --views silence text --filter 8
 
 The answers are the references of the data, or with --answers model the model's own greedy ones. For each view the table
 shows how many nats per token of the answer are lost when the audio is replaced, with a 95 % interval. The verdict is
-listens, deaf or unclear. Every clip must also become as many audio tokens as its features have room for.
+listens, ignores_audio or unclear. Every clip must also become as many audio tokens as its features have room for.
 
 Writes to --out: scores.json, results.jsonl (a row for each answer) and examples.html (the answers that gain least and
 most, to listen to).
@@ -19,23 +19,29 @@ to measure with. The answers are kept, so the same command with other bounds sel
 
 from __future__ import annotations
 
-import json
+import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from rich.console import Console
-from rich.table import Table
-
 from audiorl.config import ModelConfig, SamplingConfig
+from audiorl.data.rows import write_json_lines
 from audiorl.data.views import views_of
-from audiorl.eval._generate import check_settings
+from audiorl.eval._common import (
+    InferenceOptions,
+    Row,
+    check_settings,
+    print_table,
+    run_evaluation,
+    summarize,
+    write_scores,
+)
 from audiorl.eval._listening import (
     DEFAULT_VIEWS,
     MIN_GAIN,
     Gain,
-    Verdict,
+    ListeningVerdict,
     answered_by_reference,
     audio_gains,
     check_frames,
@@ -43,26 +49,24 @@ from audiorl.eval._listening import (
     rows_of,
     verdict,
 )
-from audiorl.eval._options import InferenceOptions, run_script, write_scores
-from audiorl.eval._pages import article, page
 from audiorl.eval._questions import question_policy, read_questions, right_answers, sample_answers, write_manifest
-from audiorl.eval._summaries import summarize
 from audiorl.eval.metrics.corpus import bootstrap_interval
 from audiorl.models import AudioPolicy
 from audiorl.models.examples import Example
 from audiorl.protocols import Request
+from audiorl.report.listening import article, clips_page
 from audiorl.rollout.hf import HFEngine
 from audiorl.types import Sample
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(InferenceOptions):
+class AuditOptions(InferenceOptions):
     """Measure whether a model uses its audio, and the right audio."""
 
     limit: int | None = 64
     """Only the first rows."""
     views: tuple[str, ...] = DEFAULT_VIEWS
-    """What replaces the audio: silence, noise, swap (the audio of another prompt), text (none), transcript (its text),
+    """Views that replace the audio: silence, noise, swap (that of another prompt), text (none), transcript (its text),
     clean (the column clean_audio), or FILE.py:FUNCTION, a function from a Sample to a Sample."""
     answers: Literal["reference", "model"] = "reference"
     """Whose answers are measured: the data's, or the model's own."""
@@ -82,7 +86,7 @@ class Options(InferenceOptions):
     the model can do already."""
 
 
-def run(options: Options, policy: AudioPolicy | None = None) -> dict[str, Any]:
+def main(options: AuditOptions, policy: AudioPolicy | None = None) -> Row:
     """Do what the options say and return the scores."""
     for name in ("filter", "examples"):
         if getattr(options, name) < 0:
@@ -104,7 +108,7 @@ def run(options: Options, policy: AudioPolicy | None = None) -> dict[str, Any]:
     answers = answers_of(policy, samples, options)
     gains = audio_gains(policy, answers, options.views)
     result = verdict(gains, options.min_gain)
-    scores: dict[str, Any] = {
+    scores: Row = {
         "n": len(answers),
         "verdict": result.word,
         "reason": result.reason,
@@ -115,18 +119,19 @@ def run(options: Options, policy: AudioPolicy | None = None) -> dict[str, Any]:
         scores["filter"] = select(policy, samples, options)
     rows = rows_of(answers, gains)
     write_scores(options.out, scores, {"examples.html": examples_page(samples, rows, gains, result, options.examples)})
-    lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-    (options.out / "results.jsonl").write_text(lines, encoding="utf-8")
-    Console().print(table(gains, f"{options.model} · {options.data} · {len(answers)} answers"))
+    write_json_lines(options.out / "results.jsonl", rows)
+    shown = [[g.view, f"{g.nats:.3f}", f"{g.interval[0]:.3f} to {g.interval[1]:.3f}"] for g in gains]
+    title = f"{options.model} · {options.data} · {len(answers)} answers"
+    print_table(["audio replaced by", "nats per token lost", "95 % interval"], shown, title)
     print(f"{result.word}: {result.reason}")
     if options.filter:
-        Console().print(filter_table(scores["filter"]))
+        print_filter(scores["filter"])
         print(f"{scores['filter']['selected']} of {len(samples)} rows: {options.out / 'listening.jsonl'}")
     return scores
 
 
-def answers_of(policy: AudioPolicy, samples: Sequence[Sample], options: Options) -> list[Example]:
-    """Each sample with the answer that is measured."""
+def answers_of(policy: AudioPolicy, samples: Sequence[Sample], options: AuditOptions) -> list[Example]:
+    """Return each sample with the answer that is measured."""
     if options.answers == "reference":
         return answered_by_reference(samples)
     sampling = SamplingConfig(temperature=0, max_new_tokens=options.max_new_tokens)
@@ -134,23 +139,23 @@ def answers_of(policy: AudioPolicy, samples: Sequence[Sample], options: Options)
     return [Example(r.sample, r.text) for r in rollouts]
 
 
-def select(policy: AudioPolicy, samples: Sequence[Sample], options: Options) -> dict[str, Any]:
-    """Write filter.jsonl and listening.jsonl. Returns shares of right answers, and how many questions are of each kind.
+def select(policy: AudioPolicy, samples: Sequence[Sample], options: AuditOptions) -> Row:
+    """Write filter.jsonl and listening.jsonl. Return shares of right answers, and how many questions are of each kind.
 
-    What is text-answerable is so for this model. A model that guesses is right by luck in the share `chance`.
+    A question is text-answerable for this model, not for others. A model that guesses is right in the share `chance`.
     """
-    assert options.out is not None
+    out, count = options.out, len(samples)
+    assert out is not None
     engine = HFEngine(policy, SamplingConfig(max_new_tokens=options.max_new_tokens))
 
     def shares(name: str, prompts: Sequence[Sample]) -> list[float]:
-        path = options.out / f"answers-{name}.jsonl"  # type: ignore[operator]
-        answers = sample_answers(engine, prompts, options.filter, path, options.batch_size)
+        answers = sample_answers(engine, prompts, options.filter, out / f"answers-{name}.jsonl", options.batch_size)
         return [sum(right) / options.filter for right in right_answers(prompts, answers)]
 
     with_audio = shares("audio", samples)
     views = {view.rsplit(":")[-1]: views_of(samples, view) for view in options.views}
     without = {name: shares(name, prompts) for name, prompts in views.items()}
-    rows: dict[str, dict[str, Any]] = {}
+    rows: dict[str, Row] = {}
     selected = []
     for i, sample in enumerate(samples):
         blind = max(share[i] for share in without.values())
@@ -158,10 +163,8 @@ def select(policy: AudioPolicy, samples: Sequence[Sample], options: Options) -> 
         rows[sample.id] = {"kind": kind, "with_audio": with_audio[i], "without_audio": blind}
         if kind == "listening" and options.min_pass <= with_audio[i] <= options.max_pass:
             selected.append(sample)
-    lines = "".join(json.dumps({"id": id, **row}, ensure_ascii=False) + "\n" for id, row in rows.items())
-    (options.out / "filter.jsonl").write_text(lines, encoding="utf-8")
-    write_manifest(options.out / "listening.jsonl", options, selected, rows)
-    count = len(samples)
+    write_json_lines(out / "filter.jsonl", [{"id": id, **row} for id, row in rows.items()])
+    write_manifest(out / "listening.jsonl", options, selected, rows)
     kinds = Counter(row["kind"] for row in rows.values())
     return {
         "answers_each": options.filter,
@@ -177,34 +180,23 @@ def select(policy: AudioPolicy, samples: Sequence[Sample], options: Options) -> 
     }
 
 
-def filter_table(result: Mapping[str, Any]) -> Table:
-    shown = Table(title=f"questions by what answers them, {result['answers_each']} answers each")
-    for column in ("", "questions", "share", "95 % interval"):
-        shown.add_column(column, justify="right" if column else "left")
-    for label, name in (
-        ("text-answerable", "text_answerable"),
-        ("need listening", "need_listening"),
-        ("neither", "rest"),
-    ):
-        cell = result[name]
-        interval = f"{cell['low']:.1%} to {cell['high']:.1%}"
-        shown.add_row(label, str(cell["n"]), f"{cell['share']:.1%}", interval)
-    return shown
-
-
-def table(gains: Sequence[Gain], title: str) -> Table:
-    shown = Table(title=title)
-    for column in ("audio replaced by", "nats per token lost", "95 % interval"):
-        shown.add_column(column)
-    for g in gains:
-        shown.add_row(g.view, f"{g.nats:.3f}", f"{g.interval[0]:.3f} to {g.interval[1]:.3f}")
-    return shown
+def print_filter(result: Mapping[str, Any]) -> None:
+    """Print how many questions are of each kind."""
+    labels = {"text_answerable": "text-answerable", "need_listening": "need listening", "rest": "neither"}
+    cells = [(label, result[name]) for name, label in labels.items()]
+    rows = [[label, str(c["n"]), f"{c['share']:.1%}", f"{c['low']:.1%} to {c['high']:.1%}"] for label, c in cells]
+    title = f"questions by what answers them, {result['answers_each']} answers each"
+    print_table(["", "questions", "share", "95 % interval"], rows, title)
 
 
 def examples_page(
-    samples: Sequence[Sample], rows: Sequence[Mapping[str, Any]], gains: Sequence[Gain], result: Verdict, count: int
+    samples: Sequence[Sample],
+    rows: Sequence[Mapping[str, Any]],
+    gains: Sequence[Gain],
+    result: ListeningVerdict,
+    count: int,
 ) -> str:
-    """The `count` answers that gain least over their hardest view, and as many that gain most."""
+    """Return a page with the `count` answers that gain least over their hardest view, and as many that gain most."""
     names = [g.name for g in gains]
     order = sorted(range(len(rows)), key=lambda i: min(rows[i][name] for name in names))
     shown = order if 2 * count >= len(order) else order[:count] + order[len(order) - count :]
@@ -220,8 +212,8 @@ def examples_page(
         )
         for i in shown
     ]
-    return page("What the audio adds", f"{result.word}: {result.reason}", articles, "No answers.")
+    return clips_page("What the audio adds", f"{result.word}: {result.reason}", articles, "No answers.")
 
 
 if __name__ == "__main__":
-    run_script(run, Options, __doc__)
+    run_evaluation(sys.modules[__name__], sys.argv[1:])

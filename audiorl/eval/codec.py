@@ -1,8 +1,8 @@
 """Neural audio codecs side by side: what is lost, what is still understood, what it costs.
 
-    python -m eval.codec --codecs runs/codec/codec facebook/encodec_24khz kyutai/mimi@8 --audio bundled:en \
+    audiorl eval codec --codecs runs/codec/codec facebook/encodec_24khz kyutai/mimi@8 --audio bundled:en \
         --asr judges/whisper-base --speaker judges/speaker --out results/codecs
-    python -m eval.codec --codecs runs/codec/codec --audio recordings/ --out results/mine
+    audiorl eval codec --codecs runs/codec/codec --audio recordings/ --out results/mine
 
 Every recording goes through every codec (PATH@Q takes only the first Q codebooks) and is compared with the original:
 multi-scale STFT and mel distance, SI-SDR, wideband PESQ, STOI, the speaker's similarity, and the errors that a
@@ -10,7 +10,7 @@ recogniser makes, next to those that it makes on the originals. Then there are b
 entropy, and seconds of computing per second of audio. docs/speech.md says how each is computed.
 
 Writes to --out: scores.json, page.html (the table, and recordings to listen to), original/ and a folder a codec with
-audio/, codes/ and clips.jsonl (one line a recording). A second call goes on where the first stopped, and adds codecs.
+audio/, codes/ and clips.jsonl (one line a recording). A second call continues where the first stopped, and adds codecs.
 """
 
 from __future__ import annotations
@@ -22,31 +22,36 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import soundfile
 import soxr
 import torch
-from rich.console import Console
-from rich.table import Table
 
 import tokenizers_audio
 from audiorl.audio import AudioClip, AudioError, probe
 from audiorl.config import torch_device
 from audiorl.data.corpus import bundled_speech, split_by_key
 from audiorl.data.manifest import read_samples
-from audiorl.eval._generate import check_settings, complete_rows, finished_rows
-from audiorl.eval._judging import Judges
-from audiorl.eval._options import JudgeOptions, run_script, write_scores
-from audiorl.eval._summaries import summarize
+from audiorl.eval._common import (
+    JudgeOptions,
+    Judges,
+    Row,
+    check_settings,
+    complete_rows,
+    finished_rows,
+    print_table,
+    run_evaluation,
+    summarize,
+    write_scores,
+)
 from audiorl.eval.metrics.codes import bitrate, codebook_use, count_codes, entropy_bitrate
 from audiorl.eval.metrics.speech import cosine, mel_distance, pesq_wb, real_time_factor, si_sdr, stft_distance, stoi
 from audiorl.eval.metrics.text import CorpusErrors, Normalizer, char_errors, word_errors
 from audiorl.report.listening import Card, Take, listening_page
 from tokenizers_audio.protocol import AudioTokenizer
 
-Row = dict[str, Any]
 ORIGINAL = "original"
 HELD_OUT = 0.1
 """Share of the bundled recordings that codecs are not trained on, as in audiorl/recipes/codec.py."""
@@ -62,7 +67,7 @@ _COLUMNS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(JudgeOptions):
+class CodecOptions(JudgeOptions):
     """Compare codecs on recordings."""
 
     codecs: tuple[str, ...]
@@ -86,7 +91,7 @@ class Options(JudgeOptions):
 
 
 @dataclass(frozen=True)
-class Recording:
+class CodecRecording:
     """One recording with its transcript, None if unknown."""
 
     id: str
@@ -100,8 +105,8 @@ class Recording:
         return re.sub(r"[^\w.-]+", "_", self.id) + ".flac"
 
 
-def recordings_of(options: Options) -> list[Recording]:
-    """The recordings; those that cannot be decoded are named on stderr and left out."""
+def recordings_of(options: CodecOptions) -> list[CodecRecording]:
+    """Read the recordings; those that cannot be decoded are named on stderr and left out."""
     recordings, skipped = [], 0
     for recording in _thinned(list(_listed(options.audio)), options.limit):
         try:
@@ -119,7 +124,7 @@ def recordings_of(options: Options) -> list[Recording]:
     return recordings
 
 
-def _listed(audio: str) -> Iterator[Recording]:
+def _listed(audio: str) -> Iterator[CodecRecording]:
     bundled = re.fullmatch(r"bundled(?::(\w+))?", audio)
     if bundled:
         # The split first: it must not depend on the language asked for.
@@ -127,7 +132,7 @@ def _listed(audio: str) -> Iterator[Recording]:
         languages = {u.language for u in test}
         if bundled[1] and bundled[1] not in languages:
             raise ValueError(f"--audio {audio}: there are recordings in {', '.join(sorted(languages))}")
-        yield from (Recording(u.id, u.clip, u.text, u.language) for u in test if bundled[1] in (None, u.language))
+        yield from (CodecRecording(u.id, u.clip, u.text, u.language) for u in test if bundled[1] in (None, u.language))
         return
     path = Path(audio)
     if not path.exists():
@@ -136,15 +141,15 @@ def _listed(audio: str) -> Iterator[Recording]:
         for file in sorted(f for f in path.rglob("*") if f.suffix.lower() in SUFFIXES):
             text = file.with_suffix(".txt")
             said = text.read_text(encoding="utf-8").strip() if text.is_file() else None
-            yield Recording(str(file.relative_to(path)), AudioClip(path=str(file)), said or None)
+            yield CodecRecording(str(file.relative_to(path)), AudioClip(path=str(file)), said or None)
         return
     for sample in read_samples(path, "asr").samples:
         language = sample.metadata.get("language")
         said = sample.references[0] if sample.references else None
-        yield Recording(sample.id, sample.audio[0], said, language if isinstance(language, str) else None)
+        yield CodecRecording(sample.id, sample.audio[0], said, language if isinstance(language, str) else None)
 
 
-def _thinned(recordings: list[Recording], limit: int | None) -> list[Recording]:
+def _thinned(recordings: list[CodecRecording], limit: int | None) -> list[CodecRecording]:
     if limit is None or limit >= len(recordings):
         return recordings
     return [recordings[i * len(recordings) // limit] for i in range(limit)]
@@ -153,8 +158,8 @@ def _thinned(recordings: list[Recording], limit: int | None) -> list[Recording]:
 # -- codecs ------------------------------------------------------------------------------------------------------------
 
 
-def load_codecs(options: Options) -> dict[str, AudioTokenizer]:
-    """The codecs by the name of their folder; by their whole path where two share one."""
+def load_codecs(options: CodecOptions) -> dict[str, AudioTokenizer]:
+    """Load the codecs by the name of their folder; by their whole path where two share one."""
     if not options.codecs:
         raise ValueError("--codecs: give one or more")
     if len(set(options.codecs)) < len(options.codecs):
@@ -170,8 +175,8 @@ def load_codecs(options: Options) -> dict[str, AudioTokenizer]:
 
 
 @dataclass(frozen=True)
-class Copy:
-    """What a codec made of a recording: codes [Q, F], the waveform [T] as long as the original, seconds it took."""
+class CodecCopy:
+    """A recording as a codec reproduces it: codes [Q, F], the waveform [T] as long as the original, seconds it took."""
 
     codes: torch.Tensor
     wav: np.ndarray
@@ -179,27 +184,27 @@ class Copy:
     decode_seconds: float
 
 
-def through(codec: AudioTokenizer, wav: np.ndarray, device: str) -> Copy:
-    """A waveform [T] at the codec's rate, encoded and decoded."""
+def through(codec: AudioTokenizer, wav: np.ndarray, device: str) -> CodecCopy:
+    """Encode and decode a waveform [T] at the codec's rate."""
     given = torch.from_numpy(wav).to(device)
-    codes, encoding = _timed(lambda: codec.encode(given), device)
-    out, decoding = _timed(lambda: codec.decode(codes), device)
-    return Copy(codes[0].cpu(), out[0, : len(wav)].float().cpu().numpy(), encoding, decoding)
 
+    def timed(work: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, float]:
+        start = time.perf_counter()
+        out = work()
+        if device != "cpu":
+            torch.cuda.synchronize()  # work on a GPU has only been queued so far
+        return out, time.perf_counter() - start
 
-def _timed(work: Callable[[], torch.Tensor], device: str) -> tuple[torch.Tensor, float]:
-    start = time.perf_counter()
-    out = work()
-    if device != "cpu":
-        torch.cuda.synchronize()  # work on a GPU has only been queued so far
-    return out, time.perf_counter() - start
+    codes, encoding = timed(lambda: codec.encode(given))
+    out, decoding = timed(lambda: codec.decode(codes))
+    return CodecCopy(codes[0].cpu(), out[0, : len(wav)].float().cpu().numpy(), encoding, decoding)
 
 
 # -- measuring ---------------------------------------------------------------------------------------------------------
 
 
 def distances(original: np.ndarray, copy: np.ndarray, sample_rate: int, missing: set[str]) -> dict[str, float | None]:
-    """What compares two waveforms; None where it is not defined. What is not installed goes into `missing`."""
+    """Measure two waveforms; None where a distance is not defined. What is not installed goes into `missing`."""
     measures: dict[str, Callable[[], float]] = {
         "stft": lambda: stft_distance(original, copy),
         "mel": lambda: mel_distance(original, copy, sample_rate),
@@ -219,11 +224,11 @@ def distances(original: np.ndarray, copy: np.ndarray, sample_rate: int, missing:
 
 
 def evaluate_originals(
-    out: Path, recordings: Sequence[Recording], judges: Judges, sample_rate: int, batch_size: int
+    out: Path, recordings: Sequence[CodecRecording], judges: Judges, sample_rate: int, batch_size: int
 ) -> dict[str, Row]:
-    """Rows of the originals by id, with what was understood; each is written as FLAC."""
+    """Return rows of the originals by id, with what was understood; each is written as FLAC."""
 
-    def evaluate(batch: Sequence[Recording]) -> list[Row]:
+    def evaluate(batch: Sequence[CodecRecording]) -> list[Row]:
         waves = [r.clip.load(sample_rate) for r in batch]
         for recording, wav in zip(batch, waves, strict=True):
             _write_audio(out / ORIGINAL, recording, wav, sample_rate)
@@ -240,13 +245,13 @@ def evaluate_codec(
     out: Path,
     name: str,
     codec: AudioTokenizer,
-    recordings: Sequence[Recording],
+    recordings: Sequence[CodecRecording],
     judges: Judges,
     sample_rate: int,
-    options: Options,
+    options: CodecOptions,
     missing: set[str],
 ) -> dict[str, Row]:
-    """Rows of one codec by id; codes and audio of each are kept."""
+    """Return rows of one codec by id; codes and audio of each are kept."""
     folder = out / name
     check_settings(folder / "codec.json", {"identity": codec.identity})
     finished = finished_rows(folder / "clips.jsonl")
@@ -254,10 +259,14 @@ def evaluate_codec(
         silence = np.zeros(codec.sample_rate, np.float32)
         through(codec, silence, options.device)  # the first call of all allocates and plans
 
-    def evaluate(batch: Sequence[Recording]) -> list[Row]:
+    def evaluate(batch: Sequence[CodecRecording]) -> list[Row]:
         originals = [r.clip.load(sample_rate) for r in batch]
         copies = [through(codec, np.clip(r.clip.load(codec.sample_rate), -1, 1), options.device) for r in batch]
-        waves = [_fitted(c.wav, codec.sample_rate, sample_rate, len(o)) for c, o in zip(copies, originals, strict=True)]
+        waves = []
+        for original, copy in zip(originals, copies, strict=True):
+            same_rate = codec.sample_rate == sample_rate
+            wav = copy.wav if same_rate else soxr.resample(copy.wav, codec.sample_rate, sample_rate)
+            waves.append(np.pad(wav, (0, max(0, len(original) - len(wav))))[: len(original)])
         judged = judges.judge(waves, sample_rate)
         voices = replace(judges, recogniser=None).judge(originals, sample_rate)
         rows = []
@@ -283,18 +292,12 @@ def evaluate_codec(
     return complete_rows(folder / "clips.jsonl", {r.id: r for r in recordings}, evaluate, options.batch_size)
 
 
-def _fitted(wav: np.ndarray, rate: int, wanted: int, samples: int) -> np.ndarray:
-    """The waveform at `wanted` Hz with exactly so many samples."""
-    out = wav if rate == wanted else soxr.resample(wav, rate, wanted)
-    return np.pad(out, (0, max(0, samples - len(out))))[:samples]
-
-
-def _write_audio(folder: Path, recording: Recording, wav: np.ndarray, rate: int) -> None:
+def _write_audio(folder: Path, recording: CodecRecording, wav: np.ndarray, rate: int) -> None:
     (folder / "audio").mkdir(parents=True, exist_ok=True)
     soundfile.write(folder / "audio" / recording.file, np.clip(wav, -1, 1), rate, format="FLAC", subtype="PCM_16")
 
 
-def _codes_file(folder: Path, recording: Recording) -> Path:
+def _codes_file(folder: Path, recording: CodecRecording) -> Path:
     (folder / "codes").mkdir(parents=True, exist_ok=True)
     return folder / "codes" / Path(recording.file).with_suffix(".safetensors").name
 
@@ -303,9 +306,9 @@ def _codes_file(folder: Path, recording: Recording) -> Path:
 
 
 def errors_of(
-    rows: Mapping[str, Row], recordings: Sequence[Recording], references: Mapping[str, str], options: Options
+    rows: Mapping[str, Row], recordings: Sequence[CodecRecording], references: Mapping[str, str], options: CodecOptions
 ) -> Row:
-    """Error rates of what was understood, in [0, …], of the corpus and the mean of its files with an interval."""
+    """Return error rates of what was understood, of the corpus and the mean of its files with an interval."""
     if not all("hypothesis" in row for row in rows.values()):
         return {}
     count = word_errors if options.metric == "wer" else char_errors
@@ -319,9 +322,9 @@ def errors_of(
 
 
 def scores_of_codec(
-    folder: Path, codec: AudioTokenizer, rows: Mapping[str, Row], recordings: Sequence[Recording]
+    folder: Path, codec: AudioTokenizer, rows: Mapping[str, Row], recordings: Sequence[CodecRecording]
 ) -> Row:
-    """Means with intervals, and what the codes cost; without the errors of the recogniser."""
+    """Return means with intervals, and what the codes cost; without the errors of the recogniser."""
     seconds = sum(row["seconds"] for row in rows.values())
     codes = (tokenizers_audio.load_codes(_codes_file(folder, r), codec).numpy() for r in recordings)
     uses = codebook_use(count_codes(codes, codec.num_codebooks, codec.codebook_size))
@@ -347,7 +350,7 @@ def scores_of_codec(
 
 
 def summary(scores: Row, metric: str) -> tuple[list[str], list[list[str]]]:
-    """The table for people: its head, and a row a system."""
+    """Return (head, rows) of the table for people, a row a system."""
     columns = [key for key in _COLUMNS if any(key in s for s in scores["codecs"].values())]
     errors = metric in scores[ORIGINAL]
     head = ["", "kbit/s", "frames/s", "codebooks", *(_COLUMNS[c] for c in columns)]
@@ -374,9 +377,9 @@ def summary(scores: Row, metric: str) -> tuple[list[str], list[list[str]]]:
 
 
 def page(
-    scores: Row, results: Mapping[str, Mapping[str, Row]], recordings: Sequence[Recording], options: Options
+    scores: Row, results: Mapping[str, Mapping[str, Row]], recordings: Sequence[CodecRecording], options: CodecOptions
 ) -> str:
-    """The table, and some recordings by every codec."""
+    """Return a page: the table, and some recordings by every codec."""
     head, rows = summary(scores, options.metric)
     cards = []
     for recording in _thinned(list(recordings), options.pairs):
@@ -391,7 +394,7 @@ def page(
     return listening_page("Codecs", lead, head, rows, cards, options.out)
 
 
-def run(options: Options) -> Row:
+def main(options: CodecOptions) -> Row:
     """Do what the options say and return the scores."""
     options = replace(options, device=torch_device(options.device))
     codecs = load_codecs(options)
@@ -428,20 +431,12 @@ def run(options: Options) -> Row:
     write_scores(options.out, scores, {"page.html": page(scores, results, recordings, options)})
     for line in sorted(missing):
         print(f"not measured: {line}", file=sys.stderr)
-    Console().print(_table(*summary(scores, options.metric), str(options.out / "page.html")))
+    table_head, rows = summary(scores, options.metric)
+    # A column a system: terminals are too narrow for one a measure.
+    first, *others = map(list, zip(table_head, *rows, strict=True))
+    print_table(first, others, caption=str(options.out / "page.html"))
     return scores
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]], caption: str) -> Table:
-    """A column a system: terminals are too narrow for one a measure."""
-    out = Table(caption=caption)
-    out.add_column("")
-    for row in rows:
-        out.add_column(row[0], justify="right")
-    for i, name in enumerate(head[1:], 1):
-        out.add_row(name, *(row[i] for row in rows))
-    return out
-
-
 if __name__ == "__main__":
-    run_script(run, Options, __doc__, "recordings")
+    run_evaluation(sys.modules[__name__], sys.argv[1:])

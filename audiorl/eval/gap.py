@@ -1,10 +1,10 @@
 """The same questions by audio and by text: accuracy of both, and how far the answers differ.
 
-    python -m eval.gap --model MODEL --data held_out.jsonl --out gaps/model
-    python -m eval.gap --model TRAINED --data held_out.jsonl --out gaps/trained --baseline gaps/model
+    audiorl eval gap --model MODEL --data held_out.jsonl --out gaps/model
+    audiorl eval gap --model TRAINED --data held_out.jsonl --out gaps/trained --baseline gaps/model
 
 Every question is answered greedily twice: by its audio, and with its transcript (metadata `text`, the row's column
-`text`) in place of the audio. The difference is what the model loses because it listens instead of reading. For
+`text`) instead of the audio. The difference is what the model loses because it listens instead of reading. For
 questions with choices the probabilities of the choices are compared, too: KL(text ‖ audio) and the Jensen-Shannon
 divergence in nats, of each choice as the whole answer, after the thought that the model wrote.
 
@@ -16,32 +16,45 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from matplotlib.figure import Figure
-from rich.console import Console
-from rich.table import Table
 
 from audiorl.config import SamplingConfig
+from audiorl.data.rows import write_json_lines
 from audiorl.data.views import views_of
-from audiorl.eval._gap import MEASURES, gap_rows, gap_scores, tokenizer_digest
-from audiorl.eval._generate import check_settings, evaluation_config, generate_all, read_rows
-from audiorl.eval._options import InferenceOptions, run_script, write_scores
-from audiorl.eval._pages import question_card
-from audiorl.eval._questions import question_policy, read_questions
+from audiorl.eval._common import (
+    InferenceOptions,
+    Row,
+    check_settings,
+    evaluation_config,
+    generate_all,
+    paired_changes,
+    print_table,
+    read_rows,
+    run_evaluation,
+    summarize,
+    with_interval,
+    write_scores,
+)
+from audiorl.eval._questions import ACCURACY, choice_logprobs, question_policy, read_questions, tokenizer_digest
+from audiorl.eval.metrics.choice import jensen_shannon, kl_divergence
 from audiorl.models import AudioPolicy
-from audiorl.report.eval_page import eval_page, number_table
-from audiorl.report.figures import draw_bars, svg
+from audiorl.report.charts import PAGE, draw_bars, svg
+from audiorl.report.kit import eval_page, number_table
+from audiorl.report.listening import question_card
 from audiorl.report.summary import Measure
-from audiorl.report.theme import PAGE
+from audiorl.rewards.answers import final_text, match_choice, normalize_text
 from audiorl.rollout.hf import HFEngine
 from audiorl.types import Sample
 
-LABELS = {
+MEASURES = {
     "right_audio": "accuracy by audio",
     "right_text": "accuracy by text",
     "gap": "text − audio",
@@ -52,11 +65,12 @@ LABELS = {
     "choice_text": "most probable choice right, by text",
     "choice_gap": "text − audio of the most probable choice",
 }
-NATS = ("kl", "jsd")
+"""The measures of a question and their labels; those from `kl` on need choices."""
+OF_EVERY_QUESTION = ("right_audio", "right_text", "gap", "alike")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(InferenceOptions):
+class GapOptions(InferenceOptions):
     """Compare a model's answers by audio with its answers by text."""
 
     view: str = "transcript"
@@ -68,7 +82,7 @@ class Options(InferenceOptions):
     """Questions on the page that only the text view answers."""
 
 
-def run(options: Options, policy: AudioPolicy | None = None) -> dict[str, Any]:
+def main(options: GapOptions, policy: AudioPolicy | None = None) -> Row:
     """Do what the options say and return the scores."""
     if options.examples < 0:
         raise ValueError("--examples: give 0 or more")
@@ -89,21 +103,18 @@ def run(options: Options, policy: AudioPolicy | None = None) -> dict[str, Any]:
         scores = gap_scores(rows, baseline)
     except ValueError as error:
         raise ValueError(f"--baseline {options.baseline}: {error}") from error
-    lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-    (options.out / "results.jsonl").write_text(lines, encoding="utf-8")
+    write_json_lines(options.out / "results.jsonl", rows)
     settings = {name: None if value is None else str(value) for name, value in vars(options).items()}
     page = gap_page(options, samples, by_text, rows, scores)
     write_scores(options.out, {"n": len(rows), **scores, "options": settings}, {"gap.html": page})
-    Console(width=max(Console().width, 110)).print(
-        table(scores, f"{options.model} · {options.data} · {len(rows)} questions")
-    )
+    print_table(*table(scores), f"{options.model} · {options.data} · {len(rows)} questions", width=110)
     if "closed" in scores:
         print(f"{scores['closed']:.0%} of the baseline's gap is closed")
     return scores
 
 
-def read_baseline(path: Path, tokenizer: str) -> list[dict[str, Any]]:
-    """The rows of an earlier call. Raises ValueError for a damaged file and for a model with another tokenizer."""
+def read_baseline(path: Path, tokenizer: str) -> list[Row]:
+    """Read the rows of an earlier call. Raises ValueError for a damaged file and a model with another tokenizer."""
     file = path / "results.jsonl" if path.is_dir() else path
     if not file.is_file():
         raise ValueError(f"--baseline {path}: no results.jsonl there; give the --out folder of audiorl eval gap")
@@ -115,77 +126,136 @@ def read_baseline(path: Path, tokenizer: str) -> list[dict[str, Any]]:
         )
     rows = read_rows(file)
     for number, row in enumerate(rows, 1):
-        for field in (name for name in MEASURES if name in row or name in MEASURES[:4]):
+        for field in (name for name in MEASURES if name in row or name in OF_EVERY_QUESTION):
             value = row.get(field)
             if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
                 raise ValueError(f"{file}: row {number}, field {field!r}: {value!r} is no number; measure again")
     return rows
 
 
-def cells(scores: Mapping[str, Any]) -> list[list[str]]:
-    """A row for each measure: its name, its value with interval, and the baseline's with the change."""
+def gap_rows(
+    policy: AudioPolicy,
+    by_audio: Sequence[Sample],
+    by_text: Sequence[Sample],
+    audio_answers: Sequence[str],
+    text_answers: Sequence[str],
+) -> list[Row]:
+    """Return a row for each question: both answers, the measures of MEASURES, and the probabilities of the choices.
+
+    kl is KL(text ‖ audio): the text view as the teacher. gap is text - audio: 1 where only the text view is right.
+    """
+    audio_logprobs = choice_logprobs(policy, by_audio, audio_answers)
+    text_logprobs = choice_logprobs(policy, by_text, text_answers)
     rows = []
-    for name, label in LABELS.items():
-        if name not in scores:
-            continue
-        row = [label, shown(scores[name], name)]
-        if "baseline" in scores:
-            change = scores["changes"].get(name)
-            row.append(shown(scores["baseline"][name], name) if name in scores["baseline"] else "")
-            row.append(shown(dict(zip(("mean", "low", "high"), change, strict=True)), name, "+") if change else "")
+    for i, sample in enumerate(by_audio):
+        audio, text = (float(ACCURACY.correct(answers[i], sample)) for answers in (audio_answers, text_answers))
+        row: Row = {
+            "id": sample.id,
+            "task": sample.task,
+            "answer_audio": audio_answers[i],
+            "answer_text": text_answers[i],
+            "right_audio": audio,
+            "right_text": text,
+            "gap": text - audio,
+            "alike": float(_alike(audio_answers[i], text_answers[i], sample)),
+        }
+        p_C, q_C = text_logprobs[i], audio_logprobs[i]
+        if p_C is not None and q_C is not None:
+            right_text, right_audio = (
+                float(sample.choices[int(np.argmax(logprobs_C))] in sample.references) for logprobs_C in (p_C, q_C)
+            )
+            row |= {"kl": kl_divergence(p_C, q_C), "jsd": jensen_shannon(p_C, q_C)}
+            row |= {"choice_audio": right_audio, "choice_text": right_text, "choice_gap": right_text - right_audio}
+            row |= {"probabilities_audio": np.exp(q_C).tolist(), "probabilities_text": np.exp(p_C).tolist()}
         rows.append(row)
     return rows
 
 
-def shown(cell: Mapping[str, float], name: str, sign: str = "") -> str:
-    form = f"{sign}.3f" if name in NATS else f"{'+' if 'gap' in name else sign}.1%"
-    mean, low, high = (format(cell[key], form) for key in ("mean", "low", "high"))
-    return f"{mean} ({low} to {high})"
+def _alike(a: str, b: str, sample: Sample) -> bool:
+    """Return whether two answers name one choice, or read the same; answers without a word are never alike."""
+    a, b = final_text(a), final_text(b)
+    named = [match_choice(text, sample.choices) for text in (a, b)] if sample.choices else [None, None]
+    if named[0] is not None or named[1] is not None:
+        return named[0] == named[1]
+    return bool(normalize_text(a)) and normalize_text(a) == normalize_text(b)
 
 
-def heads(scores: Mapping[str, Any]) -> list[str]:
-    return ["", "value (95 % interval)", *(["baseline", "change"] if "baseline" in scores else [])]
+def gap_scores(rows: Sequence[Mapping[str, Any]], baseline: Sequence[Mapping[str, Any]] = ()) -> Row:
+    """Return {measure: {mean, low, high, n}} with 95 % intervals over questions; those of differences are paired.
+
+    With a baseline's rows also `baseline`, the same of its rows, and `changes`: {measure: [mean, low, high]} of the
+    paired differences. `closed` is the share of the baseline's gap that is gone, where that gap's interval lies above
+    0. Raises ValueError for a question that the baseline lacks.
+    """
+    scores = _summaries(rows)
+    if not baseline:
+        return scores
+    before = {str(row["id"]): row for row in baseline}
+    for row in rows:
+        if str(row["id"]) not in before:
+            raise ValueError(f"no row {str(row['id'])!r}; measure both models on the same questions")
+    compared = [before[str(row["id"])] for row in rows]
+    scores["baseline"] = _summaries(compared)
+    scores["changes"] = paired_changes(
+        *({str(row["id"]): {m: row[m] for m in MEASURES if m in row} for row in part} for part in (compared, rows))
+    )
+    if scores["baseline"]["gap"]["low"] > 0:
+        scores["closed"] = 1 - scores["gap"]["mean"] / scores["baseline"]["gap"]["mean"]
+    return scores
 
 
-def table(scores: Mapping[str, Any], title: str) -> Table:
-    """The scores for people."""
-    out = Table(title=title)
-    for head in heads(scores):
-        out.add_column(head, justify="right" if head else "left")
-    for row in cells(scores):
-        out.add_row(*row)
-    return out
+def _summaries(rows: Sequence[Mapping[str, Any]]) -> Row:
+    columns = {m: [float(row[m]) for row in rows if m in row] for m in MEASURES}
+    return {m: summarize(column) for m, column in columns.items() if column}
+
+
+def table(scores: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """Return (head, rows): of each measure its value with interval, and the baseline's with the change."""
+
+    def shown(cell: Mapping[str, float], sign: str = "") -> str:
+        form = f"{sign}.3f" if name in ("kl", "jsd") else f"{'+' if 'gap' in name else sign}.1%"
+        return with_interval(cell, form)
+
+    head, rows = ["", "value (95 % interval)", *(["baseline", "change"] if "baseline" in scores else [])], []
+    for name, label in MEASURES.items():
+        if name not in scores:
+            continue
+        row = [label, shown(scores[name])]
+        if "baseline" in scores:
+            before, change = scores["baseline"].get(name), scores["changes"].get(name)
+            row.append(shown(before) if before else "")
+            row.append(shown(dict(zip(("mean", "low", "high"), change, strict=True)), "+") if change else "")
+        rows.append(row)
+    return head, rows
 
 
 def gap_page(
-    options: Options,
+    options: GapOptions,
     samples: Sequence[Sample],
     by_text: Sequence[Sample],
     rows: Sequence[Mapping[str, Any]],
     scores: Mapping[str, Any],
 ) -> str:
-    """Accuracies as bars, the table, and questions that only the text view answers."""
+    """Return a page: accuracies as bars, the table, and questions that only the text view answers."""
     figure = Figure(figsize=(8.0, 1.8), layout="constrained")
-    names = {"right_text": "by text", "right_audio": "by audio"}
-    bars = [(label, scores[name]) for name, label in names.items()]
-    if "baseline" in scores:
-        bars = [
-            (f"{label}_{moment}", part[name])
-            for name, label in names.items()
-            for moment, part in (("before", scores["baseline"]), ("after", scores))
-        ]
-    measures = [Measure(label, cell["mean"], cell["n"], cell["low"], cell["high"]) for label, cell in bars]
-    draw_bars(figure.subplots(), measures, "accuracy", PAGE)
+    moments = {"": scores} if "baseline" not in scores else {"_before": scores["baseline"], "_after": scores}
+    bars = [
+        Measure(f"{label}{moment}", cell["mean"], cell["n"], cell["low"], cell["high"])
+        for name, label in (("right_text", "by text"), ("right_audio", "by audio"))
+        for moment, part in moments.items()
+        for cell in (part[name],)
+    ]
+    draw_bars(figure.subplots(), bars, "accuracy", PAGE)
     lost = [i for i, row in enumerate(rows) if row["gap"] > 0][: options.examples]
     articles = "".join(_article(samples[i], by_text[i], rows[i]) for i in lost)
     lead = (
         f"{options.model} on {len(rows)} questions of {options.data}, by their audio and with the view "
-        f"{options.view} in its place. The gap is {shown(scores['gap'], 'gap')}."
+        f"{options.view} in its place. The gap is {with_interval(scores['gap'], '+.1%')}."
     )
     nothing = "<p class='note'>The text view answers no question that the audio does not.</p>"
     sections = [
         f"<div class='card'>{svg(figure)}</div>",
-        number_table(heads(scores), cells(scores)),
+        number_table(*table(scores)),
         f"<h2>Right by text, wrong by audio</h2>{articles or nothing}",
     ]
     return eval_page("Audio against text", lead, sections)
@@ -201,4 +271,4 @@ def _article(sample: Sample, by_text: Sample, row: Mapping[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    run_script(run, Options, __doc__, "questions")
+    run_evaluation(sys.modules[__name__], sys.argv[1:])

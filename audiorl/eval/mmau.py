@@ -1,15 +1,14 @@
 """MMAU, MMAR and MMSU: multiple-choice questions about sound, music and speech.
 
-    python -m eval.mmau --data mmau-test-mini.json --model MODEL --out results/mmau
-    python -m eval.mmau --data mmau-test-mini.json --model MODEL --out results/mmau --blind silence
-    python -m eval.mmau --score predictions.json
+    audiorl eval mmau --data mmau-test-mini.json --model MODEL --out results/mmau
+    audiorl eval mmau --data mmau-test-mini.json --model MODEL --out results/mmau --blind silence
+    audiorl eval mmau --score predictions.json
 
-Writes to --out: predictions.jsonl (one row per question as it is answered; a second call goes on from there),
+Writes to --out: predictions.jsonl (one row per question as it is answered; a second call continues from there),
 predictions.json (the benchmark's own list with the model's outputs in the keys its scorer reads) and scores.json.
 
---blind asks every question once more without what is to be listened to, and writes blind-silence.jsonl or
-blind-text.jsonl. The difference is what the audio is worth: a model that answers as well without it guesses from the
-text.
+--blind asks every question once more without its audio, and writes blind-silence.jsonl or blind-text.jsonl. The
+difference is the worth of the audio: a model that answers as well without it guesses from the text.
 
 A question counts as right by the official rule: `mmau_match` of `audiorl.eval.metrics.choice` for MMAU and MMAR,
 `mmsu_match` for MMSU, whose responses are letters. Unlike the official scripts, which skip questions without a usable
@@ -25,32 +24,36 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from rich.console import Console
-from rich.table import Table
 
 from audiorl.data.rows import Row as DataRow
 from audiorl.data.rows import read_rows as table_rows
 from audiorl.data.schema import FieldError, check, check_limit, parse_json
 from audiorl.data.schema.results import BenchmarkRow
 from audiorl.data.views import View, silence, text_only
-from audiorl.eval._generate import generate_all
-from audiorl.eval._options import InferenceOptions, run_script, write_scores
-from audiorl.eval._summaries import summarize
+from audiorl.eval._common import (
+    InferenceOptions,
+    Row,
+    generate_all,
+    print_table,
+    run_evaluation,
+    summarize,
+    with_interval,
+    write_scores,
+)
 from audiorl.eval.metrics.choice import mmau_match, mmsu_letter, mmsu_match, rubric_score, word_set
 from audiorl.protocols import RolloutEngine
-from audiorl.rewards.choices import match_choice
-from audiorl.rewards.tags import extract_think, final_text
+from audiorl.rewards.answers import extract_think, final_text, match_choice
 from audiorl.types import Rollout
 
 Kind = Literal["mmau", "mmar", "mmsu"]
 Blind = Literal["silence", "text"]
 BLIND: dict[Blind, View] = {"silence": silence, "text": text_only}
-Row = dict[str, Any]
 
 # Where a scorer looks for the output: MMAU's script reads the first, its README names the second.
 PREDICTION_KEYS: dict[Kind, tuple[str, ...]] = {
@@ -64,7 +67,7 @@ GROUPINGS = ("task", "task_name", "modality", "category", "sub-category", "sub-s
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(InferenceOptions):
+class MMAUOptions(InferenceOptions):
     """Evaluate a model on MMAU, MMAR or MMSU, or score an existing predictions file."""
 
     score: Path | None = None
@@ -77,12 +80,16 @@ class Options(InferenceOptions):
 
 
 def read_rows(path: Path) -> list[Row]:
-    """The rows of a JSON list, JSON lines, .parquet or .arrow file, or of a saved dataset's folder.
+    """Read a JSON list, JSON lines, a .parquet or .arrow file, or the folder of a saved dataset.
 
-    ValueError for anything else, with the file, row and field.
+    Audio stays out of the rows but for its path. Raises ValueError for anything else, with the file, row and field.
     """
     if path.is_dir() or path.suffix in (".parquet", ".arrow"):
-        rows = [_without_audio(row.data) for row in table_rows(path) if isinstance(row, DataRow)]
+        rows = []
+        for data in (row.data for row in table_rows(path) if isinstance(row, DataRow)):
+            audio = data.get("audio")
+            named = {"audio_path": audio["path"]} if isinstance(audio, Mapping) and audio.get("path") else {}
+            rows.append({**named, **{name: value for name, value in data.items() if name != "audio"}})
     else:
         content = path.read_bytes()
         listed = content.lstrip().startswith(b"[")
@@ -105,15 +112,10 @@ def read_rows(path: Path) -> list[Row]:
     return rows
 
 
-def _without_audio(data: Mapping[str, Any]) -> Row:
-    """A row of a data set's file with its audio by path only."""
-    audio = data.get("audio")
-    path = {"audio_path": audio["path"]} if isinstance(audio, Mapping) and audio.get("path") else {}
-    return {**path, **{name: value for name, value in data.items() if name != "audio"}}
-
-
-def predict(options: Options, rows: Sequence[Row], engine: RolloutEngine | None = None) -> tuple[list[Row], list[Row]]:
-    """(the rows with the model's outputs, the rows with its blind outputs, which are none without `options.blind`).
+def predict(
+    options: MMAUOptions, rows: Sequence[Row], engine: RolloutEngine | None = None
+) -> tuple[list[Row], list[Row]]:
+    """Return (the rows with the model's outputs, the rows with its blind outputs, none without `options.blind`).
 
     Rows whose audio cannot be used stay without an output.
     """
@@ -151,12 +153,12 @@ def _with_prediction(row: Row, answer: Row | None, kind: Kind) -> Row:
 
 
 def _lettered(row: Row) -> dict[str, str]:
-    """The choices of MMSU by letter."""
+    """Return the choices of MMSU by letter."""
     return {letter: row.get(f"choice_{letter.lower()}") or "" for letter in LETTERS}
 
 
 def _as_letter(row: Row, prediction: str) -> str:
-    """The letter of the choice that the prediction names; nothing for a prediction that names none.
+    """Return the letter of the choice that the prediction names; nothing for a prediction that names none.
 
     The official rule would take the first character of such a prediction for a letter.
     """
@@ -167,9 +169,8 @@ def _as_letter(row: Row, prediction: str) -> str:
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """One question: was it right, and if not, was there anything to judge? `rubric`: the score of its thought, in MMAR
-    that was rated."""
+class QuestionResult:
+    """One question: was it right, and if not, was there anything to judge? `rubric`: the score of its rated thought."""
 
     correct: bool
     missing: bool
@@ -177,9 +178,8 @@ class Verdict:
     rubric: float | None = None
 
 
-def judge(row: Row, kind: Kind) -> Verdict:
-    """Right by the official rule. Missing: no output at all. Unanswered: an output without a word in it, in MMSU
-    without a letter."""
+def judge(row: Row, kind: Kind) -> QuestionResult:
+    """Judge by the official rule. Missing: no output at all. Unanswered: an output without a word, in MMSU a letter."""
     answer = row.get(ANSWER_KEY[kind])
     choices = list(filter(None, _lettered(row).values())) if kind == "mmsu" else row.get("choices")
     if not answer or not choices:
@@ -188,35 +188,32 @@ def judge(row: Row, kind: Kind) -> Verdict:
         raise ValueError(f"question {row['id']!r}: no {what} to score against; give them in the field {field!r}")
     prediction = next((row[key] for key in PREDICTION_KEYS[kind] if row.get(key) is not None), None)
     if prediction is None:
-        return Verdict(correct=False, missing=True, unanswered=False)
+        return QuestionResult(correct=False, missing=True, unanswered=False)
     if kind == "mmsu":
         correct, unanswered = mmsu_match(answer, prediction, _lettered(row)), mmsu_letter(prediction) is None
     else:
         correct, unanswered = mmau_match(answer, prediction, choices), not word_set(prediction)
-    return Verdict(correct, missing=False, unanswered=unanswered, rubric=_rubric(row, correct))
-
-
-def _rubric(row: Row, correct: bool) -> float | None:
-    if row.get("raw_responses") is None:
-        return None
-    if not row.get("rubric"):
-        raise ValueError(f"question {row['id']!r}: ratings without a rubric; give --data MMAR-meta.jsonl")
-    try:
-        return rubric_score(correct, row["raw_responses"], row["rubric"])
-    except ValueError as error:
-        raise ValueError(f"question {row['id']!r}, field 'raw_responses': {error}") from error
+    rubric = None
+    if row.get("raw_responses") is not None:
+        if not row.get("rubric"):
+            raise ValueError(f"question {row['id']!r}: ratings without a rubric; give --data MMAR-meta.jsonl")
+        try:
+            rubric = rubric_score(correct, row["raw_responses"], row["rubric"])
+        except ValueError as error:
+            raise ValueError(f"question {row['id']!r}, field 'raw_responses': {error}") from error
+    return QuestionResult(correct, missing=False, unanswered=unanswered, rubric=rubric)
 
 
 def score_rows(rows: Sequence[Row], kind: Kind = "mmau", blind: Sequence[Row] = ()) -> dict[str, Any]:
-    """{"total": cell, "task": {"music": cell, …}, "category": …}, only groupings that the rows have.
+    """Return {"total": cell, "task": {"music": cell, …}, "category": …}, only groupings that the rows have.
 
     A cell holds accuracy, its 95% bootstrap interval [low, high], n, missing and unanswered. With the rows' `blind`
     outputs it also holds `blind`, and `difference` = accuracy − blind, each with its interval; that of the difference
     is paired by question. A question with a list of categories counts in each of them.
     """
-    verdicts = [judge(row, kind) for row in rows]
-    blind_verdicts = [judge(row, kind) for row in blind]
-    scores: dict[str, Any] = {"total": _cell(verdicts, blind_verdicts)}
+    results = [judge(row, kind) for row in rows]
+    blind_results = [judge(row, kind) for row in blind]
+    scores: Row = {"total": _cell(results, blind_results)}
     for grouping in GROUPINGS:
         groups: dict[str, list[int]] = {}
         for i, row in enumerate(rows):
@@ -227,7 +224,7 @@ def score_rows(rows: Sequence[Row], kind: Kind = "mmau", blind: Sequence[Row] = 
                 groups.setdefault(name, []).append(i)
         if groups:
             scores[grouping] = {
-                name: _cell([verdicts[i] for i in groups[name]], [blind_verdicts[i] for i in groups[name] if blind])
+                name: _cell([results[i] for i in groups[name]], [blind_results[i] for i in groups[name] if blind])
                 for name in sorted(groups)
             }
     return scores
@@ -238,81 +235,52 @@ def _names(value: Any) -> list[str]:
     return list(dict.fromkeys(str(v) for v in values if v not in (None, "")))
 
 
-def _cell(verdicts: Sequence[Verdict], blind: Sequence[Verdict]) -> dict[str, Any]:
-    right = [float(v.correct) for v in verdicts]
+def _cell(results: Sequence[QuestionResult], blind: Sequence[QuestionResult]) -> dict[str, Any]:
+    right = [float(r.correct) for r in results]
     cell = {
         **summarize(right, "accuracy"),
-        "missing": sum(v.missing for v in verdicts),
-        "unanswered": sum(v.unanswered for v in verdicts),
+        "missing": sum(r.missing for r in results),
+        "unanswered": sum(r.unanswered for r in results),
     }
-    rubric = [v.rubric for v in verdicts if v.rubric is not None]
-    if rubric:
+    if rubric := [r.rubric for r in results if r.rubric is not None]:
         cell["rubric"] = summarize(rubric, "score")
     if blind:
-        right_blind = [float(v.correct) for v in blind]
+        right_blind = [float(r.correct) for r in blind]
         cell["blind"] = summarize(right_blind, "accuracy")
         cell["difference"] = summarize([a - b for a, b in zip(right, right_blind, strict=True)], "accuracy")
     return cell
 
 
-def table(scores: Mapping[str, Any], title: str) -> Table:
-    """The scores for people: accuracy in percent with its interval."""
-    columns = ["accuracy", "95% interval", "n", "missing", "unanswered"]
+def print_scores(scores: Mapping[str, Any], title: str, blind: Blind | None) -> None:
+    """Print accuracies in percent with intervals; with `blind` also those without the audio, and the difference."""
+    cells = [("total", scores["total"])]
+    for grouping in (name for name in scores if name != "total"):
+        cells += [(f"{grouping}: {name}", cell) for name, cell in scores[grouping].items()]
+    head = ["", "accuracy (95% interval)", "n", "missing", "unanswered"]
+    rows = [[label, _percent(c), str(c["n"]), str(c["missing"]), str(c["unanswered"])] for label, c in cells]
     if "rubric" in scores["total"]:
-        columns += ["rubric", "95% interval"]
-    return _table(
-        scores,
-        title,
-        columns,
-        lambda c: (*_percent(c), c["n"], c["missing"], c["unanswered"], *_rubric_cells(c)),
-    )
+        head.append("rubric (95% interval)")
+        for row, (_, cell) in zip(rows, cells, strict=True):
+            row.append(_percent(cell["rubric"], "score") if "rubric" in cell else "")
+    print_table(head, [rows[0], [], *rows[1:]], title)
+    if blind is not None:
+        rows = [[label, *(_percent(x) for x in (c, c["blind"], c["difference"])), str(c["n"])] for label, c in cells]
+        title = "with audio and with silence" if blind == "silence" else "with audio and without"
+        print_table(["", "accuracy", "blind", "difference", "n"], [rows[0], [], *rows[1:]], title)
 
 
-def _rubric_cells(cell: Mapping[str, Any]) -> tuple[str, ...]:
-    rubric = cell.get("rubric")
-    return () if rubric is None else _percent({**rubric, "accuracy": rubric["score"]})
-
-
-def blind_table(scores: Mapping[str, Any], blind: Blind) -> Table:
-    """Accuracy with and without the audio in percent, and the difference with its paired interval."""
-    title = "with audio and with silence" if blind == "silence" else "with audio and without"
-    return _table(
-        scores,
-        title,
-        ("accuracy", "blind", "difference", "95% interval", "n"),
-        lambda c: (_percent(c)[0], _percent(c["blind"])[0], *_percent(c["difference"]), c["n"]),
-    )
-
-
-def _table(
-    scores: Mapping[str, Any], title: str, headings: Sequence[str], columns: Callable[[Any], Sequence[Any]]
-) -> Table:
-    """A row a cell of the scores, the total first."""
-    out = Table(title=title)
-    out.add_column("")
-    for heading in headings:
-        out.add_column(heading, justify="right", no_wrap=True)
-    for grouping, cells in scores.items():
-        for name, cell in ({"total": cells} if grouping == "total" else cells).items():
-            label = name if grouping == "total" else f"{grouping}: {name}"
-            out.add_row(label, *map(str, columns(cell)), end_section=grouping == "total")
-    return out
-
-
-def _percent(cell: Mapping[str, float]) -> tuple[str, str]:
-    """(accuracy, its interval) in percent."""
-    low, high = (f"{100 * cell[key]:.2f}" for key in ("low", "high"))
-    return f"{100 * cell['accuracy']:.2f}", f"{low}–{high}" if cell["low"] >= 0 else f"{low} to {high}"
+def _percent(cell: Mapping[str, float], name: str = "accuracy") -> str:
+    return with_interval(cell, ".2f", name, 100, "–" if cell["low"] >= 0 else " to ")
 
 
 def merge(rows: Sequence[Row], predictions: Sequence[Row], kind: Kind) -> list[Row]:
-    """The benchmark's rows with the outputs of a predictions file joined by id."""
+    """Join the outputs of a predictions file to the benchmark's rows by id."""
     keys = (*PREDICTION_KEYS[kind], "thinking_prediction", "raw_responses")
     by_id = {str(p["id"]): {k: p[k] for k in keys if k in p} for p in predictions}
     return [{**row, **by_id.get(str(row["id"]), {})} for row in rows]
 
 
-def run(options: Options, engine: RolloutEngine | None = None) -> dict[str, Any]:
+def main(options: MMAUOptions, engine: RolloutEngine | None = None) -> dict[str, Any]:
     """Do what the options say and return the scores; empty when the data holds no answers to score against."""
     blind: list[Row] = []
     check_limit(options.limit)
@@ -342,11 +310,9 @@ def run(options: Options, engine: RolloutEngine | None = None) -> dict[str, Any]
     if options.out is not None:
         settings = {k: None if v is None else str(v) for k, v in dataclasses.asdict(options).items()}
         write_scores(options.out, {**scores, "options": settings})
-    Console().print(table(scores, f"{options.kind.upper()} · {options.model or options.score}"))
-    if options.blind is not None:
-        Console().print(blind_table(scores, options.blind))
+    print_scores(scores, f"{options.kind.upper()} · {options.model or options.score}", options.blind)
     return scores
 
 
 if __name__ == "__main__":
-    run_script(run, Options, __doc__, "questions")
+    run_evaluation(sys.modules[__name__], sys.argv[1:])

@@ -1,7 +1,7 @@
 """pass@k: how many questions a model can answer in k attempts, before and after training.
 
-    python -m eval.passk --model BASE --trained RUN/checkpoints/grpo/step_000500 --data test.jsonl --out passk
-    python -m eval.passk --model BASE --trained RUN --data test.jsonl --out passk --samples 64    (all steps of a run)
+    audiorl eval passk --model BASE --trained RUN/checkpoints/grpo/step_000500 --data test.jsonl --out passk
+    audiorl eval passk --model BASE --trained RUN --data test.jsonl --out passk --samples 64    (all steps of a run)
 
 Samples n answers to each question from every model and estimates pass@k without bias for k up to n (Chen et al. 2021,
 arXiv 2107.03374). RL often raises pass@1 and lowers pass@k for large k, where the base model covers more questions (Yue
@@ -15,38 +15,44 @@ intervals over questions, those of differences paired by question.
 
 from __future__ import annotations
 
-import json
 import math
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from matplotlib.figure import Figure
-from rich.console import Console
-from rich.table import Table
 
 from audiorl.config import SamplingConfig
-from audiorl.eval._gap import tokenizer_digest
-from audiorl.eval._generate import check_settings, evaluation_config
-from audiorl.eval._options import InferenceOptions, run_script, write_scores
-from audiorl.eval._pages import question_card
-from audiorl.eval._questions import question_policy, read_questions, right_answers, sample_answers
-from audiorl.eval._summaries import summarize
+from audiorl.data.rows import write_json_lines
+from audiorl.eval._common import (
+    InferenceOptions,
+    Row,
+    check_settings,
+    evaluation_config,
+    print_table,
+    run_evaluation,
+    summarize,
+    with_interval,
+    write_scores,
+)
+from audiorl.eval._questions import question_policy, read_questions, right_answers, sample_answers, tokenizer_digest
 from audiorl.eval.metrics.choice import crossings, pass_at_k
-from audiorl.report.eval_page import eval_page, number_table
-from audiorl.report.figures import svg
-from audiorl.report.passk import PassCurve, draw_passk, plot_passk
-from audiorl.report.theme import PAGE
+from audiorl.report.charts import PAGE, PassCurve, draw_passk, plot_passk, svg
+from audiorl.report.kit import eval_page, number_table
+from audiorl.report.listening import question_card
 from audiorl.rollout.hf import HFEngine
 from audiorl.types import Sample
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(InferenceOptions):
+class PassKOptions(InferenceOptions):
     """Sample answers to questions and compare the coverage of models."""
+
+    newest: ClassVar[bool] = False
 
     model: str | None = None
     """The base model: a folder or hub id, `tiny`, or NAME=PATH to name its curve."""
@@ -68,8 +74,8 @@ class Options(InferenceOptions):
 
 
 @dataclass(frozen=True)
-class Counts:
-    """How many of n answers to each question are right; made by `sample`."""
+class AnswerCounts:
+    """How many of n answers to each question are right, of one model."""
 
     name: str
     path: str
@@ -80,7 +86,7 @@ class Counts:
         return [pass_at_k(n, c, k) for c in self.right]
 
 
-def run(options: Options) -> dict[str, Any]:
+def main(options: PassKOptions) -> Row:
     """Do what the options say and return the scores."""
     options.check()
     ks = checked_ks(options)
@@ -89,7 +95,10 @@ def run(options: Options) -> dict[str, Any]:
     base, *_ = named
     folders = {name: options.out / re.sub(r"[^\w.-]+", "-", name) for name in named}
     samples = read_questions(replace(options, model=named[base], out=folders[base]))
-    measured: list[Counts] = []
+    sampling = SamplingConfig(
+        temperature=options.temperature, top_p=options.top_p, max_new_tokens=options.max_new_tokens
+    )
+    measured: list[AnswerCounts] = []
     tokenizer = ""
     for name, path in named.items():
         replace(options, model=path, out=folders[name]).check_settings()
@@ -102,38 +111,32 @@ def run(options: Options) -> dict[str, Any]:
             )
         settings = {"temperature": options.temperature, "top_p": options.top_p, "seed": options.seed}
         check_settings(folders[name] / "sampling.json", settings)
-        sampling = SamplingConfig(
-            temperature=options.temperature, top_p=options.top_p, max_new_tokens=options.max_new_tokens
-        )
-        engine = HFEngine(policy, sampling)
         file = folders[name] / "answers.jsonl"
+        engine = HFEngine(policy, sampling)
         answers = sample_answers(engine, samples, options.samples, file, options.batch_size, options.seed)
         right = [sum(flags) for flags in right_answers(samples, answers)]
-        measured.append(Counts(name, path, tuple(right), tuple(map(tuple, answers))))
+        measured.append(AnswerCounts(name, path, tuple(right), tuple(map(tuple, answers))))
     scores = passk_scores(measured, options.samples, ks)
-    lines = [
+    rows = [
         {"id": s.id, "task": s.task, "samples": options.samples, "right": {m.name: m.right[i] for m in measured}}
         for i, s in enumerate(samples)
     ]
-    (options.out / "results.jsonl").write_text(
-        "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines), encoding="utf-8"
-    )
+    write_json_lines(options.out / "results.jsonl", rows)
     curves = [curve(m.name, scores) for m in measured]
     plot_passk(curves, options.out / "passk.png")
     page = passk_page(options, samples, measured, curves, scores)
     write_scores(options.out, {"data": str(options.data), "n": len(samples), **scores}, {"passk.html": page})
     title = f"{options.data} · {len(samples)} questions, {options.samples} answers each"
-    console = Console(width=max(Console().width, 110))
-    console.print(table(f"pass@k · {title}", *pass_rows(scores)))
+    print_table(*pass_rows(scores), f"pass@k · {title}", width=110)
     if len(measured) > 1:
-        console.print(table("coverage", *coverage_rows(scores)))
+        print_table(*coverage_rows(scores), "coverage", width=110)
     for sentence in sentences(scores):
         print(sentence)
     return scores
 
 
-def checked_ks(options: Options) -> tuple[int, ...]:
-    """The k to report, ascending. Raises ValueError for options out of range."""
+def checked_ks(options: PassKOptions) -> tuple[int, ...]:
+    """Return the k to report, ascending. Raises ValueError for options out of range."""
     n = options.samples
     if n < 1:
         raise ValueError(f"--samples {n}: give at least 1")
@@ -148,7 +151,7 @@ def checked_ks(options: Options) -> tuple[int, ...]:
 
 
 def named_models(given: Sequence[str]) -> dict[str, str]:
-    """{name of the curve: model}, run folders replaced by their checkpoints. Raises ValueError for one name twice."""
+    """Return {name of the curve: model}, run folders replaced by their checkpoints. ValueError for one name twice."""
     named: dict[str, str] = {}
     for text in given:
         name, equals, path = text.partition("=")
@@ -171,20 +174,20 @@ def _label(model: str) -> str:
     return " ".join(parts[-2:]) if len(parts) > 2 and parts[-3] == "checkpoints" else Path(model).name or model
 
 
-def passk_scores(measured: Sequence[Counts], n: int, ks: Sequence[int]) -> dict[str, Any]:
-    """{samples, ks, models: {name: {path, pass: {k: …}}}, against_base: {name: {difference, crosses_at, coverage}}}.
+def passk_scores(measured: Sequence[AnswerCounts], n: int, ks: Sequence[int]) -> Row:
+    """Return {samples, ks, models: {name: {path, pass: {k: …}}}, against_base: {name: {…}}}.
 
-    Cells are {mean, n, low, high}. crosses_at: the k at which a curve goes from above the base model's to below it, or
-    back. coverage: questions with a right answer among n of both models, of one only, of neither.
+    Cells are {mean, n, low, high}. A model against the base has `difference` by k; `crosses_at`, the k at which its
+    curve goes from above the base model's to below it, or back; `coverage`, questions with a right answer among n of
+    both models, of one only, of neither.
     """
     base = measured[0]
-    every_k = range(1, n + 1)
-    scores: dict[str, Any] = {"samples": n, "ks": list(ks), "models": {}, "against_base": {}}
+    scores: Row = {"samples": n, "ks": list(ks), "models": {}, "against_base": {}}
     means: dict[str, list[float]] = {}
     for m in measured:
         cells = {str(k): summarize(m.per_question(n, k)) for k in ks}
         scores["models"][m.name] = {"path": m.path, "pass": cells}
-        means[m.name] = [sum(m.per_question(n, k)) / len(m.right) for k in every_k]
+        means[m.name] = [sum(m.per_question(n, k)) / len(m.right) for k in range(1, n + 1)]
     for m in measured[1:]:
         difference = {}
         for k in ks:
@@ -205,15 +208,14 @@ def passk_scores(measured: Sequence[Counts], n: int, ks: Sequence[int]) -> dict[
 
 
 def curve(name: str, scores: Mapping[str, Any]) -> PassCurve:
+    """Return the curve of a model."""
     cells = [scores["models"][name]["pass"][str(k)] for k in scores["ks"]]
     mean, low, high = (tuple(cell[key] for cell in cells) for key in ("mean", "low", "high"))
     return PassCurve(name, tuple(scores["ks"]), mean, low, high)
 
 
 def sentences(scores: Mapping[str, Any]) -> list[str]:
-    """Where each curve lies against the base model's."""
-    if not scores["against_base"]:
-        return []
+    """Say where each curve lies against the base model's."""
     base, n = next(iter(scores["models"])), scores["samples"]
     first, last = str(scores["ks"][0]), str(scores["ks"][-1])
     texts = []
@@ -223,54 +225,39 @@ def sentences(scores: Mapping[str, Any]) -> list[str]:
             text = f"the curves cross at k = {', '.join(map(str, against['crosses_at']))}"
         else:
             text = f"the curves do not cross up to k = {n}"
-        ends = [f"{_percent(change[k], '+')} at k = {k}" for k in dict.fromkeys((first, last))]
+        ends = [f"{with_interval(change[k], '+.1%')} at k = {k}" for k in dict.fromkeys((first, last))]
         texts.append(f"{name} against {base}: {text}; {', '.join(ends)}")
     return texts
 
 
-def _percent(cell: Mapping[str, float], sign: str = "") -> str:
-    mean, low, high = (f"{cell[key]:{sign}.1%}" for key in ("mean", "low", "high"))
-    return f"{mean} ({low} to {high})"
-
-
 def pass_rows(scores: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """(heads, rows): a row for each k, a column for each model and each difference."""
+    """Return (head, rows): a row for each k, a column for each model and each difference."""
     models, against = scores["models"], scores["against_base"]
-    heads = ["k", *models, *(f"{name} − base" for name in against)]
     rows = [
         [
             str(k),
-            *(_percent(m["pass"][str(k)]) for m in models.values()),
-            *(_percent(a["difference"][str(k)], "+") for a in against.values()),
+            *(with_interval(m["pass"][str(k)], ".1%") for m in models.values()),
+            *(with_interval(a["difference"][str(k)], "+.1%") for a in against.values()),
         ]
         for k in scores["ks"]
     ]
-    return heads, rows
+    return ["k", *models, *(f"{name} − base" for name in against)], rows
 
 
 def coverage_rows(scores: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
-    heads = [f"answered in {scores['samples']} attempts by", "both", "only the base", "only the trained", "neither"]
-    rows = [[name, *map(str, against["coverage"].values())] for name, against in scores["against_base"].items()]
-    return heads, rows
-
-
-def table(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    out = Table(title=title)
-    for i, head in enumerate(heads):
-        out.add_column(head, justify="right" if i else "left")
-    for row in rows:
-        out.add_row(*row)
-    return out
+    """Return (head, rows): a row for each trained model, how many questions it, the base, or both answer."""
+    head = [f"answered in {scores['samples']} attempts by", "both", "only the base", "only the trained", "neither"]
+    return head, [[name, *map(str, a["coverage"].values())] for name, a in scores["against_base"].items()]
 
 
 def passk_page(
-    options: Options,
+    options: PassKOptions,
     samples: Sequence[Sample],
-    measured: Sequence[Counts],
+    measured: Sequence[AnswerCounts],
     curves: Sequence[PassCurve],
     scores: Mapping[str, Any],
 ) -> str:
-    """The curves, the tables, and questions that only the base model answers."""
+    """Return a page: the curves, the tables, and questions that only the base model answers."""
     figure = Figure(figsize=(8.0, 3.6), layout="constrained")
     draw_passk(figure.subplots(), curves, PAGE)
     lead = f"{options.data}: {len(samples)} questions, {options.samples} answers each. {'. '.join(sentences(scores))}"
@@ -286,7 +273,7 @@ def passk_page(
     return eval_page("pass@k", lead, sections)
 
 
-def _article(sample: Sample, base: Counts, last: Counts, i: int) -> str:
+def _article(sample: Sample, base: AnswerCounts, last: AnswerCounts, i: int) -> str:
     right = right_answers([sample], [base.answers[i]])[0].index(True)
     answers = "".join(
         f"<div class='side {kind}'><p class='when'>{escape(m.name)}, {m.right[i]} of {len(m.answers[i])}</p>"
@@ -297,4 +284,4 @@ def _article(sample: Sample, base: Counts, last: Counts, i: int) -> str:
 
 
 if __name__ == "__main__":
-    run_script(run, Options, __doc__, "questions", newest=False)
+    run_evaluation(sys.modules[__name__], sys.argv[1:])

@@ -1,69 +1,63 @@
 """Simultaneous translation: interpret streams with a model, score a SimulEval log, plot quality against latency.
 
-    python -m eval.simul --model runs/simul/checkpoints/stage2/step_000040 --streams bundled:es/test --out results/simul
-    python -m eval.simul --model MODEL --streams tst.yaml --source-language en --target-language es --out results/talks
-    python -m eval.simul --model MODEL --streams bundled:es/test --chunk-seconds 0.48 0.96 1.92 --out results/chunks
-    python -m eval.simul --model MODEL --streams bundled:es/test --out results/schedules \\
+    audiorl eval simul --model runs/simul/checkpoints/stage2/step_000040 --streams bundled:es/test --out results/simul
+    audiorl eval simul --model MODEL --streams tst.yaml --source-language en --target-language es --out results/talks
+    audiorl eval simul --model MODEL --streams bundled:es/test --chunk-seconds 0.48 0.96 1.92 --out results/chunks
+    audiorl eval simul --model MODEL --streams bundled:es/test --out results/schedules \\
         --schedule policy wait-2 wait-4 local-agreement-2 alignatt-4 alignatt-12 edatt-0.3 offline
-    python -m eval.simul --model runs/speech --streams runs/speech/streams/test --codec runs/tts/codec \\
+    audiorl eval simul --model runs/speech --streams runs/speech/streams/test --codec runs/tts/codec \\
         --asr judges/whisper-base --speaker judges/speaker --out results/speech
-    python -m eval.simul --score results/simul --language es
-    python -m eval.simul --score results/talks --language zh --segments tst.yaml --references tst.zh
-    python -m eval.simul --plot tradeoff.png results/wait3 results/wait5 results/policy
+    audiorl eval simul --score results/simul --language es
+    audiorl eval simul --score results/talks --language zh --segments tst.yaml --references tst.zh
+    audiorl eval simul --plot tradeoff.png results/wait3 results/wait5 results/policy
 
 A model interprets greedily, chunk by chunk, as in training. Writes to --out: rollouts.jsonl (streams as they finish; a
-second call goes on from there), instances.log and config.yaml (SimulEval's log), segments.yaml with segments.LANGUAGE
+second call continues from there), instances.log and config.yaml (SimulEval's log), segments.yaml with segments.LANGUAGE
 (the references as MuST-C keeps them, for --segments), settings.json, and the scores below. Streams without references
 are interpreted and logged in OUT/unscored, not scored. Several chunk lengths or schedules are operating points: one
 subfolder each (OUT/alignatt/12, a line of the picture for each kind of schedule), and tradeoff.png. Its scores with
 computation count the computing since the last write; --score --cumulative-elapsed --segments OUT/segments.yaml computes
 them again.
 
-The scored folder holds instances.log and config.yaml, as SimulEval writes them (see audiorl.tasks.simul.logs).
-Writes into
-it: scores.json (all scores, units and settings) and scores.tsv (SimulEval's table: a line of names, a line of values).
+The scored folder holds instances.log and config.yaml, as SimulEval writes them (see audiorl.tasks.simul.logs). Writes
+into it: scores.json (all scores, units and settings) and scores.tsv (SimulEval's table of two lines).
 A folder of speech output is scored for quality when it holds asr_transcripts.txt, one line per instance.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import tyro
-from rich.console import Console
 
 from audiorl.audio import AudioClip
 from audiorl.config import SamplingConfig
 from audiorl.data.schema import check_limit
-from audiorl.eval._generate import check_settings
-from audiorl.eval._judging import Judges
-from audiorl.eval._options import run_script
-from audiorl.eval._simul_table import table, write_scores
-from audiorl.eval._speech_generation import load_with_codec
-from audiorl.eval._spoken_streams import measure_spoken
-from audiorl.eval._streams import SEGMENTS, interpret_into, write_interpreted
+from audiorl.eval._common import Judges, Row, check_settings, print_table, run_evaluation
+from audiorl.eval._common import write_scores as write_json
+from audiorl.eval._speech import load_with_codec
+from audiorl.eval._streams import SEGMENTS, interpret_into, measure_spoken, write_interpreted
 from audiorl.eval.metrics.latency import latency_unit
 from audiorl.protocols import Request, RolloutEngine, Schedule
-from audiorl.report.tradeoff import PlotQuality, plot_tradeoff
+from audiorl.report.charts import PlotQuality, plot_tradeoff
 from audiorl.rollout.hf import HFEngine
-from audiorl.rollout.speech_decoder import CodecSpeechDecoder
+from audiorl.rollout.speech import CodecSpeechDecoder
 from audiorl.tasks.simul.bundled import bundled_streams
-from audiorl.tasks.simul.degeneracy import degeneracy
 from audiorl.tasks.simul.formats import read_streams
-from audiorl.tasks.simul.logs import Instance, SourceType, TargetType, read_log, read_types
-from audiorl.tasks.simul.quality import Quality, bleu_tokenizer, default_quality
+from audiorl.tasks.simul.logs import read_log, read_types, write_speech_log
+from audiorl.tasks.simul.quality import NAMES, Quality, bleu_tokenizer, default_quality
 from audiorl.tasks.simul.schedules import AlignAtt, EDAtt, LocalAgreement, Offline, Reviewed, WaitK, words_per_chunk
-from audiorl.tasks.simul.scoring import Segments, score
-from audiorl.tasks.simul.segments import match_segments, read_segments
-from audiorl.tasks.simul.speech import write_speech_log
+from audiorl.tasks.simul.scoring import Segments, degeneracy, score
 from audiorl.tasks.simul.streams import ChunkConfig, Stream, interpretation_sample
+from audiorl.tasks.simul.talks import match_segments, read_segments
 from audiorl.types import Rollout
 
 TRANSCRIPTS = "asr_transcripts.txt"
@@ -78,7 +72,7 @@ BUNDLED = 20
 
 
 @dataclass(frozen=True)
-class Options:
+class SimulOptions:
     """Interpret streams with a model, score a log of simultaneous translation, or plot scored ones."""
 
     folders: Annotated[tuple[Path, ...], tyro.conf.Positional] = ()
@@ -87,8 +81,7 @@ class Options:
     """Interpret with this Hugging Face model folder or hub id, checkpoint, or run folder (its newest checkpoint)."""
     streams: str | None = None
     """What `audiorl.tasks.simul.formats.read_streams` reads, or bundled:TARGET/SPLIT, such as bundled:es/test: 20
-    streams
-    (or --limit) of 10 to 30 s of English prompts, always the same ones."""
+    streams (or --limit) of 10 to 30 s of English prompts, always the same ones."""
     out: Path | None = None
     """Folder for rollouts, log and scores."""
     source_language: str = ""
@@ -108,8 +101,7 @@ class Options:
     """A recogniser that listens to the tracks for ASR-BLEU, as `audiorl.speech_models.load_recogniser` reads it."""
     speaker: str | None = None
     """A speaker encoder that compares the voices of tracks and sources, as
-    `audiorl.speech_models.load_speaker_encoder` reads
-    it."""
+    `audiorl.speech_models.load_speaker_encoder` reads it."""
     audio_temperature: float = 0.4
     """Softmax temperature of codec codes; text is greedy."""
     audio_top_p: float = 0.9
@@ -127,7 +119,7 @@ class Options:
     rate: float | None = None
     """Target words (or characters) a second that wait-K writes; by default as many as the references have."""
     batch_size: int = 1
-    """Streams at once. Times with computation are those of a single stream with 1 only."""
+    """Streams side by side. Times with computation are those of a single stream with 1 only."""
     limit: int | None = None
     """Only the first streams."""
     audio_root: Path | None = None
@@ -160,26 +152,49 @@ class Options:
     """A latency of scores.json; by default StreamLAAL where all have it, else LAAL."""
 
 
-def score_folder(options: Options) -> dict[str, Any]:
-    """The scores of a log and what they were computed with; writes scores.json and scores.tsv into its folder."""
+def main(options: SimulOptions, engine: RolloutEngine | None = None) -> Row:
+    """Do what the options say and return the scores (empty where only a picture was drawn)."""
+    if options.plot is not None:
+        path = plot_tradeoff(options.folders, options.plot, quality=options.plot_quality, latency=options.plot_latency)
+        print(f"wrote {path}")
+        return {}
+    if options.folders:
+        raise ValueError("folders without an option are those of --plot OUT.png; one folder is scored by --score DIR")
+    if options.model or options.streams:
+        return interpret(options, engine)
+    if options.score is None:
+        raise ValueError("give --score DIR to score a log, --plot OUT.png and scored folders, or --model to interpret")
+    scores = score_folder(options)
+    print_scores(scores, str(options.score))
+    return scores
+
+
+def score_folder(options: SimulOptions) -> Row:
+    """Score a log; write scores.json, with what they were computed with, and scores.tsv into its folder."""
     folder, language = options.score, options.language
     assert folder
     if not language:
         raise ValueError("--language: give the code of the output's language, such as de, zh or ar")
     instances = read_log(folder)
-    source_type, target_type = types_of(folder, instances)
+    source_type = read_types(folder)[0]
+    target_type: Literal["text", "speech"] = "speech" if instances[0].speech else "text"
     quality = default_quality(language) if options.quality is None else options.quality
     transcripts = _lines(folder / TRANSCRIPTS) if target_type == "speech" else None
     sources = _lines(options.sources) if options.sources else None
     if options.sources and sources is None:
         raise ValueError(f"{options.sources}: no such file")
-    scores: dict[str, Any] = score(
+    segments: Segments | None = None
+    if options.segments is not None:
+        segments = match_segments(instances, read_segments(options.segments, options.references))
+    elif options.references is not None:
+        raise ValueError("--references: belongs to --segments, the file of their times")
+    scores: Row = score(
         instances,
         target_type,
         language,
         source_type=source_type,
         quality=quality,
-        segments=_segments(options, instances),
+        segments=segments,
         transcripts=transcripts,
         sources=sources,
         use_reference_length=options.use_reference_length,
@@ -204,8 +219,8 @@ def score_folder(options: Options) -> dict[str, Any]:
     return scores
 
 
-def interpret(options: Options, engine: RolloutEngine | None = None) -> dict[str, Any]:
-    """Interpret the streams at each chunk length and score them; the scores of the last one ({} without references)."""
+def interpret(options: SimulOptions, engine: RolloutEngine | None = None) -> Row:
+    """Interpret the streams at each operating point. Return the scores of the last one ({} without references)."""
     if not (options.model and options.streams and options.out):
         raise ValueError("give --model, --streams and --out to interpret, or --score DIR to score a log")
     for name, values in (("--chunk-seconds", options.chunk_seconds), ("--schedule", options.schedule)):
@@ -219,7 +234,7 @@ def interpret(options: Options, engine: RolloutEngine | None = None) -> dict[str
         for schedule in [schedule_of(options, name, streams, seconds)]
     ]
     engine = engine or engine_of(options)
-    scores: dict[str, Any] = {}
+    scores: Row = {}
     for folder, chunks, schedule in points:
         scores = _operating_point(folder, engine, streams, chunks, schedule, len(skipped), options)
     if len(points) > 1 and scores:
@@ -232,14 +247,14 @@ def interpret(options: Options, engine: RolloutEngine | None = None) -> dict[str
             if json.loads((folder / "scores.json").read_text(encoding="utf-8"))["LAAL"] is None
         ]
         if silent:
-            Console().print(f"no tradeoff.png: nothing was written in {', '.join(silent)}")
+            print(f"no tradeoff.png: nothing was written in {', '.join(silent)}")
         else:
-            run(options_of_plot)
+            main(options_of_plot)
     return scores
 
 
-def engine_of(options: Options) -> HFEngine:
-    """The model, greedy in text; one that speaks with its codec."""
+def engine_of(options: SimulOptions) -> HFEngine:
+    """Load the model, greedy in text; one that speaks with its codec."""
     assert options.model
     policy = load_with_codec(options.model, options.codec, options.device)
     given = [name for name in ("codec", "asr", "speaker") if getattr(options, name)]
@@ -255,8 +270,8 @@ def engine_of(options: Options) -> HFEngine:
     return HFEngine(policy, sampling)
 
 
-def streams_of(options: Options) -> tuple[list[Stream], Sequence[Any]]:
-    """The streams to interpret, in one target language, and the rows that could not be used, which go to stderr."""
+def streams_of(options: SimulOptions) -> tuple[list[Stream], Sequence[Any]]:
+    """Read the streams to interpret, in one target language; print the rows that cannot be used to stderr."""
     assert options.streams
     check_limit(options.limit)
     bundled = re.fullmatch(r"bundled:(\w+)/(train|test)", options.streams)
@@ -281,8 +296,8 @@ def streams_of(options: Options) -> tuple[list[Stream], Sequence[Any]]:
     return list(loaded.samples), loaded.skipped
 
 
-def schedule_of(options: Options, name: str, streams: Sequence[Stream], chunk_seconds: float) -> Schedule | None:
-    """What one of --schedule names; None for "policy"."""
+def schedule_of(options: SimulOptions, name: str, streams: Sequence[Stream], chunk_seconds: float) -> Schedule | None:
+    """Return the schedule that one of --schedule names; None for "policy"."""
     language, layers = streams[0].target_language, options.attention_layers
     kind, value = _kind(name)
     waits = [n for n in options.schedule if _kind(n)[0] == "wait"]
@@ -313,13 +328,13 @@ def schedule_of(options: Options, name: str, streams: Sequence[Stream], chunk_se
 
 
 def _kind(schedule: str) -> tuple[str, str]:
-    """("local-agreement", "2") of "local-agreement-2": what it is called and its numbers."""
+    """Split "local-agreement-2" into its name and its numbers, "local-agreement" and "2"."""
     kind, value = re.fullmatch(r"(.*?)(?:-([\d.][\d.-]*))?", schedule, re.DOTALL).groups(default="")  # type: ignore[union-attr]
     return kind, value
 
 
-def _folder(options: Options, schedule: str, seconds: float) -> Path:
-    """OUT, and below it what tells the operating points of these options from each other."""
+def _folder(options: SimulOptions, schedule: str, seconds: float) -> Path:
+    """Return OUT, or the folder below it of one of several operating points."""
     assert options.out is not None
     kind, value = _kind(schedule)
     chunk = [f"chunk-{seconds:g}"] if len(options.chunk_seconds) > 1 else []
@@ -336,8 +351,8 @@ def _operating_point(
     chunks: ChunkConfig,
     schedule: Schedule | None,
     skipped: int,
-    options: Options,
-) -> dict[str, Any]:
+    options: SimulOptions,
+) -> Row:
     assert options.streams
     settings = {
         "model": options.model,
@@ -348,11 +363,15 @@ def _operating_point(
         "schedule": None if schedule is None else repr(schedule),
         "batch_size": options.batch_size,
     }
-    speech_decoder = speech_decoder_of(engine)
-    if speech_decoder is not None:
+    speech_decoder = None
+    if isinstance(engine, HFEngine) and engine.policy.speech is not None:
+        speech_decoder = CodecSpeechDecoder.of(engine.policy)
         settings |= {name: getattr(options, name) for name in ("audio_temperature", "audio_top_p", "max_frames")}
     check_settings(folder / SETTINGS, settings)
-    _warm_up(engine, streams[0], chunks)
+    # A chunk of silence first, or the first stream's times would hold what the first call of all takes.
+    silence = AudioClip(array=np.zeros(round(16_000 * chunks.seconds), np.float32), sample_rate=16_000)
+    silent = replace(streams[0], audio=silence, seconds=chunks.seconds, units=())
+    engine.generate([Request(interpretation_sample(silent, chunks))])
     rollouts = interpret_into(folder / "rollouts.jsonl", engine, streams, chunks, schedule, options.batch_size)
     both = list(zip(streams, rollouts, strict=True))
     scored, others = ([pair for pair in both if bool(pair[0].reference) == wanted] for wanted in (True, False))
@@ -377,17 +396,11 @@ def _operating_point(
     if None not in passes:
         scores["DecoderPasses"] = float(np.mean(passes))  # type: ignore[arg-type]
     write_scores(folder, scores)
-    Console().print(table(scores, str(folder)))
+    print_scores(scores, str(folder))
     if speech_decoder is not None:
         measured_streams, spoken_rollouts = (list(part) for part in zip(*scored, strict=True))
         scores["speech"] = _score_speech(folder / "speech", measured_streams, spoken_rollouts, speech_decoder, options)
     return scores
-
-
-def speech_decoder_of(engine: RolloutEngine) -> CodecSpeechDecoder | None:
-    """None of an engine whose policy writes text only."""
-    policy = engine.policy if isinstance(engine, HFEngine) else None
-    return CodecSpeechDecoder.of(policy) if policy is not None and policy.speech is not None else None
 
 
 def _score_speech(
@@ -395,9 +408,9 @@ def _score_speech(
     streams: Sequence[Stream],
     rollouts: Sequence[Rollout],
     speech_decoder: CodecSpeechDecoder,
-    options: Options,
-) -> dict[str, Any]:
-    """The tracks, their log and transcripts in `folder`, and scores: latencies of speech and `measure_spoken`."""
+    options: SimulOptions,
+) -> Row:
+    """Write tracks, their log and transcripts into `folder`. Return latencies of speech and `measure_spoken`."""
     language = streams[0].target_language
     judges = Judges.load(options.asr, options.speaker, language, options.device, numerals=False)
     write_speech_log(folder, rollouts, speech_decoder)
@@ -407,28 +420,8 @@ def _score_speech(
     latencies = replace(options, score=folder, language=language, segments=None, sources=None, quality=())
     scores = score_folder(latencies) | measured
     write_scores(folder, scores)
-    Console().print(table(scores, str(folder)))
+    print_scores(scores, str(folder))
     return scores
-
-
-def _warm_up(engine: RolloutEngine, stream: Stream, chunks: ChunkConfig) -> None:
-    """A chunk of silence, so that no stream's times hold what the first call of all takes."""
-    silence = AudioClip(array=np.zeros(round(16_000 * chunks.seconds), np.float32), sample_rate=16_000)
-    silent = replace(stream, audio=silence, seconds=chunks.seconds, units=())
-    engine.generate([Request(interpretation_sample(silent, chunks))])
-
-
-def types_of(folder: Path, instances: list[Instance]) -> tuple[SourceType, TargetType]:
-    """Source and target type of a log; the target is what the instances are, see `read_types`."""
-    return read_types(folder)[0], "speech" if instances[0].speech else "text"
-
-
-def _segments(options: Options, instances: list[Instance]) -> Segments | None:
-    if options.segments is None:
-        if options.references is not None:
-            raise ValueError("--references: belongs to --segments, the file of their times")
-        return None
-    return match_segments(instances, read_segments(options.segments, options.references))
 
 
 def _lines(path: Path) -> list[str] | None:
@@ -440,22 +433,52 @@ def _lines(path: Path) -> list[str] | None:
         raise ValueError(f"{path}: not UTF-8 ({error.reason}); save the file as UTF-8") from error
 
 
-def run(options: Options, engine: RolloutEngine | None = None) -> dict[str, Any]:
-    """Do what the options say and return the scores (empty where only a picture was drawn)."""
-    if options.plot is not None:
-        path = plot_tradeoff(options.folders, options.plot, quality=options.plot_quality, latency=options.plot_latency)
-        Console().print(f"wrote {path}")
-        return {}
-    if options.folders:
-        raise ValueError("folders without an option are those of --plot OUT.png; one folder is scored by --score DIR")
-    if options.model or options.streams:
-        return interpret(options, engine)
-    if options.score is None:
-        raise ValueError("give --score DIR to score a log, --plot OUT.png and scored folders, or --model to interpret")
-    scores = score_folder(options)
-    Console().print(table(scores, str(options.score)))
-    return scores
+# -- scores in files and for people ------------------------------------------------------------------------------------
+
+_COUNTS = ("instances", "silent", "skipped", "unscored")
+_WITHOUT_UNIT = {
+    *("AP", "NumChunks", "DiscontinuityNum", "LengthRatio", "Repetition", "DecoderPasses"),
+    *("DurationWithin20", "DurationRatio", "OwnVoice", "OwnVoiceInStream", "MixedTurns"),
+}
+"""Scores that are neither qualities nor latencies."""
+
+
+def write_scores(folder: Path, scores: Row) -> None:
+    """Write scores.json, null where a value is not defined, and scores.tsv with three decimals."""
+    write_json(folder, {k: None if isinstance(v, float) and math.isnan(v) else v for k, v in scores.items()})
+    names = _metric_names(scores)
+    values = ["" if math.isnan(scores[name]) else f"{scores[name]:.3f}" for name in names]
+    (folder / "scores.tsv").write_text("\t".join(names) + "\n" + "\t".join(values) + "\n", encoding="utf-8")
+
+
+def _metric_names(scores: Row) -> list[str]:
+    return [k for k, v in scores.items() if k not in _COUNTS and isinstance(v, int | float) and not isinstance(v, bool)]
+
+
+def print_scores(scores: Row, title: str) -> None:
+    """Print the scores: latencies in seconds (words for written sources), with their computation-aware variant."""
+
+    def shown(name: str) -> str:
+        plain, value = name.removesuffix("_CA"), scores[name]
+        if math.isnan(value):
+            return "-"
+        if name.removeprefix("ASR-") in NAMES.values():
+            return f"{value:.2f}"
+        if plain in _WITHOUT_UNIT or name.startswith("ASR-") or name.endswith(("Similarity", "SimilarityDifference")):
+            return f"{value:.3f}"
+        return f"{value:.3f} words" if scores["source_type"] == "text" else f"{value / 1000:.3f} s"
+
+    rows = [
+        [name, shown(name), shown(f"{name}_CA") if f"{name}_CA" in scores else ""]
+        for name in _metric_names(scores)
+        if not name.endswith("_CA")
+    ]
+    rows += [[], *(["degenerate", sign, ""] for sign in scores.get("degenerate", ()))]
+    rows += [[name, str(scores[name]), ""] for name in _COUNTS if name in scores]
+    size = scores.get("run", {}).get("batch_size", 1)
+    computation = "with computation" if size == 1 else f"with computation ({size} streams at once)"
+    print_table(["metric", "value", computation], rows, title)
 
 
 if __name__ == "__main__":
-    run_script(run, Options, __doc__, "streams")
+    run_evaluation(sys.modules[__name__], sys.argv[1:])

@@ -1,7 +1,7 @@
 """Text without audio: perplexity and questions, to see what training on speech cost the text model.
 
-    python -m eval.text --model runs/asr/checkpoints/grpo/step_000200 --baseline START --out results/text
-    python -m eval.text --model MODEL --text essays.txt --questions none --out results/essays
+    audiorl eval text --model runs/asr/checkpoints/grpo/step_000200 --baseline START --out results/text
+    audiorl eval text --model MODEL --text essays.txt --questions none --out results/essays
 
 Without files it takes passages of Python's documentation and 107 simple questions in English, whose four choices are
 compared by their probability. Writes scores.json to --out. Perplexity depends on the tokenizer and, with the bundled
@@ -10,25 +10,37 @@ passages, on the version of Python; compare models on one machine, with --baseli
 
 from __future__ import annotations
 
+import json
+import math
 import platform
-from dataclasses import dataclass
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
+import numpy as np
+import torch
+from numpy.typing import NDArray
 
-from audiorl.data.text import BUNDLED, read_passages, read_questions
-from audiorl.eval._generate import evaluation_config
-from audiorl.eval._options import run_script, write_scores
-from audiorl.eval._text import TextResults, measure_text
-from audiorl.models import load_policy
+from audiorl.algos.experience import Experience
+from audiorl.data.text import BUNDLED, TextQuestion, read_passages, read_questions
+from audiorl.eval._common import evaluation_config, print_table, run_evaluation, with_interval, write_scores
+from audiorl.eval.metrics.corpus import estimate, ratio
+from audiorl.models import AudioPolicy, load_policy
+from audiorl.models.examples import Example, answer_logprobs, experience
+from audiorl.run.folder import Run
+from audiorl.types import Message, Rollout, Sample, Segment
 
 NONE = "none"
+MEASURES = ("perplexity", "nats_per_token", "bits_per_byte", "accuracy")
+WINDOW = 512
+"""Most tokens of a passage; what comes after is not scored."""
+REQUEST = "Answer with the words only."
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class TextOptions:
     """Measure a model on text alone, and compare it with the one before training."""
 
     model: str
@@ -47,7 +59,7 @@ class Options:
     """cpu, cuda or cuda:N; auto is a GPU where there is one."""
 
 
-def run(options: Options) -> dict[str, Any]:
+def main(options: TextOptions) -> dict[str, Any]:
     """Do what the options say and return the scores."""
     if options.limit is not None and options.limit < 1:
         raise ValueError("--limit: give at least 1")
@@ -66,31 +78,117 @@ def run(options: Options) -> dict[str, Any]:
         scores["baseline"] = baseline.scores()
     if options.out is not None:
         write_scores(options.out, scores)
-    Console(width=max(Console().width, 100)).print(table(scores, options.model))
+    _print(scores, options.model)
     return scores
 
 
-def table(scores: dict[str, Any], title: str) -> Table:
-    """The scores for people, with intervals."""
-    out = Table(title=f"{title} · {scores['passages']} passages, {scores['questions']} questions")
-    columns = ["", "model", *(["baseline", "model − baseline"] if "baseline" in scores else [])]
-    for column in columns:
-        out.add_column(column, justify="right" if column else "left")
-    for name in ("perplexity", "nats_per_token", "bits_per_byte", "accuracy"):
-        if name not in scores:
-            continue
-        cells = [_interval(scores[name])]
+def _print(scores: dict[str, Any], model: str) -> None:
+    rows = []
+    for name in (name for name in MEASURES if name in scores):
+        cells = [with_interval(scores[name], name="value")]
         if "baseline" in scores:
             change = scores["change"].get(name)
-            cells += [_interval(scores["baseline"][name]), "" if change is None else _interval(change, "+")]
-        out.add_row(name.replace("_", " "), *cells)
-    return out
+            cells.append(with_interval(scores["baseline"][name], name="value"))
+            cells.append("" if change is None else with_interval(change, "+.3f", "value"))
+        rows.append([name.replace("_", " "), *cells])
+    head = ["", "model", *(["baseline", "model − baseline"] if "baseline" in scores else [])]
+    print_table(head, rows, f"{model} · {scores['passages']} passages, {scores['questions']} questions", width=100)
 
 
-def _interval(value: dict[str, float], sign: str = "") -> str:
-    number, low, high = (f"{value[key]:{sign}.3f}" for key in ("value", "low", "high"))
-    return f"{number} ({low} to {high})"
+@dataclass(frozen=True)
+class TextResults:
+    """Results by passage and by question; made by `measure_text`."""
+
+    passages: NDArray[np.float64]
+    """[N, 3]: negative log-likelihood in nats, tokens that it is of, bytes of the passage that they spell."""
+    correct: NDArray[np.float64]
+    """[M]: whether the most probable choice is the answer."""
+
+    def scores(self, baseline: TextResults | None = None) -> dict[str, Any]:
+        """Return {passages, questions, perplexity, nats_per_token, bits_per_byte, accuracy}; measures have intervals.
+
+        `baseline`: of the same texts; adds change: {nats_per_token, …} with paired intervals. Perplexities of different
+        tokenizers do not compare; bits per byte do.
+        """
+        result: dict[str, Any] = {"passages": len(self.passages), "questions": len(self.correct)}
+        counts = self._counts()
+        if "nats_per_token" in counts:
+            result["perplexity"] = asdict(estimate(counts["nats_per_token"], lambda sums: math.exp(ratio(sums))))
+        result |= {name: asdict(estimate(columns, ratio)) for name, columns in counts.items()}
+        if baseline is not None:
+            before = baseline._counts()
+            result["change"] = {n: asdict(estimate(c, ratio, baseline_NK=before[n])) for n, c in counts.items()}
+        return result
+
+    def _counts(self) -> dict[str, NDArray[np.float64]]:
+        """Return the counts [N, 2] whose ratio each measure is; without passages or questions theirs are absent."""
+        counts = {}
+        if len(self.passages):
+            counts["nats_per_token"] = self.passages[:, :2]
+            counts["bits_per_byte"] = self.passages[:, [0, 2]] / [math.log(2), 1]
+        if len(self.correct):
+            counts["accuracy"] = np.stack([self.correct, np.ones(len(self.correct))], 1)
+        return counts
+
+
+def measure_text(policy: AudioPolicy, passages: Sequence[str], questions: Sequence[TextQuestion]) -> TextResults:
+    """Measure the passages as raw text from their second token on, and the questions in the model's chat template.
+
+    The answer to a question is the choice with the highest log-prob, the end of the turn included. The choices are not
+    shown; the question ends with a request for the words only, so that a model needs to know no format.
+    """
+    laid_out = [_passage(policy, text, f"passage {i + 1}") for i, text in enumerate(passages)]
+    counts = [
+        [-total, e.num_sampled, len(policy.decode(e.ids[1:]).encode())]
+        for e, total in zip(laid_out, _logprobs(policy, laid_out), strict=True)
+    ]
+    answers = [
+        experience(policy, Example(Sample(q.id, (Message("user", (f"{q.question} {REQUEST}",)),)), choice), q.id)
+        for q in questions
+        for choice in q.choices
+    ]
+    totals = iter(_logprobs(policy, answers))
+    correct = []
+    for q in questions:
+        logprobs = [next(totals) for _ in q.choices]
+        correct.append(float(q.choices[int(np.argmax(logprobs))] == q.answer))
+    return TextResults(np.array(counts, np.float64).reshape(-1, 3), np.array(correct, np.float64))
+
+
+def _passage(policy: AudioPolicy, text: str, name: str) -> Experience:
+    ids = torch.tensor(policy.tokenizer.encode(text, add_special_tokens=False)[:WINDOW], dtype=torch.long)
+    if len(ids) < 2:
+        raise ValueError(f"{name}: {text!r} is one token; a perplexity needs two or more")
+    segment = Segment(ids[:1], ids[1:], torch.zeros(len(ids) - 1))
+    return Experience.from_rollout(Rollout(Sample(name, ()), (segment,), name)).replace(rollout_logprobs=None)
+
+
+def _logprobs(policy: AudioPolicy, experiences: Sequence[Experience]) -> list[float]:
+    """Return the log-prob of each one's answer, in nats."""
+    return [float(values.sum()) for values in answer_logprobs(policy, experiences)]
+
+
+def measure_text_phase(
+    run: Run, name: str, policy: AudioPolicy, passages: Sequence[str], questions: Sequence[TextQuestion], baseline: str
+) -> None:
+    """Measure once, as a phase of the run: the entry NAME of eval.json, and eval/NAME.json, the parts of its sums."""
+    if run.finished(name):
+        return
+    results = measure_text(policy, passages, questions)
+    folder = run.dir / "eval"
+    parts = {"passages": results.passages.tolist(), "correct": results.correct.tolist()}
+    (folder / f"{name}.json").write_text(json.dumps(parts), encoding="utf-8")
+    before = None
+    if name != baseline and (folder / f"{baseline}.json").exists():
+        saved = json.loads((folder / f"{baseline}.json").read_text(encoding="utf-8"))
+        before = TextResults(np.array(saved["passages"]), np.array(saved["correct"]))
+    scores = results.scores(before)
+    entry: dict[str, Any] = {measure: value["value"] for measure, value in scores.items() if measure in MEASURES}
+    changes = {measure: [c["value"], c["low"], c["high"]] for measure, c in scores.get("change", {}).items()}
+    run.write_result(name, entry | ({"changes": changes} if changes else {}))
+    run.finish(name, entry)
+    print(f"{name}: " + ", ".join(f"{measure} {value:.3f}" for measure, value in entry.items()), flush=True)
 
 
 if __name__ == "__main__":
-    run_script(run, Options, __doc__, "texts")
+    run_evaluation(sys.modules[__name__], sys.argv[1:])

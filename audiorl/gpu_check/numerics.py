@@ -16,30 +16,30 @@ from audiorl.algos.packing import pack_experiences
 from audiorl.algos.varlen import FLASH_ATTN, FLEX, SDPA, TORCH_VARLEN, Attention, Kernel, SegmentAttention, Segments
 from audiorl.audio import AudioClip
 from audiorl.config import LoraConfig, ModelConfig, SamplingConfig
-from audiorl.gpu_check.models import TEXTS, experiences, full_width_policy, largest, spans
-from audiorl.gpu_check.outcome import Check, Outcome, Setup, within
+from audiorl.gpu_check.setup import (
+    TEXTS,
+    Check,
+    Outcome,
+    Setup,
+    experiences,
+    full_width_policy,
+    largest,
+    question,
+    spans,
+    within,
+)
 from audiorl.models import AudioPolicy, load_policy
 from audiorl.models.audio_encoder import PASS_SECONDS
 from audiorl.models.families import qwen_omni
 from audiorl.protocols import Request, RolloutEngine
 from audiorl.rollout.hf import HFEngine
-from audiorl.types import Message, Sample
 
 BOUNDS = {torch.float32: 1e-4, torch.bfloat16: 3e-2}
 """Largest relative error of outputs and gradients of a kernel, against float32 of the same inputs."""
 
 
-def kernel_checks() -> dict[str, Check]:
-    names = {torch.float32: "fp32", torch.bfloat16: "bf16"}
-    return {
-        f"kernel {kernel.name}, {names[dtype]}": partial(kernel_equals_reference, kernel, dtype)
-        for kernel in (TORCH_VARLEN, FLASH_ATTN, FLEX, SDPA)
-        for dtype in names
-    }
-
-
 def kernel_equals_reference(kernel: Kernel, dtype: torch.dtype, setup: Setup) -> Outcome:
-    """Outputs and gradients of spans that share prompts, with grouped queries, against SDPA on the CPU in float32."""
+    """Compare outputs and gradients of spans that share prompts (grouped queries) with SDPA on the CPU in float32."""
     obstacle = kernel.obstacle(setup.device, dtype, setup.scale.head_width)
     if obstacle is not None:
         return Outcome("skipped", f"{kernel.name} {obstacle}")
@@ -55,7 +55,7 @@ def kernel_equals_reference(kernel: Kernel, dtype: torch.dtype, setup: Setup) ->
 
 
 def _attended(kernel: Kernel, inputs: list[Tensor], setup: Setup) -> list[Tensor]:
-    """The output, and the gradients of query, key and value."""
+    """Return the output, and the gradients of query, key and value."""
     query, key, value = (x.detach().requires_grad_() for x in inputs[:3])
     out = SegmentAttention(kernel, Segments.of_spans(spans(setup.scale), query.device))(query, key, value)
     out.backward(inputs[3].transpose(1, 2))
@@ -63,7 +63,7 @@ def _attended(kernel: Kernel, inputs: list[Tensor], setup: Setup) -> list[Tensor
 
 
 def packed_equals_single(setup: Setup) -> Outcome:
-    """Log-probs in float32: shared prompts in one pack, repeated prompts in one pack, and one answer at a time."""
+    """Compare log-probs in float32: shared prompts in one pack, repeated prompts in one pack, one answer at a time."""
     policy = full_width_policy(setup, ModelConfig(gradient_checkpointing=False))
     group = experiences(setup.scale)[: 2 * setup.scale.group_size : 2]
     with torch.no_grad():
@@ -75,8 +75,8 @@ def packed_equals_single(setup: Setup) -> Outcome:
 
 
 def update_in_bf16(setup: Setup) -> Outcome:
-    """Gradients with the kernel that training takes, in bfloat16 over float32 weights, layers computed twice, against
-    float32 span by span: the cosine between all gradients."""
+    """Compare gradients with the kernel that training takes, in bfloat16 over float32 weights, layers computed twice,
+    with float32 span by span: the cosine between all gradients."""
     reference = _gradient(setup, "sdpa", autocast=False)
     gradient = _gradient(setup, "auto", autocast=True)
     cosine = float(torch.nn.functional.cosine_similarity(reference, gradient, dim=0))
@@ -84,7 +84,7 @@ def update_in_bf16(setup: Setup) -> Outcome:
 
 
 def _gradient(setup: Setup, attention: Attention, autocast: bool) -> Tensor:
-    """The gradient of all weights of the layers, on the CPU."""
+    """Return the gradient of all weights of the layers, on the CPU."""
     config = ModelConfig(attention=attention, autocast=autocast, gradient_checkpointing=True, only=("layers",))
     policy = full_width_policy(setup, config)
     group = experiences(setup.scale)[: setup.scale.group_size]
@@ -94,18 +94,17 @@ def _gradient(setup: Setup, attention: Attention, autocast: bool) -> Tensor:
 
 
 def engine_equals_trainer(dtype: torch.dtype, setup: Setup) -> Outcome:
-    """Log-probs of sampled tokens: by the engine with its cache, and by the trainer over the packed row."""
+    """Compare log-probs of sampled tokens: by the engine with its cache, and by the trainer over the packed row."""
     policy = full_width_policy(setup, ModelConfig(autocast=dtype == torch.bfloat16))
     engine = HFEngine(policy, SamplingConfig(max_new_tokens=setup.scale.response))
     return _gap(policy, engine, 1e-3 if dtype == torch.float32 else 0.05, setup)
 
 
 def vllm_equals_trainer(setup: Setup, adapter: bool = False) -> Outcome:
-    """The same of vLLM with the weights of a checkpoint, or with an adapter that is sent to it."""
+    """Compare log-probs of tokens that vLLM sampled, with a checkpoint's weights or an adapter that is sent to it."""
     if importlib.util.find_spec("vllm") is None:
         return Outcome("skipped", "vllm is not installed")
-    from audiorl.rollout.vllm import VLLMEngine
-    from audiorl.rollout.vllm_start import VLLMConfig
+    from audiorl.rollout.vllm import VLLMConfig, VLLMEngine
     from audiorl.rollout.vllm_weights import served_weights
 
     config = ModelConfig(dtype="bfloat16" if setup.is_gpu else "float32")
@@ -125,24 +124,18 @@ def vllm_equals_trainer(setup: Setup, adapter: bool = False) -> Outcome:
         engine = VLLMEngine(folder + "/adapter" if adapter else folder, sampling, options)
         try:
             if adapter:
-                _change(policy)
+                generator = torch.Generator().manual_seed(0)
+                with torch.no_grad():
+                    for p in policy.trainable().values():  # random matrices, which change the log-probs
+                        p.copy_(0.02 * torch.randn(p.shape, generator=generator))
                 engine.update_weights(served_weights(policy, "adapter"), 1)
             return _gap(policy, engine, 0.05 if setup.is_gpu else 1e-3, setup)
         finally:
             engine.close()
 
 
-def _change(policy: AudioPolicy) -> None:
-    """Give the adapter random matrices, which change the log-probs."""
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for p in policy.trainable().values():
-            p.copy_(0.02 * torch.randn(p.shape, generator=generator))
-
-
 def _gap(policy: AudioPolicy, engine: RolloutEngine, bound: float, setup: Setup) -> Outcome:
-    sample = Sample("question", (Message("user", ("What is said, and by whom?",)),), ("yes",))
-    rollouts = engine.generate([Request(sample, n=setup.scale.decoded)])
+    rollouts = engine.generate([Request(question(), n=setup.scale.decoded)])
     batch = [Experience.from_rollout(r) for r in rollouts]
     with torch.no_grad():
         trained = policy.forward(pack_experiences(batch)).logprobs.float().cpu()
@@ -152,7 +145,7 @@ def _gap(policy: AudioPolicy, engine: RolloutEngine, bound: float, setup: Setup)
 
 
 def clips_together(setup: Setup) -> Outcome:
-    """Features of an Omni audio encoder in float32: many clips at once against one after the other; and the speed."""
+    """Compare features of an Omni encoder in float32: many clips at once, and one after the other; also the speed."""
     policy = qwen_omni.tiny(TEXTS, hidden=64, layers=1, vocab_size=400, whisper=False)
     policy.model.to(setup.device)
     generator = np.random.default_rng(0)
@@ -160,30 +153,31 @@ def clips_together(setup: Setup) -> Outcome:
         AudioClip(array=(0.1 * generator.standard_normal(16_000 * n)).astype(np.float32), sample_rate=16_000)
         for n in (1, 3, 7, 2, 5, 4, 6, 8)
     ]
-    single, slow = _features(policy, clips, setup, 0.0)
-    together, fast = _features(policy, clips, setup, PASS_SECONDS)
+
+    def features(pass_seconds: float) -> tuple[Tensor, float]:
+        def encode() -> Tensor:
+            policy.audio.cache.clear()
+            return torch.cat(policy.encode_audio(clips))
+
+        policy.audio.pass_seconds = pass_seconds
+        return encode(), setup.seconds(encode)
+
+    (single, slow), (together, fast) = features(0.0), features(PASS_SECONDS)
     outcome = within(largest(together, single), 1e-4, "largest error of a feature", times_faster=slow / fast)
     return Outcome(outcome.state, f"{outcome.detail}; {slow / fast:.1f}× faster", outcome.numbers)
 
 
-def _features(policy: AudioPolicy, clips: list[AudioClip], setup: Setup, pass_seconds: float) -> tuple[Tensor, float]:
-    policy.audio.pass_seconds = pass_seconds
-
-    def encode() -> Tensor:
-        policy.audio.cache.clear()
-        return torch.cat(policy.encode_audio(clips))
-
-    return encode(), setup.seconds(encode)
-
-
-def checks() -> dict[str, Check]:
-    return {
-        **kernel_checks(),
-        "packed = shared = single": packed_equals_single,
-        "gradients in bf16": update_in_bf16,
-        "HF engine = trainer, fp32": partial(engine_equals_trainer, torch.float32),
-        "HF engine = trainer, bf16": partial(engine_equals_trainer, torch.bfloat16),
-        "vLLM = trainer": vllm_equals_trainer,
-        "vLLM with an adapter = trainer": partial(vllm_equals_trainer, adapter=True),
-        "clips encoded together": clips_together,
-    }
+CHECKS: dict[str, Check] = {
+    **{
+        f"kernel {kernel.name}, {name}": partial(kernel_equals_reference, kernel, dtype)
+        for kernel in (TORCH_VARLEN, FLASH_ATTN, FLEX, SDPA)
+        for dtype, name in ((torch.float32, "fp32"), (torch.bfloat16, "bf16"))
+    },
+    "packed = shared = single": packed_equals_single,
+    "gradients in bf16": update_in_bf16,
+    "HF engine = trainer, fp32": partial(engine_equals_trainer, torch.float32),
+    "HF engine = trainer, bf16": partial(engine_equals_trainer, torch.bfloat16),
+    "vLLM = trainer": vllm_equals_trainer,
+    "vLLM with an adapter = trainer": partial(vllm_equals_trainer, adapter=True),
+    "clips encoded together": clips_together,
+}

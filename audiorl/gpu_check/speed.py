@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
@@ -15,8 +13,7 @@ from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 from audiorl.algos.packing import attention_mask, pack_experiences
 from audiorl.algos.varlen import SegmentAttention, Segments, choose_kernel
 from audiorl.config import ModelConfig, OptimConfig, RLConfig, SamplingConfig
-from audiorl.gpu_check.models import experiences, full_width_policy, spans
-from audiorl.gpu_check.outcome import Check, Outcome, Setup, at_least
+from audiorl.gpu_check.setup import Check, Outcome, Setup, at_least, experiences, full_width_policy, question, spans
 from audiorl.models import AudioPolicy
 from audiorl.models.attention import spans_of
 from audiorl.plan.memory import Assumptions, PlanOptions, make_plan
@@ -24,19 +21,18 @@ from audiorl.plan.models import count
 from audiorl.protocols import Request
 from audiorl.rollout.hf import HFEngine
 from audiorl.train.rl.trainer import TrainBatch, Trainer
-from audiorl.types import Message, Rollout, Sample
+from audiorl.types import Rollout
 
 PEAK_TFLOPS = {"H100": 989.0, "H200": 989.0, "A100": 312.0, "L40S": 362.0, "B200": 2250.0, "4090": 165.0, "L4": 121.0}
 """Dense bfloat16 TFLOP/s by a part of the GPU's name, from the vendor's data sheets (SXM where there are several)."""
 MFU_TARGET, DENSE_TARGET, MEMORY_TOLERANCE, SAME_ANSWERS = 0.35, 3.0, 0.25, 0.9
 
 
-def _config() -> ModelConfig:
-    return ModelConfig(autocast=True, gradient_checkpointing=False)
+_AUTOCAST = ModelConfig(autocast=True, gradient_checkpointing=False)
 
 
 def peak_flops(setup: Setup) -> tuple[float, str]:
-    """FLOP/s of the device in bfloat16, and where the number is from; of an unknown device that of a large product."""
+    """Return the FLOP/s of the device in bfloat16 (of an unknown one those of a large product), and their source."""
     name = torch.cuda.get_device_name(setup.device) if setup.is_gpu else "CPU"
     for part, tflops in PEAK_TFLOPS.items():
         if part in name:
@@ -48,8 +44,8 @@ def peak_flops(setup: Setup) -> tuple[float, str]:
 
 
 def update_flops(policy: AudioPolicy, setup: Setup) -> float:
-    """FLOPs of forward and backward of the pack: 6 for each weight of a matrix and row, 12 for each visible pair of
-    query and key, head and number of its width; nothing that is computed twice."""
+    """Count the FLOPs of forward and backward of the pack: 6 for each weight of a matrix and row, 12 for each visible
+    pair of query and key, head and number of its width; nothing that is computed twice."""
     scale = setup.scale
     batch = pack_experiences(experiences(scale))
     layers = policy.model.model.layers
@@ -61,8 +57,8 @@ def update_flops(policy: AudioPolicy, setup: Setup) -> float:
 
 
 def packed_update(setup: Setup) -> Outcome:
-    """Forward and backward of a pack with shared prompts, as the trainer runs them."""
-    policy = full_width_policy(setup, _config())
+    """Time forward and backward of a pack with shared prompts, as the trainer runs them."""
+    policy = full_width_policy(setup, _AUTOCAST)
     batch = pack_experiences(experiences(setup.scale))
 
     def update() -> None:
@@ -77,9 +73,9 @@ def packed_update(setup: Setup) -> Outcome:
 
 
 def against_padded(setup: Setup) -> Outcome:
-    """The same answers in the usual form: the prompt repeated, transformers' own forward, full logits."""
-    policy = full_width_policy(setup, _config())
-    stock = full_width_policy(setup, _config()).model
+    """Compare with the same answers in the usual form: the prompt repeated, transformers' own forward, full logits."""
+    policy = full_width_policy(setup, _AUTOCAST)
+    stock = full_width_policy(setup, _AUTOCAST).model
     stock.config._attn_implementation = "sdpa"
     group = experiences(setup.scale)
     ids = torch.stack([e.ids for e in group]).to(setup.device)
@@ -101,7 +97,7 @@ def against_padded(setup: Setup) -> Outcome:
 
 
 def against_the_mask(setup: Setup) -> Outcome:
-    """Attention of a pack, forward and backward: the chosen kernel against one call with a mask of T × T."""
+    """Time attention of a pack, forward and backward: the chosen kernel against one call with a mask of T × T."""
     scale = setup.scale
     rows = spans(scale)[-1][1]
     heads = (scale.heads, scale.kv_heads, scale.kv_heads)
@@ -127,8 +123,8 @@ def against_the_mask(setup: Setup) -> Outcome:
 
 
 def decoding(setup: Setup) -> Outcome:
-    """Tokens per second of the `hf` engine."""
-    policy = full_width_policy(setup, _config())
+    """Measure tokens per second of the `hf` engine."""
+    policy = full_width_policy(setup, _AUTOCAST)
     _, rate = _decoded(HFEngine(policy, SamplingConfig(max_new_tokens=setup.scale.response)), setup)
     weights = sum(p.numel() for p in policy.model.parameters())
     peak, _ = peak_flops(setup)
@@ -138,8 +134,8 @@ def decoding(setup: Setup) -> Outcome:
 
 
 def compiled_decoding(setup: Setup) -> Outcome:
-    """The `hf` engine with `sampling.compile`, by CUDA graphs on a GPU: in float32 it samples the same answers, up to
-    rounding in one of ten; then tokens per second of both, on a GPU in bfloat16."""
+    """Run the `hf` engine with `sampling.compile`, by CUDA graphs on a GPU: in float32 it samples the same answers,
+    up to rounding in one of ten; then tokens per second of both, on a GPU in bfloat16."""
     plain = SamplingConfig(max_new_tokens=setup.scale.response)
     compiled = replace(plain, compile=True)
     policy = full_width_policy(setup, ModelConfig())
@@ -152,7 +148,7 @@ def compiled_decoding(setup: Setup) -> Outcome:
     pairs = zip(expected, answers, strict=True)
     same = sum(a.segments[0].ids.tolist() == b.segments[0].ids.tolist() for a, b in pairs) / len(expected)
     if setup.is_gpu:
-        policy = full_width_policy(setup, _config())
+        policy = full_width_policy(setup, _AUTOCAST)
         rate, compiled_rate = (_decoded(HFEngine(policy, s), setup)[1] for s in (plain, compiled))
     skipped = counters["inductor"]["cudagraph_skips"] - skipped
     detail = f"{same:.0%} of the answers equal, {compiled_rate:,.0f} tokens/s, {rate:,.0f} without"
@@ -162,24 +158,23 @@ def compiled_decoding(setup: Setup) -> Outcome:
 
 
 def _decoded(engine: HFEngine, setup: Setup) -> tuple[list[Rollout], float]:
-    """The rollouts of one prompt, and tokens per second of a second call."""
-    sample = Sample("question", (Message("user", ("What is said, and by whom?",)),), ("yes",))
+    """Return the rollouts of one prompt, and tokens per second of a second call."""
     rollouts: list[Rollout] = []
 
     def generate() -> None:
-        rollouts[:] = engine.generate([Request(sample, n=setup.scale.decoded)])
+        rollouts[:] = engine.generate([Request(question(), n=setup.scale.decoded)])
 
-    seconds = Setup(setup.device, replace(setup.scale, repeats=1)).seconds(generate)
+    seconds = setup.seconds(generate, repeats=1)
     return rollouts, sum(r.num_sampled for r in rollouts) / seconds
 
 
 def memory(setup: Setup) -> Outcome:
-    """Peak memory of a training step against what the planner says for it."""
-    policy = full_width_policy(setup, _config())
+    """Compare the peak memory of a training step with what the planner says for it."""
+    policy = full_width_policy(setup, _AUTOCAST)
     scale = setup.scale
     options = PlanOptions(
         model=policy.config,
-        grpo=RLConfig(kl_beta=0.0, group_size=scale.group_size, micro_batch_tokens=scale.tokens),
+        rl=RLConfig(kl_beta=0.0, group_size=scale.group_size, micro_batch_tokens=scale.tokens),
         sampling=SamplingConfig(max_new_tokens=scale.response, max_batch_tokens=1),
         prompt_tokens=scale.prompt,
         assume=Assumptions(0, 0, 0, 0, 0, 0),
@@ -200,29 +195,21 @@ def memory(setup: Setup) -> Outcome:
 
 
 def syncs(setup: Setup) -> Outcome:
-    """Operations of a training step that make the host wait for the GPU."""
+    """Count operations of a training step that make the host wait for the GPU; torch reports them as warnings."""
     if not setup.is_gpu:
         return Outcome("skipped", "only a GPU has syncs to count")
-    trainer = _trainer(full_width_policy(setup, _config()))
+    trainer = _trainer(full_width_policy(setup, _AUTOCAST))
     batch = TrainBatch(experiences(setup.scale))
     trainer.step(batch)
-    with counted_syncs() as lines:
-        trainer.step(batch)
-    return Outcome("measured", f"{len(lines)} in a step of one micro-batch", {"syncs": float(len(lines))})
-
-
-@contextmanager
-def counted_syncs() -> Iterator[list[str]]:
-    """Collects the places of synchronizing calls, which torch reports as warnings."""
-    places: list[str] = []
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         torch.cuda.set_sync_debug_mode("warn")
         try:
-            yield places
+            trainer.step(batch)
         finally:
             torch.cuda.set_sync_debug_mode("default")
-    places += [f"{w.filename}:{w.lineno}" for w in caught if "synchronizing" in str(w.message)]
+    count = sum("synchronizing" in str(w.message) for w in caught)
+    return Outcome("measured", f"{count} in a step of one micro-batch", {"syncs": float(count)})
 
 
 def _trainer(policy: AudioPolicy) -> Trainer:
@@ -230,14 +217,12 @@ def _trainer(policy: AudioPolicy) -> Trainer:
     return Trainer(policy, scale, OptimConfig(lr=1e-6), 1.0, 256)
 
 
-def checks() -> dict[str, Callable[[Setup], Outcome]]:
-    out: dict[str, Check] = {
-        "attention against a mask": against_the_mask,
-        "packed update": packed_update,
-        "packed against padded": against_padded,
-        "decoding": decoding,
-        "decoding, compiled": compiled_decoding,
-        "memory against the plan": memory,
-        "syncs of a step": syncs,
-    }
-    return out
+CHECKS: dict[str, Check] = {
+    "attention against a mask": against_the_mask,
+    "packed update": packed_update,
+    "packed against padded": against_padded,
+    "decoding": decoding,
+    "decoding, compiled": compiled_decoding,
+    "memory against the plan": memory,
+    "syncs of a step": syncs,
+}

@@ -15,11 +15,9 @@ import torch
 from torch import Tensor
 
 from audiorl.config import ModelConfig, SamplingConfig
-from audiorl.gpu_check.models import full_width_policy
-from audiorl.gpu_check.outcome import Check, Outcome, Setup
+from audiorl.gpu_check.setup import Check, Outcome, Setup, full_width_policy, question
 from audiorl.protocols import Request
 from audiorl.rollout.weight_transfer import Backend, SyncError, WeightReceiver, WeightSender
-from audiorl.types import Message, Sample
 
 BYTES_OF_3B = 3.1e9 * 2
 """Of the weights of Qwen2.5-3B in bfloat16."""
@@ -32,7 +30,7 @@ ROUNDS = 4
 
 
 def sent_weights(backend: Backend, setup: Setup) -> Outcome:
-    """Weights of the scale's width to another process, which compares checksums; the time is scaled to 3B."""
+    """Send weights of the scale's width to another process, which compares checksums; the time is scaled to 3B."""
     if backend == "nccl" and (not setup.is_gpu or torch.cuda.device_count() < 2):
         return Outcome("skipped", "needs two GPUs")
     weights = dict(full_width_policy(setup, ModelConfig(dtype="bfloat16")).weights())
@@ -70,7 +68,7 @@ def sent_weights(backend: Backend, setup: Setup) -> Outcome:
 
 
 def receive_weights(address: str, backend: Backend, gpu: int | None, sums: Any) -> None:
-    """The other process: loads the weights into tensors of its own, `ROUNDS` times."""
+    """Run the other process: load the weights into tensors of its own, `ROUNDS` times."""
     if gpu is not None:
         torch.cuda.set_device(gpu)
     receiver = WeightReceiver(address, 0, 1, backend=backend, timeout=START_SECONDS)
@@ -87,22 +85,21 @@ def receive_weights(address: str, backend: Backend, gpu: int | None, sums: Any) 
 
 
 def checksums(weights: Mapping[str, Tensor]) -> dict[str, int]:
-    """By name the sum of the bytes."""
+    """Return by name the sum of the bytes."""
     flat = {name: t.detach().contiguous().view(-1).view(torch.uint8) for name, t in weights.items()}
     return {name: int(x.sum(dtype=torch.int64)) for name, x in flat.items()}
 
 
 def sleep_and_wake(setup: Setup) -> Outcome:
-    """vLLM gives its memory back while it sleeps, and then writes the same greedy answer as before."""
+    """Check that vLLM gives its memory back while it sleeps, and then writes the same greedy answer as before."""
     if importlib.util.find_spec("vllm") is None:
         return Outcome("skipped", "vllm is not installed")
     if not setup.is_gpu:
         return Outcome("skipped", "only on a GPU vLLM sleeps")
-    from audiorl.rollout.vllm import VLLMEngine
-    from audiorl.rollout.vllm_start import VLLMConfig
+    from audiorl.rollout.vllm import VLLMConfig, VLLMEngine
 
     policy = full_width_policy(setup, ModelConfig(dtype="bfloat16"))
-    request = Request(Sample("question", (Message("user", ("What is said?",)),)), greedy=True)
+    request = Request(question(), greedy=True)
     options = VLLMConfig(max_model_len=1024, kv_cache_mb=512, sleep=True)
 
     def used() -> int:
@@ -130,9 +127,8 @@ def sleep_and_wake(setup: Setup) -> Outcome:
     return Outcome("pass" if freed > 0.5 else "fail", detail, numbers)
 
 
-def checks() -> dict[str, Check]:
-    return {
-        "weights to the same GPU": partial(sent_weights, "ipc"),
-        "weights to another GPU": partial(sent_weights, "nccl"),
-        "vLLM sleeps and wakes": sleep_and_wake,
-    }
+CHECKS: dict[str, Check] = {
+    "weights to the same GPU": partial(sent_weights, "ipc"),
+    "weights to another GPU": partial(sent_weights, "nccl"),
+    "vLLM sleeps and wakes": sleep_and_wake,
+}

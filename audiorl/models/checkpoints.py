@@ -27,6 +27,14 @@ def load_policy(
     The family is read from the folder's `model_type`; a model that was dualized comes back as one that speaks. `codec`
     is for a model that speaks. Raises ValueError for a folder of another architecture and for a codec that is not the
     model's.
+
+    >>> import tempfile
+    >>> from audiorl import load_policy
+    >>> from audiorl.models.families.qwen_omni import tiny
+    >>> folder = tempfile.mkdtemp()
+    >>> tiny(["good morning"], whisper=False).save(folder)
+    >>> load_policy(folder).device.type
+    'cpu'
     """
     config = config or ModelConfig()
     if is_adapter(path):

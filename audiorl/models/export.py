@@ -1,11 +1,16 @@
-"""A checkpoint as a model folder to serve or to share: weights, processor, chat template and a model card."""
+"""A checkpoint as a model folder to serve or to share: weights, processor, chat template and a model card.
+
+The model card says what was trained how and on what, what was measured, and what was not.
+"""
 
 from __future__ import annotations
 
 import json
 import logging
+import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +20,19 @@ from torch import Tensor
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
 from audiorl.config import ModelConfig
+from audiorl.data.sets import parse_set
 from audiorl.models.checkpoints import load_policy
-from audiorl.models.lora import NON_LORA_WEIGHTS, is_adapter
-from audiorl.models.model_card import model_card, public_name
+from audiorl.models.lora import NON_LORA_WEIGHTS, adapted_model, is_adapter
 from audiorl.models.saving import BASE_KEY
 from audiorl.models.value import HEAD_FILE
 from audiorl.models.weights import SPEECH_OUTPUT
 
 SPEECH_FILE = "speech-output.safetensors"
 SPEAKERS = "spk_dict.pt"
+DATA_OPTIONS = {"data": "training", "ptx_data": "auxiliary loss", "held_out": "held out", "unseen": "unseen speakers"}
+"""The options of recipes that name data sets, and what the sets are for."""
+BUNDLED_LICENCE = "CC BY-SA 3.0"
+NOT_STATED = "not stated"
 _log = logging.getLogger(__name__)
 
 
@@ -41,8 +50,7 @@ def export(
     needs the base model. push: the repository on the Hugging Face hub, such as "me/my-model", that the folder is
     uploaded to; it is made private if it does not exist. defaults: the default config of the run's recipe, from which
     the model card says which options differ (`audiorl.recipes._loader.recorded_defaults`). sections: further parts
-    of the
-    model card, in Markdown.
+    of the model card, in Markdown.
 
     The talker of a released Omni model, which no checkpoint holds, is copied from the model that training began with.
     Where that is gone, a warning and the model card say so. Raises ValueError for a folder that is no checkpoint, for
@@ -71,8 +79,8 @@ def export(
         _edit_config(out, {BASE_KEY: None})  # a folder of this machine
         if not _copy_speech_output(str(base), out):
             notes = [
-                f"The talker is left out: the model that training began with, {public_name(str(base))}, was not there. "
-                "transformers loads it as Qwen2_5OmniThinkerForConditionalGeneration, or its Qwen3 counterpart."
+                f"The talker is left out: the model that training began with, {_public_name(str(base))}, was not "
+                "there. transformers loads it as Qwen2_5OmniThinkerForConditionalGeneration, or its Qwen3 counterpart."
             ]
             _log.warning("%s: exported without its talker, which is not at %s any more; it writes text", out, base)
     if policy.adapter is not None and (out / NON_LORA_WEIGHTS).is_file():
@@ -96,28 +104,24 @@ def export(
 
 
 def _copy_speech_output(base: str, out: Path) -> bool:
-    """Add the talker and its vocoder to the thinker in `out`. Says whether `base` still has them."""
-    folder = _local(base)
-    weights = {} if folder is None else _speech_weights(folder)
+    """Add the talker and its vocoder to the thinker in `out`; False where `base` does not have them any more."""
+    folder = _local_folder(base)
+    weights: dict[str, Tensor] = {}
+    for file in sorted(folder.glob("*.safetensors")) if folder is not None else ():
+        with safe_open(file, "pt") as tensors:
+            weights |= {n: tensors.get_tensor(n) for n in tensors.keys() if n.startswith(SPEECH_OUTPUT)}  # noqa: SIM118
     if folder is None or not weights:
         return False
     save_file(weights, out / SPEECH_FILE, metadata={"format": "pt"})
-    _index(out)
+    _write_index(out)
     _edit_config(out, {"enable_audio_output": True})
     if (folder / SPEAKERS).is_file():
         shutil.copy(folder / SPEAKERS, out)
     return True
 
 
-def _edit_config(folder: Path, changes: Mapping[str, Any]) -> None:
-    """Set keys of config.json; None takes a key out."""
-    config = json.loads((folder / "config.json").read_text()) | dict(changes)
-    remaining = {key: value for key, value in config.items() if value is not None or key not in changes}
-    (folder / "config.json").write_text(json.dumps(remaining, indent=2, sort_keys=True) + "\n")
-
-
-def _local(base: str) -> Path | None:
-    """The folder of a model folder or hub id; None where it is not there."""
+def _local_folder(base: str) -> Path | None:
+    """Return the folder of a model folder or hub id; None where it is not there."""
     if Path(base).is_dir():
         return Path(base)
     from huggingface_hub import snapshot_download
@@ -129,24 +133,224 @@ def _local(base: str) -> Path | None:
         return None
 
 
-def _speech_weights(folder: Path) -> dict[str, Tensor]:
-    weights: dict[str, Tensor] = {}
-    for file in sorted(folder.glob("*.safetensors")):
-        with safe_open(file, "pt") as tensors:
-            weights |= {n: tensors.get_tensor(n) for n in tensors.keys() if n.startswith(SPEECH_OUTPUT)}  # noqa: SIM118
-    return weights
+def _edit_config(folder: Path, changes: Mapping[str, Any]) -> None:
+    """Set keys of config.json; None takes a key out."""
+    config = json.loads((folder / "config.json").read_text()) | dict(changes)
+    remaining = {key: value for key, value in config.items() if value is not None or key not in changes}
+    (folder / "config.json").write_text(json.dumps(remaining, indent=2, sort_keys=True) + "\n")
 
 
-def _index(folder: Path) -> None:
-    """An index of all weights; without one, a single file is taken for the whole model."""
+def _write_index(folder: Path) -> None:
+    """Write an index of all weights; without one, a single file is taken for the whole model."""
     if (folder / SAFE_WEIGHTS_NAME).is_file():
         (folder / SAFE_WEIGHTS_NAME).rename(folder / "thinker.safetensors")
     files: dict[str, str] = {}
     size = 0
     for file in sorted(folder.glob("*.safetensors")):
         with safe_open(file, "pt") as tensors:
-            for name in tensors.keys():  # noqa: SIM118
-                files[name] = file.name
+            files |= dict.fromkeys(tensors.keys(), file.name)
         size += file.stat().st_size
     content = {"metadata": {"total_size": size}, "weight_map": files}
     (folder / SAFE_WEIGHTS_INDEX_NAME).write_text(json.dumps(content, indent=2) + "\n")
+
+
+# -- the model card ------------------------------------------------------------------------------------------------
+
+
+def model_card(
+    checkpoint: Path,
+    adapter: bool,
+    base: str | None = None,
+    notes: Sequence[str] = (),
+    defaults: Mapping[str, Any] | None = None,
+    sections: Sequence[str] = (),
+) -> str:
+    """Return README.md in Markdown with the hub's metadata, and for a checkpoint in a run folder what the run recorded.
+
+    adapter: the export is a low-rank adapter. base: the model that training began with, where the checkpoint does not
+    name it. notes: paragraphs about the export. defaults: the recipe's default config; without it the card cannot say
+    which options differ. sections: further measurements, in Markdown. Data files that are still there are read for
+    the `licence` of their rows.
+    """
+    run = run_of(checkpoint)
+    recorded = {} if run is None else json.loads((run / "config.json").read_text())
+    results = json.loads((run / "eval.json").read_text()) if run is not None and (run / "eval.json").is_file() else {}
+    base = base or adapted_model(checkpoint)
+    if base is None or (run is not None and Path(base).resolve().is_relative_to(run.resolve())):
+        base = recorded.get("config", {}).get("path")  # a phase's start is no base to name
+    front = {"library_name": "peft" if adapter else "transformers", "tags": ["audiorl"]}
+    if base is not None and _is_hub_id(base):
+        front["base_model"] = base
+    lines = ["---", *(f"{key}: {json.dumps(value)}" for key, value in front.items()), "---", ""]
+    lines += [f"# {Path(_public_name(base)).name if base else 'A model'}, trained with audiorl", ""]
+    lines += [f"- Base model: {_public_name(base) if base else 'none, or not recorded'}"]
+    lines += [f"- Weights: {'a low-rank adapter; load it with the base model' if adapter else 'the whole model'}"]
+    if run is not None:
+        phase, step = checkpoint.resolve().parts[-2:]
+        lines += [f"- Recipe: {Path(recorded['recipe']).name}, phase {phase}, {step.replace('_', ' ')}"]
+        lines += ["- Trained with: " + ", ".join(f"{n} {v}" for n, v in recorded.get("versions", {}).items())]
+    lines += ["", *(line for note in notes for line in (note, ""))]
+    lines += [
+        "The weights derive from those of the base model: its licence, and those of the training data, hold for them "
+        "too. Add the licence to this card before you publish the model.",
+        "",
+    ]
+    if results:
+        lines += ["## Held-out results", "", *_results(results), ""]
+    lines += [line for section in sections for line in (section, "")]
+    lines += ["## What was not measured", "", *(f"- {limit}" for limit in _limits(run, checkpoint, results)), ""]
+    if run is not None:
+        config = _without_paths(recorded["config"])
+        lines += ["## Data", "", *_data(recorded["config"]), ""]
+        lines += ["## Options that differ from the recipe's defaults", "", *_options(config, defaults), ""]
+        lines += ["## Configuration", "", "```json", json.dumps(config, indent=1), "```", ""]
+    return "\n".join(lines)
+
+
+def run_of(checkpoint: Path) -> Path | None:
+    """Return the run folder of RUN/checkpoints/PHASE/step_N; None for a checkpoint that lies elsewhere."""
+    folder = checkpoint.resolve().parent.parent
+    return folder.parent if folder.name == "checkpoints" and (folder.parent / "state.json").is_file() else None
+
+
+def _public_name(name: str) -> str:
+    """Return a hub id as it is, of a local folder its name alone."""
+    return name if _is_hub_id(name) else Path(name).name
+
+
+def _is_hub_id(name: str) -> bool:
+    return bool(re.fullmatch(r"[\w.-]+/[\w.-]+", name)) and not Path(name).exists()
+
+
+def _results(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return the numbers of eval.json: a line for each evaluation and metric, and what the columns are."""
+    lines = [
+        "| Evaluation | Metric | Value | 95% interval | Change since before (95%) | Samples |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name, result in results.items():
+        for metric, value in _metrics(result).items():
+            change = result.get("changes", {}).get(metric)
+            changed = "" if change is None else f"{change[0]:+.4g} {_interval_text(change[1:])}"
+            cells = [name, metric, f"{value:.4g}", _interval_text(_interval(result, metric)), changed]
+            lines.append(f"| {' | '.join([*cells, str(result.get('n', ''))])} |")
+    return [
+        *lines,
+        "",
+        "Intervals are bootstrap intervals over the samples; an empty cell was not recorded. Changes are paired "
+        "differences on the same samples. `before` is the policy that the training began with, `after` the policy at "
+        "the run's end, `control` a policy trained on the same data without reinforcement learning. Names with a "
+        "prefix measure other sets; `unseen` are speakers that no phase trained on. One training run, one seed.",
+    ]
+
+
+def _metrics(result: Mapping[str, Any]) -> dict[str, float]:
+    numbers = {k: v for k, v in result.items() if isinstance(v, int | float) and not isinstance(v, bool)}
+    return {name: value for name, value in numbers.items() if name not in ("n", "low", "high")}
+
+
+def _interval(result: Mapping[str, Any], metric: str) -> Sequence[float] | None:
+    """Return a metric's interval: `low` and `high` belong to the first one of an entry, `outside` has the others'."""
+    if metric in result.get("outside", {}):
+        interval: Sequence[float] = result["outside"][metric]
+        return interval
+    first = next(iter(_metrics(result)))
+    return [result["low"], result["high"]] if metric == first and {"low", "high"} <= result.keys() else None
+
+
+def _interval_text(interval: Sequence[float] | None) -> str:
+    return "" if interval is None else f"({interval[0]:.4g} to {interval[1]:.4g})"
+
+
+def _limits(run: Path | None, checkpoint: Path, results: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    """Yield what a reader could take for measured and is not."""
+    if not results:
+        yield "No held-out result was recorded with this checkpoint."
+    else:
+        ends = [name.rpartition("_") for name in results]
+        sets = {prefix for prefix, _, when in ends if when in ("before", "after", "control")}
+        if not any(when == "after" for _, _, when in ends):
+            yield "The model after its training: no evaluation called `after` had finished."
+        if not any(when == "before" for _, _, when in ends):
+            yield "The model before its training: there is nothing to compare with."
+        if "unseen" not in sets:
+            yield "Unseen speakers: no set of speakers that no phase trained on (`unseen`) was measured in the run."
+        if "control" not in results:
+            yield "What supervised training on the same data gives: there is no `control`."
+        without = [name for name, r in results.items() if all(_interval(r, m) is None for m in _metrics(r))]
+        if without:
+            yield f"Intervals of {', '.join(without)}."
+    if run is not None and results:
+        phase, step = checkpoint.resolve().parts[-2:]
+        newest = json.loads((run / "state.json").read_text()).get("checkpoints", {})
+        if phase in newest and Path(newest[phase]).name != step:
+            last = Path(newest[phase]).name.replace("_", " ")
+            yield f"This checkpoint: its phase was evaluated at its end, with the policy of {last}."
+        if others := [name for name in newest if name != phase]:
+            yield f"Perhaps this phase: the run also trained in {', '.join(others)}; its recipe says when it evaluates."
+    yield "Other tasks, languages, accents, noise and speakers than those of the sets above; bias and safety."
+    yield "The exported files: the results are those of the run, which the export did not repeat."
+
+
+def _options(config: Mapping[str, Any], defaults: Mapping[str, Any] | None) -> list[str]:
+    if defaults is None:
+        return ["Not determined: the recipe is no installed one. All options are below."]
+    flat, default = dict(_flat(config)), dict(_flat(_without_paths(defaults)))
+    changed = [name for name in flat if default.get(name) != flat[name]]
+    lines = [f"| `{n}` | `{json.dumps(flat[n])}` | `{json.dumps(default.get(n))}` |" for n in changed]
+    table = ["| Option | Value | Default |", "|---|---|---|", *lines] if lines else ["None."]
+    return ["Compared with the recipe of this name in the audiorl that wrote this card.", "", *table]
+
+
+def _flat(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, item in value.items():
+        if isinstance(item, Mapping) and item:
+            yield from _flat(item, f"{prefix}{name}.")
+        else:
+            yield prefix + name, item
+
+
+def _without_paths(value: Any) -> Any:
+    """Return a config without the folders of the machine that it was written on."""
+    if isinstance(value, Mapping):
+        return {k: _without_paths(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [_without_paths(v) for v in value]
+    return Path(value).name if isinstance(value, str) and Path(value).is_absolute() else value
+
+
+def _data(config: Mapping[str, Any]) -> list[str]:
+    """Return a line for each data set that the config names, with the licences of its rows."""
+    lines = []
+    for option, purpose in DATA_OPTIONS.items():
+        sets = config.get(option) or []
+        for given in [sets] if isinstance(sets, str) else sets:
+            name = given if "://" in given else Path(given).name
+            lines.append(f"| {name} | {purpose} | {_licences(parse_set(given)[0])} |")
+    if not config.get("data"):
+        lines.append(f"| the recipe's own data, see the recipe | training | {NOT_STATED} |")
+    return ["| Set | Used for | Licence |", "|---|---|---|", *lines]
+
+
+def _licences(source: str) -> str:
+    """Return the licences of a data set's rows and their number; rows of JSON and JSON lines can have a `licence`."""
+    if source.startswith("bundled"):
+        return BUNDLED_LICENCE
+    path = Path(source)
+    if not path.exists() and "://" not in source:
+        return f"{NOT_STATED} (the file is not there any more)"
+    if not path.is_file() or path.suffix not in (".json", ".jsonl"):
+        return NOT_STATED
+    try:
+        text = path.read_text(encoding="utf-8")
+        lines = [json.loads(x) for x in text.splitlines() if x.strip()] if path.suffix == ".jsonl" else json.loads(text)
+    except ValueError:
+        return f"{NOT_STATED} (the file cannot be read)"
+    stated = [
+        row.get("licence") or row.get("license") if isinstance(row, Mapping) else None
+        for row in (lines if isinstance(lines, list) else [])
+    ]
+    if not any(stated):
+        return NOT_STATED
+    licences = Counter(" ".join(str(x).replace("|", "/").split()) if x else NOT_STATED for x in stated)
+    return ", ".join(f"{name} (rows: {count})" for name, count in licences.most_common())

@@ -10,6 +10,7 @@ decoder may also be a Qwen3 one in transformers, and vLLM builds its q and k nor
 from __future__ import annotations
 
 import json
+import re
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -24,7 +25,6 @@ from transformers import (
     GenerationConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
-    Qwen2_5OmniThinkerConfig,
     Qwen2_5OmniThinkerForConditionalGeneration,
     Qwen2AudioConfig,
     Qwen2AudioForConditionalGeneration,
@@ -34,9 +34,10 @@ from transformers import (
 )
 
 from audiorl.config import ModelConfig
+from audiorl.models.attention import head_width
 from audiorl.models.families import TEXT_MODEL_TYPES
 from audiorl.models.families.qwen2_audio import Qwen2Audio
-from audiorl.models.families.qwen_omni import QwenOmni
+from audiorl.models.families.qwen_omni import QwenOmni, thinker_config
 from audiorl.models.policy import AudioPolicy
 from audiorl.models.tiny import SPECIAL
 from audiorl.models.weights import naming_damage, silent_transformers
@@ -57,7 +58,7 @@ def graft(
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto",
     seed: int = 0,
 ) -> AudioPolicy:
-    """A policy of `family` from the text model `llm` and the Whisper model `encoder`.
+    """Make a policy of `family` from the text model `llm` and the Whisper model `encoder`.
 
     llm: a Llama, Qwen2 or Qwen3 model: a folder, a hub id, or a .gguf file (which needs the package gguf).
     encoder: a Whisper model: a folder or a hub id. encoder_layers: new transformer layers after Whisper's own, each the
@@ -83,7 +84,7 @@ def graft(
 
 
 def vllm_problem(policy: AudioPolicy) -> str | None:
-    """Why vLLM cannot load the policy's checkpoint; None where it can."""
+    """Return why vLLM cannot load the policy's checkpoint; None where it can."""
     config = policy.backbone.decoder(policy.model).config
     if config.head_dim * config.num_attention_heads != config.hidden_size:
         return (
@@ -97,7 +98,7 @@ def vllm_problem(policy: AudioPolicy) -> str | None:
 
 
 def read_text_model(llm: str | Path, family: Family, dtype: str) -> tuple[PreTrainedTokenizerBase, PreTrainedModel]:
-    """The tokenizer and the model. Raises ValueError for one that `family` cannot hold."""
+    """Read the tokenizer and the model. Raises ValueError for one that `family` cannot hold."""
     place, options = str(llm), dict[str, Any](trust_remote_code=False)  # else transformers may ask whether to run it
     if place.endswith(".gguf"):
         place, options = str(Path(llm).parent), {"gguf_file": Path(llm).name, **options}
@@ -129,32 +130,42 @@ def read_text_model(llm: str | Path, family: Family, dtype: str) -> tuple[PreTra
 
 def check_text_model(llm: str | Path, config: Any, family: Family) -> None:
     """Raise ValueError where `family` cannot hold a text model of this config."""
-
-    def refuse(reason: str) -> None:
-        raise ValueError(f"--llm {llm}: {reason}")
-
     kind = config.model_type
     if kind not in TEXT_MODEL_TYPES:
-        refuse(f"model_type {kind!r} is not one of {', '.join(TEXT_MODEL_TYPES)}, whose layers the families hold")
-    windows = [k for k in getattr(config, "layer_types", None) or () if k != "full_attention"]
-    if windows or (getattr(config, "use_sliding_window", False) and config.sliding_window is not None):
-        refuse("some of its layers attend to a sliding window, which neither engines nor packing here can do")
-    if getattr(config, "attention_bias", False) or getattr(config, "mlp_bias", False):
-        refuse("its output or MLP layers have biases, for which the family's layers have no place")
-    if config.hidden_act != "silu":
-        refuse(f"its activation is {config.hidden_act!r}; the family's layers have silu")
-    if family == "qwen2.5-omni":
-        if kind == "qwen3":
-            refuse("Qwen2.5-Omni's layers lack the q and k norms of Qwen3; --family qwen2-audio holds it")
-        rope = config.rope_parameters["rope_type"]
-        if rope != "default":
-            refuse(f"Qwen2.5-Omni has no place for its scaled positions ({rope}); --family qwen2-audio holds them")
+        raise ValueError(
+            f"--llm {llm}: model_type {kind!r} is not one of {', '.join(TEXT_MODEL_TYPES)}, whose layers the families "
+            "hold"
+        )
+    layers = getattr(config, "layer_types", None) or ()
+    window = getattr(config, "use_sliding_window", False) and config.sliding_window is not None
+    omni, rope = family == "qwen2.5-omni", config.rope_parameters["rope_type"]
+    for obstacle, reason in (
+        (
+            window or any(layer != "full_attention" for layer in layers),
+            "some of its layers attend to a sliding window, which neither engines nor packing here can do",
+        ),
+        (
+            getattr(config, "attention_bias", False) or getattr(config, "mlp_bias", False),
+            "its output or MLP layers have biases, for which the family's layers have no place",
+        ),
+        (config.hidden_act != "silu", f"its activation is {config.hidden_act!r}; the family's layers have silu"),
+        (
+            omni and kind == "qwen3",
+            "Qwen2.5-Omni's layers lack the q and k norms of Qwen3; --family qwen2-audio holds it",
+        ),
+        (
+            omni and rope != "default",
+            f"Qwen2.5-Omni has no place for its scaled positions ({rope}); --family qwen2-audio holds them",
+        ),
+    ):
+        if obstacle:
+            raise ValueError(f"--llm {llm}: {reason}")
 
 
 def add_tokens(llm: str | Path, tokenizer: PreTrainedTokenizerBase, text: PreTrainedModel) -> dict[str, int]:
     """Give the tokenizer and the text model the family's tokens. Returns their ids by text.
 
-    Rows of the embedding that no token uses yet are used first; then it grows.
+    Embeddings that no token uses yet are used first; then the vocabulary grows.
     """
     tokenizer.add_tokens([t for t in (*SPECIAL.values(), *TURN_TOKENS) if t not in tokenizer.get_vocab()], True)
     tokenizer.eos_token = "<|im_end|>"
@@ -174,8 +185,10 @@ def add_tokens(llm: str | Path, tokenizer: PreTrainedTokenizerBase, text: PreTra
 
 
 def with_processor_names(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
-    """The tokenizer with the attributes that transformers' processors read (`audio_token`, …) and no token that it adds
-    in front of every text, which ChatML lacks."""
+    """Return the tokenizer with the attributes that transformers' processors read (`audio_token`, …).
+
+    It adds no token in front of every text, which ChatML lacks.
+    """
     if tokenizer.is_fast:
         backend = json.loads(tokenizer.backend_tokenizer.to_str())
         if (backend.get("post_processor") or {}).get("type") == "TemplateProcessing":
@@ -198,15 +211,13 @@ def _generation(text: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Ge
 
 
 def _text_weights(text: PreTrainedModel, backbone: Any, model: PreTrainedModel) -> dict[str, Tensor]:
-    """The text model's weights by the names in `model`, with zero biases where the family's layers have one."""
+    """Return the text model's weights by the names in `model`, with zero biases where the family's layers have one."""
     decoder, head = backbone.decoder(model), backbone.head(model)
     modules = {id(module): name for name, module in model.named_modules()}
     weights = dict(text.model.state_dict())
-    placed = {name for name in decoder.state_dict()}
-    weights |= {
-        name: torch.zeros_like(p) for name, p in decoder.state_dict().items() if name not in weights and "bias" in name
-    }
-    assert weights.keys() == placed, weights.keys() ^ placed
+    placed = decoder.state_dict()
+    weights |= {name: torch.zeros_like(p) for name, p in placed.items() if name not in weights and "bias" in name}
+    assert weights.keys() == placed.keys(), weights.keys() ^ placed.keys()
     renamed = {f"{modules[id(decoder)]}.{name}": tensor for name, tensor in weights.items()}
     return renamed | {f"{modules[id(head)]}.weight": text.lm_head.weight.detach()}
 
@@ -215,7 +226,7 @@ def _text_weights(text: PreTrainedModel, backbone: Any, model: PreTrainedModel) 
 
 
 def read_encoder(encoder: str | Path) -> tuple[WhisperFeatureExtractor, nn.Module]:
-    """The feature extractor and Whisper's encoder. Raises ValueError for another model or another input."""
+    """Read the feature extractor and Whisper's encoder. Raises ValueError for another model or another input."""
     try:
         config = AutoConfig.from_pretrained(str(encoder), trust_remote_code=False)
         extractor = WhisperFeatureExtractor.from_pretrained(str(encoder))
@@ -223,10 +234,11 @@ def read_encoder(encoder: str | Path) -> tuple[WhisperFeatureExtractor, nn.Modul
         raise ValueError(f"--encoder {encoder}: not a Whisper model that transformers reads ({error})") from error
     if not isinstance(config, WhisperConfig):
         raise ValueError(f"--encoder {encoder}: model_type {config.model_type!r}; only Whisper's encoder fits here")
+    where = f"--encoder {encoder}: preprocessor_config.json"
     if extractor.feature_size != config.num_mel_bins:
         raise ValueError(
-            f"--encoder {encoder}: preprocessor_config.json gives {extractor.feature_size} mel bins and the encoder "
-            f"takes {config.num_mel_bins}; do they belong together?"
+            f"{where} gives {extractor.feature_size} mel bins and the encoder takes {config.num_mel_bins}; do they "
+            "belong together?"
         )
     if (extractor.sampling_rate, extractor.hop_length) != (SAMPLE_RATE, HOP):
         raise ValueError(
@@ -235,8 +247,8 @@ def read_encoder(encoder: str | Path) -> tuple[WhisperFeatureExtractor, nn.Modul
         )
     if extractor.nb_max_frames != 2 * config.max_source_positions:
         raise ValueError(
-            f"--encoder {encoder}: preprocessor_config.json pads to {extractor.nb_max_frames} frames and the encoder "
-            f"takes {2 * config.max_source_positions}; do they belong together?"
+            f"{where} pads to {extractor.nb_max_frames} frames and the encoder takes "
+            f"{2 * config.max_source_positions}; do they belong together?"
         )
     with silent_transformers(), naming_damage(encoder):
         whisper: nn.Module = WhisperModel.from_pretrained(str(encoder), dtype=torch.float32).encoder
@@ -244,26 +256,16 @@ def read_encoder(encoder: str | Path) -> tuple[WhisperFeatureExtractor, nn.Modul
 
 
 def _encoder_sizes(whisper: Any, new_layers: int) -> dict[str, Any]:
-    config = whisper.config
-    return dict(
-        d_model=config.d_model,
-        encoder_layers=config.encoder_layers + new_layers,
-        encoder_attention_heads=config.encoder_attention_heads,
-        encoder_ffn_dim=config.encoder_ffn_dim,
-        num_mel_bins=config.num_mel_bins,
-        max_source_positions=config.max_source_positions,
-        activation_function=config.activation_function,
-        scale_embedding=config.scale_embedding,
-    )
+    shared = ("d_model", "encoder_attention_heads", "encoder_ffn_dim", "num_mel_bins", "max_source_positions")
+    names = (*shared, "activation_function", "scale_embedding")
+    sizes = {name: getattr(whisper.config, name) for name in names}
+    return sizes | {"encoder_layers": whisper.config.encoder_layers + new_layers}
 
 
 def _copy_encoder(audio_encoder: Any, whisper: nn.Module, new_layers: int) -> None:
-    """Whisper's weights; a new layer adds nothing to its input at first."""
-    names = {"layer_norm.": "ln_post."} if hasattr(audio_encoder, "ln_post") else {}
-    weights = {}
-    for name, tensor in whisper.state_dict().items():
-        prefix = next((old for old in names if name.startswith(old)), "")
-        weights[names.get(prefix, "") + name.removeprefix(prefix)] = tensor
+    """Copy Whisper's weights; a new layer adds nothing to its input at first."""
+    last_norm = "ln_post." if hasattr(audio_encoder, "ln_post") else "layer_norm."
+    weights = {re.sub(r"^layer_norm\.", last_norm, name): w for name, w in whisper.state_dict().items()}
     positions = weights.get("embed_positions.weight")
     computed = getattr(getattr(audio_encoder, "positional_embedding", None), "positional_embedding", None)
     if computed is not None and positions is not None:
@@ -284,7 +286,7 @@ def _copy_encoder(audio_encoder: Any, whisper: nn.Module, new_layers: int) -> No
 
 
 def _scale_projector(projector: Any, embeddings: Tensor) -> None:
-    """Random weights, scaled so that a projected frame is as large as a token's embedding (inputs have variance 1)."""
+    """Draw random weights that make a projected frame as large as a token's embedding (inputs have variance 1)."""
     linear = projector if isinstance(projector, nn.Linear) else projector.linear
     with torch.no_grad():
         size = embeddings.float().pow(2).mean().sqrt() / linear.in_features**0.5
@@ -297,19 +299,12 @@ def _scale_projector(projector: Any, embeddings: Tensor) -> None:
 
 def _text_sizes(text: Any, tokens: Mapping[str, int]) -> dict[str, Any]:
     config = text.config
-    return dict(
-        hidden_size=config.hidden_size,
-        intermediate_size=config.intermediate_size,
-        num_hidden_layers=config.num_hidden_layers,
-        num_attention_heads=config.num_attention_heads,
-        num_key_value_heads=config.num_key_value_heads,
-        head_dim=getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
+    shared = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
+    names = (*shared, "max_position_embeddings", "rms_norm_eps", "initializer_range", "tie_word_embeddings")
+    return {name: getattr(config, name) for name in names} | dict(
+        head_dim=head_width(config),
         vocab_size=len(text.get_input_embeddings().weight),
-        max_position_embeddings=config.max_position_embeddings,
-        rms_norm_eps=config.rms_norm_eps,
-        initializer_range=config.initializer_range,
         rope_parameters=dict(config.rope_parameters),
-        tie_word_embeddings=config.tie_word_embeddings,
         bos_token_id=None,
         eos_token_id=tokens["<|im_end|>"],
         pad_token_id=tokens["<|im_end|>"],
@@ -323,27 +318,8 @@ def _omni(
     half = sizes["head_dim"] // 2
     sizes["rope_parameters"]["mrope_section"] = [half - 2 * (3 * half // 8), 3 * half // 8, 3 * half // 8]
     window = min(whisper.config.max_source_positions, extractor.nb_max_frames // 2)
-    config = Qwen2_5OmniThinkerConfig(
-        audio_config=_encoder_sizes(whisper, encoder_layers) | dict(output_dim=sizes["hidden_size"], n_window=window),
-        vision_config=dict(
-            depth=1,
-            hidden_size=16,
-            intermediate_size=16,
-            num_heads=2,
-            out_hidden_size=sizes["hidden_size"],
-            fullatt_block_indexes=[0],
-        ),
-        text_config=sizes,
-        audio_token_index=tokens["<|AUDIO|>"],
-        image_token_index=tokens["<|IMAGE|>"],
-        video_token_index=tokens["<|VIDEO|>"],
-        audio_start_token_id=tokens["<|audio_bos|>"],
-        audio_end_token_id=tokens["<|audio_eos|>"],
-        vision_start_token_id=tokens["<|vision_bos|>"],
-        vision_end_token_id=tokens["<|vision_eos|>"],
-        user_token_id=tokens["<|im_start|>"],
-        tie_word_embeddings=sizes["tie_word_embeddings"],
-    )
+    audio = _encoder_sizes(whisper, encoder_layers) | dict(n_window=window)
+    config = thinker_config(audio, sizes, tokens, tokens["<|im_start|>"])
     with silent_transformers():
         return Qwen2_5OmniThinkerForConditionalGeneration(config)
 

@@ -70,7 +70,7 @@ class PlanOptions:
     runtime: RuntimeConfig = RuntimeConfig()
     model: ModelConfig = ModelConfig(dtype="auto", gradient_checkpointing=True)
     """A dtype of auto counts as bfloat16, the type of the released checkpoints."""
-    grpo: RLConfig = RLConfig()
+    rl: RLConfig = RLConfig()
     optim: OptimConfig = OptimConfig()
     """`master_weights` counts."""
     sampling: SamplingConfig = SamplingConfig()
@@ -95,8 +95,8 @@ class PlanOptions:
         r, model, tokens = self.runtime, self.model, self.prompt_tokens + self.sampling.max_new_tokens
         r.check()
         if r.critics:
-            self.grpo.check_separate_critic(r.critics)
-        per_node, row, how = self.gpus_per_node, self.grpo.micro_batch_tokens, "fsdp" if r.fsdp else f"zero {r.zero}"
+            self.rl.check_separate_critic(r.critics)
+        per_node, row, how = self.gpus_per_node, self.rl.micro_batch_tokens, "fsdp" if r.fsdp else f"zero {r.zero}"
         for name in ("gpu_gib", "gpus_per_node", "prompt_tokens", "clips"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"--{name.replace('_', '-')} is {getattr(self, name):g}; it must be above 0")
@@ -115,7 +115,7 @@ class PlanOptions:
                 f"--model.autocast is for float32 weights, not {model.dtype}; leave it out",
             ),
             (self.tensor_parallel > per_node, f"--runtime.engine-gpus {r.engine_gpus}: an engine lies within a node"),
-            (row < tokens, f"--grpo.micro-batch-tokens {row} do not hold a prompt and response of {tokens}"),
+            (row < tokens, f"--rl.micro-batch-tokens {row} do not hold a prompt and response of {tokens}"),
         ):
             if wrong:
                 raise ValueError(message)
@@ -133,7 +133,7 @@ class PlanOptions:
     @property
     def reference(self) -> Literal["none", "separate", "lora", "copy"]:
         """lora: the model below the adapter. copy: a second copy of what is trained."""
-        if not (self.grpo.kl_beta or self.grpo.distill.from_reference_process):
+        if not (self.rl.kl_beta or self.rl.distill.from_reference_process):
             return "none"
         if self.runtime.references:
             return "separate"
@@ -142,9 +142,9 @@ class PlanOptions:
     @property
     def critic(self) -> Literal["none", "separate", "shared", "own"]:
         """shared: a head on the policy. own: a model on every trainer."""
-        if self.grpo.advantage != "gae":
+        if self.rl.advantage != "gae":
             return "none"
-        return "separate" if self.runtime.critics else "shared" if self.grpo.critic.shared else "own"
+        return "separate" if self.runtime.critics else "shared" if self.rl.critic.shared else "own"
 
     def size(self, model: str) -> ModelSize:
         """Return the parameters of a released model or a model folder under these options."""
@@ -413,7 +413,7 @@ class _Planner:
         parts = [self._weights(n), *self._states("", size.trained, n)]
         if o.model.autocast:
             parts.append(self._autocast(2 if o.critic == "own" else 1, "score", "backward"))
-        if o.grpo.ema_decay is not None:
+        if o.rl.ema_decay is not None:
             parts.append(_part("moving average", "float32 of what is trained", 4 * (size.trained + size.adapters)))
         if o.reference == "copy":
             parts.append(_part("reference", "a copy of what is trained, on every rank", self.copied))
@@ -503,7 +503,7 @@ class _Planner:
 
     def _teacher(self) -> list[Part]:
         """A teacher of distillation that is another model: whole and frozen. It scores before or after the policy."""
-        distill, o, wide = self.options.grpo.distill, self.options, self.precision.weights
+        distill, o, wide = self.options.rl.distill, self.options, self.precision.weights
         if distill.coef == 0 or distill.teacher in ("reference", "policy"):
             return []
         teacher = size_of(distill.teacher, replace(o.model, lora=LoraConfig(rank=0), audio="frozen", only=()))
@@ -517,8 +517,8 @@ class _Planner:
 
     def _activations(self, size: ModelSize) -> list[Part]:
         o, shape, p = self.options, size.shape, self.precision
-        budget = (o.grpo.micro_batch_tokens, o.prompt_tokens, o.sampling.max_new_tokens, o.grpo.group_size)
-        row, checkpointing = packed_row(*budget, o.grpo.share_prompts), o.model.gradient_checkpointing
+        budget = (o.rl.micro_batch_tokens, o.prompt_tokens, o.sampling.max_new_tokens, o.rl.group_size)
+        row, checkpointing = packed_row(*budget, o.rl.share_prompts), o.model.gradient_checkpointing
         saved = decoder_bytes(shape, row, p, ATTENTION[o.model.attention], checkpointing)
         models = 2 if o.critic == "own" else 1  # both graphs wait for one backward pass
         wide = 3 * shape.experts * shape.intermediate + 2 * shape.hidden
@@ -581,8 +581,8 @@ class _Planner:
             parts.append(_part("engine asleep", "assumed", left, "score", "backward", "step"))
         # Every GPU of an engine holds its share of each token, so it has room for as many as one of them.
         tokens, prompt, response = int(room // each), o.prompt_tokens, o.sampling.max_new_tokens
-        groups, rest = divmod(tokens, prompt + o.grpo.group_size * response)
-        shared = groups * o.grpo.group_size + max(rest - prompt, 0) // response
+        groups, rest = divmod(tokens, prompt + o.rl.group_size * response)
+        shared = groups * o.rl.group_size + max(rest - prompt, 0) // response
         return parts, Cache(each, tokens, tokens // (prompt + response), shared)
 
     def host(self) -> float:
@@ -641,8 +641,8 @@ def suggestions(model: str, options: PlanOptions) -> list[tuple[Change, MemoryPl
 def _changes(options: PlanOptions) -> Iterator[Change]:
     r = options.runtime
     yield {"model.gradient-checkpointing": True}
-    for tokens in (options.grpo.micro_batch_tokens // 2, options.grpo.micro_batch_tokens // 4):
-        yield {"grpo.micro-batch-tokens": tokens}
+    for tokens in (options.rl.micro_batch_tokens // 2, options.rl.micro_batch_tokens // 4):
+        yield {"rl.micro-batch-tokens": tokens}
     yield {"model.dtype": "bfloat16", "model.autocast": False}
     yield {"model.lora.rank": 16}
     if r.engine == "hf":

@@ -1,12 +1,14 @@
-"""Recipes: Python files that say what one kind of run does.
+"""Recipes and evaluations by name or path, and what starts and resumes a recipe.
 
-A recipe has a frozen dataclass `Config` whose fields are the command line's options, a function `main(config, run)`,
-and `tiny()`, a Config that finishes in seconds; some have `full()`, a Config for real data on GPUs. Of processes that
-torchrun started the first runs the recipe; the others do what its training phases ask of them.
+A recipe is a Python file with a function `main(config, run)` and `tiny()`, a configuration that finishes in seconds.
+The class of that configuration, a frozen dataclass, holds the recipe's options. Some recipes have `full()`, a
+configuration for real data on GPUs, or `PRESETS`, several by name. Of processes that torchrun started the first runs
+the recipe; the others do what its training phases ask of them.
 """
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import re
 import shlex
@@ -14,16 +16,75 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from audiorl.config import require_finite, to_json
-from audiorl.distributed.placement import processes
-from audiorl.distributed.torchrun import follow, process_group, rank
-from audiorl.options import new_name, parse, with_new_names
-from audiorl.recipes._common import RecipeConfig
-from audiorl.recipes._scripts import find_script, scripts
-from audiorl.run.folder import Run, check_run_folder
-from audiorl.run.records import RunConfig, read_record
+from audiorl.config.recipe import RecipeConfig
+from audiorl.options import parse, with_values
+
+if TYPE_CHECKING:
+    from audiorl.run.folder import Run
+
+ScriptKind = Literal["recipes", "eval"]
+_WORDS: dict[ScriptKind, str] = {"recipes": "recipe", "eval": "evaluation"}
+PRESETS = {"mmau-grpo": ("audio-qa", "grpo"), "ppo-audio-qa": ("audio-qa", "ppo")}
+"""Names of a recipe with one of its presets."""
+
+
+# -- names and files ---------------------------------------------------------------------------------------------------
+
+
+class UnknownScript(ValueError):
+    """No recipe or evaluation has this name. `listing` has a line for each that exists."""
+
+    def __init__(self, kind: ScriptKind, name: str):
+        super().__init__(f"no {_WORDS[kind]} {name!r}; there are:")
+        self.listing = listing(kind)
+
+
+def scripts(kind: ScriptKind) -> dict[str, Path]:
+    """Return {name as written on the command line, such as "audio-qa": file} of the package audiorl.KIND."""
+    spec = importlib.util.find_spec(f"audiorl.{kind}")
+    if spec is None or not spec.submodule_search_locations:
+        raise ValueError(f"audiorl.{kind} is not installed; reinstall audiorl")
+    files = sorted(Path(next(iter(spec.submodule_search_locations))).glob("*.py"))
+    # rl_loop.py is run by itself, for readers: it has no run folder.
+    return {f.stem.replace("_", "-"): f for f in files if not f.stem.startswith("_") and f.stem != "rl_loop"}
+
+
+def find_script(kind: ScriptKind, name: str | Path) -> Path:
+    """Return the file of a name ("audio-qa", "audio_qa", "mmau-grpo") or of a path, which has a slash or ends in .py.
+
+    Raises UnknownScript for an unknown name and ValueError for a path without a file.
+    """
+    if str(name).endswith(".py") or "/" in str(name):
+        if not Path(name).is_file():
+            raise ValueError(f"{name}: no such {_WORDS[kind]}; give its name or the path of a Python file")
+        return Path(name)
+    spelled = str(name).replace("_", "-")
+    if kind == "recipes" and spelled in PRESETS:
+        spelled = PRESETS[spelled][0]
+    file = scripts(kind).get(spelled)
+    if file is None:
+        raise UnknownScript(kind, str(name))
+    return file
+
+
+def listing(kind: ScriptKind) -> str:
+    """Return a line for each: its name and the first line of its docstring."""
+    lines = {name: summary(file) for name, file in scripts(kind).items()}
+    if kind == "recipes":
+        lines |= {name: f"{recipe} --preset {preset}" for name, (recipe, preset) in PRESETS.items()}
+    width = max(map(len, lines), default=0)
+    return "\n".join(f"  {name:{width}}  {line}" for name, line in sorted(lines.items()))
+
+
+def summary(file: Path) -> str:
+    """Return the first line of the file's docstring. The file is not imported: recipes import torch."""
+    return (ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or "").split("\n")[0]
+
+
+# -- recipes -----------------------------------------------------------------------------------------------------------
 
 
 def load_recipe(path: str | Path) -> ModuleType:
@@ -35,40 +96,64 @@ def load_recipe(path: str | Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses look their module up by name
     spec.loader.exec_module(module)
-    for needed in ("Config", "main", "tiny"):
+    for needed in ("main", "tiny"):
         if not hasattr(module, needed):
-            raise ValueError(f"{file}: a recipe defines Config, main(config, run) and tiny(); {needed} is missing")
+            raise ValueError(f"{file}: a recipe defines main(config, run) and tiny(); {needed} is missing")
     return module
 
 
+def config_class(recipe: ModuleType) -> type[Any]:
+    """Return the dataclass of the recipe's options."""
+    return type(recipe.tiny())
+
+
+def starting_words(name: str, *, tiny: bool = False, full: bool = False, preset: str | None = None) -> list[str]:
+    """Return the words for `default_config`, with the preset that the recipe's `name` stands for."""
+    preset = preset or PRESETS.get(name.replace("_", "-"), (None, None))[1]
+    return [*["--tiny"] * tiny, *["--full"] * full, *(["--preset", preset] if preset else [])]
+
+
+def default_config(recipe: ModuleType, argv: Sequence[str]) -> Any:
+    """Return the options that `--tiny`, `--full` and `--preset NAME` among the arguments start from."""
+    if "--full" in argv and not hasattr(recipe, "full"):
+        raise ValueError(f"{recipe.__file__}: this recipe has no full(); leave --full out")
+    if "--preset" not in argv:
+        return recipe.tiny() if "--tiny" in argv else recipe.full() if "--full" in argv else config_class(recipe)()
+    name = [*argv, ""][argv.index("--preset") + 1]
+    presets = getattr(recipe, "PRESETS", {})
+    if name not in presets:
+        raise ValueError(f"--preset {name}: this recipe has {', '.join(presets) or 'no presets; leave it out'}")
+    return recipe.tiny(name) if "--tiny" in argv else presets[name]()
+
+
 def parse_config(recipe: ModuleType, argv: Sequence[str]) -> Any:
-    """The recipe's Config with the overrides of `argv` (`--grpo.kl-beta 0`) on top of `default_config`.
+    """Return the recipe's options: those of `argv` on top of a run file's (`--config`) and of `default_config`.
 
     Raises ValueError for an option that has a new name and for one that the recipe would ignore.
     """
-    if issubclass(recipe.Config, RecipeConfig):
+    default = default_config(recipe, argv)
+    if isinstance(default, RecipeConfig):
         for option in (arg.split("=")[0] for arg in argv):
             if option.startswith("--") and option.endswith(".steps"):
                 raise ValueError(
                     f"{option}: the steps of this recipe follow from --epochs, passes over the data, and --max-steps; "
                     "set those"
                 )
+    words = [word for word in argv if word not in ("--tiny", "--full")]
+    if "--preset" in words:
+        at = words.index("--preset")
+        words = [*words[:at], *words[at + 2 :]]
     config = parse(
-        recipe.Config,
-        [a for a in argv if a not in ("--tiny", "--full")],
-        default=default_config(recipe, argv),
+        type(default),
+        words,
+        default=default,
         prog=f"audiorl train {recipe.__file__}",
         description=recipe.__doc__,
+        run_file=True,
+        elsewhere=("runtime",),
     )
     require_finite(config)
     return config
-
-
-def default_config(recipe: ModuleType, argv: Sequence[str]) -> Any:
-    """`Config()`; with `--tiny` among the arguments `tiny()`, with `--full` `full()`, which not every recipe has."""
-    if "--full" in argv and not hasattr(recipe, "full"):
-        raise ValueError(f"{recipe.__file__}: this recipe has no full(); leave --full out")
-    return recipe.tiny() if "--tiny" in argv else recipe.full() if "--full" in argv else recipe.Config()
 
 
 def start(path: str | Path, argv: Sequence[str], out: str | Path, trackers: Sequence[str] = ()) -> Run | None:
@@ -76,12 +161,16 @@ def start(path: str | Path, argv: Sequence[str], out: str | Path, trackers: Sequ
 
     Processes of torchrun beyond the first follow it and have no run.
     """
+    from audiorl.distributed.placement import processes
+    from audiorl.distributed.torchrun import rank
+    from audiorl.run.folder import Run
+
     recipe = load_recipe(path)
     config = parse_config(recipe, argv)
     if rank() > 0:
         _follow()
         return None
-    with Run.create(out, str(Path(path).resolve()), argv, config) as run:
+    with Run.create(out, str(find_script("recipes", path).resolve()), argv, config) as run:
         try:
             with processes():
                 run.track(trackers)
@@ -93,69 +182,72 @@ def start(path: str | Path, argv: Sequence[str], out: str | Path, trackers: Sequ
 
 
 def resume(folder: str | Path, trackers: Sequence[str] = (), trusted: Sequence[str | Path] = ()) -> Run | None:
-    """Continue a run where its folder says it is, on the device where it began.
+    """Continue a run where its folder says it is, with the options that it recorded.
 
-    The recipe must still resolve to the same config. An option that the run's version did not have may have any value.
-    Python files that the folder names are run only if they are installed recipes or in `trusted`; ValueError names the
-    others. Nothing of the run is changed before both are checked.
+    Options that the recipe did not have then take its defaults. Python files that the folder names are run only if they
+    are installed recipes or in `trusted`; ValueError names the others. Nothing of the run is changed before.
     """
+    from audiorl.distributed.placement import processes
+    from audiorl.distributed.torchrun import rank
+    from audiorl.run.folder import Run, check_run_folder
+
     if rank() > 0:
         _follow()
         return None
     folder = Path(folder)
     check_run_folder(folder)
-    recipe, config = _checked_recipe(folder, trusted)
+    recipe, config = recorded_recipe(folder, trusted)
     with Run.open(folder) as run, processes():
         run.track(trackers)
         recipe.main(config, run)
     return run
 
 
-def recorded_defaults(folder: Path) -> dict[str, Any] | None:
-    """The default config of a saved run's recipe; None for a recipe that is not installed, which is not run."""
-    recipe = Path(read_record(folder / "config.json", RunConfig).recipe).stem.replace("_", "-")
-    defaults = to_json(load_recipe(recipe).Config()) if recipe in scripts("recipes") else None
-    return defaults if isinstance(defaults, dict) else None
+def _follow() -> None:
+    from audiorl.distributed.torchrun import follow, process_group
+
+    with process_group():
+        follow()
 
 
-def _checked_recipe(folder: Path, trusted: Sequence[str | Path]) -> tuple[ModuleType, Any]:
-    """The recipe of a saved run and its config, which is the saved one."""
+def recorded_recipe(folder: Path, trusted: Sequence[str | Path] = ()) -> tuple[ModuleType, Any]:
+    """Return the recipe of a saved run and its options. Raises ValueError for a Python file that is not trusted."""
+    from audiorl.run.records import RunConfig, read_record
+
     saved = read_record(folder / "config.json", RunConfig)
-    try:
-        file = find_script("recipes", _recipe_file(saved.recipe))
-    except ValueError as error:
-        raise ValueError(f"{folder}/config.json: {saved.recipe}: no such recipe; restore the file") from error
-    installed = {path.resolve() for path in scripts("recipes").values()}
-    recipe_files = [] if file.resolve() in installed else [str(file)]
-    _check_trusted(folder, [*recipe_files, *_python_files(saved.config)], trusted)
-    recipe = load_recipe(file)
-    argv = with_new_names(recipe.Config, saved.argv)
-    before = _with_new_names(saved.config)
-    argv += [word for word in _device_options(before) if word.split("=")[0] not in argv]
-    config = parse_config(recipe, argv)
-    changed = _difference(before, to_json(config))
-    if changed:
-        raise ValueError(
-            f"{folder}/config.json: the recipe now gives another value for {changed}; "
-            "restore the recipe, or start a new run"
-        )
-    _check_trusted(folder, list(_python_files(to_json(config))), trusted)
-    return recipe, config
-
-
-def _check_trusted(folder: Path, files: Sequence[str], trusted: Sequence[str | Path]) -> None:
-    """Raise ValueError for Python files that a run folder names and the user does not."""
+    file, installed = Path(saved.recipe), scripts("recipes")
+    if not file.is_file():  # an installed recipe may lie elsewhere now
+        name = file.stem.replace("_", "-")
+        if name not in installed:
+            raise ValueError(f"{folder}/config.json: {saved.recipe}: no such recipe; restore the file")
+        file = installed[name]
+        print(f"audiorl: {saved.recipe} is gone; resuming with the installed recipe {name}", file=sys.stderr)
+    own = [] if file.resolve() in {path.resolve() for path in installed.values()} else [str(file)]
     allowed = {Path(path).expanduser().resolve() for path in trusted}
-    unknown = [file for file in dict.fromkeys(files) if Path(file).expanduser().resolve() not in allowed]
+    named = dict.fromkeys([*own, *_python_files(saved.config)])
+    unknown = [name for name in named if Path(name).expanduser().resolve() not in allowed]
     if unknown:
         raise ValueError(
             f"{folder}/config.json: resuming runs Python files that are not part of audiorl: {', '.join(unknown)}; if "
             f"you trust them, name them: audiorl resume {folder} --trust {shlex.join(unknown)}"
         )
+    recipe = load_recipe(file)
+    config = with_values(config_class(recipe)(), saved.config, lambda place: f"{folder}/config.json: ")
+    require_finite(config)
+    return recipe, config
+
+
+def recorded_defaults(folder: Path) -> dict[str, Any] | None:
+    """Return the default options of a saved run's recipe; None for a recipe that is not installed, which is not run."""
+    from audiorl.run.records import RunConfig, read_record
+
+    name = Path(read_record(folder / "config.json", RunConfig).recipe).stem.replace("_", "-")
+    defaults = to_json(config_class(load_recipe(name))()) if name in scripts("recipes") else None
+    return defaults if isinstance(defaults, dict) else None
 
 
 def _python_files(value: Any) -> Iterator[str]:
-    """The Python files that a config names: FILE.py, or FILE.py:FOLDER of a judge."""
+    """Yield the Python files that options name: FILE.py, or FILE.py:FOLDER of a speech model."""
     if isinstance(value, dict):
         value = list(value.values())
     if isinstance(value, list):
@@ -166,51 +258,3 @@ def _python_files(value: Any) -> Iterator[str]:
             yield match[1]
         if Path(value).suffix == ".py" and not (match and match[1] == value):  # as FILE.py/ or A.py:B.py
             yield value
-
-
-def _recipe_file(path: str) -> str:
-    """The recipe of a saved run; where the file is gone, the installed recipe of the same name."""
-    name = Path(path).stem.replace("_", "-")
-    if Path(path).is_file() or name not in scripts("recipes"):
-        return path
-    print(f"audiorl: {path} is gone; resuming with the installed recipe {name}", file=sys.stderr)
-    return name
-
-
-def _follow() -> None:
-    with process_group():
-        follow()
-
-
-def _with_new_names(config: Any, path: str = "") -> Any:
-    """A saved config with today's names of its fields."""
-    if not isinstance(config, dict):
-        return config
-    result = {}
-    for name, value in config.items():
-        option = f"{path}{name}".replace("_", "-")
-        key = (new_name(option) or name).rpartition(".")[2].replace("-", "_")
-        result[key] = _with_new_names(value, f"{option}.")
-    if "lora" in result and result["lora"] is None:  # of a model, until there was a rank of 0
-        result["lora"] = {"rank": 0}
-    return result
-
-
-def _device_options(config: Any, path: str = "--") -> Iterator[str]:
-    """The options that name the devices of a saved config."""
-    for name, value in config.items():
-        if isinstance(value, dict):
-            yield from _device_options(value, f"{path}{name}.")
-        elif name == "device":
-            yield f"{path}{name}={value}"
-
-
-def _difference(old: Any, new: Any, path: str = "") -> str | None:
-    """The path of the first value of `old` that differs in `new`."""
-    if isinstance(old, dict) and isinstance(new, dict):
-        for key in old:
-            difference = _difference(old.get(key), new.get(key), f"{path}.{key}".lstrip("."))
-            if difference:
-                return difference
-        return None
-    return None if old == new else (path or "the config")

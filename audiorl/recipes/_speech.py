@@ -1,42 +1,55 @@
-"""What recipes of speaking models do around a trainer: read texts and voices, load the model, measure its speech."""
+"""What recipes of speaking models share: read texts and voices, load the model, measure its speech, tiny parts."""
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from safetensors.torch import save_file
 
 from audiorl.audio import AudioClip, seconds
 from audiorl.config import RLConfig, SamplingConfig
+from audiorl.config.recipe import RecipeConfig
 from audiorl.data.manifest import Loaded
 from audiorl.data.seedtts import Utterance
 from audiorl.data.sets import weighted
-from audiorl.eval._judging import Judges
-from audiorl.eval._phases import UNSEEN
+from audiorl.eval._common import Judges
 from audiorl.eval._speech import measure_speech, probe_speech
+from audiorl.eval.metrics.corpus import UNSEEN
 from audiorl.eval.metrics.text import Normalizer, normalize
 from audiorl.models import AudioPolicy
+from audiorl.models.families import higgs
 from audiorl.recipes._common import (
-    RecipeConfig,
     check_ptx,
-    check_strangers,
+    check_unseen_speakers,
     policy_from,
     read_sets,
     read_split,
     with_voice,
 )
 from audiorl.run.folder import Run
+from audiorl.speech_models.character_ctc import CharacterCTC, Head
+from audiorl.speech_models.loading import GE2E
+from audiorl.speech_models.speakers import GE2ENetwork
 from audiorl.tasks.tts.prompts import utterance_sample
 from audiorl.tasks.tts.texts import bundled_utterances, read_utterances
 from audiorl.train.rl.hooks import Evaluate
 from audiorl.types import Sample
+from tokenizers_audio.unified import UnifiedConfig, UnifiedTokenizer
+
+Speaking = TypeVar("Speaking", bound="SpeechConfig")
+Value = TypeVar("Value", str, str | None)
 
 
 @dataclass(frozen=True)
 class SpeechConfig(RecipeConfig):
-    """The options that recipes of speaking models share."""
+    """Options of recipes for models that speak."""
 
     path: str = "bosonai/higgs-audio-v2-generation-3B-base"
     """Higgs Audio V2, or a decoder or Omni thinker that was dualized: a folder, a hub id, or `tiny`."""
@@ -72,7 +85,7 @@ class SpeechConfig(RecipeConfig):
 
 
 def texts_of(config: SpeechConfig) -> tuple[list[Utterance], list[Utterance]]:
-    """(to train on, held out), each with its voice. Held-out texts are not trained on, whoever says them."""
+    """Return texts (to train on, held out), each with its voice. Held-out texts are trained on in nobody's voice."""
     train, held_out = read_split(config, partial(bundled_utterances, max_seconds=config.max_seconds), _reader(config))
     measured = {normalize(u.text, "basic") for u in held_out}
     trained = [u for u in train if normalize(u.text, "basic") not in measured]
@@ -84,7 +97,7 @@ def texts_of(config: SpeechConfig) -> tuple[list[Utterance], list[Utterance]]:
 
 
 def ptx_utterances(config: SpeechConfig, paths: Sequence[str], training: RLConfig) -> list[Utterance]:
-    """The texts of `ptx_data` with their recordings and voices; [] where `training` uses none: see `ptx_examples`."""
+    """Return the texts of `ptx_data` with their recordings and voices; [] where `training` uses none."""
     check_ptx(paths, training)
     bundled = partial(bundled_utterances, max_seconds=config.max_seconds)
     utterances = weighted(read_sets(paths, config, bundled, _reader(config)), config.data_seed)
@@ -135,7 +148,7 @@ def _cloned(utterance: Utterance, same: Sequence[Utterance], seed: int) -> Utter
 
 
 def speaking_policy(config: SpeechConfig, *, teach: bool = False) -> AudioPolicy:
-    """The policy at `config.path` with its codec, both on the configured device.
+    """Load the policy at `config.path` with its codec, both on the configured device.
 
     `teach`: a model that writes text only gets a branch for speech. Otherwise it is refused with a ValueError.
     """
@@ -184,11 +197,14 @@ class Measurement:
 def measurement(
     config: SpeechConfig, run: Run, policy: AudioPolicy, train: Sequence[Utterance], held_out: Sequence[Utterance]
 ) -> Measurement:
-    """With the judges and the unseen speakers that the options name; `train` must not have one of these."""
+    """Return the measurement with the judges and unseen speakers that the options name.
+
+    Raises ValueError for an unseen speaker who is in `train`.
+    """
     bundled = partial(bundled_utterances, max_seconds=config.max_seconds)
     unseen = [u for _, items in read_sets(config.unseen, config, bundled, _reader(config)) for u in items]
     if unseen:
-        check_strangers([(u.name, u.speaker) for u in train], [(u.name, u.speaker) for u in unseen])
+        check_unseen_speakers([(u.name, u.speaker) for u in train], [(u.name, u.speaker) for u in unseen])
     return Measurement(
         run,
         policy,
@@ -198,3 +214,57 @@ def measurement(
         Judges.load(config.judge, config.judge_speaker, config.language),
         [utterance_sample(u, config.tags) for u in _with_voices(unseen, unseen, config)],
     )
+
+
+# -- small random parts of the real classes ---------------------------------------------------------------------------
+
+TINY_CODEC = UnifiedConfig(
+    num_codebooks=2,
+    codebook_size=16,
+    codebook_dim=8,
+    spectrum_hop=240,
+    strides=(2, 2),
+    channels=(16, 16, 16),
+    dilations=(1,),
+    acoustic_dim=16,
+    semantic_dim=16,
+)
+"""25 frames a second."""
+
+
+def with_tiny_parts(config: Speaking, folder: Path) -> Speaking:
+    """Return `config` with small random parts for a model, a codec and judges that are called `tiny`."""
+    return replace(
+        config,
+        path=tiny_part(folder, "model", config.path),
+        codec=tiny_part(folder, "codec", config.codec),
+        judge=tiny_part(folder, "judge", config.judge),
+        judge_speaker=tiny_part(folder, "speaker", config.judge_speaker),
+    )
+
+
+def tiny_part(folder: Path, name: str, value: Value) -> Value:
+    """Return the path `value`; for `tiny` that of a random part, folder/NAME, which is written where it is missing."""
+    if value != "tiny":
+        return value
+    path = folder / name
+    if not path.exists():
+        partial = folder / f"{name}.partial"
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            write_tiny_part(name, partial)
+        partial.rename(path)
+    return str(path)
+
+
+def write_tiny_part(name: str, folder: Path) -> None:
+    if name == "model":
+        higgs.tiny(codebooks=TINY_CODEC.num_codebooks, codebook_size=TINY_CODEC.codebook_size).save(folder)
+    elif name == "codec":
+        UnifiedTokenizer(TINY_CODEC).save(folder)
+    elif name == "speaker":
+        folder.mkdir(parents=True)
+        save_file(GE2ENetwork().state_dict(), folder / "model.safetensors")
+        (folder / "config.json").write_text(json.dumps({"model_type": GE2E}) + "\n", encoding="utf-8")
+    else:
+        CharacterCTC(Head()).save(folder)

@@ -28,16 +28,15 @@ from typing import Any, Literal
 
 from audiorl.audio import AudioClip
 from audiorl.config import CTCConfig, LoraConfig, ModelConfig, OptimConfig, SFTConfig, require_ranges
+from audiorl.config.recipe import HeldOutOptions, RecipeConfig
 from audiorl.data.bundled import bundled_set, bundled_transcripts
 from audiorl.data.manifest import read_samples
 from audiorl.data.prompts import TRANSLATE, asr_prompt
 from audiorl.models import AudioPolicy, load_policy
 from audiorl.models.examples import Example
 from audiorl.recipes._common import (
-    OutsideOptions,
-    RecipeConfig,
+    evaluate_around_training,
     evaluation_of,
-    measured,
     policy_from,
     read_sets,
     read_split,
@@ -51,7 +50,7 @@ from audiorl.types import Sample
 
 
 @dataclass(frozen=True)
-class Config(OutsideOptions, RecipeConfig):
+class AlignSpeechConfig(HeldOutOptions, RecipeConfig):
     path: str = "grafted"
     """The model: a folder that `audiorl graft` wrote, another speech model's folder or hub id, or `tiny`."""
     questions: tuple[str, ...] = ()
@@ -90,8 +89,8 @@ class Config(OutsideOptions, RecipeConfig):
         require_ranges(self, positive=positive, not_negative=("encoder_epochs",))
 
 
-def tiny() -> Config:
-    return Config(
+def tiny() -> AlignSpeechConfig:
+    return AlignSpeechConfig(
         path="tiny",
         data=("bundled",),
         questions=("bundled:languages/train",),
@@ -108,7 +107,7 @@ def tiny() -> Config:
     )
 
 
-def main(config: Config, run: Run) -> None:
+def main(config: AlignSpeechConfig, run: Run) -> None:
     source: dict[str, Any] = {"bundled": lambda _: bundled_transcripts(), "think": False}
     transcripts, held_out = read_split(config, read=partial(read_samples, kind="asr"), **source)
     questions = read_sets(config.questions, config, partial(bundled_set, think=False), read_samples, think=False)
@@ -120,12 +119,12 @@ def main(config: Config, run: Run) -> None:
     learn_ctc(config, run, transcripts, held_out)
 
     policy = load_policy(run.model("ctc", "aligned").resolve(), config.adapted)
-    with measured(run, policy, evaluation):
-        training = config.scheduled(config.sft, len(examples))
+    with evaluate_around_training(run, policy, evaluation):
+        training = config.with_steps_for(config.sft, len(examples))
         sft(policy, examples, run, config=training, optim=config.optim, seed=config.seed)
 
 
-def learn_ctc(config: Config, run: Run, transcripts: Sequence[Sample], held_out: Sequence[Sample]) -> None:
+def learn_ctc(config: AlignSpeechConfig, run: Run, transcripts: Sequence[Sample], held_out: Sequence[Sample]) -> None:
     """The phases `ctc` and `encoder`: they write checkpoints/ctc/aligned, a whole model, unless it is there."""
     if run.model("ctc", "aligned").is_dir():
         return
@@ -138,7 +137,7 @@ def learn_ctc(config: Config, run: Run, transcripts: Sequence[Sample], held_out:
     examples = fitting(policy, [Example(s, s.references[0]) for s in transcripts], config.on_error)
     rest = fitting(policy, [Example(s, s.references[0]) for s in held_out], "skip")
     training = replace(config, epochs=config.ctc_epochs, max_steps=config.ctc_max_steps)
-    batches = training.scheduled(config.ctc, len(examples))
+    batches = training.with_steps_for(config.ctc, len(examples))
     seed = config.seed
     aligned = train_ctc(
         policy, examples, run, config=batches, optim=config.ctc_optim, seed=seed, phase="ctc", held_out=rest
@@ -146,7 +145,7 @@ def learn_ctc(config: Config, run: Run, transcripts: Sequence[Sample], held_out:
     if config.encoder_epochs:
         policy = start("full", config.encoder_only)
         training = replace(config, epochs=config.encoder_epochs, max_steps=config.encoder_max_steps)
-        batches = training.scheduled(config.encoder, len(examples))
+        batches = training.with_steps_for(config.encoder, len(examples))
         train_ctc(
             policy,
             examples,
@@ -170,9 +169,3 @@ def spoken_examples(sample: Sample) -> list[Example]:
         request = replace(sample, id=f"{sample.id}/en", messages=asr_prompt(clip, ask=TRANSLATE), task="translate")
         examples.append(Example(replace(request, references=(translation,)), translation))
     return examples
-
-
-if __name__ == "__main__":
-    from audiorl.cli import run_recipe
-
-    run_recipe(__file__)

@@ -24,34 +24,28 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from audiorl.config import ModelConfig, OptimConfig, RLConfig, SamplingConfig, SFTConfig
+from audiorl.config.recipe import ControlOptions, HeldOutOptions, PtxOptions, RecipeConfig, RewardOptions
 from audiorl.data.bundled import bundled_transcripts
 from audiorl.data.manifest import read_samples
 from audiorl.data.no_speech import TRAINED, no_speech_samples
 from audiorl.data.sets import stratified
 from audiorl.protocols import Reward
 from audiorl.recipes._common import (
-    ControlOptions,
-    OutsideOptions,
-    PtxOptions,
-    RecipeConfig,
-    RewardOptions,
     evaluation_of,
-    measured,
     policy_from,
-    ptx_examples,
     read_sets,
     read_split,
-    train_control,
+    train_with_reward,
+    with_user_reward,
 )
 from audiorl.rewards import CharAccuracy, Hallucination, Repetition, WeightedSum, WordAccuracy
 from audiorl.rewards.asr import languages_of
 from audiorl.run.folder import Run
-from audiorl.train.rl.train import train_rl
 from audiorl.types import Sample
 
 
 @dataclass(frozen=True)
-class Config(ControlOptions, OutsideOptions, PtxOptions, RewardOptions, RecipeConfig):
+class ASRConfig(ControlOptions, HeldOutOptions, PtxOptions, RewardOptions, RecipeConfig):
     retention: tuple[str, ...] = ()
     """Sets on which the score must not fall, named like `data`: another language, another domain. At most
     `held_out_count` rows of them are measured."""
@@ -73,7 +67,7 @@ class Config(ControlOptions, OutsideOptions, PtxOptions, RewardOptions, RecipeCo
     """Clips without speech that are measured, hum and clicks among them, which are in no training row; 0: none."""
     no_speech: int = 0
     """Training rows without speech: silence, white and pink noise of 2 to 8 s, whose transcript is empty."""
-    grpo: RLConfig = RLConfig(group_size=8, prompts_per_step=8, kl_beta=0.01, eval_every=100, save_every=50)
+    rl: RLConfig = RLConfig(group_size=8, prompts_per_step=8, kl_beta=0.01, eval_every=100, save_every=50)
     """The estimator. Its steps follow from `epochs` and `max_steps`."""
     optim: OptimConfig = OptimConfig(lr=1e-6)
     """The policy's optimizer."""
@@ -81,8 +75,8 @@ class Config(ControlOptions, OutsideOptions, PtxOptions, RewardOptions, RecipeCo
     """How transcripts are sampled in training; held-out ones are greedy and as long at most."""
 
 
-def tiny() -> Config:
-    return Config(
+def tiny() -> ASRConfig:
+    return ASRConfig(
         path="tiny",
         data=("bundled",),
         held_out_count=4,
@@ -93,13 +87,13 @@ def tiny() -> Config:
         retention_margin=1.0,
         max_steps=2,
         model=ModelConfig(),
-        grpo=RLConfig(group_size=2, prompts_per_step=2, save_every=1),
+        rl=RLConfig(group_size=2, prompts_per_step=2, save_every=1),
         sampling=SamplingConfig(max_new_tokens=8),
     )
 
 
-def main(config: Config, run: Run) -> None:
-    source: dict[str, Any] = dict(bundled=lambda _: bundled_transcripts(), read=read_samples, think=False)
+def main(config: ASRConfig, run: Run) -> None:
+    source: dict[str, Any] = {"bundled": lambda _: bundled_transcripts(), "read": read_samples, "think": False}
     samples, held_out = read_split(config, **source)
     sets: dict[str, list[Sample]] = {}
     if config.retention:
@@ -112,39 +106,23 @@ def main(config: Config, run: Run) -> None:
     policy = policy_from(config)
     if config.no_speech:
         samples += no_speech_samples(config.no_speech, TRAINED, seed=config.data_seed, languages=languages_of(samples))
-    reward = config.rewarded(guarded(config))
     evaluation = evaluation_of(
         config,
         samples,
         held_out,
-        reward,
+        with_user_reward(config, guarded(config)),
         config.sampling.max_new_tokens,
         bundled=source["bundled"],
         outside=WeightedSum.of(as_written=as_written(config)),
         sets=sets,
     )
-    grpo = config.scheduled(config.grpo, len(samples))
-    with measured(run, policy, evaluation) as evaluate:
-        train_rl(
-            policy,
-            samples,
-            reward,
-            run,
-            config=grpo,
-            optim=config.optim,
-            sampling=config.sampling,
-            seed=config.seed,
-            phase="grpo",
-            evaluate=evaluate,
-            supervised=ptx_examples(config, config.ptx_data, config.grpo),
-        )
-        train_control(config, run, "grpo", grpo, samples, evaluation, tags=False)
+    train_with_reward(config, run, policy, samples, evaluation, phase="grpo", tags=False)
     if config.retention:
         check_retention(config, run)
 
 
-def guarded(config: Config) -> WeightedSum:
-    """1 - WER (or 1 - CER) with the penalties that have a weight."""
+def guarded(config: ASRConfig) -> WeightedSum:
+    """Return 1 - WER (or 1 - CER) with the penalties that have a weight."""
     accuracy = WordAccuracy if config.unit == "word" else CharAccuracy
     guards: dict[str, tuple[Reward, float]] = {
         "hallucination": (Hallucination(config.unit, config.normalizer, config.max_rate), config.hallucination_weight),
@@ -157,22 +135,16 @@ def guarded(config: Config) -> WeightedSum:
     )
 
 
-def as_written(config: Config) -> Reward:
-    """1 - CER of the texts as they are; 1 - WER of them where the reward is that 1 - CER itself."""
+def as_written(config: ASRConfig) -> Reward:
+    """Return 1 - CER of the texts as they are, or 1 - WER where the reward is that 1 - CER itself."""
     return WordAccuracy("none") if (config.unit, config.normalizer) == ("char", "none") else CharAccuracy("none")
 
 
-def check_retention(config: Config, run: Run) -> None:
+def check_retention(config: ASRConfig, run: Run) -> None:
     """Raise ValueError where the accuracy on the retention sets has fallen too far."""
     before, after = (run.result(f"retention_{when}")["accuracy"] for when in ("before", "after"))
     if after < before - config.retention_margin:
         raise ValueError(
             f"retention: accuracy fell from {before:.3f} to {after:.3f} on {', '.join(config.retention)}, more than "
-            f"{config.retention_margin}; take an earlier checkpoint, a lower optim.lr or a higher grpo.kl_beta"
+            f"{config.retention_margin}; take an earlier checkpoint, a lower optim.lr or a higher rl.kl_beta"
         )
-
-
-if __name__ == "__main__":
-    from audiorl.cli import run_recipe
-
-    run_recipe(__file__)

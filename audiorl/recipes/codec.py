@@ -40,7 +40,7 @@ HELD_OUT = 0.1
 
 
 @dataclass(frozen=True)
-class Config:
+class CodecRecipeConfig:
     data: tuple[str, ...] = ("bundled",)
     """Audio files, folders of them, manifests (the field `audio` of a row), or `bundled`."""
     held_out: tuple[str, ...] = ()
@@ -71,8 +71,8 @@ class Config:
     """Batches, losses and steps."""
 
 
-def tiny() -> Config:
-    return Config(
+def tiny() -> CodecRecipeConfig:
+    return CodecRecipeConfig(
         held_out_count=2,
         tokenizer=UnifiedConfig(
             codebook_size=32,
@@ -101,16 +101,16 @@ def tiny() -> Config:
     )
 
 
-def full() -> Config:
+def full() -> CodecRecipeConfig:
     """The released geometry of Higgs Audio V2 with X-Codec's losses; about 70 M parameters."""
-    return Config(
+    return CodecRecipeConfig(
         threads=8,
         tokenizer=UnifiedConfig(),
         codec=CodecConfig(batch_size=64, crop_seconds=2.0, eval_every=5000, train=TrainConfig(autocast=True)),
     )
 
 
-def main(config: Config, run: Run) -> None:
+def main(config: CodecRecipeConfig, run: Run) -> None:
     torch.set_num_threads(config.threads)
     recordings, held_out, texts = read(config)
     print(recordings.summary(), flush=True)
@@ -125,7 +125,7 @@ def main(config: Config, run: Run) -> None:
     print(write_report(run.dir))
 
 
-def make(config: Config) -> UnifiedTokenizer:
+def make(config: CodecRecipeConfig) -> UnifiedTokenizer:
     """A new tokenizer, or the one to go on from, where it is trained."""
     if config.path is not None:
         tokenizer = load_tokenizer(config.path)
@@ -140,7 +140,7 @@ def make(config: Config) -> UnifiedTokenizer:
     return tokenizer.to(local_device(config.device))
 
 
-def read(config: Config) -> tuple[Recordings, list[AudioClip], list[str]]:
+def read(config: CodecRecipeConfig) -> tuple[Recordings, list[AudioClip], list[str]]:
     """(training recordings, held-out clips, their transcripts where there are any)."""
     count = config.held_out_count
     recordings = _recordings(config.data, config)
@@ -157,7 +157,7 @@ def read(config: Config) -> tuple[Recordings, list[AudioClip], list[str]]:
     return replace(recordings, clips=tuple(clips), lengths=tuple(lengths)), [recordings.clips[i] for i in held_out], []
 
 
-def _recordings(paths: Sequence[str], config: Config) -> Recordings:
+def _recordings(paths: Sequence[str], config: CodecRecipeConfig) -> Recordings:
     """What the paths name; of the bundled recordings only those that nothing is measured on."""
     recordings = read_recordings(
         [path for path in paths if path != "bundled"],
@@ -180,9 +180,3 @@ def _bundled(side: Literal["train", "test"]) -> list[Utterance]:
 def _spread(items: Sequence[T], count: int) -> list[T]:
     """At most `count` items, evenly spaced."""
     return [items[i * len(items) // count] for i in range(count)] if len(items) > count else list(items)
-
-
-if __name__ == "__main__":
-    from audiorl.cli import run_recipe
-
-    run_recipe(__file__)

@@ -15,16 +15,18 @@ from dataclasses import dataclass
 from functools import partial
 
 from audiorl.config import ModelConfig, OptimConfig, PreferenceConfig
+from audiorl.config.recipe import HeldOutOptions, RecipeConfig
 from audiorl.data.bundled import bundled_pairs, bundled_set
 from audiorl.data.manifest import read_samples
 from audiorl.data.preferences import Judged, Pair, pairs_to_judged, read_pairs
 from audiorl.data.sets import split_held_out, weighted
+from audiorl.models import AudioPolicy
 from audiorl.recipes._common import (
-    OutsideOptions,
-    RecipeConfig,
+    NOTHING,
+    Given,
     answer_reward,
+    evaluate_around_training,
     evaluation_of,
-    measured,
     policy_from,
     read_sets,
 )
@@ -34,7 +36,7 @@ from audiorl.types import Sample
 
 
 @dataclass(frozen=True)
-class Config(OutsideOptions, RecipeConfig):
+class DPOConfig(HeldOutOptions, RecipeConfig):
     think: bool = False
     """Whether prompts and answers have thoughts."""
     eval_tokens: int = 256
@@ -45,8 +47,8 @@ class Config(OutsideOptions, RecipeConfig):
     """The policy's optimizer."""
 
 
-def tiny() -> Config:
-    return Config(
+def tiny() -> DPOConfig:
+    return DPOConfig(
         path="tiny",
         data=("bundled",),
         held_out_count=4,
@@ -57,38 +59,35 @@ def tiny() -> Config:
     )
 
 
-def main(config: Config, run: Run) -> None:
-    pairs, held_out = read(config)
+def main(config: DPOConfig, run: Run, given: Given = NOTHING) -> AudioPolicy:
+    """Train on the pairs and return the policy."""
+    pairs, held_out = read(config, given)
     items: list[Pair] | list[Judged] = pairs_to_judged(pairs) if config.dpo.loss == "kto" else pairs
-    policy = policy_from(config)
+    policy = given.policy or policy_from(config)
     reward = answer_reward(config.think)
     evaluation = evaluation_of(config, items, held_out, reward, config.eval_tokens, think=config.think)
-    with measured(run, policy, evaluation) as evaluate:
+    with evaluate_around_training(run, policy, evaluation) as evaluate:
         prefer(
             policy,
             items,
             run,
-            config=config.scheduled(config.dpo, len(items)),
+            config=config.with_steps_for(config.dpo, len(items)),
             optim=config.optim,
             seed=config.seed,
             phase=config.dpo.loss,
             evaluate=evaluate,
         )
+    return policy
 
 
-def read(config: Config) -> tuple[list[Pair], list[Sample]]:
-    """(training pairs, held-out questions): those of held-out pairs, where no set of questions is given."""
+def read(config: DPOConfig, given: Given) -> tuple[list[Pair], list[Sample]]:
+    """Return (training pairs, held-out questions): those of held-out pairs, where no set of questions is given."""
     think, seed = config.think, config.seed
-    sets = read_sets(config.data, config, partial(bundled_pairs, think=think, seed=seed), read_pairs, think=think)
+    pairs_of = partial(bundled_pairs, think=think, seed=seed)
+    sets = read_sets(given.data or config.data, config, pairs_of, read_pairs, think=think)
     bundled = partial(bundled_set, think=think, seed=seed)
-    questions = read_sets(config.held_out, config, bundled, read_samples, think=think)
+    questions = read_sets(given.held_out or config.held_out, config, bundled, read_samples, think=think)
     if questions:
         return weighted(sets, config.data_seed), [s for _, samples in questions for s in samples]
     pairs, held_out = split_held_out(sets, [], config.held_out_count, config.data_seed)
     return pairs, [p.sample for p in held_out]
-
-
-if __name__ == "__main__":
-    from audiorl.cli import run_recipe
-
-    run_recipe(__file__)

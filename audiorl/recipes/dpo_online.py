@@ -3,9 +3,8 @@
     audiorl train dpo-online --out runs/online --path Qwen/Qwen2.5-Omni-3B \
         --model.dtype bfloat16 --data avqa.jsonl --held-out mmau-test-mini.json
 
-The reference of a round is the policy that wrote its answers. Any loss of `audiorl/recipes/dpo_audio_qa.py` may be
-used; pairs
-are made of answers whose rewards differ. `--path tiny --data bundled` tries the recipe without any download.
+The reference of a round is the policy that wrote its answers. Any loss of `dpo-audio-qa` may be used; pairs are
+made of answers whose rewards differ. `--path tiny --data bundled` tries the recipe without any download.
 """
 
 from __future__ import annotations
@@ -13,26 +12,24 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from audiorl.config import ModelConfig, OptimConfig, PreferenceConfig, SamplingConfig
+from audiorl.config.recipe import HeldOutOptions, RecipeConfig, RewardOptions
 from audiorl.data.preferences import pairs_to_judged
 from audiorl.data.schedule import batch_of_step
 from audiorl.recipes._common import (
-    OutsideOptions,
-    RecipeConfig,
-    RewardOptions,
     answer_reward,
+    evaluate_around_training,
     evaluation_of,
-    measured,
     policy_from,
     read_questions,
+    with_user_reward,
 )
 from audiorl.rollout.hf import HFEngine
 from audiorl.run.folder import Run
-from audiorl.train.answers import sampled_pairs
-from audiorl.train.preference import prefer
+from audiorl.train.preference import prefer, sampled_pairs
 
 
 @dataclass(frozen=True)
-class Config(OutsideOptions, RewardOptions, RecipeConfig):
+class OnlineDPOConfig(HeldOutOptions, RewardOptions, RecipeConfig):
     think: bool = True
     """Ask for thoughts before the answer, and reward their format."""
     rounds: int = 3
@@ -51,8 +48,8 @@ class Config(OutsideOptions, RewardOptions, RecipeConfig):
     """How the answers of a round are sampled."""
 
 
-def tiny() -> Config:
-    return Config(
+def tiny() -> OnlineDPOConfig:
+    return OnlineDPOConfig(
         path="tiny",
         data=("bundled",),
         held_out_count=4,
@@ -68,12 +65,12 @@ def tiny() -> Config:
     )
 
 
-def main(config: Config, run: Run) -> None:
+def main(config: OnlineDPOConfig, run: Run) -> None:
     samples, held_out = read_questions(config, think=config.think)
     policy = policy_from(config)
-    reward = config.rewarded(answer_reward(config.think))
+    reward = with_user_reward(config, answer_reward(config.think))
     evaluation = evaluation_of(config, samples, held_out, reward, config.eval_tokens, think=config.think)
-    with measured(run, policy, evaluation):
+    with evaluate_around_training(run, policy, evaluation):
         for k in range(1, config.rounds + 1):
             phase = f"round_{k}"
             if run.finished(phase):
@@ -85,13 +82,7 @@ def main(config: Config, run: Run) -> None:
                     run, phase, engine, list(prompts.values()), reward, config.answers, config.seed + k
                 )
                 items = pairs_to_judged(pairs) if config.dpo.loss == "kto" else pairs
-                dpo = config.scheduled(config.dpo, len(items))
+                dpo = config.with_steps_for(config.dpo, len(items))
                 prefer(policy, items, run, config=dpo, optim=config.optim, seed=config.seed, phase=phase)
             if k < config.rounds:
                 evaluation.measure(run, f"after_{k}", policy)
-
-
-if __name__ == "__main__":
-    from audiorl.cli import run_recipe
-
-    run_recipe(__file__)

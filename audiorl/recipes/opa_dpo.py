@@ -20,28 +20,26 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from audiorl.config import ModelConfig, OptimConfig, PreferenceConfig, SamplingConfig, SFTConfig
+from audiorl.config.recipe import HeldOutOptions, RecipeConfig
 from audiorl.data.preferences import Pair
 from audiorl.models.examples import Example
 from audiorl.recipes._common import (
-    OutsideOptions,
-    RecipeConfig,
     answer_reward,
+    evaluate_around_training,
     evaluation_of,
-    measured,
     policy_from,
     read_questions,
 )
 from audiorl.rollout.hf import HFEngine
 from audiorl.run.folder import Run
-from audiorl.train.answers import policy_answers
-from audiorl.train.preference import prefer
+from audiorl.train.preference import policy_answers, prefer
 from audiorl.train.sft import sft
 from audiorl.types import Sample
 from audiorl.user_files import load_function
 
 
 @dataclass(frozen=True)
-class Config(OutsideOptions, RecipeConfig):
+class OPADPOConfig(HeldOutOptions, RecipeConfig):
     think: bool = False
     """Ask for thoughts before the answer."""
     lora: bool = True
@@ -63,8 +61,8 @@ class Config(OutsideOptions, RecipeConfig):
     """How the policy's own answers are sampled."""
 
 
-def tiny() -> Config:
-    return Config(
+def tiny() -> OPADPOConfig:
+    return OPADPOConfig(
         path="tiny",
         data=("bundled",),
         held_out_count=4,
@@ -78,7 +76,7 @@ def tiny() -> Config:
     )
 
 
-def main(config: Config, run: Run) -> None:
+def main(config: OPADPOConfig, run: Run) -> None:
     samples, held_out = read_questions(config, think=config.think)
     if config.max_steps is not None:  # answers to what will not be trained on are not needed
         samples = samples[: config.max_steps * max(config.sft.batch_size, config.dpo.batch_size)]
@@ -86,14 +84,14 @@ def main(config: Config, run: Run) -> None:
     policy = policy_from(config)
     reward = answer_reward(config.think)
     evaluation = evaluation_of(config, samples, held_out, reward, config.eval_tokens, think=config.think)
-    with measured(run, policy, evaluation):
+    with evaluate_around_training(run, policy, evaluation):
         answers = policy_answers(run, "own", HFEngine(policy, config.sampling), samples, config.seed)
         examples, pairs = learned(samples, answers, revise)
         print(f"{len(examples)} answers to learn, {len(pairs)} pairs", flush=True)
-        training = config.scheduled(config.sft, len(examples))
+        training = config.with_steps_for(config.sft, len(examples))
         sft(policy, examples, run, config=training, optim=config.sft_optim, seed=config.seed)
         evaluation.measure(run, "after_sft", policy)
-        dpo = config.scheduled(config.dpo, len(pairs))
+        dpo = config.with_steps_for(config.dpo, len(pairs))
         prefer(policy, pairs, run, config=dpo, optim=config.dpo_optim, seed=config.seed, phase="dpo")
 
 
@@ -116,9 +114,3 @@ def correct(sample: Sample, text: str) -> str:
     right = f"<answer>{sample.references[0]}</answer>"
     answers = list(re.finditer(r"<answer>(?:(?!<answer>).)*?</answer>", text, re.DOTALL))
     return right if not answers else text[: answers[-1].start()] + right + text[answers[-1].end() :]
-
-
-if __name__ == "__main__":
-    from audiorl.cli import run_recipe
-
-    run_recipe(__file__)

@@ -29,7 +29,8 @@ from audiorl.data.augment import augment
 from audiorl.data.bundled import LANGUAGE_QUESTION, SPOKEN, bundled_languages, language_phrases, language_question
 from audiorl.data.corpus import Utterance, bundled_speech, corpus, normalised
 from audiorl.data.synth import Speech, synthesize_many, voices
-from audiorl.eval._phases import UNSEEN, Evaluation
+from audiorl.eval._phases import Evaluation
+from audiorl.eval.metrics.corpus import UNSEEN
 from audiorl.models.examples import Example
 from audiorl.models.families.qwen_omni import tiny as tiny_qwen_omni
 from audiorl.protocols import Reward
@@ -54,7 +55,7 @@ from audiorl.types import Rollout, Sample
 
 
 @dataclass(frozen=True)
-class Config:
+class QuickstartConfig:
     seed: int = 0
     """Seed of sampling, of the order of the data, and of new weights."""
     think: bool = True
@@ -88,11 +89,11 @@ class Config:
     """The supervised start; the control takes its batches."""
     sft_optim: OptimConfig = OptimConfig(lr=1e-3, warmup_steps=20, schedule="cosine")
     """The optimizer of the supervised start."""
-    grpo: RLConfig = RLConfig(
+    rl: RLConfig = RLConfig(
         steps=80, prompts_per_step=16, group_size=8, micro_batch_tokens=800, eval_every=20, save_every=20
     )
     """GRPO on human recordings."""
-    grpo_optim: OptimConfig = OptimConfig(lr=1e-4, warmup_steps=5)
+    rl_optim: OptimConfig = OptimConfig(lr=1e-4, warmup_steps=5)
     """The optimizer of GRPO."""
     control_optim: OptimConfig = OptimConfig(lr=3e-4, warmup_steps=5)
     """The optimizer of the control."""
@@ -100,18 +101,18 @@ class Config:
     """How answers are sampled; held-out ones are greedy and as long at most."""
 
 
-def tiny() -> Config:
-    return Config(
+def tiny() -> QuickstartConfig:
+    return QuickstartConfig(
         max_phrases=24,
         voices=1,
         max_seconds=1.5,
         sft=SFTConfig(steps=2, batch_size=4, save_every=1),
-        grpo=RLConfig(steps=2, prompts_per_step=2, group_size=2, eval_every=1, save_every=1),
+        rl=RLConfig(steps=2, prompts_per_step=2, group_size=2, eval_every=1, save_every=1),
         sampling=SamplingConfig(max_new_tokens=8),
     )
 
 
-def main(config: Config, run: Run) -> None:
+def main(config: QuickstartConfig, run: Run) -> None:
     torch.set_num_threads(config.threads)
     human = language_phrases(config.max_seconds, config.max_phrases)
     trained = bundled_languages("train", config.max_seconds, config.held_out, config.max_phrases)
@@ -119,12 +120,12 @@ def main(config: Config, run: Run) -> None:
     require_no_adapters(config.model)
     policy = tiny_qwen_omni([u.text for u in human] + [LANGUAGE_QUESTION] * 100, seed=config.seed, config=config.model)
     policy.model.to(torch_device(config.model.device))
-    sets = {UNSEEN: strangers(config)} if config.unseen else {}
+    sets = {UNSEEN: unseen_questions(config)} if config.unseen else {}
     supervised = ["sft", "control_sft"] if config.control else ["sft"]
-    learned = all(run.finished(phase) for phase in supervised) and not config.grpo.ptx.coef
+    learned = all(run.finished(phase) for phase in supervised) and not config.rl.ptx.coef
     examples = [] if learned else synthetic(human, config)
     sft(policy, examples, run, config=config.sft, optim=config.sft_optim, seed=config.seed)
-    reward = rewarded(config, run)
+    reward = reward_of(config, run)
     outside = None
     if config.think:
         vocabulary = frozenset(word for u in human for word in normalised(u.text).split())
@@ -137,8 +138,8 @@ def main(config: Config, run: Run) -> None:
         trained,
         reward,
         run,
-        config=config.grpo,
-        optim=config.grpo_optim,
+        config=config.rl,
+        optim=config.rl_optim,
         sampling=config.sampling,
         seed=config.seed,
         phase="grpo",
@@ -149,7 +150,7 @@ def main(config: Config, run: Run) -> None:
     if config.control:
         if not run.finished("control_sft"):
             run.load_result("sft", policy)
-        until_stopped = replace(config.sft, steps=100 * config.grpo.steps)
+        until_stopped = replace(config.sft, steps=100 * config.rl.steps)
         sft(
             policy,
             examples,
@@ -164,7 +165,7 @@ def main(config: Config, run: Run) -> None:
     print(write_report(run.dir))
 
 
-def rewarded(config: Config, run: Run) -> WeightedSum:
+def reward_of(config: QuickstartConfig, run: Run) -> WeightedSum:
     """Accuracy and format, 2 to 1, and the reward of thoughts. The judge of thoughts is the supervised start."""
     terms = [Term("accuracy", AnswerAccuracy(), 2.0), Term("format", ThinkFormat() if config.think else AnswerFormat())]
     if config.think and config.thought_weight:
@@ -178,7 +179,7 @@ def rewarded(config: Config, run: Run) -> WeightedSum:
     return WeightedSum(tuple(terms))
 
 
-def strangers(config: Config) -> list[Sample]:
+def unseen_questions(config: QuickstartConfig) -> list[Sample]:
     """Questions about recordings of the folders `unseen` by speakers who are not in the package's own."""
     trained = {u.speaker for u in bundled_speech()}
     samples = []
@@ -205,7 +206,7 @@ def in_vocabulary(rollout: Rollout, vocabulary: frozenset[str]) -> float:
     return float(bool(words) and vocabulary.issuperset(words))
 
 
-def synthetic(utterances: Sequence[Utterance], config: Config) -> list[Example]:
+def synthetic(utterances: Sequence[Utterance], config: QuickstartConfig) -> list[Example]:
     """Every phrase in several robot voices, each with its thought and answer."""
     rng = random.Random(config.seed)
     noise = np.random.default_rng(config.seed)
@@ -221,9 +222,3 @@ def synthetic(utterances: Sequence[Utterance], config: Config) -> list[Example]:
         target = f"<think>{thought}</think>" if config.think else ""
         examples.append(Example(language_question(clip, u, str(k)), f"{target}<answer>{SPOKEN[u.language]}</answer>"))
     return examples
-
-
-if __name__ == "__main__":
-    from audiorl.cli import run_recipe
-
-    run_recipe(__file__)

@@ -19,20 +19,20 @@ from typing import Literal
 import torch
 
 from audiorl.config import ModelConfig, OptimConfig, ProcessRewardConfig, RewardModelConfig
+from audiorl.config.recipe import RecipeConfig
 from audiorl.data.bundled import bundled_pairs, bundled_steps
 from audiorl.data.preferences import read_pairs, read_steps
 from audiorl.eval._phases import measure_phase
 from audiorl.models.process_reward import ProcessRewardModel
 from audiorl.models.value import ValueModel
-from audiorl.recipes._common import RecipeConfig, policy_from, read_split
+from audiorl.recipes._common import policy_from, read_split
 from audiorl.report import write_report
 from audiorl.run.folder import Run
-from audiorl.train.process_reward import judged_right, train_process_reward
-from audiorl.train.reward_model import ranked_right, train_reward_model
+from audiorl.train.reward_model import judged_right, ranked_right, train_process_reward, train_reward_model
 
 
 @dataclass(frozen=True)
-class Config(RecipeConfig):
+class RewardModelRecipeConfig(RecipeConfig):
     kind: Literal["outcome", "process"] = "outcome"
     """A score for a whole answer, learned from pairs, or a judgement of every step, learned from labelled steps."""
     think: bool = False
@@ -45,8 +45,8 @@ class Config(RecipeConfig):
     """The model's optimizer."""
 
 
-def tiny() -> Config:
-    return Config(
+def tiny() -> RewardModelRecipeConfig:
+    return RewardModelRecipeConfig(
         path="tiny",
         data=("bundled",),
         held_out_count=4,
@@ -57,35 +57,29 @@ def tiny() -> Config:
     )
 
 
-def main(config: Config, run: Run) -> None:
+def main(config: RewardModelRecipeConfig, run: Run) -> None:
     (outcome if config.kind == "outcome" else process)(config, run)
     print(write_report(run.dir))
 
 
-def outcome(config: Config, run: Run) -> None:
+def outcome(config: RewardModelRecipeConfig, run: Run) -> None:
     bundled = partial(bundled_pairs, think=config.think, seed=config.seed)
     pairs, held_out = read_split(config, bundled, read_pairs, think=config.think)
     policy = policy_from(config)
     torch.manual_seed(config.seed)
     model = ValueModel(policy, spread=1.0)
-    training = config.scheduled(config.outcome, len(pairs))
+    training = config.with_steps_for(config.outcome, len(pairs))
     measure_phase(run, "before", lambda: ranked_right(model, held_out))
     train_reward_model(model, pairs, run, config=training, optim=config.optim, seed=config.seed)
     measure_phase(run, "after", lambda: ranked_right(model, held_out))
 
 
-def process(config: Config, run: Run) -> None:
+def process(config: RewardModelRecipeConfig, run: Run) -> None:
     bundled = partial(bundled_steps, seed=config.seed)
     answers, held_out = read_split(config, bundled, read_steps, think=config.think)
     policy = policy_from(config)
     judge = ProcessRewardModel(policy, config.process.marker, config.process.good, config.process.bad)
-    training = config.scheduled(config.process, len(answers))
+    training = config.with_steps_for(config.process, len(answers))
     measure_phase(run, "before", lambda: judged_right(judge, held_out))
     train_process_reward(policy, answers, run, config=training, optim=config.optim, seed=config.seed)
     measure_phase(run, "after", lambda: judged_right(judge, held_out))
-
-
-if __name__ == "__main__":
-    from audiorl.cli import run_recipe
-
-    run_recipe(__file__)

@@ -6,7 +6,7 @@
 This is plain on-policy GRPO (arXiv 2402.03300): one update for each batch of rollouts, so that the ratio is 1 and
 needs no old log-probs; no KL to a reference; one process. What the trainer adds to these lines, with the same numbers:
 several updates, clipping, KL, a critic, several processes, checkpoints (`audiorl.train.rl`). Recipes with data,
-evaluation and a report are `mmau_grpo.py` and its neighbours.
+evaluation and a report are `audio_qa.py` and its neighbours.
 
 Shapes: G rollouts of a step, N sampled tokens of all of them.
 """
@@ -30,7 +30,7 @@ from audiorl.models import AudioPolicy, load_policy
 from audiorl.models.families.qwen_omni import tiny as tiny_qwen_omni
 from audiorl.protocols import Request
 from audiorl.rewards import AnswerAccuracy
-from audiorl.rewards.check import scored_rollouts
+from audiorl.rewards.combine import scored_rollouts
 from audiorl.rollout.hf import HFEngine
 from audiorl.train.optim.adamw import Optimizer
 from audiorl.types import Rollout, Score

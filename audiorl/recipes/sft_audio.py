@@ -15,15 +15,17 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from audiorl.config import ModelConfig, OptimConfig, SFTConfig
+from audiorl.config.recipe import HeldOutOptions, RecipeConfig
 from audiorl.data.bundled import bundled_transcripts
 from audiorl.data.manifest import read_samples
+from audiorl.models import AudioPolicy
 from audiorl.models.examples import Example
 from audiorl.recipes._common import (
-    OutsideOptions,
-    RecipeConfig,
+    NOTHING,
+    Given,
     answer_reward,
+    evaluate_around_training,
     evaluation_of,
-    measured,
     policy_from,
     read_questions,
     read_split,
@@ -35,7 +37,7 @@ from audiorl.train.sft import sft
 
 
 @dataclass(frozen=True)
-class Config(OutsideOptions, RecipeConfig):
+class SFTAudioConfig(HeldOutOptions, RecipeConfig):
     task: Literal["questions", "transcripts"] = "questions"
     """Learn the answers to questions, in <answer> tags, or the transcripts of speech."""
     thought: str | None = None
@@ -48,8 +50,8 @@ class Config(OutsideOptions, RecipeConfig):
     """The model's optimizer."""
 
 
-def tiny() -> Config:
-    return Config(
+def tiny() -> SFTAudioConfig:
+    return SFTAudioConfig(
         path="tiny",
         data=("bundled",),
         held_out_count=4,
@@ -60,26 +62,22 @@ def tiny() -> Config:
     )
 
 
-def main(config: Config, run: Run) -> None:
+def main(config: SFTAudioConfig, run: Run, given: Given = NOTHING) -> AudioPolicy:
+    """Train on the rows and return the policy."""
     if config.task == "questions":
         source: dict[str, Any] = {"think": config.thought is not None}
-        samples, held_out = read_questions(config, **source)
+        samples, held_out = read_questions(config, given=given, **source)
         reward = answer_reward(**source)
     elif config.thought is not None:
         raise ValueError("--thought: belongs to --task questions; transcripts are learned without thoughts")
     else:
         source = {"bundled": lambda _: bundled_transcripts(), "think": False}
-        samples, held_out = read_split(config, read=read_samples, **source)
+        samples, held_out = read_split(config, read=read_samples, given=given, **source)
         reward = WeightedSum.of(accuracy=WordAccuracy(normalizer="basic"))
     examples = [Example(s, supervised_turn(s, config.task == "questions", config.thought)) for s in samples]
-    policy = policy_from(config)
+    policy = given.policy or policy_from(config)
     evaluation = evaluation_of(config, samples, held_out, reward, config.eval_tokens, **source)
-    with measured(run, policy, evaluation):
-        training = config.scheduled(config.sft, len(examples))
+    with evaluate_around_training(run, policy, evaluation):
+        training = config.with_steps_for(config.sft, len(examples))
         sft(policy, examples, run, config=training, optim=config.optim, seed=config.seed)
-
-
-if __name__ == "__main__":
-    from audiorl.cli import run_recipe
-
-    run_recipe(__file__)
+    return policy

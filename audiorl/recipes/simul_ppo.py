@@ -15,6 +15,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 from audiorl.config import (
     CriticConfig,
@@ -26,18 +27,17 @@ from audiorl.config import (
     SamplingConfig,
     SFTConfig,
 )
+from audiorl.config.recipe import PtxOptions, RecipeConfig, RewardOptions
 from audiorl.eval._streams import measure_streams
 from audiorl.models.examples import Example
 from audiorl.recipes._common import (
-    PtxOptions,
-    RecipeConfig,
-    RewardOptions,
     policy_from,
     ptx_examples,
     read_split,
+    with_user_reward,
     with_voice,
 )
-from audiorl.recipes._stages import Stage, StreamRewards, train_stages
+from audiorl.recipes._simul import SimulStage, StreamRewards, train_stages
 from audiorl.report import write_report
 from audiorl.run.folder import Run
 from audiorl.tasks.simul.bundled import bundled_streams
@@ -62,7 +62,7 @@ PPO = RLConfig(
 
 
 @dataclass(frozen=True)
-class Config(PtxOptions, RewardOptions, RecipeConfig):
+class SimulPPOConfig(PtxOptions, RewardOptions, RecipeConfig):
     held_out_count: int = 50
     """Streams held out of `data` where no `held_out` is given, drawn from every set and language in proportion."""
     source_language: str = ""
@@ -98,7 +98,7 @@ class Config(PtxOptions, RewardOptions, RecipeConfig):
     """How the interpreter is sampled after each chunk; held-out streams are interpreted greedily."""
 
 
-def tiny() -> Config:
+def tiny() -> SimulPPOConfig:
     step = replace(
         PPO,
         steps=2,
@@ -108,7 +108,7 @@ def tiny() -> Config:
         eval_every=1,
         save_every=1,
     )
-    return Config(
+    return SimulPPOConfig(
         path="tiny",
         data=("bundled",),
         target_language="es",
@@ -123,14 +123,14 @@ def tiny() -> Config:
     )
 
 
-def main(config: Config, run: Run) -> None:
+def main(config: SimulPPOConfig, run: Run) -> None:
     if config.epochs != 1:
         raise ValueError("--epochs: the stages count steps; set --stage1.steps, --stage2.steps or --sft-epochs")
     train, held_out = read(config)
     policy = policy_from(config)
     speech_decoder = with_voice(policy, config.codec, config.seed) if config.codec else None
     frame_rate = speech_decoder.codec.frame_rate if speech_decoder else None
-    single, both = map(config.rewarded, config.rewards.of_stages(frame_rate))
+    single, both = (with_user_reward(config, reward) for reward in config.rewards.of_stages(frame_rate))
     measure = partial(
         measure_streams,
         run,
@@ -145,7 +145,7 @@ def main(config: Config, run: Run) -> None:
     if config.sft_epochs:
         rng = random.Random(config.seed)
         examples = [Example(interpretation_sample(s, config.chunks, random_lags(s, rng, config.lag))) for s in train]
-        training = replace(config, epochs=config.sft_epochs, max_steps=None).scheduled(config.sft, len(train))
+        training = replace(config, epochs=config.sft_epochs, max_steps=None).with_steps_for(config.sft, len(train))
         sft(policy, examples, run, config=training, optim=config.sft_optim, seed=config.seed)
     measure("before")
     stages = [
@@ -157,7 +157,7 @@ def main(config: Config, run: Run) -> None:
         train,
         held_out,
         run,
-        (Stage("stage1", single, stages[0], "after stage1"), Stage("stage2", both, stages[1], "after")),
+        (SimulStage("stage1", single, stages[0], "after stage1"), SimulStage("stage2", both, stages[1], "after")),
         chunks=config.chunks,
         optim=config.optim,
         sampling=config.sampling,
@@ -169,7 +169,7 @@ def main(config: Config, run: Run) -> None:
     print(write_report(run.dir))
 
 
-def read(config: Config) -> tuple[list[Stream], list[Stream]]:
+def read(config: SimulPPOConfig) -> tuple[list[Stream], list[Stream]]:
     """(training, held-out) streams, all with references."""
 
     def bundled(name: str) -> list[Stream]:
@@ -178,15 +178,9 @@ def read(config: Config) -> tuple[list[Stream], list[Stream]]:
         language = config.target_language or "es"
         return bundled_streams("train", language, count=8, seconds=(3.0, config.max_seconds))
 
-    languages = {"source_language": config.source_language, "target_language": config.target_language}
+    languages: dict[str, Any] = {"source_language": config.source_language, "target_language": config.target_language}
     train, held_out = read_split(config, bundled, read_streams, max_seconds=config.max_seconds, **languages)
     for stream in (*train, *held_out):
         if not stream.units:
             raise ValueError(f"stream {stream.id!r} has no units: without references there is nothing to reward")
     return train, held_out
-
-
-if __name__ == "__main__":
-    from audiorl.cli import run_recipe
-
-    run_recipe(__file__)

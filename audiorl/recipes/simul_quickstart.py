@@ -41,14 +41,13 @@ from audiorl.config import (
     SFTConfig,
     torch_device,
 )
-from audiorl.eval._phases import UNSEEN
 from audiorl.eval._streams import measure_streams
+from audiorl.eval.metrics.corpus import UNSEEN
 from audiorl.models.examples import Example
 from audiorl.models.families.qwen_omni import tiny as tiny_qwen_omni
 from audiorl.protocols import Schedule
 from audiorl.recipes._common import require_no_adapters, with_voice
-from audiorl.recipes._simul_streams import StreamOptions, streams_of
-from audiorl.recipes._stages import Stage, StreamRewards, train_stages
+from audiorl.recipes._simul import SimulStage, StreamOptions, StreamRewards, streams_of, train_stages
 from audiorl.report import write_report
 from audiorl.run.folder import Run
 from audiorl.tasks.simul.formats import write_streams
@@ -86,7 +85,7 @@ WEIGHTS = {
 
 
 @dataclass(frozen=True)
-class Config(StreamOptions):
+class SimulQuickstartConfig(StreamOptions):
     chunks: ChunkConfig = ChunkConfig()
     """How streams are cut into chunks of audio."""
     lag: int = 0
@@ -144,10 +143,10 @@ class Config(StreamOptions):
             raise ValueError(f"need 0 <= late_share <= 1, got --late-share {self.late_share}")
 
 
-def tiny() -> Config:
+def tiny() -> SimulQuickstartConfig:
     critic = replace(PPO.critic, warmup_steps=1)
     step = replace(PPO, steps=2, prompts_per_step=2, mini_batches=1, eval_every=1, save_every=1, critic=critic)
-    return Config(
+    return SimulQuickstartConfig(
         seconds=(2.0, 5.0),
         voices=1,
         robot_streams=4,
@@ -163,7 +162,7 @@ def tiny() -> Config:
     )
 
 
-def main(config: Config, run: Run) -> None:
+def main(config: SimulQuickstartConfig, run: Run) -> None:
     torch.set_num_threads(config.threads)
     source = streams_of(config)
     texts = source.target_texts()
@@ -175,7 +174,7 @@ def main(config: Config, run: Run) -> None:
     single, both = rewards.of_stages(speech_decoder.codec.frame_rate if speech_decoder else None)
     train = on_disk(run, source.people("train"), "train")
     test = on_disk(run, source.people("test"), "test")
-    unseen = on_disk(run, source.strangers(), UNSEEN) if config.unseen else []
+    unseen = on_disk(run, source.unseen(), UNSEEN) if config.unseen else []
     measure = partial(
         measure_streams,
         run,
@@ -203,8 +202,8 @@ def main(config: Config, run: Run) -> None:
     measured("before")
 
     stages = {
-        "stage1": Stage("stage1", single, config.stage1, "after stage1"),
-        "stage2": Stage("stage2", both, config.stage2, "after"),
+        "stage1": SimulStage("stage1", single, config.stage1, "after stage1"),
+        "stage2": SimulStage("stage2", both, config.stage2, "after"),
     }
     train_stages(
         policy,
@@ -236,12 +235,12 @@ def main(config: Config, run: Run) -> None:
     print(write_report(run.dir))
 
 
-def start_of(config: Config) -> Literal["sft", "late"]:
+def start_of(config: SimulQuickstartConfig) -> Literal["sft", "late"]:
     """The phase that PPO starts from."""
     return "late" if config.late_steps else "sft"
 
 
-def supervised(streams: Sequence[Stream], config: Config, late: bool = False) -> list[Example]:
+def supervised(streams: Sequence[Stream], config: SimulQuickstartConfig, late: bool = False) -> list[Example]:
     """The streams with the references of the phase `sft` or `late`."""
     rng = random.Random(config.seed)
     examples = []
@@ -259,9 +258,3 @@ def supervised(streams: Sequence[Stream], config: Config, late: bool = False) ->
 def on_disk(run: Run, streams: list[Stream], split: str) -> list[Stream]:
     """The streams with their audio in the run's folder, where the report finds it."""
     return write_streams(run.dir / "streams" / split, streams)
-
-
-if __name__ == "__main__":
-    from audiorl.cli import run_recipe
-
-    run_recipe(__file__)

@@ -9,8 +9,8 @@
 The model is Higgs Audio V2, or another that has learned to write codes (`tts_sft`). Texts come from a manifest, a
 meta.lst or a file with one a line; voices to imitate stand in the prompt, as Higgs reads them. Each reward has its
 weight, 0 leaves it out. The KL to the start is held near its target by a controller in log space. Before and after, a
-judge that the reward does not use transcribes the spoken held-out texts. Other estimators by option: `--grpo.advantage
-rloo`, `--grpo.advantage gae`, … (`RLConfig`). `--tiny` tries the recipe without any download.
+judge that the reward does not use transcribes the spoken held-out texts. Other estimators by option: `--rl.advantage
+rloo`, `--rl.advantage gae`, … (`RLConfig`). `--tiny` tries the recipe without any download.
 """
 
 from __future__ import annotations
@@ -18,23 +18,31 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from audiorl.config import KLConfig, ModelConfig, OptimConfig, RLConfig, SamplingConfig
-from audiorl.recipes._common import PtxOptions, RewardOptions
-from audiorl.recipes._speech import SpeechConfig, measurement, ptx_utterances, speaking_policy, texts_of
-from audiorl.recipes._tiny_speech import tiny_part, with_tiny_parts
+from audiorl.config.recipe import PtxOptions, RewardOptions
+from audiorl.recipes._common import with_user_reward
+from audiorl.recipes._speech import (
+    SpeechConfig,
+    measurement,
+    ptx_utterances,
+    speaking_policy,
+    texts_of,
+    tiny_part,
+    with_tiny_parts,
+)
 from audiorl.report import write_report
-from audiorl.rollout.speech_decoder import CodecSpeechDecoder
+from audiorl.rollout.speech import CodecSpeechDecoder
 from audiorl.run.folder import Run
-from audiorl.tasks.tts.codes import encode_corpus
 from audiorl.tasks.tts.prompts import utterance_example, utterance_sample
 from audiorl.tasks.tts.rewards import SpeechRewards, speech_reward
+from audiorl.tasks.tts.texts import encode_corpus
 from audiorl.train.rl.train import train_rl
 
 
 @dataclass(frozen=True)
-class Config(PtxOptions, RewardOptions, SpeechConfig):
+class TTSGRPOConfig(PtxOptions, RewardOptions, SpeechConfig):
     rewards: SpeechRewards = SpeechRewards()
     """What is rewarded, and by which judges."""
-    grpo: RLConfig = RLConfig(
+    rl: RLConfig = RLConfig(
         prompts_per_step=8,
         group_size=8,
         aggregation="token-mean",
@@ -48,8 +56,8 @@ class Config(PtxOptions, RewardOptions, SpeechConfig):
     """The policy's optimizer."""
 
 
-def tiny() -> Config:
-    return Config(
+def tiny() -> TTSGRPOConfig:
+    return TTSGRPOConfig(
         path="tiny",
         codec="tiny",
         data=("bundled:en",),
@@ -60,13 +68,13 @@ def tiny() -> Config:
         judge="tiny",
         model=ModelConfig(),
         rewards=SpeechRewards(asr="tiny", speaker="tiny", metric="cer"),
-        grpo=RLConfig(prompts_per_step=2, group_size=2, kl=KLConfig(control="log-space"), eval_every=1, save_every=1),
+        rl=RLConfig(prompts_per_step=2, group_size=2, kl=KLConfig(control="log-space"), eval_every=1, save_every=1),
         optim=OptimConfig(lr=1e-3),
         sampling=SamplingConfig(max_new_tokens=2, max_frames=12),
     )
 
 
-def main(config: Config, run: Run) -> None:
+def main(config: TTSGRPOConfig, run: Run) -> None:
     train, held_out = texts_of(config)
     samples = [utterance_sample(u, config.tags) for u in train]
     folder = run.dir / "tiny"
@@ -78,7 +86,7 @@ def main(config: Config, run: Run) -> None:
     )
     if config.judge is not None and config.judge == options.asr and (options.understood or options.likelihood):
         raise ValueError(f"--judge {config.judge}: the reward asks it, too; measure with another, or with none")
-    supervised = ptx_utterances(config, config.ptx_data, config.grpo)
+    supervised = ptx_utterances(config, config.ptx_data, config.rl)
     policy = speaking_policy(config)
     if supervised:
         encode_corpus(policy, [clip for u in supervised for clip in (u.recording, u.prompt) if clip], run.dir / "codes")
@@ -89,9 +97,9 @@ def main(config: Config, run: Run) -> None:
     train_rl(
         policy,
         samples,
-        config.rewarded(reward),
+        with_user_reward(config, reward),
         run,
-        config=config.scheduled(config.grpo, len(samples)),
+        config=config.with_steps_for(config.rl, len(samples)),
         optim=config.optim,
         sampling=config.sampling,
         seed=config.seed,
@@ -102,9 +110,3 @@ def main(config: Config, run: Run) -> None:
     )
     measure("after")
     print(write_report(run.dir))
-
-
-if __name__ == "__main__":
-    from audiorl.cli import run_recipe
-
-    run_recipe(__file__)

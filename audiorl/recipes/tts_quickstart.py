@@ -41,7 +41,7 @@ from audiorl.config import ModelConfig, OptimConfig, RLConfig, SamplingConfig, S
 from audiorl.data.corpus import bundled_speech, corpus
 from audiorl.data.recordings import Recordings
 from audiorl.data.silence import trimmed
-from audiorl.eval._judging import Judges
+from audiorl.eval._common import Judges
 from audiorl.eval._speech import measure_speech, probe_speech
 from audiorl.models import dualize, load_policy
 from audiorl.models.examples import Example
@@ -49,13 +49,14 @@ from audiorl.models.families.text import tiny as tiny_text
 from audiorl.protocols import Reward
 from audiorl.report import write_report
 from audiorl.rewards import WeightedSum
-from audiorl.rewards.prosody import ProsodyRange, prosody_norm
-from audiorl.rewards.speech import Duration, Finished, Intelligibility, SpeechJudges, WordIntelligibility
-from audiorl.rollout.speech_decoder import CodecSpeechDecoder
+from audiorl.rollout.speech import CodecSpeechDecoder
 from audiorl.run.folder import Run
 from audiorl.speech_models import Recogniser, load_recogniser
 from audiorl.speech_models.character_ctc import Features, plain, train_character_ctc
+from audiorl.tasks.tts.listening import SpeechModels
 from audiorl.tasks.tts.prompts import speech_sample
+from audiorl.tasks.tts.prosody import ProsodyRange, prosody_norm
+from audiorl.tasks.tts.rewards import Duration, Finished, Intelligibility, WordIntelligibility
 from audiorl.train.codec import CodecConfig, quick_training, small_tokenizer, train_codec
 from audiorl.train.rl.train import train_rl
 from audiorl.train.sft import sft
@@ -82,7 +83,7 @@ Voices = Mapping[str, Mapping[str, np.ndarray]]
 
 
 @dataclass(frozen=True)
-class Config:
+class TTSQuickstartConfig:
     seed: int = 0
     """Seed of sampling, of the order of the data, and of new weights."""
     corpus: str = ""
@@ -132,9 +133,9 @@ class Config:
     """Regular expressions of the weights that GRPO trains. 256 rewards a step say little about millions of weights, and
     more about the scales of the norms."""
     credit: Literal["text", "word"] = "word"
-    """What the reward of being understood is given for: the text (then set `--grpo.advantage grpo`), or each word on
+    """What the reward of being understood is given for: the text (then set `--rl.advantage grpo`), or each word on
     the frames that say it."""
-    grpo: RLConfig = RLConfig(
+    rl: RLConfig = RLConfig(
         steps=60,
         prompts_per_step=16,
         group_size=16,
@@ -164,8 +165,8 @@ class Config:
             )
 
 
-def tiny() -> Config:
-    return Config(
+def tiny() -> TTSQuickstartConfig:
+    return TTSQuickstartConfig(
         words=6,
         train_texts=8,
         practice_texts=4,
@@ -193,12 +194,12 @@ def tiny() -> Config:
         hidden=64,
         layers=2,
         sft=SFTConfig(steps=2, batch_size=2, save_every=1),
-        grpo=RLConfig(steps=2, prompts_per_step=2, group_size=2, advantage="step-index", eval_every=1, save_every=1),
+        rl=RLConfig(steps=2, prompts_per_step=2, group_size=2, advantage="step-index", eval_every=1, save_every=1),
         sampling=SamplingConfig(max_new_tokens=2, max_frames=12),
     )
 
 
-def main(config: Config, run: Run) -> None:
+def main(config: TTSQuickstartConfig, run: Run) -> None:
     torch.set_num_threads(config.threads)
     voices, test_voices = voices_of(config)
     if unknown := [name for name in config.recogniser_speakers if name not in voices]:
@@ -226,13 +227,13 @@ def main(config: Config, run: Run) -> None:
     measure_speech(run, "before", policy, held_out, config.sampling, Judges(judge), outside=outside)
     policy = load_policy(run.checkpoint("sft"), ModelConfig(only=config.only), codec)
     speech_decoder = CodecSpeechDecoder.of(policy)
-    reward = reward_of(config, SpeechJudges(speech_decoder, recogniser=recogniser), [wav for _, wav in speech])
+    reward = reward_of(config, SpeechModels(speech_decoder, recogniser=recogniser), [wav for _, wav in speech])
     train_rl(
         policy,
         [prompt(words, voices, config.clone) for words in practice],
         reward,
         run,
-        config=config.grpo,
+        config=config.rl,
         optim=config.optim,
         sampling=config.sampling,
         seed=config.seed,
@@ -245,7 +246,7 @@ def main(config: Config, run: Run) -> None:
     print(write_report(run.dir))
 
 
-def reward_of(config: Config, judges: SpeechJudges, speech: Sequence[np.ndarray] = ()) -> WeightedSum:
+def reward_of(config: TTSQuickstartConfig, judges: SpeechModels, speech: Sequence[np.ndarray] = ()) -> WeightedSum:
     """The reward of GRPO. speech: recordings [T] at RATE Hz whose prosody is the usual one, for `prosody_weight`."""
     understood = WordIntelligibility(judges) if config.credit == "word" else Intelligibility(judges, "cer")
     rewards: dict[str, tuple[Reward, float]] = {
@@ -259,7 +260,7 @@ def reward_of(config: Config, judges: SpeechJudges, speech: Sequence[np.ndarray]
     return WeightedSum.of(**rewards)
 
 
-def voices_of(config: Config) -> tuple[Voices, Voices]:
+def voices_of(config: TTSQuickstartConfig) -> tuple[Voices, Voices]:
     """The speakers to train on, and those in whose voices the test texts are said: the unseen, or else the same."""
     voices = recordings(config)
     if unknown := [name for name in config.unseen_speakers if name not in voices]:
@@ -275,7 +276,7 @@ def voices_of(config: Config) -> tuple[Voices, Voices]:
     return training_voices, test_voices or training_voices
 
 
-def recordings(config: Config) -> Voices:
+def recordings(config: TTSQuickstartConfig) -> Voices:
     """The first recording of each word by each speaker. Raises ValueError for a speaker who lacks a word."""
     speech = corpus(config.corpus, ("en",), max_seconds=2.0) if config.corpus else bundled_speech(("en",), 0.0, 2.0)
     voices: dict[str, dict[str, np.ndarray]] = {}
@@ -288,7 +289,7 @@ def recordings(config: Config) -> Voices:
     return voices
 
 
-def splits(config: Config) -> tuple[list[Words], list[Words], list[Words]]:
+def splits(config: TTSQuickstartConfig) -> tuple[list[Words], list[Words], list[Words]]:
     """(train, practice, test): texts of 1 to `most_words` different words, none twice; single words are in train."""
     rng = random.Random(config.seed)
     vocabulary = WORDS[: config.words]
@@ -357,7 +358,7 @@ def supervised(texts: Sequence[Words], voices: Voices, clone: bool = False, voic
     return [Example(p, speech=(p.metadata["reference_audio"],)) for p in recorded]
 
 
-def trained_codec(run: Run, waves: Sequence[np.ndarray], config: Config) -> UnifiedTokenizer:
+def trained_codec(run: Run, waves: Sequence[np.ndarray], config: TTSQuickstartConfig) -> UnifiedTokenizer:
     """The tokenizer, also saved as the folder codec/ of the run."""
     torch.manual_seed(config.seed)
     codec = UnifiedTokenizer(config.tokenizer).to(torch_device("auto"))
@@ -369,7 +370,7 @@ def trained_codec(run: Run, waves: Sequence[np.ndarray], config: Config) -> Unif
 
 
 def trained_recogniser(
-    run: Run, speech: Sequence[tuple[str, np.ndarray]], codec: AudioTokenizer, config: Config
+    run: Run, speech: Sequence[tuple[str, np.ndarray]], codec: AudioTokenizer, config: TTSQuickstartConfig
 ) -> Recogniser:
     """The reward's recogniser, which also knows how the codec changes the voice."""
     folder = run.dir / "recogniser"
@@ -392,9 +393,3 @@ def through(codec: AudioTokenizer, wav: np.ndarray) -> np.ndarray:
     """[T] at RATE Hz, encoded and decoded."""
     out = codec.decode(codec.encode(prepare(wav, RATE, codec)))[0].cpu().numpy()
     return soxr.resample(out, codec.sample_rate, RATE)[: len(wav)]
-
-
-if __name__ == "__main__":
-    from audiorl.cli import run_recipe
-
-    run_recipe(__file__)

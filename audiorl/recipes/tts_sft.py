@@ -24,18 +24,16 @@ from audiorl.config import ModelConfig, OptimConfig, SamplingConfig, SFTConfig, 
 from audiorl.data.seedtts import read_conversations
 from audiorl.eval.metrics.text import normalize
 from audiorl.models.examples import Example
-from audiorl.recipes._speech import SpeechConfig, measurement, speaking_policy, texts_of
-from audiorl.recipes._tiny_speech import with_tiny_parts
+from audiorl.recipes._speech import SpeechConfig, measurement, speaking_policy, texts_of, with_tiny_parts
 from audiorl.report import write_report
 from audiorl.run.folder import Run
-from audiorl.tasks.tts.codes import encode_corpus
-from audiorl.tasks.tts.dialogue import check_voices, conversation_examples
-from audiorl.tasks.tts.prompts import utterance_example
+from audiorl.tasks.tts.prompts import check_voices, conversation_examples, utterance_example
+from audiorl.tasks.tts.texts import encode_corpus
 from audiorl.train.sft import sft
 
 
 @dataclass(frozen=True)
-class Config(SpeechConfig):
+class TTSSFTConfig(SpeechConfig):
     conversations: tuple[str, ...] = ()
     """Files of conversations to learn besides `data`, with a recording of every turn: what `audiorl eval tts --turns`
     reads. Speakers' names are the tags of their texts."""
@@ -51,8 +49,8 @@ class Config(SpeechConfig):
         require_ranges(self, not_negative=("context",))
 
 
-def tiny() -> Config:
-    return Config(
+def tiny() -> TTSSFTConfig:
+    return TTSSFTConfig(
         path="tiny",
         codec="tiny",
         data=("bundled:en",),
@@ -69,7 +67,7 @@ def tiny() -> Config:
     )
 
 
-def main(config: Config, run: Run) -> None:
+def main(config: TTSSFTConfig, run: Run) -> None:
     train, held_out = texts_of(config)
     examples = [utterance_example(u, config.tags) for u in train]
     examples += conversation_turns(config, held_out={normalize(u.text, "basic") for u in held_out})
@@ -78,12 +76,19 @@ def main(config: Config, run: Run) -> None:
     measure = measurement(config, run, policy, train, held_out)
     encode_corpus(policy, list(chain.from_iterable(map(clips_of, examples))), run.dir / "codes")
     measure("before")
-    sft(policy, examples, run, config=config.scheduled(config.sft, len(examples)), optim=config.optim, seed=config.seed)
+    sft(
+        policy,
+        examples,
+        run,
+        config=config.with_steps_for(config.sft, len(examples)),
+        optim=config.optim,
+        seed=config.seed,
+    )
     measure("after")
     print(write_report(run.dir))
 
 
-def conversation_turns(config: Config, held_out: Collection[str]) -> list[Example]:
+def conversation_turns(config: TTSSFTConfig, held_out: Collection[str]) -> list[Example]:
     """The turns of `config.conversations`. Those that are too long and those whose text is held out are not learned,
     and counted. Raises ValueError for a voice that cannot be read or is too short."""
     examples = []
@@ -106,9 +111,3 @@ def clips_of(example: Example) -> list[AudioClip]:
     """The speech that the model writes, in the prompt and in the answer."""
     spoken = [c for m in example.sample.messages if m.role == "assistant" for c in m.content]
     return [*(c for c in spoken if isinstance(c, AudioClip)), *example.speech]
-
-
-if __name__ == "__main__":
-    from audiorl.cli import run_recipe
-
-    run_recipe(__file__)

@@ -1,20 +1,12 @@
-"""What a run achieved: report.html, a picture for a README, and the numbers of its evaluations.
+"""One kit of pages: the report of a run, pictures for a README, the live view, the study of rewards, benchmark pages.
 
-The page of a run, top to bottom::
-
-    page.py        write_report(run folder): header, then the sections below, settings and footer
-    run.py         reads the run folder into a Run; what is absent is named on the page
-    summary.py     evaluation_rows (before, after, control), the headline metric, the sentence at the top
-    evaluation.py  held-out numbers as bars and a table; answers that changed
-    curves.py      metrics.jsonl as small line charts; panels.py: which metrics share one; series.py: the lines
-    speech.py      held-out texts as the policy spoke them; copies.py: recordings through a codec
-    streams.py     interpreted streams on a time axis, with their audio
-    rollouts.py    sampled responses and their rewards, by step
-    audio.py       audio files as players inside the page; text.py: prompts, tags and rewards as HTML
-
-Other pictures: picture.py (a PNG of a run), tradeoff.py (quality against latency of scored translators), listening.py
-(a page of recordings by several systems), passk.py (pass@k of several models), eval_page.py (the frame of an
-evaluation's page). They draw with figures.py; theme.py and style.py hold colours and CSS.
+kit.py         the document, sections, tables, text and rewards as HTML; assets/ holds style sheets and scripts
+audio.py       players, which files they may embed, pitch and level below them
+charts.py      pictures as SVG and PNG: curves, bars, quality against latency, pass@k
+rollouts.py    questions, responses, recordings; streams.py: interpreted streams on a time axis
+run.py         reads a run folder; summary.py: its held-out numbers, the headline, the sentence at the top
+page.py        the report of a run; listening.py: pages of recordings and questions
+view/, study/  the live view of runs; rewards on recorded rollouts
 """
 
 from __future__ import annotations
@@ -42,9 +34,9 @@ def plot_result(run_dir: str | Path, png_path: str | Path) -> Path:
 
     Without evaluations or without curves that half is left out. Raises ValueError for a run with neither.
     """
-    from audiorl.report.picture import plot
+    from audiorl.report.charts import plot_run
 
-    return plot(run_dir, png_path)
+    return plot_run(run_dir, png_path)
 
 
 __all__ = ["plot_result", "write_report"]

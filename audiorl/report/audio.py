@@ -15,21 +15,29 @@ from typing import Any
 
 import numpy as np
 import soundfile
+from numpy.typing import NDArray
 
 import audiorl
 from audiorl.audio import AudioClip, AudioError, probe
 from audiorl.data.sets import parse_set
-from audiorl.report.contour import contour
+from audiorl.eval.metrics.prosody import HOP_SECONDS, SILENT, prosody, voiced_f0
+from audiorl.eval.metrics.speech import FRAME_SECONDS, frame_levels
+from audiorl.report.kit import note
+from audiorl.report.summary import metric_name, show
 
-_TYPES = {
-    ".opus": "audio/ogg",
-    ".ogg": "audio/ogg",
-    ".oga": "audio/ogg",
-    ".mp3": "audio/mpeg",
-    ".wav": "audio/wav",
-    ".flac": "audio/flac",
-}
-_RATE = 16_000
+_TYPES = {".opus": "ogg", ".ogg": "ogg", ".oga": "ogg", ".mp3": "mpeg", ".wav": "wav", ".flac": "flac"}
+"""Files that browsers play, and their subtype of audio."""
+RATE = 16_000
+MAX_FILE = 400_000
+"""Bytes of a file that is embedded as it is."""
+CONTOUR_NOTE = (
+    "Under each player: its pitch (line, 12 semitones up and down from the median) and its level (area, 30 dB)."
+)
+_WIDTH, _HEIGHT = 300, 48  # of a contour, px
+_SEMITONES = 12.0  # from the middle to either edge, on every drawing, so that flat and lively look different
+
+
+# -- what may be read --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -48,16 +56,26 @@ class Allowed:
         return inside or any(_names(manifest, path) for manifest in self.manifests)
 
 
+EVERYTHING = Allowed((Path("/"),))
+
+
 def allowed_audio(run_dir: Path, config: Any, more: Sequence[Path] = ()) -> Allowed:
-    """What the page of a run may embed: the run folder, audiorl's own recordings, `more`, and what its `config` names.
+    """Return what the page of a run may embed: the run folder, audiorl's own recordings, `more`, and what its `config`
+    names.
 
     Of a file that the config names (data sets, such as `train.jsonl:5000`) the folder, which relative paths start from;
     of a folder all of it. The file system's root, the home folder and what holds it are too much, and are left out.
     """
-    home = Path.home().resolve()
-    folders = [run_dir, Path(audiorl.__file__).parent, Path(audiorl.__file__).parents[1] / "unseen_speakers", *more]
+    home, package = Path.home().resolve(), Path(audiorl.__file__).parent
+    folders = [run_dir, package, package.parent / "unseen_speakers", *more]
     manifests = []
-    for path in filter(None, map(_existing, _texts(config))):
+    for text in _texts(config):
+        try:
+            path = Path(parse_set(text)[0])
+            if not text or not os.access(path, os.R_OK) or not (path.is_file() or path.is_dir()):
+                continue
+        except (OSError, ValueError):  # no path, such as a text of many lines
+            continue
         if path.is_file():
             manifests.append(path)
         folder = path.parent if path.is_file() else path
@@ -66,33 +84,25 @@ def allowed_audio(run_dir: Path, config: Any, more: Sequence[Path] = ()) -> Allo
     return Allowed(tuple(folders), tuple(manifests))
 
 
-def _existing(text: str) -> Path | None:
-    """The file or folder that a text of a config names, if there is one."""
-    try:
-        path = Path(parse_set(text)[0])
-        return path if text and os.access(path, os.R_OK) and (path.is_file() or path.is_dir()) else None
-    except (OSError, ValueError):  # no path, such as a text of many lines
-        return None
-
-
 def _texts(config: Any) -> Iterator[str]:
     """All texts in a config that can be paths."""
-    if isinstance(config, Mapping):
-        config = list(config.values())
-    if isinstance(config, list | tuple):
-        for value in config:
-            yield from _texts(value)
-    elif isinstance(config, str):
+    if isinstance(config, str):
         yield config
+    elif isinstance(config, Mapping | list | tuple):
+        for value in config.values() if isinstance(config, Mapping) else config:
+            yield from _texts(value)
 
 
 def _names(manifest: Path, path: Path) -> bool:
-    """Whether a text file holds a path as a JSON string."""
+    """Return whether a text file holds a path as a JSON string."""
     if not manifest.stat().st_size:
         return False
     with open(manifest, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
         spellings = {json.dumps(str(path), ensure_ascii=ascii).encode(errors="replace") for ascii in (True, False)}
         return any(content.find(spelling) >= 0 for spelling in spellings)
+
+
+# -- players -----------------------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -110,7 +120,7 @@ class Players:
     run_dir: Path
     max_clips: int = 60
     max_bytes: int = 12_000_000
-    max_file: int = 400_000
+    max_file: int = MAX_FILE
     allowed: Allowed | None = None
     link: Callable[[Path, float, float | None], str] | None = None
     embedded: int = 0
@@ -118,49 +128,45 @@ class Players:
     bytes_used: int = 0
     _cache: dict[tuple[str, float, float | None], tuple[str, bytes]] = field(default_factory=dict, repr=False)
 
-    def player(self, clip: Mapping[str, Any]) -> str:
-        """HTML for {"path", "start", "duration"}. A clip that cannot be read says so in its place on the page."""
-        if not clip.get("path"):
-            return _note("audio was not kept with the run")
-        path = self._path(clip)
-        start, duration = float(clip.get("start") or 0.0), clip.get("duration")
+    def player(self, clip: Mapping[str, Any] | None) -> str:
+        """Return HTML for {"path", "start", "duration"}. A clip that cannot be read says so in its place."""
+        if not clip or not clip.get("path"):
+            return note("♪ audio was not kept with the run", "span")
+        path, start, duration = self._path(clip), float(clip.get("start") or 0.0), clip.get("duration")
         label = path.name + (f" from {start:.1f} s" if start else "") + (f", {duration:.1f} s" if duration else "")
         if self.link is None and (self.embedded >= self.max_clips or self.bytes_used >= self.max_bytes):
             self.skipped += 1
-            return _note(f"not embedded to keep the page small: {label}")
+            return note(f"♪ not embedded to keep the page small: {label}", "span")
         if not self._may_read(path):
-            return _note(f"not embedded, it is neither in the run folder nor in the run's data: {label}")
+            return note(f"♪ not embedded, it is neither in the run folder nor in the run's data: {label}", "span")
         if not path.is_file():
-            return _note(f"audio file not found: {label}")
-        title = html.escape(label)
+            return note(f"♪ audio file not found: {label}", "span")
+        title, key = html.escape(label), (str(path), start, duration)
         if self.link is not None:
             source = html.escape(self.link(path, start, duration))
             return f'<audio controls preload="none" title="{title}" src="{source}"></audio>'
-        key = (str(path), start, duration)
         if key not in self._cache:
             try:
-                self._cache[key] = playable(path, start, duration, self.max_file)
+                self._cache[key] = playable(_clip(path, start, duration), self.max_file)
             except AudioError as error:
-                return _note(f"cannot be played: {error}")
+                return note(f"♪ cannot be played: {error}", "span")
         mime, content = self._cache[key]
         self.embedded += 1
         self.bytes_used += len(content) * 4 // 3
-        data = base64.b64encode(content).decode("ascii")
-        return f'<audio controls preload="metadata" title="{title}" src="data:{mime};base64,{data}"></audio>'
+        return f'<audio controls preload="metadata" title="{title}" src="{_data_uri(mime, content)}"></audio>'
 
-    def contour(self, clip: Mapping[str, Any]) -> str:
-        """Its pitch and level as an SVG; "" where there is nothing to read."""
+    def contour(self, clip: Mapping[str, Any] | None) -> str:
+        """Return its pitch and level as an SVG; "" where there is nothing to read."""
         wav = self.samples(clip)
-        return "" if wav is None else contour(wav, _RATE)
+        return "" if wav is None else contour(wav, RATE)
 
-    def samples(self, clip: Mapping[str, Any]) -> np.ndarray | None:
-        """The clip's sound, mono float32 [T] at 16 kHz; None where there is none to read."""
-        path = self._path(clip)
-        if not self._may_read(path) or not path.is_file():
+    def samples(self, clip: Mapping[str, Any] | None) -> NDArray[np.float32] | None:
+        """Return the clip's sound, mono float32 [T] at 16 kHz; None where there is none to read."""
+        path = self._path(clip or {})
+        if not self._may_read(path) or not path.is_file() or clip is None:
             return None
         try:
-            part = AudioClip(path=str(path), start=float(clip.get("start") or 0.0), duration=clip.get("duration"))
-            return part.load(_RATE)
+            return _clip(path, float(clip.get("start") or 0.0), clip.get("duration")).load(RATE)
         except AudioError:
             return None  # the player in its place says why
 
@@ -171,23 +177,72 @@ class Players:
         return path in (self.allowed or Allowed((self.run_dir,)))
 
 
-def playable(path: Path, start: float, duration: float | None, max_file: int) -> tuple[str, bytes]:
-    """(MIME type, content) of a clip for a browser, see `Players`; AudioError when it cannot be decoded."""
-    mime = _TYPES.get(path.suffix.lower())
-    if mime and not start and duration is None and path.stat().st_size <= max_file:
-        probe(AudioClip(path=str(path)))  # raises for a file that only has the name of audio
-        return mime, path.read_bytes()
-    return "audio/ogg", _opus(AudioClip(path=str(path), start=start, duration=duration).load(_RATE))
-
-
-def _opus(samples: np.ndarray) -> bytes:
-    """Mono samples at 16 kHz as an Ogg Opus file."""
+def clip_player(clip: AudioClip) -> str:
+    """Return a player for a clip that the caller has read itself, in FLAC at 16 kHz; the error if it cannot be read."""
     buffer = io.BytesIO()
-    with soundfile.SoundFile(buffer, "w", _RATE, channels=1, format="OGG", subtype="OPUS") as file:
-        for at in range(0, len(samples), _RATE):  # libsndfile overflows its stack on one long write
-            file.write(samples[at : at + _RATE])
-    return buffer.getvalue()
+    try:
+        soundfile.write(buffer, clip.load(RATE), RATE, format="FLAC", subtype="PCM_16")
+    except AudioError as error:
+        return note(str(error))
+    return f'<audio controls preload="none" src="{_data_uri("audio/flac", buffer.getvalue())}"></audio>'
 
 
-def _note(text: str) -> str:
-    return f'<span class="note">♪ {html.escape(text)}</span>'
+def playable(clip: AudioClip, max_file: int) -> tuple[str, bytes]:
+    """Return (MIME type, content) of a clip for a browser, see `Players`; AudioError when it cannot be decoded."""
+    path = Path(clip.path or "")
+    kind = _TYPES.get(path.suffix.lower())
+    if kind and not clip.start and clip.duration is None and path.is_file() and path.stat().st_size <= max_file:
+        probe(clip)  # raises for a file that only has the name of audio
+        return f"audio/{kind}", path.read_bytes()
+    samples, buffer = clip.load(RATE), io.BytesIO()
+    with soundfile.SoundFile(buffer, "w", RATE, channels=1, format="OGG", subtype="OPUS") as file:
+        for at in range(0, len(samples), RATE):  # libsndfile overflows its stack on one long write
+            file.write(samples[at : at + RATE])
+    return "audio/ogg", buffer.getvalue()
+
+
+def _clip(path: Path, start: float, duration: float | None) -> AudioClip:
+    return AudioClip(path=str(path), start=start, duration=duration)
+
+
+def _data_uri(mime: str, content: bytes) -> str:
+    return f"data:{mime};base64,{base64.b64encode(content).decode('ascii')}"
+
+
+# -- melody and level --------------------------------------------------------------------------------------------------
+
+
+def contour(wav: NDArray[Any], sample_rate: int) -> str:
+    """Return an SVG as wide as a player, from the recording's start to its end; "" for one without samples."""
+    levels, seconds = frame_levels(wav, sample_rate), len(wav) / sample_rate
+    if not len(levels):
+        return ""
+    # The level from `SILENT` dB below the loudest frame, the highest of the frames at each pixel.
+    columns = np.minimum(np.arange(len(levels)) * FRAME_SECONDS / seconds * _WIDTH, _WIDTH - 1).astype(int)
+    starts = np.flatnonzero(np.diff(columns, prepend=-1))
+    heights = np.maximum.reduceat(levels, starts)
+    loudest = heights.max()
+    shares = np.clip(1 + (heights - loudest) / SILENT, 0, 1) if np.isfinite(loudest) else np.zeros(len(heights))
+    ends = [*columns[starts][1:].tolist(), _WIDTH]
+    area = "".join(f"V{_HEIGHT * (1 - share):.0f}H{end}" for share, end in zip(shares, ends, strict=True))
+    # The pitch, at most one point a pixel; a new line begins after each pause.
+    hertz, line, drawing = voiced_f0(wav, sample_rate), "", False
+    semitones = np.full(len(hertz), np.nan) if np.isnan(hertz).all() else 12 * np.log2(hertz / np.nanmedian(hertz))
+    x = np.arange(len(hertz)) * HOP_SECONDS / seconds * _WIDTH
+    y = np.clip(_HEIGHT / 2 * (1 - semitones / _SEMITONES), 1, _HEIGHT - 1)
+    step = max(len(hertz) // _WIDTH, 1)
+    for across, down in zip(x[::step], y[::step], strict=True):
+        if not np.isnan(down):
+            line += f"{'L' if drawing else 'M'}{across:.1f} {down:.1f}"
+        drawing = not np.isnan(down)
+    stroke = "fill='none' stroke='var(--line0)' stroke-width='2' stroke-linecap='round'"
+    pitch = f"<path d='{line}' {stroke} vector-effect='non-scaling-stroke'/>" if line else ""
+    measured = prosody(wav, sample_rate)
+    title = "no voice"
+    if measured is not None:
+        values = (f"{metric_name(name)} {show(getattr(measured, name), name)}" for name in ("f0_range", "energy_range"))
+        title = f"median {measured.f0_median:.0f} Hz, {', '.join(values)}"
+    return (
+        f"<svg class='contour' viewBox='0 0 {_WIDTH} {_HEIGHT}' preserveAspectRatio='none' role='img'>"
+        f"<title>{title}</title><path d='M0 {_HEIGHT}{area}V{_HEIGHT}Z' fill='var(--grid)'/>{pitch}</svg>"
+    )

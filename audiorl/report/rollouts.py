@@ -1,168 +1,88 @@
-"""Sampled responses to read and listen to, grouped by prompt, with their rewards; the reader chooses the step."""
+"""Rollouts and held-out recordings as HTML: questions, responses with their rewards, spoken texts, codec copies."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from html import escape
 
+from audiorl.eval.metrics.prosody import MEASURES
 from audiorl.report.audio import Players
-from audiorl.report.recordings import spoken_player
-from audiorl.report.run import Row, Run
-from audiorl.report.streams import Band, is_stream, stream
-from audiorl.report.text import chip, chips, marked, prompt
+from audiorl.report.kit import NOTHING, chip, chips, fact, marked, note, prompt
+from audiorl.report.summary import Row, metric_name, show
 
-_GROUPS, _MEMBERS = 6, 8  # of the first and the last step
-_GROUPS_BETWEEN, _MEMBERS_BETWEEN = 3, 4  # of the other steps
 _TEXT = 4000  # characters of one response
-_BYTES = 4_000_000  # of HTML in the section, audio not counted
-_READ = "<span class='note'>nothing (READ)</span>"
 
 
-def rollouts(run: Run, players: Players) -> str:
-    """Recorded steps with a selector; empty when none were recorded.
-
-    The last step and the first come first, then the middle of every gap, until the section holds `_BYTES`: a long run
-    is thinned out evenly. The page says which steps were left out and where they lie.
-    """
-    steps: dict[int, str] = {}
-    size = 0
-    for place in _middles_first(len(run.rollout_files)):
-        if size > _BYTES:
-            break
-        number, _ = run.rollout_files[place]
-        if rows := run.rollouts(number):
-            ends = place in (0, len(run.rollout_files) - 1)
-            groups, members = (_GROUPS, _MEMBERS) if ends else (_GROUPS_BETWEEN, _MEMBERS_BETWEEN)
-            before = players.bytes_used
-            steps[number] = _step(number, rows, groups, members, players)
-            size += len(steps[number]) - (players.bytes_used - before)
-    if not steps:
-        return ""
-    shown = sorted(steps)
-    left_out = len(run.rollout_files) - len(shown)
-    choice = _selector(shown) if len(shown) > 1 else f"<h3>Step {shown[0]}</h3>"
-    note = (
-        f"<p class='note'>{left_out} more recorded steps are left out to keep the page small: rollouts/step_*.jsonl</p>"
-    )
-    body = "".join(
-        f"<div class='step' data-step='{number}'{'' if number == shown[-1] else ' hidden'}>{steps[number]}</div>"
-        for number in shown
-    )
-    return (
-        "<section class='rollouts'><h2>Rollouts</h2><p class='sub'>Each card is one prompt with its group of sampled "
-        "responses, best first. Chips are reward parts; the advantage compares a response with its group.</p>"
-        f"{choice}{note if left_out else ''}{body}</section>"
-    )
+def is_stream(sample: Row | None) -> bool:
+    """Return whether a recorded sample has turns."""
+    return bool(sample and sample.get("turns"))
 
 
-def _middles_first(count: int) -> list[int]:
-    """The last place, the first, then the middle of every gap, wide gaps first."""
-    order = [count - 1, 0][:count]
-    gaps = [(0, count - 1)]
-    for low, high in gaps:  # grows while it is read
-        if high - low > 1:
-            middle = (low + high) // 2
-            order.append(middle)
-            gaps += [(low, middle), (middle, high)]
-    return order
+def is_spoken(rows: Sequence[Row]) -> bool:
+    """Return whether these rows are texts that the policy spoke and a recogniser transcribed."""
+    return bool(rows) and rows[0].get("transcript") is not None and rows[0].get("spoken_audio") is not None
 
 
-def _selector(steps: Sequence[int]) -> str:
-    options = "".join(f"<option value='{n}'{' selected' if n == steps[-1] else ''}>{n}</option>" for n in steps)
-    return (
-        "<p class='chooser'><button type='button' data-move='-1' aria-label='previous recorded step'>◀</button>"
-        f"<label>Step <select>{options}</select></label>"
-        "<button type='button' data-move='1' aria-label='next recorded step'>▶</button>"
-        f"<span class='note'>{len(steps)} recorded steps, {steps[0]} to {steps[-1]}</span></p>"
-        "<noscript><style>.step[hidden] { display: block; }</style></noscript>"
-    )
+def is_codec_copy(rows: Sequence[Row]) -> bool:
+    """Return whether these rows are recordings that went through a codec."""
+    return bool(rows) and "mel_distance" in rows[0]
+
+
+# -- rollouts ----------------------------------------------------------------------------------------------------------
 
 
 def question(sample: Row, players: Players) -> str:
-    """The prompt, its audio, its choices and its gold answers. Of a stream, audio and reference are in its timeline."""
+    """Return the prompt, its audio, choices and gold answers. Of a stream, audio and reference are in its timeline."""
     streams = is_stream(sample)
     audio = "".join(players.player(clip) for clip in (() if streams else sample.get("audio") or ()))
     facts = [
-        f"<span class='fact'>{label} <b>{escape(', '.join(map(str, values)))}</b></span>"
+        fact(label, ", ".join(map(str, values)))
         for label, values in (
             ("reference", () if streams else sample.get("references")),
             ("choices", sample.get("choices")),
+            ("task", [sample["task"]] if sample.get("task") else ()),
         )
         if values
     ]
-    if sample.get("task"):
-        facts.append(f"<span class='fact'>task <b>{escape(str(sample['task']))}</b></span>")
     return (
         f"<div class='question'><p class='prompt'>{prompt(str(sample.get('prompt') or ''))}</p>"
         f"<div class='audio'>{audio}</div><p class='facts'>{''.join(facts)}</p></div>"
     )
 
 
-def timeline(segments: Sequence[Row]) -> str:
-    """The segments of a rollout as a table: source time, wall-clock time and text; empty for a single segment."""
-    if len(segments) < 2:
-        return ""
-    rows = "".join(
-        f"<tr><td>{place}</td><td>{_seconds(s.get('source_time'))}</td><td>{_seconds(s.get('emit_time'))}</td>"
-        f"<td>{escape(str(s.get('num_tokens', '')))}</td><td>{escape(str(s.get('stop_reason') or ''))}</td>"
-        f"<td class='written'>{marked(str(s.get('text') or '')) or _READ}</td></tr>"
-        for place, s in enumerate(segments, 1)
-    )
-    return (
-        "<table class='timeline'><thead><tr><th>#</th><th>source time</th><th>emitted at</th><th>tokens</th>"
-        f"<th>stopped by</th><th>text</th></tr></thead><tbody>{rows}</tbody></table>"
-    )
-
-
-def _step(number: int, rows: Sequence[Row], groups: int, members: int, players: Players) -> str:
-    by_group: dict[str, list[Row]] = {}
-    for row in rows:
-        by_group.setdefault(str(row.get("group_id", "")), []).append(row)
-    cards = "".join(_group(number, group, members, players) for group in list(by_group.values())[:groups])
-    return cards + _more(len(by_group) - groups, "prompts", number)
-
-
-def _group(number: int, rows: Sequence[Row], members: int, players: Players) -> str:
-    shown = sorted(rows, key=lambda r: -_total(r))[:members]
-    sample = rows[0].get("sample") or {}
-    if is_stream(sample):
-        bands = [Band(r, score_chips(r), f"response {r.get('index', '')}", r in (shown[0], shown[-1])) for r in shown]
-        body = stream(sample, bands, players)
-    else:
-        body = "".join(response(r, players) for r in shown)
-    more = _more(len(rows) - members, "responses", number)
-    return f"<article class='card'>{question(sample, players)}{body}{more}</article>"
-
-
-def _more(count: int, things: str, number: int) -> str:
-    return f"<p class='note'>{count} more {things} in rollouts/step_{number:06d}.jsonl</p>" if count > 0 else ""
-
-
 def written_text(row: Row) -> str:
-    """Everything that the policy wrote."""
+    """Return everything that the policy wrote."""
     return str(row.get("text") or "".join(str(s.get("text") or "") for s in row.get("segments") or ()))
 
 
-def response(row: Row, players: Players, tokens: str = "") -> str:
-    """One answer with its audio, its segments and its rewards; `tokens` is HTML in place of the text."""
-    segments = row.get("segments") or []
-    advantage = _advantage(row)
-    text = written_text(row)
-    sign = "" if not advantage else " up" if advantage > 0 else " down"
+def total(row: Row) -> float:
+    return float((row.get("score") or {}).get("total") or 0.0)
+
+
+def parts(row: Row) -> dict[str, float]:
+    return (row.get("score") or {}).get("parts") or {}
+
+
+def response(row: Row, players: Players, tokens: str = "", score: str | None = None) -> str:
+    """Return one answer with its audio, its segments and its rewards.
+
+    `tokens` is HTML in place of the text, `score` in place of `score_chips`, which tells the sign of the advantage too.
+    """
+    advantage = _advantage(row) or 0.0
+    sign = "" if score is not None or not advantage else " up" if advantage > 0 else " down"
     audio = spoken_player(row, players)
-    cut = f" <span class='note'>… {len(text) - _TEXT} more characters</span>" if len(text) > _TEXT else ""
-    written = tokens or marked(text[:_TEXT]) + cut or ("" if audio else "<span class='note'>wrote nothing</span>")
+    written = tokens or marked(written_text(row), _TEXT) or ("" if audio else NOTHING)
     return (
-        f"<div class='response{sign}'><p class='written'>{written}</p>{audio}{timeline(segments)}"
-        f"<p class='chips'>{score_chips(row)}</p></div>"
+        f"<div class='response{sign}'><p class='written'>{written}</p>{audio}{timeline(row.get('segments') or ())}"
+        f"<p class='chips'>{score_chips(row) if score is None else score}</p></div>"
     )
 
 
 def score_chips(row: Row) -> str:
-    """The total, the reward parts, whether it was cut, and the advantage."""
-    score, segments, advantage = row.get("score") or {}, row.get("segments") or [], _advantage(row)
-    line = [chip("total", _total(row), "total")] if score else []
-    line.append(chips(score.get("parts") or {}))
+    """Return the total, the reward parts, whether it was cut, and the advantage."""
+    segments, advantage = row.get("segments") or [], _advantage(row)
+    line = [chip("total", total(row), "total")] if row.get("score") else []
+    line.append(chips(parts(row)))
     if segments and segments[-1].get("stop_reason") == "length":
         line.append("<span class='fact'>cut at the length limit</span>")
     if advantage is not None:
@@ -175,9 +95,62 @@ def _advantage(row: Row) -> float | None:
     return None if value is None else round(float(value), 2) + 0.0  # no "-0.00"
 
 
-def _total(row: Row) -> float:
-    return float((row.get("score") or {}).get("total") or 0.0)
+def timeline(segments: Sequence[Row]) -> str:
+    """Return the segments of a rollout as a table: source time, wall-clock time, text; "" for a single segment."""
+    if len(segments) < 2:
+        return ""
+    rows = ""
+    for place, s in enumerate(segments, 1):
+        times = ("–" if t is None else f"{t:.2f} s" for t in (s.get("source_time"), s.get("emit_time")))
+        words = (str(place), *times, escape(str(s.get("num_tokens", ""))), escape(str(s.get("stop_reason") or "")))
+        text = marked(str(s.get("text") or "")) or note("nothing (READ)", "span")
+        rows += f"<tr>{''.join(f'<td>{word}</td>' for word in words)}<td class='written'>{text}</td></tr>"
+    return (
+        "<table class='timeline'><thead><tr><th>#</th><th>source time</th><th>emitted at</th><th>tokens</th>"
+        f"<th>stopped by</th><th>text</th></tr></thead><tbody>{rows}</tbody></table>"
+    )
 
 
-def _seconds(value: float | None) -> str:
-    return "–" if value is None else f"{value:.2f} s"
+# -- held-out recordings -----------------------------------------------------------------------------------------------
+
+
+def spoken_player(row: Row, players: Players) -> str:
+    """Return a player for what a rollout spoke; "" for one that spoke nothing."""
+    clip = row.get("spoken_audio")
+    return f"<div class='audio'>{players.player(clip)}</div>" if clip else ""
+
+
+def reference_player(row: Row, players: Players) -> str:
+    """Return a player for the text's recording, or the voice to imitate, with its contour; "" without one."""
+    clip = row.get("reference_audio")
+    if not clip:
+        return ""
+    return (
+        f"<div class='audio'>{players.player(clip)}<span class='fact'>reference</span></div>"
+        f"{players.contour(clip)}<p class='facts'>{_prosody_facts(row.get('reference_prosody') or {})}</p>"
+    )
+
+
+def spoken_side(name: str, row: Row, players: Players) -> str:
+    """Return a text as one evaluation spoke it: its player, what the recogniser understood, and the error rate."""
+    understood = escape(row.get("transcript") or "") or note("nothing was understood", "span")
+    cer = float(row.get("cer") or 0.0)
+    return (
+        f"<div class='side {'wrong' if cer else 'right'}'><span class='when'>{escape(name)}</span>"
+        f"{spoken_player(row, players)}{players.contour(row.get('spoken_audio'))}<p class='written'>{understood}</p>"
+        f"<p class='facts'>{fact('CER', f'{cer:.0%}')}"
+        f"<span class='fact'>{float(row.get('seconds') or 0):.2f} s</span>{_prosody_facts(row)}</p></div>"
+    )
+
+
+def codec_side(name: str, row: Row, players: Players) -> str:
+    """Return a recording after the codec at one evaluation, with its distances."""
+    values = "".join(fact(metric_name(key), show(row[key])) for key in ("mel_distance", "stft_distance"))
+    return (
+        f"<div class='side'><span class='when'>{escape(name)}</span>"
+        f"<div class='audio'>{players.player(row.get('decoded'))}</div><p class='facts'>{values}</p></div>"
+    )
+
+
+def _prosody_facts(row: Row) -> str:
+    return "".join(fact(metric_name(name), show(row[name], name)) for name in MEASURES if name in row)

@@ -1,26 +1,39 @@
-"""Rewards: frozen dataclasses that score all rollouts of a step at once. Importing this loads no model."""
+"""Rewards: frozen dataclasses that score all rollouts of a step at once. Importing this loads no model.
 
-from audiorl.rewards.answer import AnswerAccuracy
-from audiorl.rewards.asr import CharAccuracy, WordAccuracy
-from audiorl.rewards.caption import CaptionQuality
+>>> from audiorl import rewards
+>>> reward = rewards.WeightedSum.of(accuracy=(rewards.AnswerAccuracy(), 2.0), format=rewards.ThinkFormat())
+>>> [term.name for term in reward.terms]
+['accuracy', 'format']
+"""
+
+from audiorl.rewards.answers import (
+    AnswerAccuracy,
+    after_think,
+    extract_answer,
+    extract_think,
+    final_text,
+    match_choice,
+    maths_equal,
+    normalize_text,
+    strip_tags,
+)
+from audiorl.rewards.asr import CharAccuracy, Hallucination, WordAccuracy
 from audiorl.rewards.chat import ChatEndpoint, JudgeError
-from audiorl.rewards.check import check_scores
-from audiorl.rewards.choices import match_choice, normalize_text
-from audiorl.rewards.combine import Gated, StandardisedSum, Term, WeightedSum
+from audiorl.rewards.combine import Gated, StandardisedSum, Term, WeightedSum, check_scores
 from audiorl.rewards.files import FileReward, FunctionReward, as_reward, load_reward
-from audiorl.rewards.hallucination import Hallucination
-from audiorl.rewards.judge import OpenAIJudge, PairwiseJudge
-from audiorl.rewards.judge_prompt import JudgePrompt
-from audiorl.rewards.language import LanguageConsistency
-from audiorl.rewards.length import Overlong
-from audiorl.rewards.maths import maths_equal
+from audiorl.rewards.llm_judge import JudgePrompt, OpenAIJudge, PairwiseJudge, PolicyJudge
 from audiorl.rewards.model import ModelReward, ProcessModelReward
-from audiorl.rewards.policy_judge import PolicyJudge
 from audiorl.rewards.remote import RemoteReward, RewardServerError
-from audiorl.rewards.repetition import Repetition
-from audiorl.rewards.tags import after_think, extract_answer, extract_think, final_text, strip_tags
-from audiorl.rewards.think import AnswerFormat, ThinkFormat, ThinkLength, ThinkPresent, ThinkTranscript
-from audiorl.rewards.thought import ThoughtConsistency, ThoughtGrounding
+from audiorl.rewards.text_quality import CaptionQuality, LanguageConsistency, Overlong, Repetition
+from audiorl.rewards.thoughts import (
+    AnswerFormat,
+    ThinkFormat,
+    ThinkLength,
+    ThinkPresent,
+    ThinkTranscript,
+    ThoughtConsistency,
+    ThoughtGrounding,
+)
 
 __all__ = [
     "AnswerAccuracy",

@@ -1,12 +1,15 @@
-"""Does the transcript match? Word and character accuracy of speech recognition."""
+"""Rewards of transcripts: word and character accuracy, and what was written that nobody said."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
-from audiorl.eval.metrics.text import ErrorCounts, Normalizer, char_errors, normalize, word_errors
-from audiorl.rewards.tags import final_text
+from audiorl.audio import seconds
+from audiorl.eval.metrics.text import ErrorCounts, Normalizer, char_errors, normalize, units, word_errors
+from audiorl.rewards.answers import after_think, final_text, strip_tags
 from audiorl.types import Rollout, Sample, Score
 
 
@@ -80,3 +83,67 @@ def language_of(sample: Sample) -> str | None:
     """sample.metadata["language"], where it is a code."""
     language = sample.metadata.get("language")
     return language if isinstance(language, str) and language else None
+
+
+_BRACKETS = re.compile(r"[<>()\[\]{}（）［］【】]")
+
+
+@dataclass(frozen=True)
+class Hallucination:
+    """-max(insertions, overrun), in [-1, 0]; `parts` hold both.
+
+    insertions: inserted units / reference units, at most 1, the best over the references. At least `SHORTEST` units
+    stand below the line: with the reference "" (nobody speaks) one word costs 0.2 and five words cost 1.
+    overrun: units beyond those that fit into the audio (max_rate a second, and `ALLOWANCE`), over those that fit, at
+    most 1. It counts the text as written, fillers included, which the English normaliser drops.
+
+    Counted is everything after the thinking: text outside of <answer> tags, and text in brackets, which Whisper's
+    normalisers drop, so that 1 - WER does not see either.
+
+    `unit`: "word" or "char", as of the accuracy. `max_rate`: units a second that speech can reach; None: 5 words or 25
+    characters, which no recording that comes with the package exceeds by more than ALLOWANCE. Raises ValueError for a
+    sample without references and for one without audio.
+    """
+
+    unit: Literal["word", "char"] = "word"
+    normalizer: Normalizer = "basic"
+    max_rate: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.unit not in MAX_RATE:
+            raise ValueError(f"Hallucination: unit {self.unit!r} is not one of 'word', 'char'")
+        if self.max_rate is not None and not self.max_rate > 0:
+            raise ValueError(f"Hallucination: max_rate must be above 0 units a second, got {self.max_rate}")
+
+    def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
+        scores = []
+        for rollout in rollouts:
+            text = _BRACKETS.sub(" ", strip_tags(after_think(rollout.text)))
+            parts = {"insertions": self.insertions(rollout.sample, text), "overrun": self.overrun(rollout.sample, text)}
+            scores.append(Score(-max(parts.values()), parts))
+        return scores
+
+    def insertions(self, sample: Sample, text: str) -> float:
+        """In [0, 1], for a text without tags and brackets."""
+        errors = word_errors if self.unit == "word" else char_errors
+        language = language_of(sample)
+        counts = [errors(r, text, self.normalizer, language) for r in references_of(sample, self.normalizer, language)]
+        return min(min(1.0, c.insertions / max(c.reference_length, SHORTEST[self.unit])) for c in counts)
+
+    def overrun(self, sample: Sample, text: str) -> float:
+        """In [0, 1], for a text without tags and brackets."""
+        if not sample.audio:
+            raise ValueError(f"Hallucination: sample {sample.id!r} has no audio, so nothing can have been said")
+        rate = MAX_RATE[self.unit] if self.max_rate is None else self.max_rate
+        fitting = rate * sum(map(seconds, sample.audio)) + ALLOWANCE[self.unit]
+        words = units(normalize(text, "none"))
+        length = len(words) if self.unit == "word" else sum(map(len, words))
+        return min(1.0, max(0.0, length - fitting) / fitting)
+
+
+MAX_RATE = {"word": 5.0, "char": 25.0}
+"""Units a second."""
+ALLOWANCE = {"word": 2, "char": 10}
+"""Units that fit into any recording: a single short word is said faster than running speech."""
+SHORTEST = {"word": 5, "char": 25}
+"""Least number of units that insertions are divided by."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import ipaddress
 import json
 import logging
 import os
@@ -22,7 +21,16 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from audiorl.rewards.concurrency import gate, gather_all, run_async
+from audiorl.rewards.concurrency import (
+    FailedTry,
+    checked_token,
+    gather_all,
+    is_loopback,
+    printable,
+    retry_after,
+    run_async,
+    semaphore_for,
+)
 
 log = logging.getLogger(__name__)
 PERMANENT = (401, 403, 404)
@@ -35,24 +43,12 @@ class JudgeError(OSError):
     """A judge that cannot be asked, or more failures than allowed."""
 
 
-class BadAnswer(Exception):
+class BadAnswer(FailedTry):
     """An answer that is no verdict. `kind`: how it is counted."""
-
-    def __init__(self, kind: str, message: str):
-        super().__init__(message)
-        self.kind = kind
-
-
-class _Failure(Exception):
-    """A failed try. `wait`: seconds from the server's Retry-After; `again`: whether another try may help."""
-
-    def __init__(self, kind: str, message: str, wait: float = 0.0, again: bool = True):
-        super().__init__(message)
-        self.kind, self.wait, self.again = kind, wait, again
 
 
 @dataclass(frozen=True)
-class Question:
+class JudgeQuestion:
     """One request, made by a judge."""
 
     messages: Sequence[Mapping[str, Any]]
@@ -66,11 +62,11 @@ class Question:
 
 
 @dataclass(frozen=True)
-class Answer:
-    """The answer to a Question, made by `ChatEndpoint.ask`."""
+class JudgeAnswer:
+    """The answer to a JudgeQuestion, made by `ChatEndpoint.ask`."""
 
     value: Any
-    """What `Question.read` returned."""
+    """What `JudgeQuestion.read` returned."""
     tokens: int = 0
     """Tokens of the prompt and of the answer that this call used, over all tries; 0 from the cache."""
     seconds: float = 0.0
@@ -78,8 +74,8 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class Failure:
-    """A Question without an answer, made by `ChatEndpoint.ask`."""
+class JudgeFailure:
+    """A JudgeQuestion without an answer, made by `ChatEndpoint.ask`."""
 
     kind: str
     """Such as "timeout", "status 500", "refusal", "not JSON", "another sample"."""
@@ -87,6 +83,9 @@ class Failure:
     """The last try's message."""
     tokens: int = 0
     """Tokens that this call used for answers that were no verdicts."""
+
+
+Vote = JudgeAnswer | JudgeFailure
 
 
 class _Cached(msgspec.Struct):
@@ -156,8 +155,8 @@ class ChatEndpoint:
             if not 0 <= getattr(self, name) < float("inf"):
                 raise ValueError(f"ChatEndpoint: {name} is {getattr(self, name)}; it must be 0 or more")
 
-    def ask(self, questions: Sequence[Question]) -> list[Answer | Failure]:
-        """An Answer or a Failure for each question, in order.
+    def ask(self, questions: Sequence[JudgeQuestion]) -> list[Vote]:
+        """Return a JudgeAnswer or a JudgeFailure for each question, in order.
 
         Raises JudgeError where no other question would be answered either (wrong key, no such model), and ValueError
         where openai or tenacity is not installed or the key is missing.
@@ -188,7 +187,7 @@ class ChatEndpoint:
             counts["completion_tokens"],
         )
 
-    async def _ask_all(self, questions: Sequence[Question]) -> list[Answer | Failure]:
+    async def _ask_all(self, questions: Sequence[JudgeQuestion]) -> list[Vote]:
         import openai
 
         secure = urlsplit(self.base_url).scheme == "https"
@@ -196,26 +195,23 @@ class ChatEndpoint:
         client = openai.AsyncOpenAI(
             api_key=self._key(), base_url=self.base_url, timeout=self.timeout, max_retries=0, http_client=http
         )
-        passing = gate(self, self.concurrency)
         deadline = time.monotonic() + self.max_seconds
         keys = [_key_of(self._body(question), question.seed) for question in questions]  # with the audio's content
         different = dict(zip(keys, questions, strict=True))  # equal answers of a group are judged once
         async with client:
-            answers = await gather_all(self._ask(client, passing, deadline, q, key) for key, q in different.items())
+            answers = await gather_all(self._ask(client, deadline, q, key) for key, q in different.items())
         by_key = dict(zip(different, answers, strict=True))
         return [by_key[key] if keys.index(key) == i else _without_cost(by_key[key]) for i, key in enumerate(keys)]
 
     def _key(self) -> str:
         key = os.environ.get(self.api_key_env, "").strip()
-        if not key and not is_loopback(self.base_url):
+        if not key and not is_loopback(urlsplit(self.base_url).hostname or ""):
             raise ValueError(
                 f"ChatEndpoint: {self.base_url} needs a key; set the environment variable {self.api_key_env}"
             )
-        if not key.isascii() or not key.isprintable() or " " in key:
-            raise ValueError(f"environment variable {self.api_key_env}: not a key; give printable ASCII characters")
-        return key or "none"
+        return checked_token(key, f"environment variable {self.api_key_env}") if key else "none"
 
-    def _body(self, question: Question) -> dict[str, Any]:
+    def _body(self, question: JudgeQuestion) -> dict[str, Any]:
         body: dict[str, Any] = {
             "model": self.model,
             "messages": list(question.messages),
@@ -230,12 +226,9 @@ class ChatEndpoint:
             body["response_format"] = {"type": "json_object"}
         return {name: value for name, value in (body | dict(self.fields)).items() if value is not None}
 
-    async def _ask(
-        self, client: Any, passing: asyncio.Semaphore, deadline: float, question: Question, key: str
-    ) -> Answer | Failure:
+    async def _ask(self, client: Any, deadline: float, question: JudgeQuestion, key: str) -> Vote:
         import tenacity
 
-        body = self._body(question)
         file = None if self.cache is None else Path(self.cache).expanduser() / key[:2] / f"{key}.json"
         cached = None if file is None else _read_cached(file)
         if cached is not None:
@@ -245,7 +238,7 @@ class ChatEndpoint:
                 log.warning("%s: not a verdict; asking again", file)
             else:
                 self.counts["cached"] += 1
-                return Answer(value)
+                return JudgeAnswer(value)
         usage: Counter[str] = Counter()
         backoff = tenacity.wait_random_exponential(multiplier=self.backoff, max=self.max_backoff)
 
@@ -256,38 +249,33 @@ class ChatEndpoint:
         retrying = tenacity.AsyncRetrying(
             stop=tenacity.stop_after_attempt(self.tries),
             wait=wait,
-            retry=tenacity.retry_if_exception(lambda e: isinstance(e, _Failure) and e.again),
+            retry=tenacity.retry_if_exception(lambda e: isinstance(e, FailedTry) and e.again),
             reraise=True,
         )
         try:
             async with asyncio.timeout_at(asyncio.get_running_loop().time() + deadline - time.monotonic()):
                 async for attempt in retrying:
                     with attempt:
-                        value, text, seconds = await self._try(client, passing, body, question, usage)
+                        value, text, seconds = await self._try(client, question, usage)
         except TimeoutError:
             message = f"no answer within the {self.max_seconds:g} s of the call"
             self.counts["failed: no time left"] += 1
-            return Failure("no time left", message, usage.total())
-        except _Failure as failure:
-            return Failure(failure.kind, str(failure), usage.total())
+            return JudgeFailure("no time left", message, usage.total())
+        except FailedTry as failure:
+            return JudgeFailure(failure.kind, str(failure), usage.total())
         if file is not None:
             _write_cached(file, text)
-        return Answer(value, usage.total(), seconds)
+        return JudgeAnswer(value, usage.total(), seconds)
 
-    async def _try(
-        self, client: Any, passing: asyncio.Semaphore, body: Mapping[str, Any], question: Question, usage: Counter[str]
-    ) -> tuple[Any, str, float]:
-        """(value, text, seconds) of one request; counts it."""
-        async with passing:
+    async def _try(self, client: Any, question: JudgeQuestion, usage: Counter[str]) -> tuple[Any, str, float]:
+        """Return (value, text, seconds) of one request, and count it."""
+        async with semaphore_for(self, self.concurrency):
             begin = time.monotonic()
             self.counts["requests"] += 1
             try:
-                text = await self._request(client, body, usage)
-                try:
-                    return question.read(text), text, time.monotonic() - begin
-                except BadAnswer as answer:
-                    raise _Failure(answer.kind, str(answer)) from None
-            except _Failure as failure:
+                text = await self._request(client, self._body(question), usage)
+                return question.read(text), text, time.monotonic() - begin
+            except FailedTry as failure:
                 self.counts[f"failed: {failure.kind}"] += 1
                 raise
 
@@ -298,18 +286,20 @@ class ChatEndpoint:
             async with asyncio.timeout(self.timeout):
                 answer = await client.chat.completions.create(**body)
         except (TimeoutError, openai.APITimeoutError):
-            raise _Failure("timeout", f"no answer within {self.timeout:g} s") from None
+            raise FailedTry("timeout", f"no answer within {self.timeout:g} s") from None
         except openai.APIStatusError as error:
             status, message = error.status_code, self._without_key(str(error))
             if status in PERMANENT:
                 raise JudgeError(f"judge {self.model} at {self.base_url}: {message}") from None
             again = status >= 500 or status in TEMPORARY
-            raise _Failure(f"status {status}", message, _seconds(error.response.headers), again) from None
+            raise FailedTry(
+                f"status {status}", message, retry_after(error.response.headers.get("retry-after")), again
+            ) from None
         except openai.APIConnectionError as error:
             cause = error.__cause__ or error
-            raise _Failure("connection", self._without_key(f"{type(cause).__name__}: {cause}")) from None
+            raise FailedTry("connection", self._without_key(f"{type(cause).__name__}: {cause}")) from None
         except (openai.APIError, ValueError, TypeError, AttributeError) as error:  # the client reads what it gets
-            raise _Failure("not a completion", self._without_key(f"{type(error).__name__}: {error}")) from None
+            raise FailedTry("not a completion", self._without_key(f"{type(error).__name__}: {error}")) from None
         try:
             counts = getattr(answer, "usage", None)
             for name in ("prompt_tokens", "completion_tokens"):
@@ -319,20 +309,20 @@ class ChatEndpoint:
             choice = answer.choices[0]
             text, refusal, reason = choice.message.content, choice.message.refusal, choice.finish_reason
         except (AttributeError, IndexError, KeyError, TypeError, ValueError, OverflowError):
-            raise _Failure("not a completion", "the answer holds no chat completion") from None
+            raise FailedTry("not a completion", "the answer holds no chat completion") from None
         if refusal or reason == "content_filter":
-            raise _Failure("refusal", f"the judge refused: {str(refusal)[:200]}")
+            raise FailedTry("refusal", f"the judge refused: {str(refusal)[:200]}")
         if reason == "length":
-            raise _Failure("cut", f"the answer is longer than max_tokens {self.max_tokens}")
+            raise FailedTry("cut", f"the answer is longer than max_tokens {self.max_tokens}")
         if not isinstance(text, str) or not text.strip():
-            raise _Failure("empty", "the answer is empty")
+            raise FailedTry("empty", "the answer is empty")
         return text
 
     def _without_key(self, message: str) -> str:
         """A message without the key, which some servers quote, on one line, without control characters."""
         key = os.environ.get(self.api_key_env, "").strip()
         message = message.replace(key, "***") if key else message
-        return "".join(c if c.isprintable() else " " for c in message[:500])
+        return printable(message, 500)
 
 
 def _key_of(body: Mapping[str, Any], vote: int) -> str:
@@ -340,9 +330,9 @@ def _key_of(body: Mapping[str, Any], vote: int) -> str:
     return hashlib.sha256(json.dumps([body, vote], sort_keys=True).encode()).hexdigest()
 
 
-def _without_cost(answer: Answer | Failure) -> Answer | Failure:
+def _without_cost(answer: Vote) -> Vote:
     """For a question that was asked once for several rollouts: the first of them has its cost."""
-    return replace(answer, tokens=0) if isinstance(answer, Failure) else Answer(answer.value)
+    return replace(answer, tokens=0) if isinstance(answer, JudgeFailure) else JudgeAnswer(answer.value)
 
 
 def check_address(url: str) -> None:
@@ -350,24 +340,11 @@ def check_address(url: str) -> None:
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment or parts.username:
         raise ValueError(f"ChatEndpoint: base_url {url!r} is not an address like http://127.0.0.1:8000/v1")
-    if parts.scheme == "http" and not is_loopback(url):
+    if parts.scheme == "http" and not is_loopback(parts.hostname):
         raise ValueError(
             f"ChatEndpoint: base_url {url!r} would send prompts and the key in plain text to another machine; "
             "give its https address"
         )
-
-
-def is_loopback(url: str) -> bool:
-    host = urlsplit(url).hostname or ""
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
-def _seconds(headers: Any) -> float:
-    value = headers.get("retry-after", "")
-    return float(value) if value.isascii() and value.isdigit() and len(value) < 6 else 0.0
 
 
 def _read_cached(file: Path) -> str | None:

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from audiorl.protocols import Reward
 from audiorl.rewards.chat import JudgeError
-from audiorl.rewards.check import check_scores
-from audiorl.rewards.concurrency import gate, gather_all, run_async
+from audiorl.rewards.combine import check_scores
+from audiorl.rewards.concurrency import gather_all, run_async, semaphore_for
 from audiorl.rewards.remote import RewardServerError
 from audiorl.types import Rollout, Score
 from audiorl.user_files import load_name
@@ -70,7 +70,7 @@ class FunctionReward:
 
     @cached_property
     def takes(self) -> Literal["rollout", "rollouts", "completions"]:
-        """What the function is called with."""
+        """The kind of arguments that the function is called with."""
         parameters = self._parameters
         if "completions" in parameters:
             return "completions"
@@ -84,7 +84,7 @@ class FunctionReward:
 
     @property
     def by_group(self) -> bool:
-        """Whether groups may be scored early: an `async def` of one rollout waits, and sees no other rollout."""
+        """Return whether groups may be scored early: an `async def` of one rollout waits, and sees no other rollout."""
         return self.takes == "rollout" and inspect.iscoroutinefunction(self.function)
 
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Score | None]:
@@ -107,7 +107,7 @@ class FunctionReward:
             return run_async(value) if inspect.iscoroutine(value) else value
 
     async def _score_all(self, rollouts: Sequence[Rollout]) -> list[Score | None]:
-        semaphore = gate(self, self.concurrency)
+        semaphore = semaphore_for(self, self.concurrency)
 
         async def score(rollout: Rollout) -> Score | None:
             async with semaphore:

@@ -14,8 +14,16 @@ from typing import TYPE_CHECKING, Any, get_args
 from urllib.parse import urlsplit
 
 from audiorl.data.serialization import AudioMode, deserialize_scores, digest, serialize_rollouts
-from audiorl.rewards.check import check_scores
-from audiorl.rewards.concurrency import gate, gather_all, run_async
+from audiorl.rewards.combine import check_scores
+from audiorl.rewards.concurrency import (
+    FailedTry,
+    checked_token,
+    gather_all,
+    printable,
+    retry_after,
+    run_async,
+    semaphore_for,
+)
 from audiorl.types import Rollout, Score
 
 if TYPE_CHECKING:
@@ -29,14 +37,6 @@ log = logging.getLogger(__name__)
 
 class RewardServerError(OSError):
     """No server gave a usable answer within the allowed tries."""
-
-
-class _Failure(Exception):
-    """A failed try that is worth repeating. `wait`: seconds from the server's Retry-After."""
-
-    def __init__(self, why: str, wait: float = 0.0):
-        super().__init__(why)
-        self.wait = wait
 
 
 @dataclass(frozen=True)
@@ -56,8 +56,8 @@ class RemoteReward:
     A try fails if the answer takes longer than `timeout` seconds, cannot be parsed, has the wrong length or a value
     that is not finite, if the connection breaks, or with status 5xx. Each request has `tries`, with random pauses
     (`seed`) that start around `backoff` seconds and double up to `max_backoff`; the defaults outlast a restart of 30
-    seconds. A server that failed is not used for `rest` seconds while another one works. The bearer token is read from
-    the environment variable `token_env`; proxies of the environment are not used.
+    seconds. A server that failed is not used for `cooldown` seconds while another one works. The bearer token is read
+    from the environment variable `token_env`; proxies of the environment are not used.
 
     Raises RewardServerError after the last try, and ValueError at once where a repetition is of no use: a refused
     request, a reward that raises ValueError, servers with different rewards. A fault never becomes a score of 0.
@@ -71,11 +71,11 @@ class RemoteReward:
     tries: int = 8
     backoff: float = 0.5
     max_backoff: float = 30.0
-    rest: float = 30.0
+    cooldown: float = 30.0
     seed: int = 0
     token_env: str = TOKEN_ENV
     # Until when a server is not used, in wall-clock time: the object may be copied to other processes and machines.
-    _resting: dict[str, float] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _cooling: dict[str, float] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not self.servers:
@@ -89,7 +89,7 @@ class RemoteReward:
         for name in ("batch_size", "concurrency", "tries"):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise ValueError(f"RemoteReward: {name} is {value}; it must be at least 1")
-        for name, least in (("timeout", 1e-3), ("backoff", 0.0), ("max_backoff", 0.0), ("rest", 0.0)):
+        for name, least in (("timeout", 1e-3), ("backoff", 0.0), ("max_backoff", 0.0), ("cooldown", 0.0)):
             if not least <= (value := getattr(self, name)) < float("inf"):
                 raise ValueError(f"RemoteReward: {name} is {value}; it must be seconds")
 
@@ -100,7 +100,7 @@ class RemoteReward:
 
     @property
     def by_group(self) -> bool:
-        """With a `batch_size` the scores cannot depend on the whole step; see `audiorl.rewards.early`."""
+        """With a `batch_size` the scores cannot depend on the whole step; see `audiorl.rewards.concurrency`."""
         return self.batch_size is not None
 
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Score | None]:
@@ -112,11 +112,10 @@ class RemoteReward:
     async def _request_all(self, batches: Sequence[Sequence[Rollout]]) -> list[list[Score | None]]:
         import httpx
 
-        step = _Step(self.servers, self._resting)
-        passing = gate(self, self.concurrency)
+        step = _Step(self.servers, self._cooling)
         wait = httpx.Timeout(None, connect=min(self.timeout, 10.0))  # `_post` times the whole request
         async with httpx.AsyncClient(headers=self._headers(), timeout=wait, trust_env=False) as client:
-            return await gather_all(self._request(client, step, passing, batch) for batch in batches)
+            return await gather_all(self._request(client, step, batch) for batch in batches)
 
     def _headers(self) -> dict[str, str]:
         headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
@@ -124,11 +123,9 @@ class RemoteReward:
             headers["Authorization"] = f"Bearer {checked_token(token, f'environment variable {self.token_env}')}"
         return headers
 
-    async def _request(
-        self, client: httpx.AsyncClient, step: _Step, passing: asyncio.Semaphore, batch: Sequence[Rollout]
-    ) -> list[Score | None]:
+    async def _request(self, client: httpx.AsyncClient, step: _Step, batch: Sequence[Rollout]) -> list[Score | None]:
         """The scores of one batch, in at most `tries` tries."""
-        async with passing:
+        async with semaphore_for(self, self.concurrency):
             document = await asyncio.to_thread(serialize_rollouts, batch, self.audio)
             rng = random.Random(f"{self.seed}/{digest(document)}")
             begin = time.monotonic()
@@ -136,15 +133,15 @@ class RemoteReward:
                 url = step.acquire(rng)
                 try:
                     scores = await self._post(client, step, url, document, batch)
-                except _Failure as failure:
-                    step.release(url, rest=failure.wait or self.rest)
+                except FailedTry as failure:
+                    step.release(url, failure.wait or self.cooldown)
                     log.warning("reward server %s: %s (try %d of %d)", url, failure, number, self.tries)
                     last = f"the last try, at {url}: {failure}"
                     if number < self.tries:
                         pause = min(self.backoff * 2 ** (number - 1), self.max_backoff) * rng.uniform(0.5, 1.0)
                         await asyncio.sleep(max(pause, min(failure.wait, self.max_backoff)))
                 else:
-                    step.release(url, rest=0.0)
+                    step.release(url, 0.0)
                     return scores
         raise RewardServerError(
             f"reward server {', '.join(self.servers)}: {len(batch)} rollouts from {batch[0].name} on could not be "
@@ -161,9 +158,9 @@ class RemoteReward:
             async with asyncio.timeout(self.timeout):
                 status, headers, content = await self._exchange(client, url, document, batch)
         except TimeoutError:
-            raise _Failure(f"no answer within {self.timeout:g} s") from None
+            raise FailedTry("timeout", f"no answer within {self.timeout:g} s") from None
         except httpx.RequestError as error:
-            raise _Failure(f"{type(error).__name__}: {error}") from None
+            raise FailedTry("connection", f"{type(error).__name__}: {error}") from None
         try:
             answer = json.loads(content)
         except (ValueError, RecursionError):
@@ -171,10 +168,10 @@ class RemoteReward:
         if status == 200:
             return self._scores(step, url, answer, document, batch)
         details = answer if isinstance(answer, dict) else {}
-        message = f"status {status}: {_printable(details.get('error', content[:200].decode(errors='replace')))}"
+        message = f"status {status}: {printable(details.get('error', content[:200].decode(errors='replace')), 2000)}"
         temporary = status >= 500 or status in (408, 429)
         if temporary and details.get("retry", True):
-            raise _Failure(message, _seconds(headers.get("Retry-After")))
+            raise FailedTry("status", message, retry_after(headers.get("Retry-After")))
         raise ValueError(f"reward server {url}: {message}")
 
     async def _exchange(
@@ -185,11 +182,13 @@ class RemoteReward:
         body = bytearray()
         async with client.stream("POST", f"{url}/v1/scores", content=document) as response:
             if response.headers.get("Content-Encoding", "identity") != "identity":
-                raise _Failure("the answer is compressed, which was not asked for")
+                raise FailedTry("answer", "the answer is compressed, which was not asked for")
             async for chunk in response.aiter_raw():
                 body += chunk
                 if len(body) > limit:
-                    raise _Failure(f"the answer is longer than {limit} bytes, too long for {len(batch)} scores")
+                    raise FailedTry(
+                        "answer", f"the answer is longer than {limit} bytes, too long for {len(batch)} scores"
+                    )
         return response.status_code, response.headers, bytes(body)
 
     def _scores(
@@ -198,9 +197,9 @@ class RemoteReward:
         try:
             scores = check_scores("remote", deserialize_scores(answer), batch, undefined=True)
         except ValueError as error:
-            raise _Failure(f"the answer is not a list of scores: {error}") from None
+            raise FailedTry("answer", f"the answer is not a list of scores: {error}") from None
         if answer.get("request") != digest(document):
-            raise _Failure("the answer belongs to another request")
+            raise FailedTry("answer", "the answer belongs to another request")
         step.check_reward(url, str(answer.get("reward")))
         return scores
 
@@ -208,22 +207,22 @@ class RemoteReward:
 class _Step:
     """The servers during one call: which one is used next, and whether all serve the same reward."""
 
-    def __init__(self, urls: Sequence[str], resting: dict[str, float]):
+    def __init__(self, urls: Sequence[str], cooling: dict[str, float]):
         self._busy = dict.fromkeys(urls, 0)
-        self._resting = resting
+        self._cooling = cooling
         self._served: dict[str, str] = {}
 
     def acquire(self, rng: random.Random) -> str:
         """The least busy server that has not failed recently, or else the one whose failure is longest ago."""
         now = time.time()
-        ready = {u: max(self._resting.get(u, 0.0) - now, 0.0) for u in self._busy}
+        ready = {u: max(self._cooling.get(u, 0.0) - now, 0.0) for u in self._busy}
         url = min(self._busy, key=lambda u: (ready[u], self._busy[u], rng.random()))
         self._busy[url] += 1
         return url
 
-    def release(self, url: str, rest: float) -> None:
+    def release(self, url: str, cooldown: float) -> None:
         self._busy[url] -= 1
-        self._resting[url] = time.time() + rest if rest else 0.0
+        self._cooling[url] = time.time() + cooldown if cooldown else 0.0
 
     def check_reward(self, url: str, reward: str) -> None:
         other = next((u for u, served in self._served.items() if served != reward), None)
@@ -233,20 +232,3 @@ class _Step:
                 "both with the same file"
             )
         self._served[url] = reward
-
-
-def checked_token(token: str, where: str) -> str:
-    """The token, if it fits into an HTTP header; errors never show it."""
-    if not token or not token.isascii() or not token.isprintable() or " " in token:
-        raise ValueError(f"{where}: not a token; give printable ASCII characters without spaces")
-    return token
-
-
-def _seconds(header: str | None) -> float:
-    """The seconds of a Retry-After header; 0 for a date, or anything else."""
-    return float(header) if header and header.isascii() and header.isdigit() and len(header) < 10 else 0.0
-
-
-def _printable(message: object) -> str:
-    """A server's message without control characters, which a terminal would obey."""
-    return "".join(c if c.isprintable() else " " for c in str(message)[:2000])

@@ -17,7 +17,7 @@ from rich.table import Table
 
 from audiorl.data.rollout_rows import read_rollouts
 from audiorl.protocols import Reward
-from audiorl.rewards.check import score_rollouts
+from audiorl.rewards.combine import score_rollouts
 from audiorl.rewards.files import load_reward, naming
 from audiorl.types import Rollout, Score
 

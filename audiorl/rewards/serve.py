@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import ipaddress
 import json
 import logging
 import os
@@ -43,9 +42,10 @@ from audiorl.data.serialization import (
     digest,
     serialize_scores,
 )
-from audiorl.rewards.check import check_scores
+from audiorl.rewards.combine import check_scores
+from audiorl.rewards.concurrency import checked_token, is_loopback
 from audiorl.rewards.files import FileReward, load_reward
-from audiorl.rewards.remote import TOKEN_ENV, checked_token
+from audiorl.rewards.remote import TOKEN_ENV
 from audiorl.types import Rollout, Score
 
 BODY_SECONDS = 120.0
@@ -61,7 +61,7 @@ def serve(options: RewardServerConfig) -> None:
     """Serve until interrupted. Raises ValueError or OSError for what is wrong with the options."""
     _check(options)
     token = read_token(options)
-    if token is None and not _is_loopback(options.host):
+    if token is None and not is_loopback(options.host):
         raise ValueError(
             f"rewards serve: --host {options.host} is open to other machines, which needs a token: give --token-file, "
             f"or set {TOKEN_ENV}"
@@ -95,13 +95,6 @@ def read_token(options: RewardServerConfig) -> str | None:
         )
     token = os.environ.get(TOKEN_ENV, "").strip()
     return checked_token(token, f"environment variable {TOKEN_ENV}") if token else None
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _listen(host: str, port: int) -> socket.socket:

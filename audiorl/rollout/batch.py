@@ -1,17 +1,24 @@
-"""The rows that the transformers engine decodes side by side, with their key-value cache.
+"""The answers that the transformers engine decodes side by side, with their key-value cache, and the step itself.
 
-`GroupBatch` holds a prompt once for all its rows, and a step reads it once. `RowBatch` holds it in every row: for a
-single sample of each prompt, for a few groups among many single rows, such as paused answers, and for models whose
-layers keep something else than all keys and values or whose attention is not to be replaced.
+`GroupBatch` holds a prompt once for all its answers, and a step reads it once. `RowBatch` holds it in every row of the
+cache: for a single answer to each prompt, for a few groups among many single answers, such as paused ones, and for
+models whose layers keep something else than all keys and values or whose attention is not to be replaced.
 
-Shapes: R prompts that were prefilled, P prompts of the batch, B rows, S columns of the prompts, H decoder width.
+Under `torch.compile` (`SamplingConfig.compile`) shapes are symbolic: a compiled step serves any number of answers and
+prompts, but one answer, one prompt and one answer to a prompt are cases of their own, each compiled when it first
+occurs. On CUDA the mode is "reduce-overhead": steps are recorded as CUDA graphs, one for each shape, so the columns of
+the cache that they read grow by `WIDTH` at a time.
+
+Shapes: R prompts that were prefilled, P prompts of the batch, B rows of the cache, S columns of the prompts, H decoder
+width.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any, cast
 
 import torch
@@ -20,15 +27,19 @@ from transformers import DynamicCache
 
 from audiorl.algos.prompt_attention import PromptAttention
 from audiorl.algos.varlen import compute_dtype
-from audiorl.models.attention import as_mask, takes_prompts
+from audiorl.models.attention import as_mask, no_mask, takes_prompts
 from audiorl.models.policy import AudioPolicy
 from audiorl.rollout.cache import RowCache, RowLayer
-from audiorl.rollout.compiled import WIDTH, compiled_step, decode_step, mark_static
+
+WIDTH = 128
+"""Columns of the rows' own tokens by which a compiled step grows."""
+RECOMPILES = 64
+"""Compiled steps of one process. Beyond it torch runs steps as they are, and says so."""
 
 
 @dataclass
 class Prefill:
-    """Prompts that went through the decoder, padded on the left: R rows of S columns."""
+    """Prompts that went through the decoder, padded on the left: [R, S]."""
 
     cache: DynamicCache
     hidden: Tensor
@@ -38,16 +49,15 @@ class Prefill:
 
 
 @dataclass
-class Joining:
+class PendingBatch:
     """Prompts that may join a batch."""
 
     prompts: int = 0
     rows: int = 0
-    """Rows of all of them together."""
-    longest: int = 0
-    """Tokens of the longest prompt."""
-    most: int = 0
-    """The most tokens or frames that one of the rows may add."""
+    """Answers to all of them together."""
+    max_prompt_len: int = 0
+    max_new_tokens: int = 0
+    """The most tokens or frames that one of the answers may add."""
 
 
 class RowBatch:
@@ -71,12 +81,12 @@ class RowBatch:
 
     @property
     def aligned(self) -> bool:
-        """Whether all rows must begin together."""
+        """All rows must begin together."""
         return self._cache.aligned
 
-    def tokens(self, active: Sequence[int], joining: Joining) -> int:
-        """The columns of all rows together when rows `active` stay and others join."""
-        room = max(self._room if active else 0, joining.longest + joining.most)
+    def tokens(self, active: Sequence[int], joining: PendingBatch) -> int:
+        """Count the columns of all rows together when rows `active` stay and others join."""
+        room = max(self._room if active else 0, joining.max_prompt_len + joining.max_new_tokens)
         return (len(active) + joining.rows) * room
 
     def keep(self, rows: Sequence[int]) -> None:
@@ -106,7 +116,7 @@ class RowBatch:
         self._cache.join(prefill.cache, rows, self._room)
 
     def forward(self, inputs: dict[str, Any]) -> None:
-        """One token of every row through the decoder."""
+        """Run one token of every row through the decoder."""
         # A row that has ended may go on beyond its room; what it writes there is never read.
         self._last = (self._last + 1).clamp(max=self._room - 1)
         self._ends = [min(end + 1, self._room) for end in self._ends]
@@ -142,7 +152,7 @@ class GroupBatch:
         self.policy = policy
         self._decoder = policy.backbone.decoder(policy.model)
         self._compiled = compiled
-        self._step = compiled_step(policy.device) if compiled else decode_step
+        self._step = compiled_step(policy.device.type) if compiled else decode_step
         self._empty()
 
     def _empty(self) -> None:
@@ -161,11 +171,11 @@ class GroupBatch:
         self._begins = torch.zeros(0, dtype=torch.long)  # [B], on the device: the length of each row's prompt
         self._attention: PromptAttention | None = None  # but for `row_mask`
 
-    def tokens(self, active: Sequence[int], joining: Joining) -> int:
-        """The columns of all prompts and rows together when rows `active` stay and others join."""
+    def tokens(self, active: Sequence[int], joining: PendingBatch) -> int:
+        """Count the columns of all prompts and rows together when rows `active` stay and others join."""
         stay = {self._prompts[b] for b in active}
-        longest = max([joining.longest, *(self._lengths[p] for p in stay)])
-        room = max(self._room if active else 0, joining.most)
+        longest = max([joining.max_prompt_len, *(self._lengths[p] for p in stay)])
+        room = max(self._room if active else 0, joining.max_new_tokens)
         return (len(stay) + joining.prompts) * longest + (len(active) + joining.rows) * room
 
     def keep(self, rows: Sequence[int]) -> None:
@@ -177,14 +187,14 @@ class GroupBatch:
         chosen = torch.tensor(rows, device=self._written.device)
         self._written, self._begins = self._written[chosen], self._begins[chosen]
         self._cache.keep(chosen)
-        of_rows = [self._prompts[b] for b in rows]
-        stay = sorted(set(of_rows))
+        prompts = [self._prompts[b] for b in rows]
+        stay = sorted(set(prompts))
         if len(stay) < len(self._lengths):
             self._lengths = [self._lengths[p] for p in stay]
             numbers, width = torch.tensor(stay, device=chosen.device), max(self._lengths)
             for states in (self._keys, self._values):
                 states[:] = [x[numbers, :, -width:] for x in states]
-        self._prompts = [stay.index(p) for p in of_rows]
+        self._prompts = [stay.index(p) for p in prompts]
         self._attention = None
 
     def join(self, prefill: Prefill, repeat: Sequence[int], rollouts: Sequence[int], most: int) -> None:
@@ -216,7 +226,7 @@ class GroupBatch:
         self._attention = None
 
     def forward(self, inputs: dict[str, Any]) -> None:
-        """One token of every row through the decoder."""
+        """Run one token of every row through the decoder."""
         # A row that has ended may go on beyond its room; what it writes there is never read.
         columns = self._written.clamp(max=self._room - 1)
         self._counts = [min(count + 1, self._room) for count in self._counts]
@@ -229,13 +239,13 @@ class GroupBatch:
         if not together:
             row_mask = _added(torch.arange(width, device=columns.device) > columns[:, None], self._keys[0].dtype)
         if self._attention is None:
-            self._attention = self._of_prompts()
+            self._attention = self._prompt_attention()
         attention = replace(self._attention, row_mask=row_mask)
         positions = (self._begins + columns)[:, None]
         self.hidden = self._step(self._decoder, inputs, self._cache.layers, attention, positions)
         self._written = columns + 1
 
-    def _of_prompts(self) -> PromptAttention:
+    def _prompt_attention(self) -> PromptAttention:
         device, width = self._written.device, self._keys[0].shape[2]
         mask = None
         if self._compiled or min(self._lengths) < width:
@@ -259,20 +269,20 @@ class GroupBatch:
 Batch = RowBatch | GroupBatch
 
 
-def batch_for(policy: AudioPolicy, samples: Sequence[int], compiled: bool = False) -> Batch:
-    """An empty batch for prompts with at most `samples` rows each. `compiled`: see `compiled.check_compiles`."""
+def new_batch(policy: AudioPolicy, answers: Sequence[int], compiled: bool = False) -> Batch:
+    """Return an empty batch for prompts with so many answers each. `compiled`: see `check_compiles`."""
     if compiled:
         return GroupBatch(policy, compiled=True)
     rows = RowBatch(policy)
     if rows.aligned or not takes_prompts(policy.backbone.decoder(policy.model)):
         return rows
     # Attention to the prompts computes as many rows for each as the largest group has.
-    most = max(samples, default=0)
-    return GroupBatch(policy) if most > 1 and most * len(samples) <= 2 * sum(samples) else rows
+    most = max(answers, default=0)
+    return GroupBatch(policy) if most > 1 and most * len(answers) <= 2 * sum(answers) else rows
 
 
 def _stacked(before: Tensor, new: Tensor) -> Tensor:
-    """Prompts of both [·, heads, ·, D], padded on the left."""
+    """Return the prompts of both [·, heads, ·, D], padded on the left."""
     width = max(before.shape[2], new.shape[2])
     out = new.new_zeros(len(before) + len(new), new.shape[1], width, new.shape[3])
     out[: len(before), :, width - before.shape[2] :] = before
@@ -283,3 +293,79 @@ def _stacked(before: Tensor, new: Tensor) -> Tensor:
 def _added(hidden: Tensor, dtype: torch.dtype) -> Tensor:
     """hidden [R, columns] bool -> [R, 1, 1, columns], to be added to scores."""
     return torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill(hidden, -torch.inf)[:, None, None]
+
+
+# -- the step ----------------------------------------------------------------------------------------------------------
+
+
+def decode_step(
+    decoder: Any, inputs: dict[str, Any], cache: Any, prompts: PromptAttention, positions: Tensor
+) -> Tensor:
+    """Run one token of every row through the decoder: hidden states [B, H] from positions [B, 1]."""
+    hidden: Tensor = decoder(
+        **inputs,
+        attention_mask=no_mask(positions.device),
+        prompts=prompts,
+        position_ids=positions,
+        past_key_values=cache,
+        use_cache=True,
+    ).last_hidden_state
+    return hidden[:, -1]
+
+
+@cache
+def compiled_step(device: str) -> Callable[..., Tensor]:
+    """Return `decode_step`, compiled for a type of device at its first call."""
+    # torch._dynamo takes a second to import
+    from torch._dynamo.config import patch as patch_dynamo  # type: ignore[attr-defined]
+    from torch.fx.experimental._config import patch as patch_shapes  # type: ignore[attr-defined]
+
+    graphs = device == "cuda"
+    mode = "reduce-overhead" if graphs else None
+    run = torch.compile(decode_step, dynamic=True, mode=mode)
+
+    def step(*args: Any) -> Tensor:
+        if graphs:
+            torch.compiler.cudagraph_mark_step_begin()
+        # Equal sizes of one call, such as 64 rows and 64 columns, are not equal in the next.
+        with patch_dynamo(recompile_limit=RECOMPILES), patch_shapes(use_duck_shape=False):
+            return run(*args)
+
+    return step
+
+
+def mark_static(tensors: Iterable[Tensor]) -> None:
+    """Mark what CUDA graphs read and write in place; else a step that writes to its arguments is not recorded."""
+    for x in tensors:
+        if x.is_cuda:
+            torch._dynamo.mark_static_address(x)
+
+
+def check_compiles(policy: AudioPolicy) -> None:
+    """Raise ValueError where the decode step of a policy cannot be compiled."""
+    decoder = policy.backbone.decoder(policy.model)
+    if policy.speech is not None:
+        raise ValueError("sampling.compile: the step of a model that speaks is not compiled; turn it off")
+    if RowCache(policy.new_cache()).aligned or not takes_prompts(decoder):
+        raise ValueError(
+            f"sampling.compile: {type(decoder).__name__} has sliding windows, linear attention, cross-attention or "
+            "eager attention, whose step is not compiled; turn it off"
+        )
+    if missing := _missing_compiler(policy.device.type):
+        raise ValueError(f"sampling.compile: {missing}")
+
+
+def _missing_compiler(device: str) -> str | None:
+    """Return what torch.compile lacks on this type of device."""
+    if device == "cuda":
+        from torch.utils._triton import has_triton
+
+        return None if has_triton() else "torch compiles for this GPU with triton, which is missing or does not know it"
+    from torch._inductor.cpp_builder import get_cpp_compiler
+    from torch._inductor.exc import InvalidCxxCompiler
+
+    try:
+        get_cpp_compiler()
+    except InvalidCxxCompiler:
+        return "torch compiles for the CPU with a C++ compiler, and none was found; install g++, or name one in CXX"
+    return None

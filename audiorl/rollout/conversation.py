@@ -1,6 +1,6 @@
-"""A conversation with a policy: questions with recordings, answers that are shown while they are written.
+"""Chat with a policy: questions with recordings, answers that are shown while they are written.
 
-    talk = Conversation(load_policy("exported"), SamplingConfig(temperature=0.0))
+    talk = ChatSession(load_policy("exported"), SamplingConfig(temperature=0.0))
     talk.ask([AudioClip(path="question.wav"), "Which language is this?"], show=lambda text: print(text, end=""))
     talk.ask(["And who speaks?"])
     talk.messages  # two questions and two answers
@@ -19,11 +19,11 @@ from audiorl.models.policy import AudioPolicy
 from audiorl.protocols import Request
 from audiorl.rollout.hf import HFEngine
 from audiorl.rollout.samplers import SegmentBuffer
-from audiorl.rollout.speech_decoder import CodecSpeechDecoder, Wave
+from audiorl.rollout.speech import CodecSpeechDecoder, Wave
 from audiorl.types import Message, Rollout, Sample
 
 
-class Conversation:
+class ChatSession:
     """Asks a policy turn by turn.
 
     sampling: greedy by default. system: the system message, "" for the model's own. spoken: every answer is to be
@@ -44,11 +44,11 @@ class Conversation:
     ):
         self.policy = policy
         self.remembers = _has_conversations(policy)
-        """Whether earlier turns are part of the prompt. Whisper reads a single one."""
+        """Earlier turns are part of the prompt. Whisper reads a single one."""
         self.messages: tuple[Message, ...] = ()
         """The questions and answers so far, without the system message."""
         self.speech: Wave | None = None
-        """What the last answer said, float32 [T] at `speech_rate` Hz; None for text alone."""
+        """The speech of the last answer, float32 [T] at `speech_rate` Hz; None for text alone."""
         self._sampling = sampling or SamplingConfig(temperature=0.0)
         self._decoder = None if policy.codec is None else CodecSpeechDecoder.of(policy)
         self._spoken, self._language, self._seed = spoken, language, seed

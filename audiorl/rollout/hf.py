@@ -1,9 +1,9 @@
 """Rollouts with the transformers model itself: the engine that runs everywhere.
 
-Each prompt is encoded and prefilled once; its key-value cache then serves all n samples (`batch.py`). Rows that have
+Each prompt is encoded and prefilled once; its key-value cache then serves all n answers (`batch.py`). Answers that have
 ended make room for the next prompts as soon as these fit, and leave the batch at the latest when half of it is idle. A
-sampler decides what each row gets next, a token or a frame (`samplers.py`). A step waits for the device once, to read
-what was sampled.
+sampler decides what each answer gets next, a token or a frame (`samplers.py`). A step waits for the device once, to
+read what was sampled.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from itertools import groupby
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from audiorl.config import SamplingConfig
 from audiorl.models.attention import gqa_without_repeat
@@ -23,64 +24,70 @@ from audiorl.models.prompts import Prompt, wants_speech
 from audiorl.models.speech import pad_codes
 from audiorl.models.weights import Weights
 from audiorl.protocols import Ended, Request
-from audiorl.rollout.batch import Batch, Joining, Prefill, batch_for
-from audiorl.rollout.compiled import check_compiles
+from audiorl.rollout.batch import Batch, PendingBatch, Prefill, check_compiles, new_batch
 from audiorl.rollout.samplers import RolloutKey, Sampler, SegmentBuffer, StepOutput, sampler_for
 from audiorl.rollout.streams import StreamDecoder
 from audiorl.types import Rollout, Segment, StopReason
 
 
 @dataclass
-class _Row:
-    """One rollout in progress."""
+class AnswerState:
+    """One answer in progress, new or paused before."""
 
     request: Request
     index: int
     prompt: Prompt
-    buffer: SegmentBuffer = field(default_factory=SegmentBuffer)
     before: Segment | None = None
-    """What a paused answer had sampled before."""
+    """Sampled by earlier calls, where the answer was paused."""
+    buffer: SegmentBuffer = field(default_factory=SegmentBuffer)
     stop_reason: StopReason | None = None
-
-    def key(self) -> RolloutKey:
-        r = self.request
-        return RolloutKey(r.seed, r.sample.id, self.index, r.greedy, wants_speech(r.sample), self.num_before)
 
     @property
     def num_before(self) -> int:
         return 0 if self.before is None else len(self.before.ids)
 
+    def key(self) -> RolloutKey:
+        r = self.request
+        return RolloutKey(r.seed, r.sample.id, self.index, r.greedy, wants_speech(r.sample), self.num_before)
+
+    def room(self, most: int) -> int:
+        """Return how many tokens or frames this call may add, of `most` in an answer."""
+        limit = self.request.token_limit
+        return most - self.num_before if limit is None else min(most - self.num_before, limit)
+
     def reaches_limit(self) -> bool:
-        """Whether it has sampled as much as it may now."""
         limit = self.request.token_limit
         return limit is not None and len(self.buffer.ids) - self.num_before >= limit
 
 
+def pending_answers(request: Request, prompt: Prompt) -> list[AnswerState]:
+    """Return the answers that a request asks for: n new ones, or those that were paused."""
+    if not request.paused:
+        return [AnswerState(request, k, prompt) for k in range(request.n)]
+    paused = [(r.index, r.segments[0]) for r in request.paused]
+    return [AnswerState(request, k, prompt, before, SegmentBuffer.from_segment(before)) for k, before in paused]
+
+
 @dataclass
-class _Start:
-    """A prompt, and the rows that begin after it: the samples of a request, or one paused answer."""
+class _PromptGroup:
+    """A prompt, and the answers that begin after it: all of a request, or one that was paused."""
 
     prompt: Prompt
-    rows: list[_Row]
+    answers: list[AnswerState]
     sampled: Tensor | None = None
     """[P] bool: the tokens of the prompt that the policy sampled; None: none of them."""
 
-    def max_rows(self, sampler: Sampler) -> int:
-        """The most tokens or frames that a row may add."""
-        rows, limit = sampler.max_rows - self.rows[0].num_before, self.rows[0].request.token_limit
-        return rows if limit is None else min(rows, limit)
 
-
-def _starts(request: Request, prompt: Prompt) -> list[_Start]:
+def _prompt_groups(request: Request, prompt: Prompt) -> list[_PromptGroup]:
+    answers = pending_answers(request, prompt)
     if not request.paused:
-        return [_Start(prompt, [_Row(request, k, prompt) for k in range(request.n)])]
-    starts = []
-    for rollout in request.paused:
-        (before,) = rollout.segments
-        sampled = torch.arange(len(prompt) + len(before.ids)) >= len(prompt)
-        row = _Row(request, rollout.index, prompt, SegmentBuffer.of(before), before)
-        starts.append(_Start(prompt.followed_by(before.ids, ()), [row], sampled))
-    return starts
+        return [_PromptGroup(prompt, answers)]
+    groups = []
+    for answer in answers:  # what it has sampled becomes a part of its prompt
+        assert answer.before is not None
+        longer = prompt.followed_by(answer.before.ids, ())
+        groups.append(_PromptGroup(longer, [answer], torch.arange(len(longer)) >= len(prompt)))
+    return groups
 
 
 class HFEngine:
@@ -109,106 +116,96 @@ class HFEngine:
 
     @torch.no_grad()
     def generate(self, requests: Sequence[Request], ended: Ended | None = None) -> list[Rollout]:
-        """All rollouts of all requests, request by request, index ascending.
+        """Generate all rollouts of all requests, request by request, index ascending.
 
         `ended` is called with the answers to a request once all of them have ended, streams excepted.
         """
-        training = self.policy.model.training
-        self.policy.model.eval()  # in training mode, gradient checkpointing would switch the cache off
-        try:
-            return self._generate(requests, ended)
-        finally:
-            self.policy.model.train(training)
-
-    def _generate(self, requests: Sequence[Request], ended: Ended | None) -> list[Rollout]:
+        policy = self.policy
+        training = policy.model.training
+        policy.model.eval()  # in training mode, gradient checkpointing would switch the cache off
         rollouts: list[Rollout] = []
-        for streams, group in groupby(requests, key=lambda r: bool(r.sample.turns)):
-            several = list(group)
-            rollouts += self._interpret(several) if streams else self._answer(several, ended)
+        try:
+            with policy.autocast(), gqa_without_repeat(policy.backbone.decoder(policy.model)):
+                for streams, group in groupby(requests, key=lambda r: bool(r.sample.turns)):
+                    if streams:
+                        rollouts += StreamDecoder(policy, self.sampling, self.policy_version).rollouts(list(group))
+                    else:
+                        rollouts += self._answer(list(group), ended)
+        finally:
+            policy.model.train(training)
         return rollouts
 
-    def _interpret(self, requests: Sequence[Request]) -> list[Rollout]:
-        with self.policy.autocast(), gqa_without_repeat(self.policy.backbone.decoder(self.policy.model)):
-            return StreamDecoder(self.policy, self.sampling, self.policy_version).rollouts(requests)
-
     def _answer(self, requests: Sequence[Request], ended: Ended | None) -> list[Rollout]:
-        starts = [start for r in requests for start in _starts(r, self.policy.prompt(r.sample))]
-        with self.policy.autocast(), gqa_without_repeat(self.policy.backbone.decoder(self.policy.model)):
-            rows = self._decode(starts, ended)
-        return [self._rollout(row) for row in rows]
+        groups = [group for r in requests for group in _prompt_groups(r, self.policy.prompt(r.sample))]
+        return [self._rollout(answer) for answer in self._decode(groups, ended)]
 
-    def _rollout(self, row: _Row) -> Rollout:
-        assert row.stop_reason is not None
-        return answered(
-            self.policy,
-            row.request,
-            row.index,
-            row.prompt,
-            row.buffer,
-            row.stop_reason,
-            self.policy_version,
-            row.before,
-        )
+    def _rollout(self, a: AnswerState) -> Rollout:
+        assert a.stop_reason is not None
+        version = self.policy_version
+        return build_rollout(self.policy, a.request, a.index, a.prompt, a.buffer, a.stop_reason, version, a.before)
 
-    def _decode(self, starts: Sequence[_Start], ended: Ended | None) -> list[_Row]:
-        """One loop for all prompts: rows that end make room for the next ones."""
-        rows = [row for start in starts for row in start.rows]
-        of_request: dict[int, list[_Row]] = defaultdict(list)
-        for row in rows:
-            of_request[id(row.request)].append(row)
-        sampler = sampler_for(self.policy, self.sampling, [row.key() for row in rows])
-        batch = batch_for(self.policy, [len(start.rows) for start in starts], self.sampling.compile)
-        started = 0  # prompts whose rows are in the batch or have ended
+    def _decode(self, groups: Sequence[_PromptGroup], ended: Ended | None) -> list[AnswerState]:
+        """Decode all prompts in one loop: answers that end make room for the next ones."""
+        answers = [answer for group in groups for answer in group.answers]
+        by_request: dict[int, list[AnswerState]] = defaultdict(list)
+        for answer in answers:
+            by_request[id(answer.request)].append(answer)
+        sampler = sampler_for(self.policy, self.sampling, [answer.key() for answer in answers])
+        batch = new_batch(self.policy, [len(group.answers) for group in groups], self.sampling.compile)
+        started = 0  # prompts whose answers are in the batch or have ended
         output: StepOutput | None = None
         while True:
-            active = [b for b, i in enumerate(batch.rollouts) if rows[i].stop_reason is None]
-            joining = self._joining(starts[started:], active, batch, sampler)
+            active = [b for b, i in enumerate(batch.rollouts) if answers[i].stop_reason is None]
+            joining = self._joining(groups[started:], active, batch, sampler)
+            # Dropping ended answers copies the cache: only when others join, or when half of the batch is idle.
             changes = bool(joining) or len(active) * 2 <= len(batch.rollouts)
-            stay: Tensor | None = None  # all rows
+            stay: Tensor | None = None  # all
             if changes and len(active) < len(batch.rollouts):
                 stay = torch.tensor(active, dtype=torch.long)
                 batch.keep(active)
             if batch.rollouts:
                 assert output is not None
-                batch.forward(output.embedded(self.policy, stay))
+                batch.forward(output.next_inputs(self.policy, stay))
             if joining:
-                new = starts[started : started + joining]
-                before = sum(len(start.rows) for start in starts[:started])
-                repeat = [i for i, start in enumerate(new) for _ in start.rows]
-                most = max(start.max_rows(sampler) for start in new)
+                new = groups[started : started + joining]
+                before = sum(len(group.answers) for group in groups[:started])
+                repeat = [i for i, group in enumerate(new) for _ in group.answers]
+                most = max(group.answers[0].room(sampler.max_rows) for group in new)
                 batch.join(self._prefill(new), repeat, range(before, before + len(repeat)), most)
                 started += joining
             if not batch.rollouts:
-                return rows
+                return answers
             if changes:
                 sampler.select(batch.rollouts)
             output = sampler.step(batch.hidden)
             for i, numbers in zip(batch.rollouts, output.rows(), strict=True):
-                if rows[i].stop_reason is None:
-                    rows[i].buffer.add(*numbers)
-                    rows[i].stop_reason = self._stop_reason(sampler, i, rows[i])
-                    if ended is not None and rows[i].stop_reason is not None:
-                        siblings = of_request[id(rows[i].request)]
-                        if all(row.stop_reason is not None for row in siblings):
-                            ended([self._rollout(row) for row in siblings])
+                answer = answers[i]
+                if answer.stop_reason is not None:
+                    continue  # it stays in the batch until the next change
+                answer.buffer.add(*numbers)
+                answer.stop_reason = self._stop_reason(sampler, i, answer)
+                if ended is not None and answer.stop_reason is not None:
+                    siblings = by_request[id(answer.request)]
+                    if all(a.stop_reason is not None for a in siblings):
+                        ended([self._rollout(a) for a in siblings])
             if self.on_step is not None:
-                self.on_step([row.buffer for row in rows])
+                self.on_step([answer.buffer for answer in answers])
 
-    def _joining(self, waiting: Sequence[_Start], active: Sequence[int], batch: Batch, sampler: Sampler) -> int:
-        """How many of the prompts that wait join the `active` rows now: as many as `max_batch_tokens` allows.
+    def _joining(self, waiting: Sequence[_PromptGroup], active: Sequence[int], batch: Batch, sampler: Sampler) -> int:
+        """Return how many of the waiting prompts join the `active` answers now: what `max_batch_tokens` allows.
 
-        The samples of a prompt are never split. To copy the cache less often, a few rows wait until an eighth of the
-        batch can be replaced, unless they are the last.
+        The answers of a prompt are never split. To copy the cache less often, a few wait until an eighth of the batch
+        can be replaced, unless they are the last.
         """
         if active and batch.aligned:
             return 0
-        now = Joining()
-        for start in waiting:
-            more = Joining(
+        now = PendingBatch()
+        for group in waiting:
+            more = PendingBatch(
                 now.prompts + 1,
-                now.rows + len(start.rows),
-                max(now.longest, len(start.prompt)),
-                max(now.most, start.max_rows(sampler)),
+                now.rows + len(group.answers),
+                max(now.max_prompt_len, len(group.prompt)),
+                max(now.max_new_tokens, group.answers[0].room(sampler.max_rows)),
             )
             if (active or now.prompts) and batch.tokens(active, more) > self.sampling.max_batch_tokens:
                 break
@@ -216,39 +213,36 @@ class HFEngine:
         last = now.prompts == len(waiting)
         return now.prompts if last or not active or now.rows * 8 >= len(batch.rollouts) else 0
 
-    def _prefill(self, starts: Sequence[_Start]) -> Prefill:
-        """Left-padded prompts through the decoder."""
+    def _prefill(self, groups: Sequence[_PromptGroup]) -> Prefill:
+        """Run left-padded prompts through the decoder."""
         policy, device = self.policy, self.policy.device
-        prompts = [start.prompt for start in starts]
+        prompts = [group.prompt for group in groups]
+        lengths = [len(p) for p in prompts]
+        longest = max(lengths)
+        embeds = [policy.embed(g.prompt.ids, g.prompt.audio, g.sampled, g.prompt.codes) for g in groups]
+        padded = torch.stack([pad(e, (0, 0, longest - len(e), 0)) for e in embeds])
+        places = torch.arange(longest, device=device) - (longest - torch.tensor(lengths, device=device))[:, None]
         cache = policy.new_cache()
-        longest = max(len(p) for p in prompts)
-        lengths = torch.tensor([len(p) for p in prompts], device=device)
-        embeds = [policy.embed(s.prompt.ids, s.prompt.audio, s.sampled, s.prompt.codes) for s in starts]
-        padded = torch.stack(
-            [torch.cat([e.new_zeros(longest - len(e), e.shape[1]), e]) if len(e) < longest else e for e in embeds]
-        )
-        mask = (torch.arange(longest, device=device)[None] >= (longest - lengths)[:, None]).long()
-        positions = (torch.arange(longest, device=device)[None] - (longest - lengths)[:, None]).clamp(min=0)
         out = policy.backbone.decoder(policy.model)(
             inputs_embeds=padded,
-            attention_mask=mask,
-            position_ids=positions,
+            attention_mask=(places >= 0).long(),
+            position_ids=places.clamp(min=0),
             past_key_values=cache,
             use_cache=True,
-            **policy.routing_kwargs(pad_codes([p.codes for p in prompts], [len(p) for p in prompts], left=True)),
+            **policy.routing_kwargs(pad_codes([p.codes for p in prompts], lengths, left=True)),
             **policy.cross_attention_kwargs(prompts),
         )
-        return Prefill(cache, out.last_hidden_state[:, -1], [len(p) for p in prompts])
+        return Prefill(cache, out.last_hidden_state[:, -1], lengths)
 
-    def _stop_reason(self, sampler: Sampler, i: int, row: _Row) -> StopReason | None:
-        reason = sampler.ended(i, row.buffer)
-        if reason != "eos" and ends_with_stop_string(self.policy, row.buffer.ids, self.sampling.stop):
+    def _stop_reason(self, sampler: Sampler, i: int, answer: AnswerState) -> StopReason | None:
+        reason = sampler.ended(i, answer.buffer)
+        if reason != "eos" and ends_with_stop_string(self.policy, answer.buffer.ids, self.sampling.stop):
             return "stop"
-        return reason or ("paused" if row.reaches_limit() else None)
+        return reason or ("paused" if answer.reaches_limit() else None)
 
 
 def ends_with_stop_string(policy: AudioPolicy, ids: Sequence[int], stop: Sequence[str]) -> bool:
-    """Whether one of the stop strings is in the text of the last tokens."""
+    """Tell if one of the stop strings is in the text of the last tokens."""
     if not stop:
         return False
     # A stop string spans a bounded number of tokens; byte-level tokens are at least one byte each.
@@ -256,7 +250,7 @@ def ends_with_stop_string(policy: AudioPolicy, ids: Sequence[int], stop: Sequenc
     return any(s in tail for s in stop)
 
 
-def answered(
+def build_rollout(
     policy: AudioPolicy,
     request: Request,
     index: int,
@@ -266,11 +260,11 @@ def answered(
     policy_version: int,
     before: Segment | None = None,
 ) -> Rollout:
-    """The rollout of one segment: a prompt and the answer in `buffer`, which begins with what was sampled `before`."""
+    """Return the rollout of one segment: a prompt and the answer in `buffer`, which begins with the tokens `before`."""
     versions = None
     if before is not None:
         versions = torch.full((len(buffer.ids),), policy_version)
-        versions[: len(before.ids)] = versions_of(before)
+        versions[: len(before.ids)] = token_versions(before)
     segment = Segment(
         prompt_ids=prompt.ids,
         prompt_codes=prompt.codes,
@@ -281,16 +275,11 @@ def answered(
         policy_version=policy_version,
         policy_versions=versions,
     )
-    return Rollout(
-        sample=request.sample,
-        segments=(segment,),
-        group_id=request.group_id or request.sample.id,
-        index=index,
-    )
+    return Rollout(request.sample, (segment,), request.group_id or request.sample.id, index)
 
 
-def versions_of(segment: Segment) -> Tensor:
-    """[N] int64: the version of the weights that sampled each token."""
+def token_versions(segment: Segment) -> Tensor:
+    """Return [N] int64: the version of the weights that sampled each token."""
     if segment.policy_versions is not None:
         return segment.policy_versions
     return torch.full((len(segment.ids),), segment.policy_version)

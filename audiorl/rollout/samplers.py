@@ -1,20 +1,21 @@
-"""Sampling the next row of a rollout: a token from the text head, or in speech a frame of codes.
+"""Sampling the next step of a rollout: a token from the text head, or in speech a frame of codes.
 
 A sampler holds the state of the rollouts of one decoding loop. `TextSampler` serves models that write text,
 `SpeechSampler` those that also speak, where every rollout is in one of three modes::
 
     text    a token is sampled; `begin_id` opens speech
-    frame   the delay pattern's next row: its open codes are sampled, the rest is forced (`tokenizers_audio.delay.step`)
-    end     `end_id` is forced after the row that is all EOS, then text again
+    frame   the delay pattern's next frame: its open codes are sampled, the rest is forced (`tokenizers_audio.delay`)
+    end     `end_id` is forced after the frame that is all EOS, then text again
 
 Speech that reaches `max_frames` ends as if EOS had been sampled there. A rollout has its own random numbers, one per
-token and one per code, so it does not depend on its batch.
+token and one per code, so it does not depend on its batch. Each choice inverts the cumulative distribution at one.
 
 Shapes: R rollouts, B of them in a step, H decoder width, V vocabulary, Q codebooks, W frames of a window.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -24,30 +25,96 @@ from torch import Tensor
 
 from audiorl.config import SamplingConfig
 from audiorl.models.policy import AudioPolicy
-from audiorl.rollout.sampling import choose, filtered_logprobs, uniforms
 from audiorl.types import Segment, StopReason
 from tokenizers_audio import delay
+
+# -- distributions -----------------------------------------------------------------------------------------------------
+
+
+def filtered_logprobs(logits: Tensor, config: SamplingConfig) -> Tensor:
+    """Return the log-probs [B, V] of the sampled distribution: temperature, then top-k, then top-p.
+
+    Impossible tokens get -inf. Greedy decoding (temperature 0) reports the model's own distribution.
+    """
+    logits = logits.float()
+    if config.temperature > 0:
+        logits = logits / config.temperature
+    if config.top_k and config.top_k < logits.shape[-1]:
+        kth = logits.topk(config.top_k).values[:, -1:]
+        logits = logits.masked_fill(logits < kth, -torch.inf)
+    if config.top_p < 1:
+        ordered, order = logits.sort(descending=True)
+        probs = ordered.softmax(-1)
+        beyond = probs.cumsum(-1) - probs >= config.top_p  # the token that crosses top_p stays
+        logits = logits.masked_fill(beyond.scatter(-1, order, beyond), -torch.inf)
+    return logits.log_softmax(-1)
+
+
+def choose(logprobs: Tensor, uniform: Tensor, greedy: Tensor | bool) -> Tensor:
+    """Choose token ids [B] from log-probs [B, V] by inverting the cumulative distribution at `uniform` [B] in [0, 1).
+
+    Where `greedy` [B], or one truth for all rows, is true: the most probable token.
+    """
+    if isinstance(greedy, Tensor):
+        return torch.where(greedy, logprobs.argmax(-1), choose(logprobs, uniform, False))
+    if greedy:
+        return logprobs.argmax(-1)
+    cumulative = logprobs.double().exp_().cumsum_(-1)
+    total = cumulative[:, -1:]
+    # Rounding must not reach the total itself: beyond it there is no token.
+    target = torch.minimum(uniform[:, None].to(cumulative) * total, total.nextafter(torch.zeros_like(total)))
+    # right=True: a token of probability 0 has an empty interval and is never chosen
+    return torch.searchsorted(cumulative, target, right=True).squeeze(-1)
+
+
+def uniforms(seed: int, sample_id: str, index: int, count: int) -> Tensor:
+    """Return `count` uniform numbers for one rollout, fixed by (seed, sample, index)."""
+    generator = torch.Generator().manual_seed(rollout_seed(seed, sample_id, index))
+    return torch.rand(count, generator=generator, dtype=torch.float64)
+
+
+def rollout_seed(seed: int, sample_id: str, index: int) -> int:
+    """Return the seed of one rollout, 63 bits."""
+    digest = hashlib.blake2b(f"{seed}\0{sample_id}\0{index}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1
+
+
+def repetition_aware(sampled: Tensor, plain: Tensor, often: Tensor, greedy: Tensor | bool) -> Tensor:
+    """Return log-probs [N, size] of drawing from `sampled` and, where that gives a code of `often`, from `plain`.
+
+    q(c) = p(c)·[c not often] + plain(c)·Σ p(often). Where `greedy` [N], or one truth for all rows, is true: p is the
+    most probable code alone.
+    """
+    first = sampled.exp()
+    if greedy is not False:
+        peak = torch.zeros_like(first).scatter_(-1, sampled.argmax(-1, keepdim=True), 1.0)
+        first = peak if greedy is True else torch.where(greedy[:, None], peak, first)
+    again = (first * often).sum(-1, keepdim=True)
+    return (first.masked_fill(often, 0.0) + plain.exp() * again).log()
+
+
+# -- state -------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class RolloutKey:
-    """What fixes the random numbers of a rollout (seed, sample name, index), and how it is sampled."""
+    """The random numbers of a rollout (fixed by seed, sample name, index), and how it is sampled."""
 
     seed: int
     name: str
     index: int
     greedy: bool = False
     spoken: bool = False
-    """Whether the prompt has opened speech; the answer then ends with it."""
+    """The prompt has opened speech; the answer then ends with it."""
     sampled: int = 0
     """Tokens that a paused rollout has sampled before."""
 
 
 @dataclass(frozen=True, eq=False)
 class StepOutput:
-    """One row of each rollout: ids [B], logprobs [B]; in speech logprobs [B, Q] and code_mask [B, Q], on the CPU.
+    """A step of each rollout: ids [B], logprobs [B]; in speech logprobs [B, Q] and code_mask [B, Q], on the CPU.
 
-    codes [B, Q] (-1 where a row is no frame) are None when none of them is.
+    codes [B, Q] (-1 where there is no frame) are None without any frame.
     """
 
     ids: Tensor
@@ -55,8 +122,8 @@ class StepOutput:
     codes: Tensor | None = None
     code_mask: Tensor | None = None
 
-    def embedded(self, policy: AudioPolicy, rows: Tensor | None) -> dict[str, Any]:
-        """Rows [n] of it (None: all) as the decoder's next inputs: inputs_embeds [n, 1, H] and what goes with them."""
+    def next_inputs(self, policy: AudioPolicy, rows: Tensor | None) -> dict[str, Any]:
+        """Return rollouts `rows` [n] (None: all) as the decoder's next inputs: inputs_embeds [n, 1, H] and routing."""
         ids, codes = self.ids, self.codes
         if rows is not None:
             ids, codes = ids[rows.to(ids.device)], None if codes is None else codes[rows]
@@ -64,17 +131,17 @@ class StepOutput:
         return {"inputs_embeds": policy.embed_tokens(ids[:, None], codes), **policy.routing_kwargs(codes)}
 
     def rows(self) -> list[tuple[Any, ...]]:
-        """(id, logprob), or (id, logprobs, codes or None, code_mask), of each rollout, as numbers."""
+        """Return (id, logprob), or (id, logprobs, codes or None, code_mask), of each rollout, as numbers."""
         if self.code_mask is None:
-            sampled = on_host([self.ids, self.logprobs])
+            sampled = to_cpu([self.ids, self.logprobs])
             return list(zip(*(x.tolist() for x in sampled), strict=True))
         ids, logprobs = self.ids.tolist(), self.logprobs.tolist()
         codes = [None] * len(ids) if self.codes is None else self.codes.tolist()
         return list(zip(ids, logprobs, codes, self.code_mask.tolist(), strict=True))
 
 
-def on_host(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """The same on the CPU, by one transfer: the host waits for the device once. Integers must be below 2**53."""
+def to_cpu(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Move tensors by one transfer: the host waits for the device once. Integers must be below 2**53."""
     if all(x.device.type == "cpu" for x in tensors):
         return list(tensors)
     flat = torch.cat([x.flatten().double() for x in tensors]).cpu()
@@ -84,7 +151,7 @@ def on_host(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 @dataclass
 class SegmentBuffer:
-    """The rows of a segment that is being sampled."""
+    """The tokens and frames of a segment that is being sampled."""
 
     ids: list[int] = field(default_factory=list)
     logprobs: list[Any] = field(default_factory=list)
@@ -92,8 +159,8 @@ class SegmentBuffer:
     code_mask: list[list[bool]] = field(default_factory=list)
 
     @classmethod
-    def of(cls, segment: Segment) -> SegmentBuffer:
-        """The tokens of a segment without frames, to go on with."""
+    def from_segment(cls, segment: Segment) -> SegmentBuffer:
+        """Continue a segment without frames."""
         return cls(segment.ids.tolist(), segment.logprobs.tolist())
 
     def add(self, id: int, logprob: Any, codes: list[int] | None = None, code_mask: list[bool] | None = None) -> None:
@@ -104,7 +171,7 @@ class SegmentBuffer:
             self.code_mask.append(code_mask)
 
     def fields(self) -> dict[str, Any]:
-        """ids, logprobs and, where there are frames, codes and code_mask: fields of a `Segment`."""
+        """Return ids, logprobs and, where there are frames, codes and code_mask: fields of a `Segment`."""
         ids, logprobs = torch.tensor(self.ids, dtype=torch.long), torch.tensor(self.logprobs)
         if not self.code_mask:
             return {"ids": ids, "logprobs": logprobs}
@@ -120,19 +187,19 @@ class Sampler(Protocol):
 
     @property
     def max_rows(self) -> int:
-        """The most rows that any of them can have."""
+        """The most tokens and frames that any of them can have."""
         ...
 
     def select(self, rollouts: Sequence[int]) -> None:
-        """The rollouts of the next steps, by number, in the order of their hidden states. At first it is all."""
+        """Choose the rollouts of the next steps, by number, in the order of their hidden states. At first it is all."""
         ...
 
-    def step(self, hidden: Tensor, going: Tensor | None = None) -> StepOutput:
-        """The next row of the selected rollouts from hidden states [B, H]; `going` [B]: may not end yet."""
+    def step(self, hidden: Tensor, must_continue: Tensor | None = None) -> StepOutput:
+        """Sample the next step of the selected rollouts from hidden states [B, H]. `must_continue` [B]: not to end."""
         ...
 
     def ended(self, i: int, buffer: SegmentBuffer) -> StopReason | None:
-        """Why rollout i ends with the last row of its `buffer`; None if it goes on."""
+        """Return why rollout i ends with the last step in its `buffer`; None if it does not."""
         ...
 
 
@@ -141,7 +208,7 @@ def sampler_for(policy: AudioPolicy, config: SamplingConfig, keys: Sequence[Roll
 
 
 def max_rows(policy: AudioPolicy, config: SamplingConfig, spoken: bool = False) -> int:
-    """The most rows of an answer or a turn; `spoken`: of an answer that is speech from the start."""
+    """Count the most tokens and frames of an answer or a turn; `spoken`: of one that is speech from the start."""
     if policy.speech is None:
         return config.max_new_tokens
     one_speech = config.max_frames + policy.speech.codebooks + 2
@@ -167,15 +234,15 @@ class TextSampler:
 
     def select(self, rollouts: Sequence[int]) -> None:
         self._selected = torch.tensor(rollouts, device=self._noise.device)
-        self._selected_greedy = _truth([self._greedy[i] for i in rollouts], self._noise.device)
+        self._selected_greedy = _shared_flag([self._greedy[i] for i in rollouts], self._noise.device)
 
-    def step(self, hidden: Tensor, going: Tensor | None = None) -> StepOutput:
+    def step(self, hidden: Tensor, must_continue: Tensor | None = None) -> StepOutput:
         # A rollout that has ended may still be in the batch; its rows are discarded.
         number = self._sampled[self._selected].clamp(max=self._config.max_new_tokens - 1)
         self._sampled[self._selected] = number + 1
         noise = self._noise[self._selected, number]
         logits = self._head(hidden)
-        return StepOutput(*_token(logits, self._config, noise, self._selected_greedy, going, self._stop_ids))
+        return StepOutput(*_token(logits, self._config, noise, self._selected_greedy, must_continue, self._stop_ids))
 
     def ended(self, i: int, buffer: SegmentBuffer) -> StopReason | None:
         if buffer.ids[-1] in self._policy.stop_ids:
@@ -183,8 +250,8 @@ class TextSampler:
         return "length" if len(buffer.ids) >= self._config.max_new_tokens else None
 
 
-def _truth(flags: Sequence[bool], device: torch.device) -> Tensor | bool:
-    """One truth where all flags agree, else [B] on the device."""
+def _shared_flag(flags: Sequence[bool], device: torch.device) -> Tensor | bool:
+    """Return one truth where all flags agree, else [B] on the device."""
     return flags[0] if all(flag == flags[0] for flag in flags) else torch.tensor(flags, device=device)
 
 
@@ -193,15 +260,18 @@ def _token(
     config: SamplingConfig,
     noise: Tensor,
     greedy: Tensor | bool,
-    going: Tensor | None,
+    must_continue: Tensor | None,
     stop_ids: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """Tokens [B] and log-probs [B] from logits [B, V]. `going` [B] may not take a stop token; log-probs ignore that."""
+    """Sample tokens [B] and log-probs [B] from logits [B, V].
+
+    Where `must_continue` [B] is true no stop token is taken; log-probs ignore that.
+    """
     logprobs = filtered_logprobs(logits, config)
     allowed = logprobs
-    if going is not None:
+    if must_continue is not None:
         ends = torch.zeros(logits.shape[-1], dtype=torch.bool, device=logits.device).index_fill(0, stop_ids, True)
-        allowed = logprobs.masked_fill(going[:, None] & ends, -torch.inf)
+        allowed = logprobs.masked_fill(must_continue[:, None] & ends, -torch.inf)
     tokens = choose(allowed, noise, greedy)
     return tokens, logprobs.gather(-1, tokens[:, None]).squeeze(-1)
 
@@ -244,15 +314,15 @@ class SpeechSampler:
     def select(self, rollouts: Sequence[int]) -> None:
         self._active = torch.tensor(rollouts, dtype=torch.long)
 
-    def step(self, hidden: Tensor, going: Tensor | None = None) -> StepOutput:
+    def step(self, hidden: Tensor, must_continue: Tensor | None = None) -> StepOutput:
         active = self._active
         count, width = len(active), self._layout.codebooks
         closing = self._closing[active]
         in_frame = (self._row[active] >= 0) & ~closing
         in_text = ~in_frame & ~closing
         text, frames = in_text.nonzero()[:, 0], in_frame.nonzero()[:, 0]
-        tokens, of_tokens, draws, of_draws = on_host(
-            [*self._sample_tokens(hidden, text, going), *self._sample_codes(hidden, frames)]
+        tokens, of_tokens, draws, of_draws = to_cpu(
+            [*self._sample_tokens(hidden, text, must_continue), *self._sample_codes(hidden, frames)]
         )
         ids = torch.full((count,), self._layout.end_id)
         logprobs = torch.zeros(count, width)
@@ -285,7 +355,7 @@ class SpeechSampler:
     # -- modes -----------------------------------------------------------------------------------------------------
 
     def _open(self, rollouts: Tensor) -> None:
-        """Speech begins, with the frames that remain of `max_frames`."""
+        """Begin speech, with the frames that remain of `max_frames`."""
         self._row[rollouts] = 0
         self._limit[rollouts] = (self._config.max_frames - self._frames[rollouts]).clamp(min=0) + 1
         self._end[rollouts] = self._limit[rollouts]
@@ -294,8 +364,8 @@ class SpeechSampler:
     def _close(self, rollouts: Tensor) -> None:
         self._row[rollouts], self._closing[rollouts] = -1, False
 
-    def _sample_tokens(self, hidden: Tensor, text: Tensor, going: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Tokens [n] and log-probs [n], on the device, of rows `text` [n] of the step."""
+    def _sample_tokens(self, hidden: Tensor, text: Tensor, must_continue: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Sample tokens [n] and log-probs [n], on the device, at places `text` [n] of the step."""
         if not len(text):
             return torch.zeros(0, dtype=torch.long, device=hidden.device), hidden.new_zeros(0)
         rollouts = self._active[text]
@@ -303,13 +373,13 @@ class SpeechSampler:
         number = self._tokens[rollouts].clamp(max=self._config.max_new_tokens - 1)
         self._tokens[rollouts] += 1
         rows, here, number = (x.to(hidden.device) for x in (text, rollouts, number))
-        greedy = _truth(self._greedy[rollouts].tolist(), hidden.device)
+        greedy = _shared_flag(self._greedy[rollouts].tolist(), hidden.device)
         noise = self._noise[here, number]
-        going = None if going is None else going[rows]
-        return _token(self._text_head(hidden[rows]), self._config, noise, greedy, going, self._stop_ids)
+        must_continue = None if must_continue is None else must_continue[rows]
+        return _token(self._text_head(hidden[rows]), self._config, noise, greedy, must_continue, self._stop_ids)
 
     def _sample_codes(self, hidden: Tensor, frames: Tensor) -> tuple[Tensor, Tensor]:
-        """Codes [n, Q] and log-probs [n, Q], on the device, of rows `frames` [n] of the step, which are in speech."""
+        """Sample codes [n, Q] and log-probs [n, Q], on the device, at places `frames` [n] of the step."""
         layout = self._layout
         if not len(frames):
             nothing = hidden.new_zeros(0, layout.codebooks)
@@ -321,7 +391,7 @@ class SpeechSampler:
         bos = torch.arange(layout.size, device=logits.device) == layout.bos
         logits = logits.masked_fill(bos, -torch.inf)
         noise = self._code_noise[here, number].flatten()
-        greedy = _truth(self._greedy_codes[rollouts].repeat_interleave(layout.codebooks).tolist(), logits.device)
+        greedy = _shared_flag(self._greedy_codes[rollouts].repeat_interleave(layout.codebooks).tolist(), logits.device)
         sampled = filtered_logprobs(logits, self._code_config)
         if self._config.ras_window:
             often = self._often(rollouts).to(logits.device).flatten(0, 1)
@@ -331,7 +401,7 @@ class SpeechSampler:
         return chosen.view(-1, layout.codebooks), logprobs.view(-1, layout.codebooks)
 
     def _add_frames(self, rollouts: Tensor, draws: Tensor) -> tuple[Tensor, Tensor]:
-        """Codes [n, Q] and code_mask [n, Q] of `rollouts` [n] by the delay pattern; their state moves on by a row."""
+        """Return codes [n, Q] and code_mask [n, Q] of `rollouts` [n] by the delay pattern; advance their state."""
         layout, row = self._layout, self._row[rollouts]
         codes, code_mask, end = delay.step(row[:, None], draws, self._end[rollouts], layout.bos, layout.eos)
         if self._config.ras_window:
@@ -343,23 +413,9 @@ class SpeechSampler:
         return codes, code_mask
 
     def _often(self, rollouts: Tensor) -> Tensor:
-        """[n, Q, size] bool: the codes that occur too often in the window of their codebook."""
+        """Return [n, Q, size] bool: the codes that occur too often in the window of their codebook."""
         window = self._recent[rollouts].transpose(1, 2)  # [n, Q, W]
         counted = (window >= 0) & (window != self._layout.bos) & (window != self._layout.eos)
         counts = torch.zeros(*window.shape[:2], self._layout.size, dtype=torch.long)
         counts.scatter_add_(2, window.clamp(min=0), counted.long())
         return counts >= self._config.ras_repeats
-
-
-def repetition_aware(sampled: Tensor, plain: Tensor, often: Tensor, greedy: Tensor | bool) -> Tensor:
-    """Log-probs [N, size] of drawing from `sampled` and, when that gives a code of `often` [N, size], from `plain`.
-
-    q(c) = p(c)·[c not often] + plain(c)·Σ p(often). Where `greedy` [N], or one truth for all rows, is true: p is the
-    most probable code alone.
-    """
-    first = sampled.exp()
-    if greedy is not False:
-        peak = torch.zeros_like(first).scatter_(-1, sampled.argmax(-1, keepdim=True), 1.0)
-        first = peak if greedy is True else torch.where(greedy[:, None], peak, first)
-    again = (first * often).sum(-1, keepdim=True)
-    return (first.masked_fill(often, 0.0) + plain.exp() * again).log()

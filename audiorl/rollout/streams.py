@@ -1,14 +1,20 @@
 """Segmented rollouts: a chunk of audio arrives, the policy writes until it ends its turn, the next chunk arrives.
 
-All observed and sampled tokens stay in one key-value cache. The token at position p of a row is in column p, so that
-rows may have different lengths and nothing is computed twice. All streams of a batch take their turns together; after
-the first token of a turn only those that write on are decoded. A model that speaks may add speech to the text of any
-turn (`samplers.py`).
+All observed and sampled tokens stay in one key-value cache. The token at position p of a stream is in column p, so
+streams may have different lengths and nothing is computed twice. All streams of a batch take their turns together;
+after the first token of a turn only those that write on are decoded. A model that speaks may add speech to the text of
+any turn (`samplers.py`).
 
-A schedule may cut what the model wrote in a turn (`Schedule.review`): the row goes back to the column after the last
-token that is kept, and what is observed next overwrites the rest.
+A schedule may cut a turn (`Schedule.review`): the stream returns to the column after the last token that is kept, and
+the next observed tokens overwrite the rest.
 
-Shapes: B rows, L new tokens, S cached columns, H decoder width, Q codebooks.
+`LiveStream` interprets one stream while it comes, for as long as it lasts. With `history` the model carries a bounded
+part of the past: when so many turns are in its key-value cache, all but the last half of them are forgotten. The rest
+is computed again behind the instruction, in one forward pass, as a stream that began there; so positions and memory are
+those of a short stream, and the cost of a chunk does not grow. The instruction stays in front, where attention puts the
+weight that it needs nowhere else (attention sinks, Xiao et al. 2023, arXiv 2309.17453).
+
+Shapes: B streams, L new tokens, S cached columns, H decoder width, Q codebooks.
 """
 
 from __future__ import annotations
@@ -23,219 +29,18 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from audiorl.config import SamplingConfig
-from audiorl.models.attention import as_mask, recording
+from audiorl.models.attention import as_mask, gqa_without_repeat, recording
 from audiorl.models.policy import AudioPolicy
 from audiorl.models.prompts import Prompt
 from audiorl.models.speech import pad_codes
 from audiorl.protocols import Hypothesis, Request, Review
 from audiorl.rollout.cache import RowCache
 from audiorl.rollout.samplers import RolloutKey, Sampler, SegmentBuffer, max_rows, sampler_for
-from audiorl.types import Rollout, Segment, StopReason
-
-
-def side_by_side(rows: Sequence[int], lengths: Sequence[int], budget: int) -> Iterator[list[int]]:
-    """Requests in order, in batches of at most `budget` tokens (all rows times the longest); none is ever split."""
-    part: list[int] = []
-    for i in range(len(rows)):
-        together = [*part, i]
-        if part and sum(rows[j] for j in together) * max(lengths[j] for j in together) > budget:
-            yield part
-            part = []
-        part.append(i)
-    if part:
-        yield part
-
-
-class StreamDecoder:
-    """Writes one segment after every turn of its requests' samples."""
-
-    def __init__(self, policy: AudioPolicy, sampling: SamplingConfig, policy_version: int = 0):
-        self.policy, self.sampling, self.policy_version = policy, sampling, policy_version
-        self._decoder = policy.backbone.decoder(policy.model)
-
-    def rollouts(self, requests: Sequence[Request]) -> list[Rollout]:
-        """All rollouts, request by request, index ascending; as many side by side as `max_batch_tokens` allows."""
-        plans = [plan_of(self.policy, r) for r in requests]
-        out: list[Rollout] = []
-        for part in self._batches(plans):
-            out += [row.rollout() for row in self._interpret(part)]
-        return out
-
-    def _batches(self, plans: Sequence[Plan]) -> Iterator[list[Plan]]:
-        """Plans in order; one request is never split. Turns are counted with a quarter of the tokens they may take."""
-        most = max_rows(self.policy, self.sampling)
-        lengths = [len(p.prompt) + sum(map(len, p.chunks)) + len(p.chunks) * most // 4 for p in plans]
-        for part in side_by_side([p.request.n for p in plans], lengths, self.sampling.max_batch_tokens):
-            yield [plans[i] for i in part]
-
-    # -- one batch -------------------------------------------------------------------------------------------------
-
-    def _interpret(self, plans: Sequence[Plan]) -> list[Row]:
-        began = time.perf_counter()
-        cache = empty_cache(self.policy)
-        first = [Row(p, 0) for p in plans]
-        hidden = self.observe(first, cache)
-        # The first chunk is encoded once for all rollouts of a request.
-        repeat = torch.tensor([i for i, p in enumerate(plans) for _ in range(p.request.n)])
-        cache, hidden = cache.select(repeat.to(hidden.device)), hidden[repeat.to(hidden.device)]
-        rows = [row.sibling(k) for row in first for k in range(row.plan.request.n)]
-        living = rows
-        encode_seconds = 0.0
-        while True:
-            turn = living[0].turn
-            encode_seconds += sum(p.encode_seconds[turn] for p in plans if turn < len(p.encode_seconds))
-            self.write_turn(living, cache, hidden)
-            self._review_turn(living, cache)
-            for row in living:
-                row.close(self.policy, self.policy_version, encode_seconds + time.perf_counter() - began)
-            keep = [b for b, row in enumerate(living) if row.turn < len(row.plan.chunks)]
-            if not keep:
-                return rows
-            if len(keep) < len(living):
-                cache = cache.select(torch.tensor(keep, device=self.policy.device))
-                living = [living[b] for b in keep]
-            hidden = self.observe(living, cache)
-
-    def observe(self, rows: Sequence[Row], cache: RowCache) -> Tensor:
-        """What each row has not read yet, up to and including its next chunk. Returns the last hidden states [B, H]."""
-        embeds, codes, lengths, starts = [], [], [], []
-        for row in rows:
-            observed = row.observed(self.policy)
-            ids = torch.cat([torch.tensor(row.unread, dtype=torch.long), observed.ids])
-            # A placeholder among the unread tokens is one that the policy wrote itself.
-            own = torch.arange(len(ids)) < len(row.unread)
-            embeds.append(self.policy.embed(ids, observed.audio, own, observed.codes))
-            codes.append(observed.codes)
-            lengths.append(len(ids))
-            starts.append(row.length)
-            row.observe(self.policy.is_audio(ids, own), embeds[-1])
-        padded = pad_sequence(embeds, batch_first=True)
-        places = torch.tensor(starts, device=padded.device)[:, None] + torch.arange(
-            padded.shape[1], device=padded.device
-        )
-        inputs = {"inputs_embeds": padded, **self.policy.routing_kwargs(pad_codes(codes, lengths))}
-        hidden = self.forward(inputs, places, max(starts) + padded.shape[1], cache)
-        last = torch.tensor(lengths, device=padded.device) - 1
-        return hidden[torch.arange(len(rows), device=padded.device), last]
-
-    def forward(self, inputs: dict[str, Any], places: Tensor, width: int, cache: RowCache) -> Tensor:
-        """Hidden states [B, L, H] of tokens at positions `places` [B, L], all below `width`. Padding lies behind a
-        row's last token, where nothing looks and where the next tokens overwrite it."""
-        cache.at(places, width)
-        visible = torch.arange(cache.width, device=places.device) <= places[:, :, None]
-        out = self._decoder(
-            **inputs,
-            attention_mask=as_mask(self._decoder, visible[:, None], inputs["inputs_embeds"].dtype),
-            position_ids=places,
-            past_key_values=cache.layers,
-            use_cache=True,
-        )
-        hidden: Tensor = out.last_hidden_state
-        return hidden
-
-    def write_turn(self, rows: Sequence[Row], cache: RowCache, hidden: Tensor) -> None:
-        """One turn of every row: tokens until the turn ends or has its most tokens."""
-        device = self.policy.device
-        sampler = sampler_for(self.policy, self.sampling, [row.key() for row in rows])
-        allowed = [row.allowed() for row in rows]
-        for row, words in zip(rows, allowed, strict=True):
-            row.stop_reason = "stop" if words == 0 else None
-        # Rows that must write a number of words may not end their turn themselves.
-        forced = torch.tensor([words is not None for words in allowed])
-        going = forced.to(device) if bool(forced.any()) else None
-        part, active = cache, list(range(len(rows)))
-        for _ in range(sampler.max_rows):
-            written = sampler.step(hidden, going)
-            for i, now in zip(active, written.rows(), strict=True):
-                if rows[i].stop_reason is None:
-                    self._append(rows[i], sampler, i, now, allowed[i])
-            still = [b for b, i in enumerate(active) if rows[i].stop_reason is None]
-            if not still:
-                break
-            stay: Tensor | None = None  # all rows
-            if len(still) * 2 <= len(active):
-                # Rows that have ended their turn leave the batch; most end with the first token.
-                if part is not cache:
-                    cache.write_back(part, torch.tensor(active, device=device))
-                active, stay = [active[b] for b in still], torch.tensor(still)
-                part = cache.select(torch.tensor(active, device=device))
-                sampler.select(active)
-                going = None if going is None else forced[active].to(device)
-            ends = [rows[i].length for i in active]
-            places = torch.tensor(ends, device=device)[:, None]
-            hidden = self.forward(written.embedded(self.policy, stay), places, max(ends) + 1, part)[:, -1]
-            for i in active:
-                if rows[i].stop_reason is None:
-                    rows[i].length, rows[i].unread = rows[i].length + 1, []
-                    rows[i].passes += 1
-        if part is not cache:
-            cache.write_back(part, torch.tensor(active, device=device))
-
-    def _review_turn(self, rows: Sequence[Row], cache: RowCache) -> None:
-        """Cut the turns of rows whose schedule reviews them, all but the last turn of a row."""
-        reviews = [None if row.is_last else row.review for row in rows]
-        for layers in {r.layers for r in reviews if r is not None}:
-            reviewed = [b for b, r in enumerate(reviews) if r is not None and r.layers == layers]
-            attention = {} if layers is None else self._attention(rows, reviewed, cache, layers)
-            for b in reviewed:
-                rows[b].cut(self.policy, attention.get(b))
-
-    def _attention(
-        self, rows: Sequence[Row], reviewed: Sequence[int], cache: RowCache, layers: tuple[int, ...]
-    ) -> dict[int, Tensor]:
-        """How the prediction of each token [n] of a turn attends to the row's audio tokens [A]: [n, A], rows sum to 1,
-        for the `reviewed` rows that have written something.
-
-        One forward pass, of the last observed token and those of the turn. It writes their columns again, in all rows:
-        the padding of a row that did not take part would overwrite them.
-        """
-        turns = [row.hypothesis_ids(self.policy) for row in rows]
-        reviewed = [b for b in reviewed if turns[b]]
-        if not reviewed:
-            return {}
-        embeds = [
-            torch.cat([row.observed_LH[-1:], self.policy.embed_tokens(torch.tensor(ids, dtype=torch.long), None)])
-            for row, ids in zip(rows, turns, strict=True)
-        ]
-        padded = pad_sequence(embeds, batch_first=True)
-        starts = [row.start - 1 for row in rows]
-        places = torch.tensor(starts, device=padded.device)[:, None] + torch.arange(
-            padded.shape[1], device=padded.device
-        )
-        with recording(self._decoder, layers) as record:
-            inputs = {"inputs_embeds": padded, "record": record, **self.policy.routing_kwargs(None)}
-            self.forward(inputs, places, max(starts) + padded.shape[1], cache)
-        weights_BLS = record.mean()
-        attention = {}
-        for b in reviewed:
-            rows[b].passes += 1
-            columns = torch.tensor(rows[b].audio_columns, device=weights_BLS.device)
-            audio_nA = weights_BLS[b, : len(turns[b])][:, columns].cpu()
-            attention[b] = audio_nA / audio_nA.sum(-1, keepdim=True)
-        return attention
-
-    def _append(self, row: Row, sampler: Sampler, i: int, now: tuple[Any, ...], words: int | None) -> None:
-        """A turn's row as the sampler gives it; it ends with a token, never in the middle of speech."""
-        if words is not None and row.plan.count(self.policy.decode([*row.buffer.ids, now[0]])) > words:
-            row.stop_reason = "stop"  # the token would begin one word too many
-            return
-        row.buffer.add(*now)
-        row.unread = [now[0]]
-        row.stop_reason = sampler.ended(i, row.buffer)
-
-
-def empty_cache(policy: AudioPolicy) -> RowCache:
-    """Raises ValueError for a model whose layers do not keep all keys and values."""
-    empty = policy.new_cache()
-    kinds = [type(layer).__name__ for layer in empty.layers]
-    cache = RowCache(empty)
-    if cache.aligned:
-        raise ValueError(f"streams need full attention in every layer; the layers of this model keep {set(kinds)}")
-    return cache
+from audiorl.types import Rollout, Sample, Segment, StopReason, Turn
 
 
 @dataclass(frozen=True)
-class Plan:
+class StreamInputs:
     """The inputs of a request: its prompt, the token ids of each turn's chunk, and the seconds each took."""
 
     request: Request
@@ -248,8 +53,8 @@ class Plan:
         return self.request.schedule.count(text)
 
 
-def plan_of(policy: AudioPolicy, request: Request) -> Plan:
-    """Encodes the audio of all turns and times it. A chunk's tokens do not depend on later chunks."""
+def stream_inputs(policy: AudioPolicy, request: Request) -> StreamInputs:
+    """Encode the audio of all turns and time it. A chunk's tokens do not depend on later chunks."""
     if policy.speech is not None and request.schedule is not None and request.schedule.review is not None:
         raise ValueError(
             f"sample {request.sample.id!r}: its schedule reviews what the model writes, but this model also speaks; "
@@ -260,19 +65,19 @@ def plan_of(policy: AudioPolicy, request: Request) -> Plan:
         began = time.perf_counter()
         chunks.append(policy.chunk_ids(turn.audio))
         encode_seconds.append(time.perf_counter() - began)
-    return Plan(request, policy.prompt(request.sample), chunks, encode_seconds)
+    return StreamInputs(request, policy.prompt(request.sample), chunks, encode_seconds)
 
 
 @dataclass
-class Row:
-    """One rollout in progress. `length` rows of it are in the cache; `unread` is the sampled token that is not yet."""
+class StreamState:
+    """One rollout in progress. `length` tokens are in the cache; `unread` is the sampled token that is not yet."""
 
-    plan: Plan
+    inputs: StreamInputs
     index: int
     length: int = 0
     turn: int = 0
     forgotten: int = 0
-    """Turns before the first one of `plan`."""
+    """Turns before the first one of `inputs`."""
     segments: list[Segment] = field(default_factory=list)
     buffer: SegmentBuffer = field(default_factory=SegmentBuffer)
     unread: list[int] = field(default_factory=list)
@@ -290,26 +95,26 @@ class Row:
 
     @property
     def is_last(self) -> bool:
-        """Whether the source ends with this turn."""
-        return self.turn == len(self.plan.chunks) - 1
+        """The source ends with this turn."""
+        return self.turn == len(self.inputs.chunks) - 1
 
     @property
     def review(self) -> Review | None:
-        schedule = self.plan.request.schedule
+        schedule = self.inputs.request.schedule
         return None if schedule is None else schedule.review
 
     def key(self) -> RolloutKey:
-        request = self.plan.request
+        request = self.inputs.request
         greedy = request.greedy or self.review is not None
         return RolloutKey(request.seed, f"{request.sample.id}\0{self.forgotten + self.turn}", self.index, greedy)
 
-    def sibling(self, index: int) -> Row:
-        """Another rollout of the same request, before the first turn is written."""
+    def sibling(self, index: int) -> StreamState:
+        """Return another rollout of the same request, before the first turn is written."""
         fresh = replace(self, index=index, segments=[], buffer=SegmentBuffer(), unread=[], earlier=[])
         return replace(fresh, audio_columns=list(self.audio_columns))
 
     def observe(self, is_audio_L: Tensor, embeds_LH: Tensor) -> None:
-        """What is observed before this turn's tokens goes to the next L columns; is_audio_L: which are audio tokens."""
+        """Put the tokens observed before this turn into the next L columns; is_audio_L: which are audio tokens."""
         if self.review is not None:
             self.audio_columns += (self.length + is_audio_L.nonzero()[:, 0]).tolist()
         self.observed_LH = embeds_LH
@@ -318,19 +123,20 @@ class Row:
         self.passes += 1
 
     def hypothesis_ids(self, policy: AudioPolicy) -> tuple[int, ...]:
-        """[n]: this turn's tokens without the one that ends it."""
+        """Return [n]: this turn's tokens without the one that ends it."""
         ids = self.buffer.ids
         return tuple(ids[:-1] if ids and ids[-1] in policy.stop_ids else ids)
 
     def cut(self, policy: AudioPolicy, attention_nA: Tensor | None) -> None:
-        """Take back the tokens that the schedule does not keep, in whole words. A turn that is kept as a whole stays as
-        it is, with the token that ends it."""
+        """Take back the words that the schedule does not keep. A turn that is kept whole keeps its end."""
         review = self.review
         assert review is not None
         ids = self.hypothesis_ids(policy)
         keep = review.keep(Hypothesis(ids, tuple(self.earlier), attention_nA)) if ids else 0
-        words = self.plan.count(policy.decode(ids))
-        while 0 < keep < len(ids) and words != sum(self.plan.count(policy.decode(x)) for x in (ids[:keep], ids[keep:])):
+        words = self.inputs.count(policy.decode(ids))
+        while 0 < keep < len(ids) and words != sum(
+            self.inputs.count(policy.decode(x)) for x in (ids[:keep], ids[keep:])
+        ):
             keep -= 1
         if keep < len(ids):
             self.buffer = SegmentBuffer(list(ids[:keep]), self.buffer.logprobs[:keep])
@@ -340,26 +146,26 @@ class Row:
             self.earlier = hypotheses[-review.earlier :]
 
     def observed(self, policy: AudioPolicy) -> Prompt:
-        """What comes before this turn's tokens. A turn that did not end itself is ended here."""
-        chunk, clip = self.plan.chunks[self.turn], self.plan.request.sample.turns[self.turn].audio
+        """Return the input before this turn's tokens. A turn that did not end itself is ended here."""
+        chunk, clip = self.inputs.chunks[self.turn], self.inputs.request.sample.turns[self.turn].audio
         if self.turn == 0:
-            return self.plan.prompt.followed_by(chunk, (clip,))
+            return self.inputs.prompt.followed_by(chunk, (clip,))
         if self.segments[-1].stop_reason != "eos":
             chunk = torch.cat([torch.tensor([policy.end_id]), chunk])
         return Prompt(chunk, audio=(clip,))
 
     def allowed(self) -> int | None:
-        """How many words a forced schedule wants now; None: the policy decides."""
-        schedule = self.plan.request.schedule
+        """Return how many words a forced schedule wants now; None: the policy decides."""
+        schedule = self.inputs.request.schedule
         if schedule is None:
             return None
         written = schedule.count("".join(s.text for s in self.segments))
-        return schedule.words(self.turn, len(self.plan.chunks), written)
+        return schedule.words(self.turn, len(self.inputs.chunks), written)
 
     def close(self, policy: AudioPolicy, policy_version: int, seconds: float) -> None:
-        """The turn as a segment, and the row ready for the next one. `seconds` of computing went by until now."""
+        """Store the turn as a segment and begin the next one. `seconds` of computing went by until now."""
         assert self.stop_reason is not None
-        turn = self.plan.request.sample.turns[self.turn]
+        turn = self.inputs.request.sample.turns[self.turn]
         observed = self.observed(policy)
         segment = Segment(
             prompt_ids=observed.ids,
@@ -378,6 +184,313 @@ class Row:
         self.buffer, self.stop_reason, self.passes = SegmentBuffer(), None, 0
 
     def rollout(self) -> Rollout:
-        """Everything so far."""
-        request = self.plan.request
+        """Return everything so far."""
+        request = self.inputs.request
         return Rollout(request.sample, tuple(self.segments), request.group_id or request.sample.id, self.index)
+
+
+class StreamDecoder:
+    """Writes one segment after every turn of its requests' samples."""
+
+    def __init__(self, policy: AudioPolicy, sampling: SamplingConfig, policy_version: int = 0):
+        self.policy, self.sampling, self.policy_version = policy, sampling, policy_version
+        self._decoder = policy.backbone.decoder(policy.model)
+
+    def rollouts(self, requests: Sequence[Request]) -> list[Rollout]:
+        """Return all rollouts, request by request, index ascending; `max_batch_tokens` bounds a batch."""
+        inputs = [stream_inputs(self.policy, r) for r in requests]
+        out: list[Rollout] = []
+        for part in self._batches(inputs):
+            out += [stream.rollout() for stream in self._interpret(part)]
+        return out
+
+    def _batches(self, inputs: Sequence[StreamInputs]) -> Iterator[list[StreamInputs]]:
+        """Yield requests in order, in batches of at most `max_batch_tokens`: all streams times the longest.
+
+        One request is never split. Turns are counted with a quarter of the tokens they may take.
+        """
+        most = max_rows(self.policy, self.sampling)
+        part: list[StreamInputs] = []
+        count = longest = 0
+        for one in inputs:
+            length = len(one.prompt) + sum(map(len, one.chunks)) + len(one.chunks) * most // 4
+            together = (count + one.request.n) * max(longest, length)
+            if part and together > self.sampling.max_batch_tokens:
+                yield part
+                part, count, longest = [], 0, 0
+            part.append(one)
+            count, longest = count + one.request.n, max(longest, length)
+        if part:
+            yield part
+
+    # -- one batch -------------------------------------------------------------------------------------------------
+
+    def _interpret(self, inputs: Sequence[StreamInputs]) -> list[StreamState]:
+        began = time.perf_counter()
+        cache = empty_cache(self.policy)
+        first = [StreamState(one, 0) for one in inputs]
+        hidden = self.observe(first, cache)
+        # The first chunk is encoded once for all rollouts of a request.
+        repeat = torch.tensor([i for i, one in enumerate(inputs) for _ in range(one.request.n)])
+        cache, hidden = cache.select(repeat.to(hidden.device)), hidden[repeat.to(hidden.device)]
+        streams = [stream.sibling(k) for stream in first for k in range(stream.inputs.request.n)]
+        active = streams
+        encode_seconds = 0.0
+        while True:
+            turn = active[0].turn
+            encode_seconds += sum(one.encode_seconds[turn] for one in inputs if turn < len(one.encode_seconds))
+            self.write_turn(active, cache, hidden)
+            self._review_turn(active, cache)
+            for stream in active:
+                stream.close(self.policy, self.policy_version, encode_seconds + time.perf_counter() - began)
+            keep = [b for b, stream in enumerate(active) if stream.turn < len(stream.inputs.chunks)]
+            if not keep:
+                return streams
+            if len(keep) < len(active):
+                cache = cache.select(torch.tensor(keep, device=self.policy.device))
+                active = [active[b] for b in keep]
+            hidden = self.observe(active, cache)
+
+    def observe(self, streams: Sequence[StreamState], cache: RowCache) -> Tensor:
+        """Read what each stream has not read yet, with its next chunk. Returns the last hidden states [B, H]."""
+        embeds, codes, lengths, starts = [], [], [], []
+        for stream in streams:
+            observed = stream.observed(self.policy)
+            ids = torch.cat([torch.tensor(stream.unread, dtype=torch.long), observed.ids])
+            # A placeholder among the unread tokens is one that the policy wrote itself.
+            own = torch.arange(len(ids)) < len(stream.unread)
+            embeds.append(self.policy.embed(ids, observed.audio, own, observed.codes))
+            codes.append(observed.codes)
+            lengths.append(len(ids))
+            starts.append(stream.length)
+            stream.observe(self.policy.is_audio(ids, own), embeds[-1])
+        padded = pad_sequence(embeds, batch_first=True)
+        places = torch.tensor(starts, device=padded.device)[:, None] + torch.arange(
+            padded.shape[1], device=padded.device
+        )
+        inputs = {"inputs_embeds": padded, **self.policy.routing_kwargs(pad_codes(codes, lengths))}
+        hidden = self.forward(inputs, places, max(starts) + padded.shape[1], cache)
+        last = torch.tensor(lengths, device=padded.device) - 1
+        return hidden[torch.arange(len(streams), device=padded.device), last]
+
+    def forward(self, inputs: dict[str, Any], places: Tensor, width: int, cache: RowCache) -> Tensor:
+        """Return hidden states [B, L, H] of tokens at positions `places` [B, L], all below `width`.
+
+        Padding lies behind a stream's last token, where nothing looks and where the next tokens overwrite it.
+        """
+        cache.at(places, width)
+        visible = torch.arange(cache.width, device=places.device) <= places[:, :, None]
+        out = self._decoder(
+            **inputs,
+            attention_mask=as_mask(self._decoder, visible[:, None], inputs["inputs_embeds"].dtype),
+            position_ids=places,
+            past_key_values=cache.layers,
+            use_cache=True,
+        )
+        hidden: Tensor = out.last_hidden_state
+        return hidden
+
+    def write_turn(self, streams: Sequence[StreamState], cache: RowCache, hidden: Tensor) -> None:
+        """Write one turn of every stream: tokens until the turn ends or has its most tokens."""
+        device = self.policy.device
+        sampler = sampler_for(self.policy, self.sampling, [stream.key() for stream in streams])
+        allowed = [stream.allowed() for stream in streams]
+        for stream, words in zip(streams, allowed, strict=True):
+            stream.stop_reason = "stop" if words == 0 else None
+        # Streams that must write a number of words may not end their turn themselves.
+        forced = torch.tensor([words is not None for words in allowed])
+        must_continue = forced.to(device) if bool(forced.any()) else None
+        part, active = cache, list(range(len(streams)))
+        for _ in range(sampler.max_rows):
+            written = sampler.step(hidden, must_continue)
+            for i, now in zip(active, written.rows(), strict=True):
+                if streams[i].stop_reason is None:
+                    self._append(streams[i], sampler, i, now, allowed[i])
+            still = [b for b, i in enumerate(active) if streams[i].stop_reason is None]
+            if not still:
+                break
+            stay: Tensor | None = None  # all streams
+            if len(still) * 2 <= len(active):
+                # Streams that have ended their turn leave the batch; most end with the first token.
+                if part is not cache:
+                    cache.write_back(part, torch.tensor(active, device=device))
+                active, stay = [active[b] for b in still], torch.tensor(still)
+                part = cache.select(torch.tensor(active, device=device))
+                sampler.select(active)
+                must_continue = None if must_continue is None else forced[active].to(device)
+            ends = [streams[i].length for i in active]
+            places = torch.tensor(ends, device=device)[:, None]
+            hidden = self.forward(written.next_inputs(self.policy, stay), places, max(ends) + 1, part)[:, -1]
+            for i in active:
+                if streams[i].stop_reason is None:
+                    streams[i].length, streams[i].unread = streams[i].length + 1, []
+                    streams[i].passes += 1
+        if part is not cache:
+            cache.write_back(part, torch.tensor(active, device=device))
+
+    def _review_turn(self, streams: Sequence[StreamState], cache: RowCache) -> None:
+        """Cut the turns of streams whose schedule reviews them, all but the last turn of a stream."""
+        reviews = [None if stream.is_last else stream.review for stream in streams]
+        for layers in {r.layers for r in reviews if r is not None}:
+            reviewed = [b for b, r in enumerate(reviews) if r is not None and r.layers == layers]
+            attention = {} if layers is None else self._attention(streams, reviewed, cache, layers)
+            for b in reviewed:
+                streams[b].cut(self.policy, attention.get(b))
+
+    def _attention(
+        self, streams: Sequence[StreamState], reviewed: Sequence[int], cache: RowCache, layers: tuple[int, ...]
+    ) -> dict[int, Tensor]:
+        """Return how the prediction of each token [n] of a turn attends to the audio tokens [A]: [n, A], summing to 1.
+
+        For the `reviewed` streams that have written something.
+
+        One forward pass, of the last observed token and those of the turn. It writes their columns again, in all
+        streams: the padding of a stream that did not take part would overwrite them.
+        """
+        turns = [stream.hypothesis_ids(self.policy) for stream in streams]
+        reviewed = [b for b in reviewed if turns[b]]
+        if not reviewed:
+            return {}
+        embeds = [
+            torch.cat([stream.observed_LH[-1:], self.policy.embed_tokens(torch.tensor(ids, dtype=torch.long), None)])
+            for stream, ids in zip(streams, turns, strict=True)
+        ]
+        padded = pad_sequence(embeds, batch_first=True)
+        starts = [stream.start - 1 for stream in streams]
+        places = torch.tensor(starts, device=padded.device)[:, None] + torch.arange(
+            padded.shape[1], device=padded.device
+        )
+        with recording(self._decoder, layers) as record:
+            inputs = {"inputs_embeds": padded, "record": record, **self.policy.routing_kwargs(None)}
+            self.forward(inputs, places, max(starts) + padded.shape[1], cache)
+        weights_BLS = record.mean()
+        attention = {}
+        for b in reviewed:
+            streams[b].passes += 1
+            columns = torch.tensor(streams[b].audio_columns, device=weights_BLS.device)
+            audio_nA = weights_BLS[b, : len(turns[b])][:, columns].cpu()
+            attention[b] = audio_nA / audio_nA.sum(-1, keepdim=True)
+        return attention
+
+    def _append(self, stream: StreamState, sampler: Sampler, i: int, now: tuple[Any, ...], words: int | None) -> None:
+        """Append a step as the sampler gives it; a turn ends with a token, never in the middle of speech."""
+        if words is not None and stream.inputs.count(self.policy.decode([*stream.buffer.ids, now[0]])) > words:
+            stream.stop_reason = "stop"  # the token would begin one word too many
+            return
+        stream.buffer.add(*now)
+        stream.unread = [now[0]]
+        stream.stop_reason = sampler.ended(i, stream.buffer)
+
+
+def empty_cache(policy: AudioPolicy) -> RowCache:
+    """Return a cache for streams. Raises ValueError for a model whose layers do not keep all keys and values."""
+    empty = policy.new_cache()
+    kinds = [type(layer).__name__ for layer in empty.layers]
+    cache = RowCache(empty)
+    if cache.aligned:
+        raise ValueError(f"streams need full attention in every layer; the layers of this model keep {set(kinds)}")
+    return cache
+
+
+class LiveStream:
+    """One stream that is interpreted while it comes. Without `history` its segments are those of `StreamDecoder`.
+
+    sample: holds the messages; its turns are those to come. history: the most turns that are carried, at least 2; None:
+    all. Raises ValueError for less, and for a history of a policy that speaks.
+    """
+
+    def __init__(
+        self,
+        policy: AudioPolicy,
+        sampling: SamplingConfig,
+        sample: Sample,
+        seed: int = 0,
+        history: int | None = None,
+    ):
+        if history is not None and history < 2:
+            raise ValueError(f"history is {history} turns; give at least 2, or None to carry all")
+        if history is not None and policy.speech is not None:
+            raise ValueError("history: a policy that speaks carries its whole stream; leave it out")
+        self._decoder = StreamDecoder(policy, sampling)
+        self._policy = policy
+        self._history = history
+        request = Request(replace(sample, turns=()), seed=seed)
+        with torch.no_grad():
+            prompt = policy.prompt(request.sample)
+        self._stream = StreamState(StreamInputs(request, prompt, []), 0)
+        self._cache = empty_cache(policy)
+        self._seconds = 0.0
+        self._past: list[Segment] = []
+        self._prompt_LH = torch.zeros(0)
+        self._chunks_LH: list[Tensor] = []
+
+    @property
+    def rollout(self) -> Rollout:
+        """The turns that are carried: everything so far, without `history`."""
+        return self._stream.rollout()
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        """All segments so far, those that are not carried any more without their clips."""
+        return (*self._past, *self._stream.segments)
+
+    @torch.no_grad()
+    def observe(self, turn: Turn) -> Segment:
+        """Return the segment that the policy writes after this turn. Emit times count the seconds spent in here."""
+        training = self._policy.model.training
+        self._policy.model.eval()  # in training mode, gradient checkpointing would switch the cache off
+        try:
+            with self._policy.autocast(), gqa_without_repeat(self._policy.backbone.decoder(self._policy.model)):
+                return self._observe(turn)
+        finally:
+            self._policy.model.train(training)
+
+    def _observe(self, turn: Turn) -> Segment:
+        began = time.perf_counter()
+        if self._stream.turn == self._history:
+            self._forget(self._history // 2)
+        stream = self._stream
+        inputs, sample = stream.inputs, stream.inputs.request.sample
+        chunk = self._policy.chunk_ids(turn.audio)
+        request = replace(inputs.request, sample=replace(sample, turns=(*sample.turns, turn)))
+        stream.inputs = replace(inputs, request=request, chunks=[*inputs.chunks, chunk])
+        hidden = self._decoder.observe([stream], self._cache)
+        if self._history is not None:
+            before, own = stream.observed_LH.split([len(stream.observed_LH) - len(chunk), len(chunk)])
+            self._prompt_LH = self._prompt_LH if self._chunks_LH else before
+            self._chunks_LH.append(own)
+        self._decoder.write_turn([stream], self._cache, hidden)
+        self._seconds += time.perf_counter() - began
+        stream.close(self._policy, self._decoder.policy_version, self._seconds)
+        return stream.segments[-1]
+
+    def _forget(self, keep: int) -> None:
+        """Carry the last `keep` turns only, as if the stream had begun with them."""
+        old, policy = self._stream, self._policy
+        drop = old.turn - keep
+        self._past += [replace(segment, audio=()) for segment in old.segments[:drop]]
+        self._chunks_LH = self._chunks_LH[drop:]
+        segments = old.segments[drop:]
+        parts = [self._prompt_LH]
+        for chunk_LH, segment in zip(self._chunks_LH, segments, strict=True):
+            ended = [] if segment.stop_reason == "eos" else [policy.end_id]
+            parts += [chunk_LH, policy.embed_tokens(torch.tensor([*segment.ids.tolist(), *ended]), None)]
+        # As in a stream: the last token is not read yet, and the end of its turn comes with the next chunk.
+        last = segments[-1].ids.tolist()
+        parts[-1] = policy.embed_tokens(torch.tensor(last[:-1], dtype=torch.long), None)
+        embeds_LH = torch.cat(parts)
+        self._cache = empty_cache(policy)
+        places = torch.arange(len(embeds_LH), device=embeds_LH.device)[None]
+        inputs = {"inputs_embeds": embeds_LH[None], **policy.routing_kwargs(None)}
+        self._decoder.forward(inputs, places, len(embeds_LH), self._cache)
+        sample = old.inputs.request.sample
+        request = replace(old.inputs.request, sample=replace(sample, turns=sample.turns[drop:]))
+        self._stream = StreamState(
+            replace(old.inputs, request=request, chunks=old.inputs.chunks[drop:]),
+            0,
+            length=len(embeds_LH),
+            turn=keep,
+            forgotten=old.forgotten + drop,
+            segments=segments,
+            unread=last[-1:],
+        )

@@ -1,7 +1,7 @@
 """Checkpoints: a Hugging Face model folder plus the trainer's tensors, complete or not there at all.
 
-The trainer's tensors lie in one safetensors file for each rank that wrote them (`pieces`); a file of one process is the
-same without pieces. `torch.distributed.checkpoint` is not used: its index is a pickle, which runs code when it is read,
+The trainer's tensors lie in one safetensors file for each rank that wrote them; a file of one process is the same
+without pieces. `torch.distributed.checkpoint` is not used: its index is a pickle, which runs code when it is read,
 its writer of safetensors keeps no offsets within flat buffers, which is what ZeRO has, and the folder would need this
 manifest and rename anyway.
 """
@@ -14,20 +14,20 @@ import os
 import re
 import shutil
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import Annotated, Any, Literal, Protocol
 
 import msgspec
+import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
 from audiorl.models import AudioPolicy, load_weights
 from audiorl.models.weights import check_finite_weights, naming_damage
-from audiorl.run.pieces import Joined, TrainerState, share_of
 from audiorl.run.records import Count, Manifest, TrainerMeta, read_record
 
 MANIFEST = "manifest.json"
@@ -66,26 +66,21 @@ def save_checkpoint(folder: Path, model: Saved, trainer: TrainerState, meta: Map
         files = [*save_model(partial, model), save_state(partial, trainer, 0, 1)]
         commit_checkpoint(folder, checksums(partial, files), meta)
     except Exception as error:
-        discard_checkpoint(folder)
+        shutil.rmtree(partial, ignore_errors=True)
         raise naming_full_disk(error, folder) from error
 
 
 def partial_folder(folder: Path) -> Path:
-    """Where the files of a checkpoint are until it is complete."""
+    """Return where the files of a checkpoint are until it is complete."""
     return folder.with_name(f".{folder.name}.partial")
 
 
 def begin_checkpoint(folder: Path) -> Path:
-    """An empty `partial_folder`, in which the files of a checkpoint are to be written."""
+    """Make an empty `partial_folder` for the files of a checkpoint."""
     partial = partial_folder(folder)
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     return partial
-
-
-def discard_checkpoint(folder: Path) -> None:
-    """Remove what was written of a checkpoint that will not be completed."""
-    shutil.rmtree(partial_folder(folder), ignore_errors=True)
 
 
 def commit_checkpoint(folder: Path, files: Checksums, meta: Mapping[str, Any]) -> None:
@@ -107,7 +102,7 @@ def commit_checkpoint(folder: Path, files: Checksums, meta: Mapping[str, Any]) -
 
 
 def checksums(partial: Path, files: Iterable[Path]) -> Checksums:
-    """Size and CRC-32 of files of a checkpoint by their path there, once they are on the disk."""
+    """Return size and CRC-32 of files of a checkpoint by their path there, once they are on the disk."""
     for file in (written := sorted(files)):
         flush_to_disk(file)
     return {str(file.relative_to(partial)): _checksum(file) for file in written}
@@ -125,11 +120,134 @@ def _checksum(file: Path) -> tuple[int, int]:
     return file.stat().st_size, _crc32(file)
 
 
+# -- parts of a trainer's tensors --------------------------------------------------------------------------------------
+#
+# Every form of sharding gives a rank a range of a tensor's numbers in row-major order: ZeRO of a flat buffer, FSDP of
+# the first dimension, plain data parallelism any share. A state that some number of ranks wrote is read by any other.
+
+
+@dataclass(frozen=True, eq=False)
+class StatePiece:
+    """The numbers of a trainer's tensor of `shape`, in row-major order from `start` on, as one rank holds them."""
+
+    flat_N: Tensor
+    start: int
+    shape: tuple[int, ...]
+
+    @property
+    def stop(self) -> int:
+        return self.start + self.flat_N.numel()
+
+    def read(self, start: int, stop: int) -> Tensor:
+        """Return the numbers [start, stop) of the whole tensor, flat; they lie in this piece."""
+        return self.flat_N[start - self.start : stop - self.start]
+
+
+TrainerState = Mapping[str, Mapping[str, Tensor | StatePiece]]
+"""What a trainer needs on top of its weights, by part (such as "optimizer") and name. A tensor is the same on every
+rank, a piece is this rank's own."""
+
+
+def share_of(tensor: Tensor | StatePiece, rank: int, size: int) -> StatePiece | None:
+    """Return what rank `rank` of `size` writes: its own piece, or its share of a tensor that all have, or None.
+
+    The first rank writes tensors without numbers.
+    """
+    if isinstance(tensor, StatePiece):
+        return tensor if tensor.flat_N.numel() or not prod(tensor.shape) else None
+    numel = tensor.numel()
+    start, stop = numel * rank // size, numel * (rank + 1) // size
+    if start == stop and (numel or rank):
+        return None
+    return StatePiece(tensor.detach().reshape(-1)[start:stop], start, tuple(tensor.shape))
+
+
+def even_range(numel: int, rank: int, size: int) -> tuple[int, int]:
+    """Return the range of rank `rank` where all ranks but the last have equally many (ZeRO 3, FSDP's whole weights)."""
+    each = -(-numel // size)
+    return min(each * rank, numel), min(each * (rank + 1), numel)
+
+
+def row_range(shape: Sequence[int], rank: int, size: int) -> tuple[int, int]:
+    """Return the numbers of rank `rank` where the first dimension is divided, as FSDP does."""
+    first, last = even_range(shape[0], rank, size)
+    row = prod(shape[1:])
+    return first * row, last * row
+
+
+@dataclass(frozen=True)
+class SavedRange:
+    """A `StatePiece` in a file, read when it is asked for."""
+
+    file: Path
+    key: str
+    start: int
+    stop: int
+    shape: tuple[int, ...]
+    whole: bool
+
+    def read(self, start: int, stop: int) -> Tensor:
+        """Return the numbers [start, stop), flat. Raises ValueError for damage and for numbers that are not finite."""
+        with naming_damage(self.file), safe_open(self.file, framework="pt") as stream:
+            if self.whole:
+                numbers: Tensor = stream.get_tensor(self.key).reshape(-1)[start:stop]
+            else:
+                numbers = stream.get_slice(self.key)[start - self.start : stop - self.start]
+        check_finite_weights([(self.key, numbers)], self.file)
+        return numbers
+
+
+class Joined(Mapping[str, Tensor]):
+    """Tensors by name, put together from ranges when they are asked for, in whole or in part."""
+
+    def __init__(self, ranges: Mapping[str, Sequence[StatePiece | SavedRange]]):
+        self._ranges = ranges
+
+    def __getitem__(self, name: str) -> Tensor:
+        shape = self.shape(name)
+        return self.range(name, 0, prod(shape)).view(shape)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._ranges)
+
+    def __len__(self) -> int:
+        return len(self._ranges)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._ranges[name][0].shape
+
+    def range(self, name: str, start: int, stop: int) -> Tensor:
+        """Return the numbers [start, stop) of a tensor, flat. Raises ValueError where some are missing."""
+        ranges = sorted(self._ranges[name], key=lambda r: r.start)
+        parts, at = [], start
+        for each in ranges:
+            if each.start <= at < min(stop, each.stop):
+                parts.append(each.read(at, min(stop, each.stop)))
+                at = min(stop, each.stop)
+        if at < stop:
+            raise ValueError(f"{name!r} is incomplete: numbers {at} to {stop} of {prod(self.shape(name))} are missing")
+        if not parts:
+            return ranges[0].read(ranges[0].start, ranges[0].start)
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def read_range(tensors: Mapping[str, Tensor], name: str, start: int, stop: int) -> Tensor:
+    """Return the numbers [start, stop) of a tensor in row-major order; of `Joined` nothing else is read."""
+    if isinstance(tensors, Joined):
+        return tensors.range(name, start, stop)
+    return tensors[name].reshape(-1)[start:stop]
+
+
+def read_shape(tensors: Mapping[str, Tensor], name: str) -> tuple[int, ...]:
+    """Return the shape of a tensor; of `Joined` nothing is read."""
+    return tensors.shape(name) if isinstance(tensors, Joined) else tuple(tensors[name].shape)
+
+
 # -- the trainer's state ---------------------------------------------------------------------------------------------
 
 
 def state_file(rank: int, size: int, writers: Writers = "trainer") -> str:
-    """The name of the file of one rank."""
+    """Return the name of the file of one rank."""
     return f"{writers}.safetensors" if size == 1 else f"{writers}-{rank + 1:05d}-of-{size:05d}.safetensors"
 
 
@@ -154,30 +272,8 @@ def save_state(partial: Path, trainer: TrainerState, rank: int, size: int, write
     return file
 
 
-@dataclass(frozen=True)
-class SavedRange:
-    """A `Range` in a file, read when it is asked for."""
-
-    file: Path
-    key: str
-    start: int
-    stop: int
-    shape: tuple[int, ...]
-    whole: bool
-
-    def read(self, start: int, stop: int) -> Tensor:
-        """Raises ValueError for a damaged file and for numbers that are not finite."""
-        with naming_damage(self.file), safe_open(self.file, framework="pt") as stream:
-            if self.whole:
-                numbers: Tensor = stream.get_tensor(self.key).reshape(-1)[start:stop]
-            else:
-                numbers = stream.get_slice(self.key)[start - self.start : stop - self.start]
-        check_finite_weights([(self.key, numbers)], self.file)
-        return numbers
-
-
 def read_state(folder: Path) -> dict[str, Joined]:
-    """The trainer's state of a checkpoint by part, whatever number of ranks wrote it. Tensors are read when used.
+    """Read the trainer's state of a checkpoint by part, whatever number of ranks wrote it. Tensors are read when used.
 
     Raises ValueError for a damaged file.
     """
@@ -222,17 +318,13 @@ def load_checkpoint(folder: Path, model: Saved) -> tuple[dict[str, dict[str, Ten
     return trainer, read_record(folder / META, TrainerMeta)
 
 
-def load_into(folder: Path, model: Saved) -> None:
+def load_into(folder: Path, model: Saved, verified: bool = False) -> None:
     """Copy a checkpoint's weights into `model`, by the same code that loads a model for use.
 
-    Raises ValueError as `load_checkpoint` does.
+    Raises ValueError as `load_checkpoint` does. `verified`: `verify` has accepted the folder.
     """
-    verify(folder)
-    load_verified(folder, model)
-
-
-def load_verified(folder: Path, model: Saved) -> None:
-    """As `load_into`, of a folder that `verify` has accepted."""
+    if not verified:
+        verify(folder)
     if isinstance(model, AudioPolicy):
         load_weights(folder, model)
     else:
@@ -240,7 +332,7 @@ def load_verified(folder: Path, model: Saved) -> None:
 
 
 def verify(folder: Path) -> None:
-    """Raises ValueError naming the first file of a checkpoint that is not what was written, or was not written."""
+    """Raise ValueError naming the first file of a checkpoint that is not what was written, or was not written."""
     if not (folder / MANIFEST).is_file():
         raise ValueError(f"{folder}: {MANIFEST} is missing; the checkpoint is not complete")
     manifest = read_record(folder / MANIFEST, Manifest)
@@ -268,18 +360,8 @@ def _crc32(file: Path) -> int:
     return crc
 
 
-def write_json(path: Path, value: Any) -> None:
-    """Replace a JSON file atomically."""
-    partial = path.with_name(f".{path.name}.partial")
-    with open(partial, "w") as file:
-        json.dump(value, file, indent=1)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
-
-
 def naming_full_disk(error: Exception, folder: Path) -> Exception:
-    """The error, or where a disk, quota or file size limit is exhausted one that says so."""
+    """Return the error, or where a disk, quota or file size limit is exhausted one that says so."""
     match = re.search(r"\(os error (\d+)\)", str(error))  # Rust libraries have exceptions of their own
     code = int(match[1]) if match else getattr(error, "errno", None)
     if code not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):

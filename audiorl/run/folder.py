@@ -17,12 +17,14 @@ from __future__ import annotations
 
 import platform
 import shutil
+import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import msgspec
@@ -36,18 +38,15 @@ from audiorl.run.checkpoint import (
     META,
     Checksums,
     Saved,
+    TrainerState,
     begin_checkpoint,
     commit_checkpoint,
     load_into,
     save_checkpoint,
     verify,
-    write_json,
 )
-from audiorl.run.lock import locked
-from audiorl.run.metrics_log import MetricsLog, truncate_from
-from audiorl.run.pieces import TrainerState
-from audiorl.run.records import RunConfig, RunState, TrainerMeta, read_record
-from audiorl.run.stop_request import StopRequest
+from audiorl.run.metrics_log import MetricsLog
+from audiorl.run.records import RunConfig, RunState, TrainerMeta, locked, read_record, write_json
 from audiorl.types import Rollout
 
 if TYPE_CHECKING:
@@ -65,7 +64,7 @@ def check_run_folder(folder: Path) -> None:
 
 
 def newest_checkpoint(folder: Path) -> Path:
-    """The checkpoint of a run folder that most steps of the run came before.
+    """Return the checkpoint of a run folder that most steps of the run came before.
 
     Raises ValueError for a folder of anything else, and for a run that has no checkpoint yet.
     """
@@ -78,7 +77,7 @@ def newest_checkpoint(folder: Path) -> Path:
 
 
 def checkpoint_of(model: str) -> str:
-    """The newest checkpoint of a run folder, which stderr names; other models as they are."""
+    """Return the newest checkpoint of a run folder, which stderr names; other models as they are."""
     if not (Path(model) / "state.json").is_file():
         return model
     checkpoint = newest_checkpoint(Path(model))
@@ -106,8 +105,31 @@ class ComputeTime(NamedTuple):
 
     seconds: float
     unit: Literal["cpu", "wall"]
-    """cpu: CPU seconds of all threads and processes, which a busy machine does not change. wall: where a GPU computed,
-    or where an earlier release did not count CPU seconds."""
+    """cpu: CPU seconds of all threads and processes, which a busy machine does not change. wall: where a GPU computed.
+    """
+
+
+class StopRequest:
+    """Whether a signal asked to stop while `awaited` was entered. In the main thread only."""
+
+    def __init__(self) -> None:
+        self.received = False
+
+    @contextmanager
+    def awaited(self) -> Iterator[None]:
+        """Remember the first SIGINT or SIGTERM inside the block; the second one raises KeyboardInterrupt."""
+
+        def handler(signum: int, frame: FrameType | None) -> None:
+            if self.received:
+                raise KeyboardInterrupt
+            self.received = True
+
+        before = {s: signal.signal(s, handler) for s in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for s, previous in before.items():
+                signal.signal(s, previous)
 
 
 class Run:
@@ -133,13 +155,13 @@ class Run:
                     raise ValueError(
                         f"{folder}/state.json: edited: the checkpoint {path!r} lies outside of the run folder"
                     )
-            truncate_from(folder / "metrics.jsonl", self._state.seq)
-            self._log = MetricsLog(folder / "metrics.jsonl")
+            self._log = MetricsLog(folder / "metrics.jsonl", self._state.seq)
             self._seq = self._state.seq
             self._lock = opened.pop_all()
 
     @classmethod
     def create(cls, out: str | Path, recipe: str, argv: Sequence[str], config: Any) -> Run:
+        """Make a new run folder and open it. Raises ValueError where something is there already."""
         folder = Path(out).resolve()
         if folder.exists() and any(folder.iterdir() if folder.is_dir() else [folder]):
             raise ValueError(f"{out} exists already; choose another --out, or continue it with 'audiorl resume {out}'")
@@ -156,6 +178,7 @@ class Run:
 
     @classmethod
     def open(cls, folder: str | Path) -> Run:
+        """Open the folder of a run to continue it."""
         check_run_folder(Path(folder))
         return cls(Path(folder))
 
@@ -191,21 +214,24 @@ class Run:
     # -- phases ----------------------------------------------------------------------------------------------------
 
     def finished(self, phase: str) -> bool:
+        """Tell whether the phase has ended."""
         return phase in self._state.finished
 
     def result(self, phase: str) -> Any:
+        """Return what a finished phase ended with."""
         return self._state.finished[phase]
 
     def finish(self, phase: str, result: Any = None) -> None:
+        """Note that the phase has ended, with a result that JSON can hold."""
         self._state.finished[phase] = result
         self._write_state()
 
     def seconds(self, phase: str) -> float:
-        """Wall-clock seconds spent in the steps of a phase, over all sittings."""
+        """Return the wall-clock seconds spent in the steps of a phase, over all sittings."""
         return float(self._state.seconds.get(phase, 0.0))
 
     def compute_time(self, phase: str) -> ComputeTime:
-        """What the steps of a phase took so far: CPU seconds if all of them ran on CPUs, else wall-clock seconds."""
+        """Return what the steps of a phase took so far: CPU seconds if all ran on CPUs, else wall-clock seconds."""
         cpu = self._state.cpu_seconds.get(phase)
         return ComputeTime(self.seconds(phase), "wall") if cpu is None else ComputeTime(cpu, "cpu")
 
@@ -219,7 +245,7 @@ class Run:
     # -- checkpoints -----------------------------------------------------------------------------------------------
 
     def last_checkpoint(self, phase: str) -> tuple[int, Path | None]:
-        """The steps done and the folder of the phase's last checkpoint, verified; (0, None) at its start."""
+        """Return the steps done and the folder of the phase's last checkpoint, verified; (0, None) at its start."""
         if phase not in self._state.checkpoints:
             return 0, None
         if not self.checkpoint(phase).is_dir():
@@ -237,8 +263,7 @@ class Run:
         self._state.checkpoints[phase] = str(left[-1].relative_to(self.dir))
         self._seq = read_record(left[-1] / "trainer.json", TrainerMeta).seq
         self._log.close()
-        truncate_from(self.dir / "metrics.jsonl", self._seq)
-        self._log = MetricsLog(self.dir / "metrics.jsonl")
+        self._log = MetricsLog(self.dir / "metrics.jsonl", self._seq)
         self._write_state()
 
     def load_result(self, phase: str, model: Saved) -> None:
@@ -246,13 +271,15 @@ class Run:
         load_into(self.checkpoint(phase), model)
 
     def has_checkpoint(self, phase: str) -> bool:
+        """Tell whether a checkpoint of the phase was completed."""
         return phase in self._state.checkpoints
 
     def checkpoint(self, phase: str) -> Path:
+        """Return the folder of the phase's last checkpoint."""
         return self.dir / self._state.checkpoints[phase]
 
     def model(self, phase: str, name: str) -> Path:
-        """Where a model of its own lies, checkpoints/PHASE/NAME."""
+        """Return where a model of its own lies, checkpoints/PHASE/NAME."""
         return self.dir / "checkpoints" / phase / name
 
     def save_model(self, phase: str, name: str, model: Saved) -> None:
@@ -260,7 +287,7 @@ class Run:
         save_checkpoint(self.model(phase, name), model, {}, {"phase": phase})
 
     def keep_model(self, phase: str, name: str, model: Saved) -> str:
-        """Where a model of its own lies, as every process finds it; written unless it is there."""
+        """Write a model of its own unless it is there. Returns its folder as every process finds it."""
         folder = self.model(phase, name)
         if not folder.is_dir():
             self.save_model(phase, name, model)
@@ -274,7 +301,7 @@ class Run:
         self._saved(self._saving)
 
     def begin_save(self, phase: str, step: int) -> Path:
-        """The empty folder for the files of a checkpoint after `step`: of the run as it is now."""
+        """Begin a checkpoint after `step` of the run as it is now. Returns the empty folder for its files."""
         folder = self.dir / "checkpoints" / phase / f"step_{step:06d}"
         cpu_seconds = self._state.cpu_seconds.get(phase)
         self._saving = _Saving(folder, phase, step, self._seq, self.seconds(phase), cpu_seconds)
@@ -312,13 +339,14 @@ class Run:
 
     @contextmanager
     def interruptible(self) -> Iterator[None]:
-        """The first SIGINT or SIGTERM lets the current step end and saves; the second one stops at once."""
+        """Let the first SIGINT or SIGTERM only ask to stop after the current step; the second one stops at once."""
         with self._stop.awaited():
             yield
 
     # -- what is written -------------------------------------------------------------------------------------------
 
     def log(self, phase: str, step: int, metrics: Mapping[str, float]) -> None:
+        """Append a line to metrics.jsonl, for the trackers too."""
         row = self._log.write({"seq": self._seq, "phase": phase, "step": step, **metrics})
         for tracker in self._trackers:
             tracker.write(row)
@@ -333,7 +361,7 @@ class Run:
         speech_decoder: SpeechDecoder | None = None,
         numbers: Sequence[Mapping[str, Tensor]] | None = None,
     ) -> None:
-        """rollouts/step_N.jsonl; with a `speech_decoder` also their speech as wav files, which the rows name.
+        """Write rollouts/step_N.jsonl; with a `speech_decoder` also their speech as wav files, which the rows name.
 
         numbers: of each rollout the numbers of its tokens, see `rollout_row`. N counts the steps of all phases: a
         second phase continues after the last recorded step of the first.
@@ -364,7 +392,7 @@ class Run:
         offsets = self._state.rollout_offsets
         if phase not in offsets:
             recorded = [int(f.stem.removeprefix("step_")) for f in (self.dir / "rollouts").glob("step_*.jsonl")]
-            offsets[phase] = 0 if self.has_checkpoint(phase) else max(recorded, default=0)  # 0: a run of 0.1 goes on
+            offsets[phase] = max(recorded, default=0)
             self._write_state()
         return offsets[phase]
 
@@ -376,7 +404,7 @@ class Run:
         metric: str,
         outside: Sequence[Mapping[str, float]] = (),
     ) -> None:
-        """eval/NAME.jsonl and an entry of eval.json; `outside`: of each rollout what no phase optimises."""
+        """Write eval/NAME.jsonl and an entry of eval.json; `outside`: of each rollout what no phase optimises."""
         rows = []
         for i, r in enumerate(rollouts):
             assert r.score is not None

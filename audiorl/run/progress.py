@@ -66,25 +66,26 @@ class Progress:
         return self
 
     def update(self, step: int, metrics: Mapping[str, Any], spent: float | None = None) -> None:
+        """Show that `step` steps are done, with what the last one reports."""
         self._step, self._spent = step, spent
         self._last.update({k: float(v) for k, v in metrics.items() if isinstance(v, int | float)})
-        if self._live is not None:
-            self._live.update(self._render())
-        elif step >= self.total or time.monotonic() - self._printed >= self.interval:
-            self._printed = time.monotonic()
-            self.console.print(self.line(), highlight=False, markup=False, soft_wrap=True)
+        self._show(due=step >= self.total)
 
     def note(self, text: str) -> None:
         """Show what goes on besides the steps, such as "held-out 64/200", until the next note."""
         self._note = text
+        if text or self._live is not None:
+            self._show()
+
+    def _show(self, due: bool = False) -> None:
         if self._live is not None:
             self._live.update(self._render())
-        elif text and time.monotonic() - self._printed >= self.interval:
+        elif due or time.monotonic() - self._printed >= self.interval:
             self._printed = time.monotonic()
             self.console.print(self.line(), highlight=False, markup=False, soft_wrap=True)
 
     def line(self) -> str:
-        """The state in one plain line: ``grpo 12/200  reward 0.250  KL 0.0010  left 3:20``."""
+        """Say the state in one plain line: ``grpo 12/200  reward 0.250  KL 0.0010  left 3:20``."""
         left = self._left()
         parts = [f"{self.phase} {self._count()}", *(f"{label} {value}" for label, value in self._values())]
         return "  ".join(parts + ([f"left {left}"] if left else []) + ([self._note] if self._note else []))
@@ -116,16 +117,13 @@ class Progress:
         hours, rest = divmod(round(seconds), 3600)
         return f"{hours}:{rest // 60:02d}:{rest % 60:02d}" if hours else f"{rest // 60}:{rest % 60:02d}"
 
-    def _share(self) -> float:
-        """How much of the phase is done, by steps or by time."""
-        return min(max(self._step / max(self.total, 1), self._spent or 0.0), 1.0)
-
     def _render(self) -> Table:
+        done = min(max(self._step / max(self.total, 1), self._spent or 0.0), 1.0)  # by steps or by time
         table = Table.grid(padding=(0, 2))
         left = self._left()
         table.add_row(
             f"[bold]{self.phase}[/]",
-            ProgressBar(total=1.0, completed=self._share(), width=24),
+            ProgressBar(total=1.0, completed=done, width=24),
             self._count(),
             *(f"[dim]{label}[/] {value}" for label, value in self._values()),
             f"[dim]left[/] {left}" if left else "",

@@ -1,12 +1,16 @@
-"""The JSON files of run folders and checkpoints: what each must hold, checked where it is read."""
+"""The JSON files of run folders and checkpoints: what each must hold, reading and writing; and the folder's lock."""
 
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import msgspec
+from filelock import FileLock, Timeout
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
 T = TypeVar("T")
@@ -30,7 +34,7 @@ class RunState(msgspec.Struct):
     seconds: dict[str, float]
     rollout_offsets: dict[str, Count] = {}
     cpu_seconds: dict[str, float] = {}
-    """Of the phases whose steps all ran on CPUs. Runs of earlier releases lack it."""
+    """Of the phases whose steps all ran on CPUs."""
 
 
 class TrainerMeta(msgspec.Struct, omit_defaults=True):
@@ -46,7 +50,7 @@ Manifest = dict[str, tuple[Count, Count]]
 
 
 def read_record(path: Path, schema: type[T]) -> T:
-    """The content of a JSON file. Raises ValueError naming the file, and the field that is not what `schema` says."""
+    """Return the content of a JSON file. Raises ValueError naming the file and the field that does not fit `schema`."""
     try:
         value = json.loads(path.read_bytes())
         json.dumps(value, ensure_ascii=False).encode()  # half a character is no text, and names no file
@@ -55,3 +59,30 @@ def read_record(path: Path, schema: type[T]) -> T:
         raise ValueError(f"{path}: edited or damaged: {error}") from error
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}: damaged, not valid JSON ({error})") from error
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Replace a JSON file atomically."""
+    partial = path.with_name(f".{path.name}.partial")
+    with open(partial, "w") as file:
+        json.dump(value, file, indent=1)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold FOLDER/.lock, which the system frees when the process ends in any way. Raises ValueError if it is held."""
+    lock = FileLock(folder / ".lock", thread_local=False)  # whichever thread drops the last reference releases it
+    try:
+        lock.acquire(timeout=0)
+    except Timeout as error:
+        raise ValueError(
+            f"{folder}: another process works in this folder, or this one has not closed it; stop it first, or wait "
+            "for its end"
+        ) from error
+    try:
+        yield
+    finally:
+        lock.release()

@@ -1,38 +1,50 @@
-"""One rank's part in checkpoints: a copy in CPU memory, written by a thread while training goes on.
+"""Saving and resuming a phase: each rank's writer, and what every training loop does around its checkpoints.
 
-The first rank writes the model's folder, every rank its part of the trainer's state. No tensor goes through the driver,
-which gets sizes and checksums of the files and then makes the checkpoint visible (`phase.checkpoint`).
+The first rank writes the model's folder, every rank its part of the trainer's state, from a copy in CPU memory by a
+thread while training goes on. No tensor goes through the driver, which gets sizes and checksums of the files and then
+makes the checkpoint visible (`checkpoint`).
 """
 
 from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from audiorl.config import ModelConfig
 from audiorl.config.distributed import current
-from audiorl.distributed.local import changes_worker, replaces_worker
+from audiorl.distributed.local import Group, Groups, changes_worker, replaces_worker
+from audiorl.distributed.torchrun import local_device
 from audiorl.distributed.world import World
-from audiorl.models import AudioPolicy
-from audiorl.models.value import ValueModel
+from audiorl.errors import Interrupted, RankError
+from audiorl.models import AudioPolicy, load_policy
+from audiorl.models.value import ValueModel, load_value_model
 from audiorl.run.checkpoint import (
     Checksums,
     Saved,
+    StatePiece,
+    TrainerState,
     Writers,
     checksums,
-    load_verified,
+    load_into,
     naming_full_disk,
     read_state,
     save_model,
     save_state,
+    share_of,
 )
-from audiorl.run.pieces import Piece, TrainerState, share_of
+from audiorl.run.folder import Run
+from tokenizers_audio import AudioTokenizer
 
-Pieces = Mapping[str, Mapping[str, Piece]]
+Pieces = Mapping[str, Mapping[str, StatePiece]]
+M = TypeVar("M", AudioPolicy, ValueModel)
 
 
 class CheckpointWriter:
@@ -86,7 +98,7 @@ class CheckpointWriter:
             self._error = naming_full_disk(error, partial)
 
     def files(self, wait: bool) -> Checksums | None:
-        """What `begin` wrote, once it is on the disk; None while it is not. Raises what stopped the writing."""
+        """Return what `begin` wrote, once it is on the disk; None while it is not. Raises what stopped the writing."""
         if self._thread is not None:
             self._thread.join(None if wait else 0)
             if self._thread.is_alive():
@@ -97,25 +109,37 @@ class CheckpointWriter:
         return self._files
 
     def read_model(self, folder: Path) -> None:
-        """The weights of a checkpoint into the model, where the model is written, too."""
+        """Load the weights of a checkpoint into the model, if this writer writes the model."""
         if self._writers == "trainer":
-            load_verified(folder, self._model)
+            load_into(folder, self._model, verified=True)
 
 
 class CheckpointedWorker:
-    """A worker that writes and reads its rank's part of checkpoints. It makes `_writer` before its optimizer."""
+    """A worker that writes and reads its rank's part of checkpoints.
 
+    Its state is that of one optimizer unless it says otherwise. It makes `_writer` before the optimizer.
+    """
+
+    model: Any
+    optimizer: Any
     _writer: CheckpointWriter
 
     def state(self) -> TrainerState:
-        raise NotImplementedError
+        """Return what training needs besides the weights."""
+        return {"optimizer": self.optimizer.state()}
 
     def weights(self) -> Mapping[str, Tensor]:
         """Return the trained weights by name."""
-        raise NotImplementedError
+        weights: Mapping[str, Tensor] = self.model.weights()
+        return weights
 
     def load(self, state: Mapping[str, Mapping[str, Tensor]], where: str) -> None:
-        raise NotImplementedError
+        """Take over a `state` that was read from the checkpoint `where`."""
+        self.optimizer.load(state["optimizer"], where)
+
+    def close(self) -> None:
+        """End after the last update."""
+        self.optimizer.close()
 
     @changes_worker
     def begin_save(self, folder: str) -> None:
@@ -123,6 +147,7 @@ class CheckpointedWorker:
         self._writer.begin(folder, self.state())
 
     def saved_files(self, wait: bool) -> Checksums | None:
+        """Return this rank's files once they are on the disk; see `CheckpointWriter.files`."""
         return self._writer.files(wait)
 
     @replaces_worker
@@ -130,6 +155,109 @@ class CheckpointedWorker:
         """Continue from a checkpoint's folder, weights and all."""
         self._writer.read_model(Path(where))
         self.load(read_state(Path(where)), where)
+
+
+# -- what a training loop does around a phase's checkpoints ------------------------------------------------------------
+
+
+def restore(run: Run, phase: str, trainers: Group | Groups) -> int:
+    """Load the phase's last checkpoint into the trainers, each from the disk; returns the steps done."""
+    start, folder = run.last_checkpoint(phase)
+    if folder is not None:
+        trainers.all(CheckpointedWorker.resume, str(folder.resolve()))
+    return start
+
+
+def checkpoint(
+    run: Run,
+    phase: str,
+    done: int,
+    steps: int,
+    every: int,
+    trainers: Group | Groups,
+    save_more: Callable[[Path], None] | None = None,
+) -> None:
+    """Save when due; when the run was asked to stop, save and leave.
+
+    The trainers write while they train on (`CheckpointWriter`). The checkpoint becomes visible after the first step
+    that finds it complete; before the next one, at the last step and before leaving it is waited for. `save_more` is
+    called first, with the folder of the phase's checkpoints, to save what belongs to this one.
+    """
+    last = done == steps or run.asked_to_stop
+    if done % every == 0 or last:
+        finish_save(run, trainers)
+        if save_more is not None:
+            save_more(run.dir / "checkpoints" / phase)
+        partial = run.begin_save(phase, done)
+        trainers.all(CheckpointedWorker.begin_save, str(partial.resolve()))
+        trainers.saving()
+    if run.is_saving:
+        finish_save(run, trainers, wait=last)
+    if run.asked_to_stop:
+        raise Interrupted(f"stopped after {phase} step {done}; continue with 'audiorl resume {run.dir}'")
+
+
+def finish_save(run: Run, trainers: Group | Groups, wait: bool = True) -> None:
+    """Make the checkpoint that is being written visible, if its files are complete or once they are (`wait`)."""
+    if not run.is_saving:
+        return
+    parts = trainers.all(CheckpointedWorker.saved_files, wait)
+    files = [part for part in parts if part is not None]
+    if len(files) == len(parts):
+        folder = run.end_save({name: checksum for part in files for name, checksum in part.items()})
+        trainers.saved(str(folder.resolve()))
+
+
+@contextmanager
+def completing_saves(run: Run, trainers: Group | Groups) -> Iterator[None]:
+    """Complete, when a training loop ends with an error, the checkpoint that is being written.
+
+    Not when a rank failed, nor under torchrun, whose ranks may wait for each other in a collective: then the checkpoint
+    before it remains.
+    """
+    try:
+        yield
+    except Exception as error:
+        if not isinstance(error, RankError) and trainers.answers_after_error:
+            finish_save(run, trainers)
+        raise
+
+
+def pull(model: Saved, trainers: Group) -> None:
+    """Give the driver's model the weights that the trainers have, where they are not the same."""
+    if not trainers.shared:
+        model.load_weights(trainers.first(CheckpointedWorker.weights))
+
+
+def pull_last(run: Run, phase: str, model: Saved, trainers: Group) -> None:
+    """Do as `pull` after the phase's last step, whose weights are in a checkpoint: they are read from there."""
+    if not trainers.shared and run.has_checkpoint(phase):
+        run.load_result(phase, model)
+
+
+@dataclass(frozen=True)
+class ModelFile(Generic[M]):
+    """A policy or a value model in a folder, and how to hold it."""
+
+    folder: str
+    kind: type[M]
+    config: ModelConfig
+    codec: AudioTokenizer | None
+
+    @classmethod
+    def save(cls, run: Run, phase: str, name: str, model: M) -> ModelFile[M]:
+        """Write checkpoints/PHASE/NAME of the run, unless it is there."""
+        trunk = model.trunk if isinstance(model, ValueModel) else model
+        config = replace(trunk.config, device=trunk.device.type)
+        return cls(run.keep_model(phase, name, model), type(model), config, trunk.codec)
+
+    def load(self) -> M:
+        config = replace(self.config, device=local_device(self.config.device))
+        load = load_value_model if issubclass(self.kind, ValueModel) else load_policy
+        return load(self.folder, config, self.codec)
+
+
+# -- copies that are written while training goes on -------------------------------------------------------------------
 
 
 def _in_background(model: Saved) -> bool:
@@ -141,12 +269,12 @@ def _in_background(model: Saved) -> bool:
     return (model.trunk if isinstance(model, ValueModel) else model).device.type != "cpu"
 
 
-def _shares(members: Mapping[str, Tensor | Piece], rank: int, size: int) -> dict[str, Piece]:
+def _shares(members: Mapping[str, Tensor | StatePiece], rank: int, size: int) -> dict[str, StatePiece]:
     return {name: piece for name, tensor in members.items() if (piece := share_of(tensor, rank, size)) is not None}
 
 
-def _copied(piece: Piece) -> Piece:
-    return Piece(_cpu_copy(piece.flat_N), piece.start, piece.shape)
+def _copied(piece: StatePiece) -> StatePiece:
+    return StatePiece(_cpu_copy(piece.flat_N), piece.start, piece.shape)
 
 
 def _cpu_copy(tensor: Tensor) -> Tensor:
@@ -185,7 +313,7 @@ class _Skeleton:
         ]
 
     def copy_weights(self) -> dict[str, Tensor]:
-        """Of the model as it is now."""
+        """Copy the weights of the model as it is now."""
         named = _named(self._model)
         return {name: _cpu_copy(named[name]) for name in self._names}
 

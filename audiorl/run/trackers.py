@@ -25,8 +25,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from audiorl.audio import AudioClip, write_wav
-from audiorl.run.checkpoint import write_json
-from audiorl.run.records import read_record
+from audiorl.run.records import read_record, write_json
 from audiorl.types import Rollout
 
 AUDIO_RATE = 24_000
@@ -76,7 +75,7 @@ class RolloutTable:
 def open_trackers(
     names: Sequence[str], run_folder: str | Path, config: Mapping[str, Any], seq: int = 0
 ) -> tuple[Tracker, ...]:
-    """Trackers by name (`TRACKERS`). `config`: the recipe's configuration as JSON values, which they show.
+    """Open trackers by name (`TRACKERS`). `config`: the recipe's configuration as JSON values, which they show.
 
     A run that is resumed goes on in the same W&B, Trackio or MLflow run: ids are kept in RUN/trackers.json. `seq` is
     the first line that it will log. Steps after the checkpoint that it goes on from are computed again: TensorBoard
@@ -127,46 +126,45 @@ class Wandb:
     def __init__(self, folder: Path, ids: dict[str, str], config: dict[str, Any], seq: int):
         import wandb
 
-        self._wandb = wandb
+        self._library: Any = wandb
         project = os.environ.get("WANDB_PROJECT", PROJECT)
         try:
-            self._run = wandb.init(
+            self._run: Any = wandb.init(
                 project=project, name=folder.name, id=ids["id"], resume="allow", dir=folder, config=config
             )
         except wandb.Error as error:
             raise ValueError(f"--log wandb: {error}; log in with 'wandb login', or set WANDB_MODE=offline") from error
         # Each sitting of an offline run has a folder of its own, so that wandb does not know what was logged.
-        self._logged = folder / "wandb" / "next_step"
+        self._logged: Path | None = folder / "wandb" / "next_step"
         self._first = max(self._run.step, int(self._logged.read_text()) if self._logged.is_file() else 0)
 
     def write(self, row: Mapping[str, Any]) -> None:
         if row["seq"] < self._first:
             return
         self._run.log({**numbers(row), "phase": row.get("phase", "")}, step=row["seq"])
-        self._logged.parent.mkdir(exist_ok=True)
-        self._logged.write_text(str(row["seq"] + 1))
+        if self._logged is not None:
+            self._logged.parent.mkdir(exist_ok=True)
+            self._logged.write_text(str(row["seq"] + 1))
 
     def write_rollouts(self, seq: int, table: RolloutTable) -> None:
-        if seq < self._first:
-            return
+        if seq >= self._first:
+            columns, rows = _with_audio(table, self._audio)
+            self._run.log({"rollouts": self._library.Table(columns=columns, data=rows)}, step=seq)
 
-        def audio(samples_T: np.ndarray) -> Any:
-            return self._wandb.Audio(samples_T, sample_rate=AUDIO_RATE)
-
-        columns, rows = _with_audio(table, audio)
-        self._run.log({"rollouts": self._wandb.Table(columns=columns, data=rows)}, step=seq)
+    def _audio(self, samples_T: np.ndarray) -> Any:
+        return self._library.Audio(samples_T, sample_rate=AUDIO_RATE)
 
     def close(self) -> None:
         self._run.finish()
 
 
-class Trackio:
-    """Metrics, and a trackio.Table with trackio.Audio cells, on this machine."""
+class Trackio(Wandb):
+    """Metrics, and a trackio.Table with trackio.Audio cells, on this machine: the interface is that of wandb."""
 
     def __init__(self, folder: Path, ids: dict[str, str], config: dict[str, Any], seq: int):
         import trackio
 
-        self._trackio = trackio
+        self._library = trackio
         self._run = trackio.init(
             project=os.environ.get("TRACKIO_PROJECT", PROJECT),
             name=f"{folder.name}-{ids['id']}",
@@ -175,24 +173,11 @@ class Trackio:
             embed=False,
         )
         self._first = self._run._next_step  # after the last one that its database holds
+        self._logged = None
 
-    def write(self, row: Mapping[str, Any]) -> None:
-        if row["seq"] >= self._first:
-            self._run.log({**numbers(row), "phase": row.get("phase", "")}, step=row["seq"])
-
-    def write_rollouts(self, seq: int, table: RolloutTable) -> None:
-        if seq < self._first:
-            return
-
-        def audio(samples_T: np.ndarray) -> Any:
-            pcm_T = (samples_T.clip(-1, 1) * np.iinfo(np.int16).max).astype(np.int16)
-            return self._trackio.Audio(pcm_T, sample_rate=AUDIO_RATE)
-
-        columns, rows = _with_audio(table, audio)
-        self._run.log({"rollouts": self._trackio.Table(columns=columns, data=rows)}, step=seq)
-
-    def close(self) -> None:
-        self._run.finish()
+    def _audio(self, samples_T: np.ndarray) -> Any:
+        pcm_T = (samples_T.clip(-1, 1) * np.iinfo(np.int16).max).astype(np.int16)
+        return self._library.Audio(pcm_T, sample_rate=AUDIO_RATE)
 
 
 class MLflow:
@@ -246,13 +231,13 @@ TRACKERS: dict[str, Any] = {"tensorboard": TensorBoard, "wandb": Wandb, "trackio
 
 
 def numbers(row: Mapping[str, Any]) -> dict[str, float]:
-    """The metrics of a line of metrics.jsonl, without its position and time."""
+    """Return the metrics of a line of metrics.jsonl, without its position and time."""
     position = ("seq", "step", "phase", "time")
     return {k: float(v) for k, v in row.items() if k not in position and isinstance(v, int | float)}
 
 
 def rollout_table(rollouts: Sequence[Rollout], rows: Sequence[Mapping[str, Any]], run_folder: Path) -> RolloutTable:
-    """The table of the first `MAX_ROWS` rollouts. `rows`: the same rollouts as in rollouts/step_*.jsonl."""
+    """Make the table of the first `MAX_ROWS` rollouts. `rows`: the same rollouts as in rollouts/step_*.jsonl."""
     rows = rows[:MAX_ROWS]
     scores = [row["score"] or {"total": None, "parts": {}} for row in rows]
     parts = list(dict.fromkeys(name for score in scores for name in score["parts"]))

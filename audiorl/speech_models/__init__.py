@@ -1,9 +1,9 @@
-"""Judges of speech: recognisers, speaker encoders, quality models, voice activity. Importing this loads no model.
+"""Models of speech: recognisers, speaker encoders, quality models, voice activity. Importing this loads no model.
 
-    recogniser = load_recogniser("judges/whisper-base", language="en")
+    recogniser = load_recogniser("whisper-base", language="en")
     recogniser.transcribe([wav], sample_rate=24_000)        # ["hello world"]
 
-A judge of your own is a Python file with `load(folder, device)`: `load_speaker_encoder("encoder.py:weights/encoder")`.
+A model of your own is a Python file with `load(folder, device)`: `load_speaker_encoder("encoder.py:weights/encoder")`.
 `tools/fetch_judges.py` fetches small ones where there is no model hub.
 """
 

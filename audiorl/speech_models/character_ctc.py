@@ -5,9 +5,9 @@ encoder's frames are computed once for each clip. With `features="mel"` it reads
 recogniser knows only the voices and melodies that it has met, and shows what a reward of intelligibility does then
 (docs/experiments.md)::
 
-    judge = train_character_ctc(clips, texts, sample_rate=16_000, steps=400, seed=0)
-    judge.transcribe([wav], sample_rate=24_000)      # ["the conference is now locked"]
-    judge.save("judges/prompts");  audiorl.speech_models.load_recogniser("judges/prompts")
+    recogniser = train_character_ctc(clips, texts, sample_rate=16_000, steps=400, seed=0)
+    recogniser.transcribe([wav], sample_rate=24_000)      # ["the conference is now locked"]
+    recogniser.save("prompts");  audiorl.speech_models.load_recogniser("prompts")
 
 Shapes: F frames of features (25 a second), D their width, V characters. Two labels a frame are read, 50 a second, since
 CTC needs more frames than characters.
@@ -34,10 +34,8 @@ from audiorl.models import AudioPolicy
 from audiorl.models.audio_encoder import log_mels
 from audiorl.models.families.qwen_omni import tiny
 from audiorl.models.weights import read_tensors
-from audiorl.speech_models.alignment import align_words, ctc_log_probability
-from audiorl.speech_models.loading import CHARACTER_CTC
-from audiorl.speech_models.protocol import AlignedWord, Waveform
-from audiorl.speech_models.waves import batches_by_length, padded, resampled
+from audiorl.speech_models.ctc import align_words, ctc_log_probability
+from audiorl.speech_models.protocol import CHARACTER_CTC, AlignedWord, Waveform, batches_by_length, padded, resampled
 
 CHARACTERS = "abcdefghijklmnopqrstuvwxyz "
 BLANK = 0
@@ -47,7 +45,7 @@ MIN_SAMPLES = 1600
 ENCODER_BATCH = 8
 """Clips per batch of the encoder on a CPU."""
 GPU_BATCH = 64
-"""The same on a GPU."""
+"""Clips per batch of the encoder on a GPU."""
 
 
 Features = Literal["whisper", "mel"]

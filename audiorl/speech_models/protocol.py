@@ -1,5 +1,4 @@
-"""The protocols of speech judges: `Recogniser`, `Aligner`, `TextScorer`, `LanguageIdentifier`, `SpeakerEncoder`,
-`QualityModel`, `SpeechDetector`.
+"""The protocols of speech models, and what implementations share: resampling, batching, reading a folder of weights.
 
 All take mono waveforms [T] of floats in [-1, 1] at one rate, any number and any length, resample them, and return one
 result each, in order. A result does not depend on the other waveforms (within the dtype's tolerance) nor on the call.
@@ -7,12 +6,17 @@ result each, in order. A result does not depend on the other waveforms (within t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
+import soxr
 from numpy.typing import NDArray
 
+CHARACTER_CTC = "audiorl_character_ctc"
+"""The model_type of folders that `CharacterCTC.save` writes."""
 Waveform = NDArray[Any]
 
 
@@ -41,6 +45,7 @@ class Recogniser(Protocol):
         ...
 
 
+@runtime_checkable
 class Aligner(Recogniser, Protocol):
     """A recogniser that also says where each word of a text is said: one with a CTC head."""
 
@@ -52,6 +57,7 @@ class Aligner(Recogniser, Protocol):
         ...
 
 
+@runtime_checkable
 class TextScorer(Recogniser, Protocol):
     """A recogniser that also says how probable a text is for a clip: one with a CTC head, and Whisper."""
 
@@ -69,7 +75,7 @@ class LanguageIdentifier(Recogniser, Protocol):
 
     @property
     def multilingual(self) -> bool:
-        """Whether the model has more than one language; False for Whisper's English models."""
+        """Return whether the model has more than one language; False for Whisper's English models."""
         ...
 
     def identify(self, waveforms: Sequence[Waveform], sample_rate: int) -> list[dict[str, float]]:
@@ -125,3 +131,85 @@ class SpeechDetector(Protocol):
     def probabilities(self, waveform: Waveform, sample_rate: int) -> NDArray[Any]:
         """[ceil(T / frame)] float32 in [0, 1], for one waveform; the last frame may be shorter."""
         ...
+
+
+Wave = NDArray[np.float32]
+
+
+def resampled(waveforms: Sequence[Waveform], sample_rate: int, wanted: int) -> list[Wave]:
+    """Each as float32 [T] at `wanted` Hz. Raises ValueError naming a waveform that is not usable."""
+    if not (isinstance(sample_rate, int) and sample_rate > 0):
+        raise ValueError(f"sample_rate: {sample_rate!r}; give the waveforms' rate in Hz, an integer")
+    return [_resampled(np.asarray(wav), i, sample_rate, wanted) for i, wav in enumerate(waveforms)]
+
+
+def _resampled(wav: Waveform, number: int, sample_rate: int, wanted: int) -> Wave:
+    if wav.ndim != 1 or wav.dtype.kind != "f":
+        raise ValueError(f"waveform {number}: {wav.dtype} of shape {wav.shape}; give mono floats [T] in [-1, 1]")
+    if not np.isfinite(wav).all():
+        bad = int(np.count_nonzero(~np.isfinite(wav)))
+        raise ValueError(f"waveform {number}: {bad} of {len(wav)} samples are NaN or infinite")
+    wav = np.ascontiguousarray(wav, dtype=np.float32)
+    return wav if sample_rate == wanted or not len(wav) else soxr.resample(wav, sample_rate, wanted)
+
+
+def require_samples(waves: Sequence[Wave]) -> None:
+    """Raise ValueError naming the first waveform without samples, for models that have no result for it."""
+    for number, wav in enumerate(waves):
+        if not len(wav):
+            raise ValueError(f"waveform {number}: holds no samples")
+
+
+def padded(wav: Wave, samples: int) -> Wave:
+    """The waveform, with silence after it where it is shorter than `samples`."""
+    return wav if len(wav) >= samples else np.pad(wav, (0, samples - len(wav)))
+
+
+def batches_by_length(waves: Sequence[Wave], size: int) -> Iterator[list[int]]:
+    """Indices in batches of up to `size` of similar length, the longest first; those without samples are left out."""
+    order = sorted((i for i, wav in enumerate(waves) if len(wav)), key=lambda i: -len(waves[i]))
+    for at in range(0, len(order), size):
+        yield order[at : at + size]
+
+
+TRAINING_ONLY = ("masked_spec_embed",)
+"""Weights that only training uses; released checkpoints may lack them."""
+
+
+def load_model(model_class: Any, path: str | Path, device: str) -> Any:
+    """The model of a folder or cached hub id in eval mode: float32 on the CPU, float16 on a GPU.
+
+    Raises ValueError when weights are damaged, missing, or of another shape than config.json says.
+    """
+    import torch
+
+    from audiorl.models.weights import naming_damage, silent_transformers
+
+    try:
+        with silent_transformers(), naming_damage(path):  # the errors below replace transformers' table of weights
+            model, info = model_class.from_pretrained(
+                str(path),
+                dtype=torch.float32 if device == "cpu" else torch.float16,
+                trust_remote_code=False,  # else transformers may ask whether to run it
+                ignore_mismatched_sizes=True,  # so that they are listed; none is accepted
+                output_loading_info=True,
+            )
+    except OSError as error:
+        raise ValueError(f"{path}: neither a local model folder nor a model id that can be loaded ({error})") from error
+    for kind, keys in (("missing from", info["missing_keys"]), ("of another shape in", info["mismatched_keys"])):
+        names = sorted(key if isinstance(key, str) else key[0] for key in keys)
+        names = [name for name in names if not name.endswith(TRAINING_ONLY)]
+        if names:
+            others = f" (and {len(names) - 1} more)" if len(names) > 1 else ""
+            raise ValueError(
+                f"{path}: weight {names[0]!r}{others} is {kind} the checkpoint; is it a {model_class.__name__}?"
+            )
+    return model.to(device).eval().requires_grad_(False)
+
+
+def load_processor(loader: Any, path: str | Path, what: str) -> Any:
+    """The tokenizer or feature extractor in a model's folder. ValueError when it is missing or damaged."""
+    try:
+        return loader.from_pretrained(str(path))
+    except (ValueError, OSError) as error:
+        raise ValueError(f"{path}: the {what} cannot be read: {error}") from error

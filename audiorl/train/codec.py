@@ -13,25 +13,26 @@ from torch import Tensor
 
 from audiorl.audio import AudioClip, write_wav
 from audiorl.audio import name as clip_name
+from audiorl.config.checks import require_counts, require_ranges
 from audiorl.config.distributed import current
 from audiorl.data.recordings import Crops, Place, Recordings
 from audiorl.data.rows import write_json_lines
-from audiorl.distributed.local import Group, changes_worker
+from audiorl.distributed.local import changes_worker
 from audiorl.distributed.placement import num_trainers, trainer_group
 from audiorl.distributed.torchrun import local_device
 from audiorl.distributed.world import World
 from audiorl.eval.metrics.codes import bitrate, codebook_use, count_codes
 from audiorl.eval.metrics.corpus import bootstrap_interval
 from audiorl.eval.metrics.speech import mel_distance, stft_distance
+from audiorl.run.checkpoint import TrainerState
 from audiorl.run.folder import Run
-from audiorl.run.pieces import TrainerState
 from audiorl.run.saving import CheckpointedWorker, CheckpointWriter
 from audiorl.train.fit import fit
 from tokenizers_audio.audio import prepare
 from tokenizers_audio.protocol import AudioTokenizer
 from tokenizers_audio.unified import UnifiedConfig, UnifiedTokenizer
 from tokenizers_audio.unified import load as load_tokenizer
-from tokenizers_audio.unified.train import LossWeights, TrainConfig, Trainer
+from tokenizers_audio.unified.train import CodecTrainer, LossWeights, TrainConfig
 
 LONGEST = 10.0
 """Seconds of a held-out recording that are measured."""
@@ -59,11 +60,8 @@ class CodecConfig:
     train: TrainConfig = TrainConfig()
 
     def __post_init__(self) -> None:
-        for name in ("batch_size", "save_every", "threads"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
-        if self.crop_seconds <= 0:
-            raise ValueError(f"crop_seconds is {self.crop_seconds}; it must be greater than 0")
+        require_counts(self, ("batch_size", "save_every", "threads"))
+        require_ranges(self, positive=("crop_seconds",))
 
     @property
     def steps(self) -> int:
@@ -75,7 +73,7 @@ class CodecConfig:
 
 
 def small_tokenizer(num_codebooks: int = 8, codebook_size: int = 1024) -> UnifiedConfig:
-    """A tokenizer of 4 M parameters that says log-mels: two CPU cores train it in minutes."""
+    """Configure a tokenizer of 4 M parameters that says log-mels: two CPU cores train it in minutes."""
     return UnifiedConfig(
         num_codebooks=num_codebooks,
         codebook_size=codebook_size,
@@ -89,7 +87,7 @@ def small_tokenizer(num_codebooks: int = 8, codebook_size: int = 1024) -> Unifie
 
 
 def quick_training(steps: int, codebook_dropout: float = 0.25) -> CodecConfig:
-    """How `small_tokenizer` is trained: small batches, many steps."""
+    """Configure the training of `small_tokenizer`: small batches, many steps."""
     return CodecConfig(
         batch_size=4,
         save_every=500,
@@ -115,7 +113,7 @@ class CodecWorker(CheckpointedWorker):
         self, tokenizer: UnifiedTokenizer, recordings: Recordings, config: CodecConfig, seed: int, trained: bool = False
     ):
         self.tokenizer = tokenizer
-        self.trainer = Trainer(tokenizer, config.train, seed, trained)
+        self.trainer = CodecTrainer(tokenizer, config.train, seed, trained)
         self._writer = CheckpointWriter(tokenizer, World.of_process_group())
         self.crops = crops_of(tokenizer, recordings, config, seed)
         self.begins = tokenizer.config.phases == "peaks" and not trained
@@ -137,7 +135,7 @@ class CodecWorker(CheckpointedWorker):
         self.trainer.load(state, where)
 
     def close(self) -> None:
-        """After the last update; nothing is held."""
+        """End after the last update; nothing is held."""
 
 
 def crops_of(tokenizer: UnifiedTokenizer, recordings: Recordings, config: CodecConfig, seed: int) -> Crops:
@@ -164,8 +162,17 @@ def train_codec(
     if run.finished(phase):
         run.load_result(phase, tokenizer)
         return
+    if config.batch_size % num_trainers():
+        raise ValueError(f"a batch of {config.batch_size} cannot be dealt out evenly to {num_trainers()} processes")
+    if current().sharded:
+        option = "--runtime.fsdp" if current().fsdp else "--runtime.zero"
+        raise ValueError(f"{phase}: this kind of training divides no state among trainers; start it without {option}")
+    others = (tokenizer.device.type, recordings, config, seed, trained)
     fit(
-        _workers(run, phase, tokenizer, recordings, config, seed, trained),
+        trainer_group(
+            lambda world: CodecWorker(tokenizer, recordings, config, seed, trained),
+            lambda: (_worker, run.keep_model(phase, "start", tokenizer), *others),
+        ),
         tokenizer,
         crops_of(tokenizer, recordings, config, seed),
         run,
@@ -178,28 +185,6 @@ def train_codec(
     )
 
 
-def _workers(
-    run: Run,
-    phase: str,
-    tokenizer: UnifiedTokenizer,
-    recordings: Recordings,
-    config: CodecConfig,
-    seed: int,
-    trained: bool,
-) -> Group:
-    """A trainer on each rank; the crops of a batch are dealt out evenly."""
-    if config.batch_size % num_trainers():
-        raise ValueError(f"a batch of {config.batch_size} cannot be dealt out evenly to {num_trainers()} processes")
-    if current().sharded:
-        option = "--runtime.fsdp" if current().fsdp else "--runtime.zero"
-        raise ValueError(f"{phase}: this kind of training divides no state among trainers; start it without {option}")
-    others = (tokenizer.device.type, recordings, config, seed, trained)
-    return trainer_group(
-        lambda world: CodecWorker(tokenizer, recordings, config, seed, trained),
-        lambda: (_worker, run.keep_model(phase, "start", tokenizer), *others),
-    )
-
-
 def _worker(
     folder: str, device: str, recordings: Recordings, config: CodecConfig, seed: int, trained: bool
 ) -> CodecWorker:
@@ -208,7 +193,7 @@ def _worker(
 
 
 @dataclass(frozen=True)
-class Copy:
+class CodecCopy:
     """A held-out recording and what the codec made of it, mono [T] at the codec's rate, and how far they are apart."""
 
     original: np.ndarray
@@ -217,8 +202,8 @@ class Copy:
     stft: float
 
 
-def measures(tokenizer: AudioTokenizer, clips: Sequence[AudioClip]) -> tuple[dict[str, float], list[Copy]]:
-    """Means over recordings of mel and STFT distance, and how much of the codebooks they use, with the copies."""
+def measures(tokenizer: AudioTokenizer, clips: Sequence[AudioClip]) -> tuple[dict[str, float], list[CodecCopy]]:
+    """Measure mean mel and STFT distance, and how much of the codebooks recordings use. Returns the copies, too."""
     copies, codes = [], []
     for clip in clips:
         wav = prepare(clip.load(tokenizer.sample_rate), tokenizer.sample_rate, tokenizer)
@@ -227,7 +212,7 @@ def measures(tokenizer: AudioTokenizer, clips: Sequence[AudioClip]) -> tuple[dic
         codes.append(encoded[0].cpu().numpy())
         original, decoded = wav.numpy(), tokenizer.decode(encoded)[0, : len(wav)].cpu().numpy()
         mel, stft = mel_distance(original, decoded, tokenizer.sample_rate), stft_distance(original, decoded)
-        copies.append(Copy(original, decoded, mel, stft))
+        copies.append(CodecCopy(original, decoded, mel, stft))
     if not copies:
         raise ValueError("nothing to measure: no recording is held out")
     use = codebook_use(count_codes(codes, tokenizer.num_codebooks, tokenizer.codebook_size))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from math import ceil
 from typing import Literal
@@ -21,10 +21,8 @@ from audiorl.models import AudioPolicy
 from audiorl.models.ctc import BLANK, CTCModel, fits
 from audiorl.models.examples import Example
 from audiorl.run.folder import Run
-from audiorl.run.model_file import ModelFile
-from audiorl.run.pieces import TrainerState
 from audiorl.run.progress import Progress
-from audiorl.run.saving import CheckpointedWorker, CheckpointWriter
+from audiorl.run.saving import CheckpointedWorker, CheckpointWriter, ModelFile
 from audiorl.train.fit import fit
 from audiorl.train.optim.adamw import Optimizer
 
@@ -59,18 +57,6 @@ class CTCWorker(CheckpointedWorker):
         metrics = self.world.add_up({"ctc/loss": total}) | self.optimizer.step()
         self.model.weights_changed()
         return metrics
-
-    def weights(self) -> Mapping[str, Tensor]:
-        return self.model.weights()
-
-    def state(self) -> TrainerState:
-        return {"optimizer": self.optimizer.state()}
-
-    def load(self, state: Mapping[str, Mapping[str, Tensor]], where: str) -> None:
-        self.optimizer.load(state["optimizer"], where)
-
-    def close(self) -> None:
-        """After the last update."""
 
 
 def train_ctc(
@@ -150,14 +136,14 @@ def encode_all(policy: AudioPolicy, clips: Sequence[AudioClip], run: Run, phase:
 
 
 def target_ids(policy: AudioPolicy, example: Example) -> list[int]:
-    """The token ids of an example's target, as an answer begins: without a token in front."""
+    """Return the token ids of an example's target, as an answer begins: without a token in front."""
     return list(policy.tokenizer.encode(example.target, add_special_tokens=False))
 
 
 def fitting(
     policy: AudioPolicy, examples: Sequence[Example], on_error: Literal["raise", "skip"] = "raise"
 ) -> list[Example]:
-    """The examples whose text a CTC path fits: at most one token per audio frame.
+    """Keep the examples whose text a CTC path fits: at most one token per audio frame.
 
     Raises ValueError naming the first of the others; with `on_error` "skip" they are left out, and a line says how
     many.
@@ -185,7 +171,7 @@ def fitting(
 
 
 def token_errors(model: CTCModel, examples: Sequence[Example], batch: int = 16) -> dict[str, float]:
-    """{"ctc_token_errors": edits per token of the texts} of the best paths."""
+    """Measure the best paths: {"ctc_token_errors": edits per token of the texts}."""
     edits = tokens = 0
     for start in range(0, len(examples), batch):
         part = examples[start : start + batch]
@@ -197,7 +183,7 @@ def token_errors(model: CTCModel, examples: Sequence[Example], batch: int = 16) 
 
 
 def by_seconds(examples: Sequence[Example], most: float) -> list[list[Example]]:
-    """Neighbours together, at most so many seconds of audio each, a longer clip alone."""
+    """Put neighbours together, at most so many seconds of audio each, a longer clip alone."""
     parts: list[list[Example]] = []
     total = 0.0
     for e in examples:

@@ -1,16 +1,42 @@
-"""The training loop over a fixed data set: SFT, preferences, reward models, the codec."""
+"""Training on a fixed data set: the worker that updates one model, and the loop around it.
+
+SFT, preference losses and reward models differ in one function, their `BatchLoss`: how a batch is cut into packs, and
+what the loss of a pack is. The codec and CTC bring workers of their own to the same loop.
+"""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
+import torch
+from torch import Tensor
+
+from audiorl.algos.packing import pack_experiences
+from audiorl.config import OptimConfig
 from audiorl.data.schedule import batch_of_step, sorted_batch_of_step
-from audiorl.distributed.local import Group
+from audiorl.distributed.local import Group, changes_worker
+from audiorl.distributed.placement import trainer_group
+from audiorl.distributed.world import World
+from audiorl.models import AudioPolicy
+from audiorl.models.examples import Example, experience
+from audiorl.models.value import ValueModel
 from audiorl.run.checkpoint import Saved
 from audiorl.run.folder import ComputeTime, Run
-from audiorl.run.phase import checkpoint, completing_saves, pull, pull_last, restore
 from audiorl.run.progress import Progress, StepClock
+from audiorl.run.saving import (
+    CheckpointedWorker,
+    CheckpointWriter,
+    ModelFile,
+    checkpoint,
+    completing_saves,
+    pull,
+    pull_last,
+    restore,
+)
+from audiorl.train.batches import counts, group_packs, idle_batch
+from audiorl.train.optim.steps import backward, idle_passes, optimizer_for
 
 T = TypeVar("T")
 
@@ -20,10 +46,6 @@ class FitWorker(Protocol):
 
     def train(self, batch: Sequence[Any]) -> dict[str, float]:
         """Update the model from this rank's share of a batch. Returns the metrics of all ranks."""
-        ...
-
-    def close(self) -> None:
-        """End after the last update."""
         ...
 
 
@@ -38,6 +60,91 @@ class FitConfig(Protocol):
     def save_every(self) -> int: ...
     @property
     def sort(self) -> bool: ...
+
+
+PackLoss = Callable[[list[int]], tuple[Tensor, Mapping[str, float]]]
+"""The loss of the items at these indices, its share of the mean over the batches of all ranks, and its metrics, which
+are added up over packs and ranks."""
+BatchLoss = Callable[..., tuple[list[list[int]], PackLoss]]
+"""(learner, config, this rank's items) to (the packs, each the indices of its items; the loss of a pack). A function of
+a module or a `partial` of one: other processes unpickle it."""
+
+
+class Learner(CheckpointedWorker):
+    """Updates one model from its share of every batch.
+
+    The learners of one world together do what one would do alone: their losses and metrics are parts of one sum, with
+    weights from the counts of all ranks.
+    """
+
+    def __init__(
+        self,
+        batch_loss: BatchLoss,
+        model: AudioPolicy | ValueModel,
+        config: Any,
+        optim: OptimConfig,
+        world: World | None = None,
+    ):
+        self.model, self.config, self.world = model, config, world or World()
+        self.policy = model.trunk if isinstance(model, ValueModel) else model
+        self._batch_loss = batch_loss
+        self._writer = CheckpointWriter(model, self.world)
+        self.optimizer = optimizer_for(model, optim, config.steps, self.world)
+
+    @changes_worker
+    def train(self, items: Sequence[Any]) -> dict[str, float]:
+        """Update once from the mean loss over the items of all ranks. Returns its metrics."""
+        sums: dict[str, float] = defaultdict(float)
+        with self.policy.encode_audio_once():
+            packs, pack_loss = self._batch_loss(self, self.config, items)
+            self.optimizer.zero_grad()
+            idle = idle_passes(len(packs), self.world, self.optimizer)
+            for pack in packs:
+                loss, metrics = pack_loss(pack)
+                for name, value in metrics.items():
+                    sums[name] += value
+                backward(loss, self.optimizer)
+            for _ in range(idle):  # ZeRO and FSDP need equally many passes on every rank
+                backward(0 * self._idle_pass().sum(), self.optimizer)
+        self.optimizer.gather_gradients()
+        update = self.world.add_up(sums) | self.optimizer.step()
+        self.model.weights_changed()
+        return update
+
+    def _idle_pass(self) -> Tensor:
+        batch = idle_batch(self.policy)
+        return self.model.scores(batch) if isinstance(self.model, ValueModel) else self.model.forward(batch).logprobs
+
+    @torch.no_grad()
+    def logprobs(self, groups: Sequence[tuple[Example, ...]]) -> list[tuple[Tensor, ...]]:
+        """Return the log-probs [n] of the tokens of each group's answers, which share a prompt; on the CPU."""
+        tokens = [[experience(self.policy, e, str(k)) for e in group] for k, group in enumerate(groups)]
+        logprobs: list[tuple[Tensor, ...]] = [()] * len(groups)
+        for indices in group_packs(tokens, self.config.micro_batch_tokens):
+            part = [e for i in indices for e in tokens[i]]
+            answers = iter(self.policy.forward(pack_experiences(part)).logprobs.split(counts(part)))
+            for i in indices:
+                logprobs[i] = tuple(next(answers).float().cpu() for _ in tokens[i])
+        return logprobs
+
+
+def learners(
+    run: Run,
+    phase: str,
+    batch_loss: BatchLoss,
+    model: AudioPolicy | ValueModel,
+    config: FitConfig,
+    optim: OptimConfig,
+) -> Group:
+    """Make the learners of a phase, one on each rank."""
+    return trainer_group(
+        lambda world: Learner(batch_loss, model, config, optim, world),
+        lambda: (_learner, ModelFile.save(run, phase, "start", model), batch_loss, config, optim),
+    )
+
+
+def _learner(start: ModelFile[Any], batch_loss: BatchLoss, config: FitConfig, optim: OptimConfig) -> Learner:
+    return Learner(batch_loss, start.load(), config, optim, World.of_process_group())
 
 
 def fit(
@@ -63,9 +170,11 @@ def fit(
     lengths = tuple(length(item) for item in items) if config.sort else ()
 
     def spent() -> float | None:
+        """Return the used fraction of the limit."""
         if limit is None:
             return None
         so_far = run.compute_time(phase)
+        # CPU seconds do not show what a GPU computes: then the limit, whatever its unit, is one of wall-clock seconds.
         seconds = so_far.seconds if so_far.unit == limit.unit else run.seconds(phase)
         return seconds / limit.seconds if limit.seconds else 1.0
 
@@ -93,12 +202,12 @@ def fit(
             over = (spent() or 0.0) >= 1
             checkpoint(run, phase, step, step if over else config.steps, config.save_every, trainers)
     pull_last(run, phase, model, trainers)
-    trainers.all(FitWorker.close)
+    trainers.all(CheckpointedWorker.close)
     run.finish(phase, {"steps": step, "seconds": run.seconds(phase)})
 
 
-def seen(items: Sequence[T], config: FitConfig, seed: int) -> list[int]:
-    """Ascending indices of the items that the phase will train on."""
+def training_indices(items: Sequence[T], config: FitConfig, seed: int) -> list[int]:
+    """Return the ascending indices of the items that a phase will train on."""
     if config.sort or config.steps * config.batch_size >= len(items):
         return list(range(len(items)))
     indices = range(len(items))

@@ -2,257 +2,185 @@
 
 The reference's log-probs are computed once, before the first update, by the policy itself; no second model is held. The
 two answers of a pair share their prompt, audio included. With `audio_coef` the chosen answer is read a second time
-after the same prompt with parts of its audio silenced.
+after the same prompt with parts of its audio silenced. From top to bottom: the losses of a batch, the training call,
+the reference's log-probs, and pairs sampled from the policy.
 
 Shapes: P pairs of a pack, tokens of one answer [n].
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
+import json
+import os
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from hashlib import sha256
 from typing import Any
 
 import numpy as np
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 
-from audiorl.algos import preference as losses
 from audiorl.algos.experience import Experience
 from audiorl.algos.packing import pack_experiences
+from audiorl.algos.preference import (
+    PAIR_LOSSES,
+    WITHOUT_REFERENCE,
+    PairLogprobs,
+    anchored,
+    dpo,
+    kto,
+    kto_baseline,
+    kto_weights,
+    sum_each,
+)
 from audiorl.audio import AudioClip
 from audiorl.config import OptimConfig, PreferenceConfig
 from audiorl.data.augment import silence_pieces
-from audiorl.data.preferences import Answer, Judged, Pair
+from audiorl.data.preferences import Answer, Judged, Pair, pairs_from_rollouts
 from audiorl.data.schedule import rough_length
-from audiorl.distributed.local import changes_worker
-from audiorl.distributed.world import World
+from audiorl.distributed.local import Group
+from audiorl.errors import Interrupted
+from audiorl.eval._common import finished_rows, generate_all
 from audiorl.models import AudioPolicy
 from audiorl.models.examples import Example, answer_example, experience
+from audiorl.models.weights import read_tensors
+from audiorl.protocols import Request, Reward, RolloutEngine
+from audiorl.rewards.combine import scored_rollouts
+from audiorl.run.checkpoint import flush_to_disk
 from audiorl.run.folder import Run
+from audiorl.run.progress import Progress
 from audiorl.train.batches import counts, group_packs
 from audiorl.train.checks import check_finite, read_pass
-from audiorl.train.fit import fit, seen
-from audiorl.train.learner import Learner, learners
-from audiorl.train.reference import reference_logprobs
+from audiorl.train.fit import Learner, PackLoss, fit, learners, training_indices
 from audiorl.types import Message, Sample
 
-WITHOUT_REFERENCE = ("simpo", "cpo", "orpo")
+REFERENCE_CHUNK = 32
+"""Groups of answers whose reference log-probs a trainer computes per call."""
+SAVE_SECONDS = 60.0
+"""Between two savings of the reference's log-probs."""
 
 
 @dataclass(frozen=True, eq=False)
-class Referenced:
-    """A pair with the reference's log-probs [n] of the tokens of both answers; empty where the loss needs none."""
+class Compared:
+    """A pair or a judged answer, the answers that its loss compares, and the reference's log-probs [n] of each.
 
-    pair: Pair
-    chosen: Tensor
-    rejected: Tensor
-    silenced: Tensor | None = None
-    """Those of the chosen answer after the prompt with silenced audio; None without `audio_coef`."""
+    Of a pair: chosen, rejected and, with `audio_coef`, the chosen one after silenced audio. Of a judged answer: itself
+    and a mismatched one to the same prompt, for KTO's baseline. No log-probs where the loss needs none.
+    """
 
-
-@dataclass(frozen=True, eq=False)
-class Contrasted:
-    """A judged answer, and a mismatched one to the same prompt for KTO's baseline, with the reference's log-probs."""
-
-    judged: Judged
-    mismatched: Answer
-    answer: Tensor
-    other: Tensor
+    item: Pair | Judged
+    answers: tuple[Example, ...]
+    refs: tuple[Tensor, ...] = ()
 
 
-class PreferenceWorker(Learner[AudioPolicy]):
-    """Updates a policy from pairs, or with `kto` from judged answers."""
+# -- the losses of a batch ---------------------------------------------------------------------------------------------
 
-    def __init__(
-        self,
-        policy: AudioPolicy,
-        config: PreferenceConfig,
-        optim: OptimConfig,
-        kto_weights: tuple[float, float] = (1.0, 1.0),
-        world: World | None = None,
-    ):
-        super().__init__(policy, optim, config.steps, world)
-        self.policy = policy
-        self.config = config
-        self.kto_weights = kto_weights
 
-    def logprobs(self, groups: Sequence[tuple[Example, ...]]) -> list[tuple[Tensor, ...]]:
-        """The log-probs [n] of the tokens of every answer of each group, whose answers share a prompt; on the CPU."""
-        tokens = [[experience(self.policy, e, str(k)) for e in group] for k, group in enumerate(groups)]
-        logprobs: list[tuple[Tensor, ...]] = [()] * len(groups)
-        for indices in group_packs(tokens, self.config.micro_batch_tokens):
-            with torch.no_grad():
-                answers = iter(self._answers([e for i in indices for e in tokens[i]]))
-            for i in indices:
-                logprobs[i] = tuple(next(answers).float().cpu() for _ in tokens[i])
-        return logprobs
+def preference_loss(
+    learner: Learner, config: PreferenceConfig, items: Sequence[Compared]
+) -> tuple[list[list[int]], PackLoss]:
+    """Compute the loss that `config` names, the mean over the items of all ranks."""
+    return (_kto_loss if config.loss == "kto" else _pair_loss)(learner, config, items)
 
-    @changes_worker
-    def train(self, items: Sequence[Referenced | Contrasted]) -> dict[str, float]:
-        """One update from the mean loss over the items of all ranks. Returns metrics, means over them."""
-        sums: dict[str, float] = defaultdict(float)
-        count = sum(self.world.gather(len(items)))
-        with self.policy.encode_audio_once():
-            if self.config.loss == "kto":
-                self._kto([i for i in items if isinstance(i, Contrasted)], count, sums)
-            else:
-                self._pairs([i for i in items if isinstance(i, Referenced)], count, sums)
-        return self.step(sums)
 
-    # -- pairs ----------------------------------------------------------------------------------------------------
+def _pair_loss(
+    learner: Learner, config: PreferenceConfig, items: Sequence[Compared]
+) -> tuple[list[list[int]], PackLoss]:
+    world, count = learner.world, sum(learner.world.gather(len(items)))
+    groups = [[experience(learner.policy, e, str(k)) for e in i.answers] for k, i in enumerate(items)]
+    chosen_tokens = sum(world.gather(sum(counts([g[0] for g in groups]))))
+    beta = {} if config.beta is None else {"beta": config.beta}
+    each = 3 if config.audio_coef else 2
+    # SamPO's draw depends on the update and the pair's place in the batch of all ranks, which take pairs in turns, not
+    # on how the batch is packed.
+    seeds = [learner.optimizer.updates * 1_000_003 + p * world.size + world.rank for p in range(len(items))]
 
-    def _pairs(self, items: Sequence[Referenced], count: int, sums: dict[str, float]) -> None:
-        config = self.config
-        groups = [
-            [
-                experience(self.policy, e, str(k))
-                for e in (
-                    *pair_examples(i.pair),
-                    *([silenced_example(i.pair, config.silenced)] if config.audio_coef else []),
-                )
-            ]
-            for k, i in enumerate(items)
-        ]
-        chosen_tokens = sum(self.world.gather(sum(counts([g[0] for g in groups]))))
-
-        def loss(places: list[int]) -> Tensor:
-            experiences = [e for p in places for e in groups[p]]
-            answers = self._answers(experiences)
-            each = 3 if config.audio_coef else 2
-            chosen, rejected = answers[::each], answers[1::each]
-            refs = [items[p] for p in places]
-            total = self._losses(chosen, rejected, refs, places).sum() / count
-            metrics: dict[str, Tensor] = {}
-            if config.sft_coef:
-                total = total - config.sft_coef * torch.cat(chosen).sum() / chosen_tokens
-            if config.anchor_coef:
-                total = total + config.anchor_coef * self._anchored(chosen, refs).sum() / count
-            if config.audio_coef:
-                on_audio, margins = self._on_audio(chosen, answers[2::each], refs)
-                total = total + config.audio_coef * on_audio.sum() / count
-                metrics |= {"audio_margin": margins.sum(), "audio_accuracy": (margins > 0).sum()}
-            for name, values in _pair_metrics(chosen, rejected, refs).items():
-                metrics[name] = values.sum()
-            read = read_pass(experiences, total, {"loss": total, **metrics}, torch.cat(answers))
-            sums["preference/loss"] += read.pop("loss")
-            for name, number in read.items():
-                sums[f"preference/{name}"] += number / count
-            return total
-
-        self.learn(group_packs(groups, self.config.micro_batch_tokens), loss)
-
-    def _losses(
-        self, chosen: Sequence[Tensor], rejected: Sequence[Tensor], items: Sequence[Referenced], places: Sequence[int]
-    ) -> Tensor:
-        """One loss a pair, [P]. `places`: each pair's place in this rank's part of the batch."""
-        name = self.config.loss
-        options: dict[str, Any] = dict(self.config.options())
-        lengths = _lengths(chosen), _lengths(rejected)
-        ref_chosen = [i.chosen.to(chosen[0]) for i in items]
-        ref_rejected = [i.rejected.to(chosen[0]) for i in items]
-        if name == "ld-dpo":
-            return losses.ld_dpo(chosen, rejected, ref_chosen, ref_rejected, **options)
-        if name == "sampo":
-            return torch.cat(
-                [
-                    losses.sampo([c], [r], [rc], [rr], generator=self._draw(place), **options)
-                    for c, r, rc, rr, place in zip(chosen, rejected, ref_chosen, ref_rejected, places, strict=True)
-                ]
-            )
-        good, bad = _sums(chosen), _sums(rejected)
-        if name == "cpo":
-            return losses.cpo(good, bad, **options)
-        if name == "simpo":
-            return losses.simpo(good, bad, *lengths, **options)
-        if name == "orpo":
-            return losses.orpo(good, bad, *lengths, **options)
-        ref_good, ref_bad = _sums(ref_chosen), _sums(ref_rejected)
-        if self.config.length_normalized:
-            good, ref_good = good / lengths[0], ref_good / lengths[0]
-            bad, ref_bad = bad / lengths[1], ref_bad / lengths[1]
-        if name == "r-dpo":
-            return losses.r_dpo(good, bad, ref_good, ref_bad, *lengths, **options)
-        loss = {"dpo": losses.dpo, "cdpo": losses.cdpo, "ipo": losses.ipo}[name]
-        return loss(good, bad, ref_good, ref_bad, **options)
-
-    def _anchored(self, chosen: Sequence[Tensor], items: Sequence[Referenced]) -> Tensor:
-        """The anchor's loss of every pair, [P]."""
-        return losses.anchored(
-            _sums(chosen), _sums([i.chosen.to(chosen[0]) for i in items]), anchor=self.config.anchor, **self._beta()
+    def loss(places: list[int]) -> tuple[Tensor, dict[str, float]]:
+        experiences = [e for p in places for e in groups[p]]
+        answers = _logprobs(learner.policy, experiences)
+        refs = [ref.to(answers[0]) for p in places for ref in items[p].refs]
+        pairs = PairLogprobs(
+            answers[::each],
+            answers[1::each],
+            refs[::each],
+            refs[1::each],
+            config.length_normalized,
+            [seeds[p] for p in places],
         )
+        total = PAIR_LOSSES[config.loss](pairs, **config.options()).sum() / count
+        good, bad = pairs.sums()
+        metrics: dict[str, Tensor] = {}
+        if config.sft_coef:
+            total = total - config.sft_coef * torch.cat(list(pairs.chosen)).sum() / chosen_tokens
+        if config.anchor_coef:
+            each_anchored = anchored(good, sum_each(pairs.ref_chosen), anchor=config.anchor, **beta)
+            total = total + config.anchor_coef * each_anchored.sum() / count
+        if config.audio_coef:
+            on_audio = PairLogprobs(pairs.chosen, answers[2::each], pairs.ref_chosen, refs[2::each])
+            total = total + config.audio_coef * dpo(on_audio, **beta).sum() / count
+            margins = on_audio.margin().detach()
+            metrics |= {"audio_margin": margins.sum(), "audio_accuracy": (margins > 0).sum()}
+        margin = good - bad
+        if refs:
+            margin = margin - sum_each(pairs.ref_chosen) + sum_each(pairs.ref_rejected)
+        metrics |= {"accuracy": (margin > 0).float().sum(), "margin": margin.sum()}
+        metrics |= {"chosen_logprob": good.sum(), "rejected_logprob": bad.sum()}
+        read = read_pass(experiences, total, {"loss": total, **metrics}, torch.cat(answers))
+        return total, {f"preference/{name}": x if name == "loss" else x / count for name, x in read.items()}
 
-    def _on_audio(
-        self, chosen: Sequence[Tensor], silenced: Sequence[Tensor], items: Sequence[Referenced]
-    ) -> tuple[Tensor, Tensor]:
-        """DPO of the chosen answer's audio against silenced audio: losses and margins [P]."""
-        refs = [i.silenced for i in items]
-        assert all(r is not None for r in refs), "the reference's log-probs after silenced audio are missing"
-        good, bad = _sums(chosen), _sums(silenced)
-        ref_good, ref_bad = (
-            _sums([i.chosen.to(good) for i in items]),
-            _sums([r.to(good) for r in refs if r is not None]),
-        )
-        margins = (good - ref_good) - (bad - ref_bad)
-        return losses.dpo(good, bad, ref_good, ref_bad, **self._beta()), margins.detach()
+    return group_packs(groups, config.micro_batch_tokens), loss
 
-    def _beta(self) -> dict[str, float]:
-        return {} if self.config.beta is None else {"beta": self.config.beta}
 
-    def _draw(self, place: int) -> torch.Generator:
-        """SamPO's draw depends on the update and the pair's place in its batch, not on how the batch is packed.
+def _kto_loss(
+    learner: Learner, config: PreferenceConfig, items: Sequence[Compared]
+) -> tuple[list[list[int]], PackLoss]:
+    policy, count = learner.policy, sum(learner.world.gather(len(items)))
+    answers = [[experience(policy, i.answers[0], str(k))] for k, i in enumerate(items)]
+    others = [[experience(policy, i.answers[1])] for i in items]
+    drift = torch.zeros(len(items))
+    with torch.no_grad():  # before the update begins: ranks need not have equally many passes here
+        for places in group_packs(others, config.micro_batch_tokens):
+            part = [others[p][0] for p in places]
+            logprobs = torch.cat(_logprobs(policy, part)).cpu()
+            check_finite(part, logprobs, "the log-prob")
+            drift[places] = sum_each(logprobs.split(counts(part))).float()
+    drifts, _ = learner.world.gather_list(drift.tolist())
+    refs, _ = learner.world.gather_list([float(i.refs[1].sum()) for i in items])
+    baseline = kto_baseline(torch.tensor(drifts), torch.tensor(refs)).to(policy.device)
 
-        Ranks take the pairs of a batch in turns.
-        """
-        in_batch = place * self.world.size + self.world.rank
-        return torch.Generator().manual_seed(self.optimizer.updates * 1_000_003 + in_batch)
+    def loss(places: list[int]) -> tuple[Tensor, dict[str, float]]:
+        part = [answers[p][0] for p in places]
+        by_token = _logprobs(policy, part)
+        logprobs = sum_each(by_token)
+        ref = sum_each([items[p].refs[0] for p in places]).to(logprobs)
+        desirable = torch.tensor([_desirable(items[p].item) for p in places], device=logprobs.device)
+        total = kto(logprobs, ref, desirable, baseline, **config.options()).sum() / count
+        correct = ((logprobs - ref > baseline) == desirable).sum()
+        metrics = {"loss": total, "accuracy": correct, "baseline": baseline}
+        read = read_pass(part, total, metrics, torch.cat(by_token))
+        return total, {
+            "preference/loss": read["loss"],
+            "preference/accuracy": read["accuracy"] / count,
+            "preference/baseline": len(places) * read["baseline"] / count,
+        }
 
-    # -- judged answers -------------------------------------------------------------------------------------------
+    return group_packs(answers, config.micro_batch_tokens), loss
 
-    def _kto(self, items: Sequence[Contrasted], count: int, sums: dict[str, float]) -> None:
-        answers = [
-            [experience(self.policy, answer_example(i.judged.sample, i.judged.answer), str(k))]
-            for k, i in enumerate(items)
-        ]
-        others = [[experience(self.policy, answer_example(i.judged.sample, i.mismatched))] for i in items]
-        drift = torch.zeros(len(items))
-        with torch.no_grad():  # before the update begins: ranks need not have equally many passes here
-            for places in group_packs(others, self.config.micro_batch_tokens):
-                part = [others[p][0] for p in places]
-                logprobs = torch.cat(self._answers(part)).cpu()
-                check_finite(part, logprobs, "the log-prob")
-                drift[places] = _sums(logprobs.split(counts(part))).float()
-        drifts, _ = self.world.gather_list(drift.tolist())
-        refs, _ = self.world.gather_list([float(i.other.sum()) for i in items])
-        baseline = losses.kto_baseline(torch.tensor(drifts), torch.tensor(refs)).to(self.policy.device)
 
-        def loss(places: list[int]) -> Tensor:
-            part = [answers[p][0] for p in places]
-            by_token = self._answers(part)
-            logprobs = _sums(by_token)
-            ref = _sums([items[p].answer for p in places]).to(logprobs)
-            desirable = torch.tensor([items[p].judged.desirable for p in places], device=logprobs.device)
-            total = losses.kto(logprobs, ref, desirable, baseline, **self._kto_options()).sum() / count
-            correct = ((logprobs - ref > baseline) == desirable).sum()
-            metrics = {"loss": total, "accuracy": correct, "baseline": baseline}
-            read = read_pass(part, total, metrics, torch.cat(by_token))
-            sums["preference/loss"] += read["loss"]
-            sums["preference/accuracy"] += read["accuracy"] / count
-            sums["preference/baseline"] += len(places) * read["baseline"] / count
-            return total
+def _logprobs(policy: AudioPolicy, experiences: Sequence[Experience]) -> list[Tensor]:
+    """The log-probs [n] of each answer's tokens."""
+    return list(policy.forward(pack_experiences(experiences)).logprobs.split(counts(experiences)))
 
-        self.learn(group_packs(answers, self.config.micro_batch_tokens), loss)
 
-    def _kto_options(self) -> dict[str, float]:
-        desirable, undesirable = self.kto_weights
-        return {"desirable_weight": desirable, "undesirable_weight": undesirable} | self.config.options()
+def _desirable(item: Pair | Judged) -> bool:
+    assert isinstance(item, Judged)
+    return item.desirable
 
-    # -- shared ---------------------------------------------------------------------------------------------------
 
-    def _answers(self, experiences: Sequence[Experience]) -> list[Tensor]:
-        """The log-probs [n] of each answer's tokens."""
-        return list(self.policy.forward(pack_experiences(experiences)).logprobs.split(counts(experiences)))
+# -- training ----------------------------------------------------------------------------------------------------------
 
 
 def prefer(
@@ -266,7 +194,7 @@ def prefer(
     phase: str = "preference",
     evaluate: Callable[[], Mapping[str, float]] | None = None,
 ) -> None:
-    """Preference optimisation of `policy` in place, against the policy as it is when the phase begins.
+    """Optimise `policy` in place on preferences, against the policy as it is when the phase begins.
 
     `kto` takes judged answers, every other loss pairs.
     """
@@ -278,81 +206,81 @@ def prefer(
         raise ValueError(f"the loss {config.loss!r} learns from {wanted.__name__} rows")
     if not items:
         raise ValueError("nothing to train on: the data is empty")
-    desirable = sum(isinstance(i, Judged) and i.desirable for i in items)
-    weights = losses.kto_weights(desirable, len(items) - desirable)
-    trainers = learners(run, phase, policy, PreferenceWorker, config, optim, weights)
-    prepared: Sequence[Referenced | Contrasted]
     if config.loss == "kto":
-        judged = [i for i in items if isinstance(i, Judged)]
-        _check_kto(judged, config)
-        others = _mismatched(judged)
-        examples = [
-            (answer_example(j.sample, j.answer), answer_example(j.sample, o))
-            for j, o in zip(judged, others, strict=True)
-        ]
-        refs = reference_logprobs(trainers, examples, run, phase, seen(items, config, seed))
-        prepared = [Contrasted(j, o, *r) for j, o, r in zip(judged, others, refs, strict=True)]
-    else:
-        pairs = [i for i in items if isinstance(i, Pair)]
-        if config.loss in WITHOUT_REFERENCE:
-            prepared = [Referenced(p, torch.empty(0), torch.empty(0)) for p in pairs]
-        else:
-            groups: list[tuple[Example, ...]]
-            groups = [pair_examples(p) for p in pairs]
-            wanted_indices = seen(items, config, seed)
-            if config.audio_coef:
-                groups += [(silenced_example(p, config.silenced),) for p in pairs]
-                wanted_indices = [*wanted_indices, *(len(pairs) + i for i in wanted_indices)]
-            refs = reference_logprobs(trainers, groups, run, phase, wanted_indices)
-            silenced = [r[0] for r in refs[len(pairs) :]] if config.audio_coef else [None] * len(pairs)
-            prepared = [Referenced(p, r[0], r[1], s) for p, r, s in zip(pairs, refs, silenced, strict=False)]
-    fit(
-        trainers,
-        policy,
-        prepared,
-        run,
+        config = _balanced([i for i in items if isinstance(i, Judged)], config)
+    compared = comparisons(items, config)
+    trainers = learners(run, phase, preference_loss, policy, config, optim)
+    if config.loss not in WITHOUT_REFERENCE:
+        # Answers after silenced audio are groups of their own: they do not share the pair's prompt.
+        groups = [c.answers[:2] for c in compared] + [c.answers[2:] for c in compared if c.answers[2:]]
+        indices = training_indices(items, config, seed)
+        needed = [i + start for start in range(0, len(groups), len(items)) for i in indices]
+        refs = reference_logprobs(trainers, groups, run, phase, needed)
+        compared = [replace(c, refs=sum(refs[k :: len(items)], ())) for k, c in enumerate(compared)]
+
+    def length(compared: Compared) -> int:
+        item = compared.item
+        answers = (item.chosen, item.rejected) if isinstance(item, Pair) else (item.answer,)
+        return rough_length(item.sample, *answers)
+
+    options: dict[str, Any] = {"evaluate": evaluate, "eval_every": config.eval_every}
+    fit(trainers, policy, compared, run, config, phase=phase, seed=seed, length=length, **options)
+
+
+def _balanced(judged: Sequence[Judged], config: PreferenceConfig) -> PreferenceConfig:
+    """`config` with the weights of KTO that balance both kinds of answers, where it sets none."""
+    if config.sort and len(judged) % config.batch_size == 1:
+        raise ValueError(
+            f"kto compares the answers of a batch, and sorted batches of {config.batch_size} leave one of "
+            f"{len(judged)} answers alone; choose another batch_size"
+        )
+    desirable = sum(j.desirable for j in judged)
+    good, bad = kto_weights(desirable, len(judged) - desirable)
+    own_good, own_bad = config.desirable_weight, config.undesirable_weight
+    return replace(
         config,
-        phase=phase,
-        seed=seed,
-        length=_rough_length,
-        evaluate=evaluate,
-        eval_every=config.eval_every,
+        desirable_weight=good if own_good is None else own_good,
+        undesirable_weight=bad if own_bad is None else own_bad,
     )
 
 
+def comparisons(items: Sequence[Pair | Judged], config: PreferenceConfig) -> list[Compared]:
+    """Return the items with the answers that their loss compares, without the reference's log-probs."""
+    judged = [i for i in items if isinstance(i, Judged)]
+    if judged:
+        others = zip(judged, _mismatched(judged), strict=True)
+        return [Compared(j, (answer_example(j.sample, j.answer), answer_example(j.sample, o))) for j, o in others]
+    pairs = [i for i in items if isinstance(i, Pair)]
+    return [
+        Compared(p, (*pair_examples(p), *([silenced_example(p, config.silenced)] if config.audio_coef else ())))
+        for p in pairs
+    ]
+
+
 def pair_examples(pair: Pair) -> tuple[Example, Example]:
-    """The prompt with the chosen answer, and with the rejected one."""
+    """Return the prompt with the chosen answer, and with the rejected one."""
     return answer_example(pair.sample, pair.chosen), answer_example(pair.sample, pair.rejected)
 
 
 def silenced_example(pair: Pair, share: float) -> Example:
-    """The chosen answer after its prompt with a `share` of every user's clip silenced, the same pieces at every call.
+    """Return the chosen answer after its prompt with a `share` of every user's clip silenced, always the same pieces.
 
     Raises ValueError for a prompt without audio.
     """
     sample = pair.sample
     if not sample.audio:
         raise ValueError(f"sample {sample.id!r}: audio_coef compares with silenced audio, but the prompt has none")
+
+    def silenced(content: str | AudioClip) -> str | AudioClip:
+        if isinstance(content, str):
+            return content
+        rng = np.random.default_rng(list(f"{sample.id}/{share:g}".encode()))
+        return AudioClip(array=silence_pieces(content.load(16_000), share, rng), sample_rate=16_000)
+
     messages = tuple(
-        m if m.role == "assistant" else Message(m.role, tuple(_silenced(c, sample, share) for c in m.content))
-        for m in sample.messages
+        m if m.role == "assistant" else Message(m.role, tuple(silenced(c) for c in m.content)) for m in sample.messages
     )
     return answer_example(replace(sample, id=f"{sample.id}/silenced", messages=messages), pair.chosen)
-
-
-def _silenced(content: str | AudioClip, sample: Sample, share: float) -> str | AudioClip:
-    if isinstance(content, str):
-        return content
-    rng = np.random.default_rng(list(f"{sample.id}/{share:g}".encode()))
-    return AudioClip(array=silence_pieces(content.load(16_000), share, rng), sample_rate=16_000)
-
-
-def _check_kto(judged: Sequence[Judged], config: PreferenceConfig) -> None:
-    if config.sort and len(judged) % config.batch_size == 1:
-        raise ValueError(
-            f"kto compares the answers of a batch, and sorted batches of {config.batch_size} leave one of "
-            f"{len(judged)} answers alone; choose another batch_size"
-        )
 
 
 def _mismatched(judged: Sequence[Judged]) -> list[Answer]:
@@ -370,26 +298,119 @@ def _mismatched(judged: Sequence[Judged]) -> list[Answer]:
     return others
 
 
-def _rough_length(item: Referenced | Contrasted) -> int:
-    if isinstance(item, Contrasted):
-        return rough_length(item.judged.sample, item.judged.answer)
-    return rough_length(item.pair.sample, item.pair.chosen, item.pair.rejected)
+# -- the reference -----------------------------------------------------------------------------------------------------
 
 
-def _lengths(answers: Sequence[Tensor]) -> Tensor:
-    return torch.tensor([len(a) for a in answers], device=answers[0].device)
+def reference_logprobs(
+    trainers: Group, groups: Sequence[tuple[Example, ...]], run: Run, phase: str, needed: Sequence[int]
+) -> list[tuple[Tensor, ...]]:
+    """Compute per group one tensor [n] for each of its answers, which share a prompt; empty ones outside `needed`.
+
+    Every trainer computes a part. Results are saved every minute in the run folder, where an interrupted pass continues
+    and a resumed phase finds them. `trainers` must not have made an update yet, unless everything is on disk.
+    """
+    path = run.dir / "checkpoints" / phase / "reference.safetensors"
+    logprobs = read_tensors(path) if path.exists() else {}
+    digest = _digest(groups)
+    if logprobs and not torch.equal(logprobs.pop("items", torch.empty(0)), digest):
+        raise ValueError(f"{path}: holds the log-probs of other answers; the data has changed since, start a new run")
+    missing = [i for i in needed if f"{i}/0" not in logprobs]
+    if missing and run.has_checkpoint(phase):
+        raise ValueError(f"{path}: log-probs of item {missing[0]} are missing although training has begun; start again")
+
+    def write() -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_name(f".{path.name}.partial")
+        save_file(logprobs | {"items": digest}, partial)
+        flush_to_disk(partial)
+        partial.replace(path)
+
+    saved, size = time.monotonic(), trainers.size
+    with run.interruptible(), Progress(f"{phase} reference", len(needed), len(needed) - len(missing)) as progress:
+        for start in range(0, len(missing), REFERENCE_CHUNK * size):
+            parts = [missing[start : start + REFERENCE_CHUNK * size][r::size] for r in range(size)]
+            answers = trainers.each(Learner.logprobs, [[groups[i] for i in part] for part in parts])
+            for part, values in zip(parts, answers, strict=True):
+                for i, group in zip(part, values, strict=True):
+                    logprobs |= {f"{i}/{k}": tensor for k, tensor in enumerate(group)}
+            if run.asked_to_stop or time.monotonic() - saved > SAVE_SECONDS:
+                write()
+                saved = time.monotonic()
+            if run.asked_to_stop:
+                raise Interrupted(f"stopped before {phase} step 1; continue with 'audiorl resume {run.dir}'")
+            progress.update(len(needed) - len(missing) + start + sum(map(len, parts)), {})
+    if missing:
+        write()
+    empty = torch.empty(0)
+    return [tuple(logprobs.get(f"{i}/{k}", empty) for k in range(len(group))) for i, group in enumerate(groups)]
 
 
-def _sums(answers: Sequence[Tensor]) -> Tensor:
-    return torch.stack([a.sum() for a in answers])
+def _digest(groups: Sequence[tuple[Example, ...]]) -> Tensor:
+    """A hash of the prompts' ids and the answers, [32] uint8."""
+    digest = sha256()
+    for e in (e for group in groups for e in group):
+        answer = "\0".join([e.target, *(clip.key for clip in e.speech)])
+        digest.update(f"{e.sample.id}\0{answer}\0".encode())
+    return torch.tensor(list(digest.digest()), dtype=torch.uint8)
 
 
-def _pair_metrics(
-    chosen: Sequence[Tensor], rejected: Sequence[Tensor], items: Sequence[Referenced]
-) -> dict[str, Tensor]:
-    """Per pair: whether the policy prefers the chosen answer (more than the reference does), and by how much."""
-    good, bad = _sums(chosen), _sums(rejected)
-    margin = good - bad
-    if len(items[0].chosen):
-        margin = margin - _sums([i.chosen for i in items]).to(good) + _sums([i.rejected for i in items]).to(good)
-    return {"accuracy": (margin > 0).float(), "margin": margin, "chosen_logprob": good, "rejected_logprob": bad}
+# -- answers of the policy itself --------------------------------------------------------------------------------------
+
+
+def sampled_pairs(
+    run: Run,
+    phase: str,
+    engine: RolloutEngine,
+    samples: Sequence[Sample],
+    reward: Reward,
+    answers: int,
+    seed: int,
+    chunk: int = 16,
+) -> list[Pair]:
+    """Return the best and the worst of `answers` answers to each prompt, where their rewards differ (iterative DPO).
+
+    Kept in answers/PHASE.jsonl, one row a prompt, saved chunk by chunk: an interrupted pass continues where it stopped.
+    Raises ValueError when no prompt gives a pair.
+    """
+    path = run.dir / "answers" / f"{phase}.jsonl"
+    path.parent.mkdir(exist_ok=True)
+    done = finished_rows(path)
+    missing = [s for s in samples if s.id not in done]
+    finished = len(samples) - len(missing)
+    with run.interruptible(), path.open("a") as file, Progress(f"{phase} answers", len(samples), finished) as progress:
+        for start in range(0, len(missing), chunk):
+            batch = missing[start : start + chunk]
+            scored = scored_rollouts(reward, engine.generate([Request(s, answers, seed=seed) for s in batch]))
+            pairs_by_id = {p.sample.id: p for p in pairs_from_rollouts(scored)}
+            for sample in batch:
+                totals = [r.score.total for r in scored if r.score and r.sample is sample]
+                row: dict[str, Any] = {"id": sample.id, "score": _mean(totals) if totals else None}
+                if pair := pairs_by_id.get(sample.id):
+                    row |= {"chosen": pair.chosen, "rejected": pair.rejected, "margin": pair.margin}
+                done[sample.id] = row
+                file.write(json.dumps(row, ensure_ascii=False) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+            mean = _mean([x for s in samples if (x := done.get(s.id, {}).get("score")) is not None])
+            progress.update(finished + start + len(batch), {"reward/mean": mean})
+            if run.asked_to_stop:
+                raise Interrupted(f"stopped while {phase} answers; continue with 'audiorl resume {run.dir}'")
+    rows = [(s, done[s.id]) for s in samples]
+    pairs = [Pair(s, row["chosen"], row["rejected"], row["margin"]) for s, row in rows if "chosen" in row]
+    print(f"{phase}: {len(pairs)} pairs from {len(samples)} prompts", flush=True)
+    if not pairs:
+        raise ValueError(
+            f"{phase}: the answers to each of {len(samples)} prompts were all rewarded the same, so there is nothing "
+            "to prefer; ask for more answers, a higher temperature or another reward"
+        )
+    return pairs
+
+
+def policy_answers(run: Run, phase: str, engine: RolloutEngine, samples: Sequence[Sample], seed: int) -> list[str]:
+    """Return one answer to each prompt, in order; kept in answers/PHASE.jsonl (OPA-DPO)."""
+    rows = generate_all(engine, samples, run.dir / "answers" / f"{phase}.jsonl", batch_size=16, seed=seed)
+    return [str(row["text"]) for row in rows]
+
+
+def _mean(values: Sequence[float]) -> float:
+    return float(sum(values)) / max(len(values), 1)

@@ -1,80 +1,67 @@
-"""Reward models: a score for a whole answer, learned from pairs."""
+"""Reward models: a score for a whole answer, learned from pairs, or a judgement of each step, learned from labels.
+
+A process reward model is a policy whose decoder judges a step at the marker that ends it. Shapes: P pairs of a pack, K
+step markers.
+"""
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from audiorl.algos.experience import Experience
-from audiorl.algos.packing import pack_experiences
-from audiorl.algos.preference import length_expert, length_logit, pairwise
-from audiorl.config import OptimConfig, RewardModelConfig
-from audiorl.data.preferences import Pair
+from audiorl.algos.packing import micro_batches, pack_experiences
+from audiorl.algos.preference import bradley_terry, length_expert, length_logit, process_reward
+from audiorl.config import OptimConfig, ProcessRewardConfig, RewardModelConfig
+from audiorl.data.preferences import Pair, Steps
 from audiorl.data.schedule import rough_length
-from audiorl.distributed.local import changes_worker
-from audiorl.distributed.world import World
 from audiorl.models import AudioPolicy
 from audiorl.models.examples import experience
+from audiorl.models.process_reward import ProcessRewardModel
 from audiorl.models.value import ValueModel, score_answers
 from audiorl.run.folder import Run
 from audiorl.train.batches import group_packs
 from audiorl.train.checks import read_pass
-from audiorl.train.fit import fit
-from audiorl.train.learner import Learner, learners
+from audiorl.train.fit import Learner, PackLoss, fit, learners
 from audiorl.train.preference import pair_examples
 
 
-class RewardModelWorker(Learner[ValueModel]):
-    """Bradley-Terry on the scores at the last token of both answers of a pair.
+def pair_score_loss(
+    learner: Learner, config: RewardModelConfig, pairs: Sequence[Pair], expert: tuple[float, float] = (0.0, 1.0)
+) -> tuple[list[list[int]], PackLoss]:
+    """Compute Bradley-Terry on the scores at the last token of both answers, the mean over the pairs of all ranks.
 
     `expert`: slope and scale of `length_expert`, of which only the slope 0 leaves the scores as they are.
     """
+    model = learner.model
+    assert isinstance(model, ValueModel)
+    count = sum(learner.world.gather(len(pairs)))
+    groups = pair_experiences(model.trunk, pairs)
 
-    def __init__(
-        self,
-        model: ValueModel,
-        config: RewardModelConfig,
-        optim: OptimConfig,
-        expert: tuple[float, float] = (0.0, 1.0),
-        world: World | None = None,
-    ):
-        super().__init__(model, optim, config.steps, world)
-        self.config = config
-        self.expert = expert
+    def loss(places: list[int]) -> tuple[Tensor, dict[str, float]]:
+        part = [e for p in places for e in groups[p]]
+        scores = model.scores(pack_experiences(part))
+        chosen, rejected = scores[::2], scores[1::2]
+        margin: Tensor | float = 0.0
+        if config.margins and not config.log_exp:
+            margin = torch.tensor([pairs[p].margin for p in places]).to(chosen)
+        if config.length_debias:
+            longer = torch.tensor([_excess(groups[p]) for p in places]).to(chosen)
+            margin = margin - length_logit(longer, *expert)
+        total = bradley_terry(chosen, rejected, margin, config.log_exp, config.regulariser).sum() / count
+        gaps = {"accuracy": (chosen > rejected).sum(), "margin": (chosen - rejected).sum()}
+        read = read_pass(part, total, {"loss": total, "mean": scores.sum(), **gaps})
+        return total, {
+            "reward_model/loss": read["loss"],
+            "reward_model/accuracy": read["accuracy"] / count,
+            "reward_model/margin": read["margin"] / count,
+            "reward_model/mean": read["mean"] / (2 * count),
+        }
 
-    @changes_worker
-    def train(self, pairs: Sequence[Pair]) -> dict[str, float]:
-        """One update from the mean loss over the pairs of all ranks. Returns means over them."""
-        sums: dict[str, float] = defaultdict(float)
-        count = sum(self.world.gather(len(pairs)))
-        with self.model.trunk.encode_audio_once():
-            groups = pair_experiences(self.model.trunk, pairs)
-
-            def loss(places: list[int]) -> Tensor:
-                part = [e for p in places for e in groups[p]]
-                scores = self.model.scores(pack_experiences(part))
-                chosen, rejected = scores[::2], scores[1::2]
-                margin: Tensor | float = 0.0
-                if self.config.margins and not self.config.log_exp:
-                    margin = torch.tensor([pairs[p].margin for p in places]).to(chosen)
-                if self.config.length_debias:
-                    longer = torch.tensor([_excess(groups[p]) for p in places]).to(chosen)
-                    margin = margin - length_logit(longer, *self.expert)
-                each = pairwise(chosen, rejected, margin, self.config.log_exp, self.config.regulariser)
-                total = each.sum() / count
-                gaps = {"accuracy": (chosen > rejected).sum(), "margin": (chosen - rejected).sum()}
-                read = read_pass(part, total, {"loss": total, "mean": scores.sum(), **gaps})
-                sums["reward_model/loss"] += read["loss"]
-                sums["reward_model/accuracy"] += read["accuracy"] / count
-                sums["reward_model/margin"] += read["margin"] / count
-                sums["reward_model/mean"] += read["mean"] / (2 * count)
-                return total
-
-            self.learn(group_packs(groups, self.config.micro_batch_tokens), loss)
-        return self.step(sums)
+    return group_packs(groups, config.micro_batch_tokens), loss
 
 
 def train_reward_model(
@@ -93,15 +80,25 @@ def train_reward_model(
         return
     expert = (0.0, 1.0)
     if config.length_debias:
-        excess = [_excess(group) for group in pair_experiences(model.trunk, pairs)]
-        expert = length_expert(torch.tensor(excess))
+        expert = length_expert(torch.tensor([_excess(group) for group in pair_experiences(model.trunk, pairs)]))
         print(f"{phase}: length alone gives log-odds of {expert[0]:.2f}·tanh(tokens / {expert[1]:.1f})", flush=True)
-    trainers = learners(run, phase, model, RewardModelWorker, config, optim, expert)
 
     def length(pair: Pair) -> int:
         return rough_length(pair.sample, pair.chosen, pair.rejected)
 
+    trainers = learners(run, phase, partial(pair_score_loss, expert=expert), model, config, optim)
     fit(trainers, model, pairs, run, config, phase=phase, seed=seed, length=length)
+
+
+def ranked_right(model: ValueModel, pairs: Sequence[Pair]) -> list[bool]:
+    """Tell for each pair whether the chosen answer scores higher."""
+    scores = score_answers(model, [example for p in pairs for example in pair_examples(p)])
+    return [c > r for c, r in zip(scores[::2], scores[1::2], strict=True)]
+
+
+def pair_experiences(policy: AudioPolicy, pairs: Sequence[Pair]) -> list[list[Experience]]:
+    """Return [chosen, rejected] of each pair, sharing their prompt."""
+    return [[experience(policy, example, str(k)) for example in pair_examples(p)] for k, p in enumerate(pairs)]
 
 
 def _excess(group: Sequence[Experience]) -> int:
@@ -109,12 +106,59 @@ def _excess(group: Sequence[Experience]) -> int:
     return group[0].num_sampled - group[1].num_sampled
 
 
-def ranked_right(model: ValueModel, pairs: Sequence[Pair]) -> list[bool]:
-    """Per pair, whether the chosen answer scores higher."""
-    scores = score_answers(model, [example for p in pairs for example in pair_examples(p)])
-    return [c > r for c, r in zip(scores[::2], scores[1::2], strict=True)]
+# -- process rewards ---------------------------------------------------------------------------------------------------
 
 
-def pair_experiences(policy: AudioPolicy, pairs: Sequence[Pair]) -> list[list[Experience]]:
-    """[chosen, rejected] per pair, sharing their prompt."""
-    return [[experience(policy, example, str(k)) for example in pair_examples(p)] for k, p in enumerate(pairs)]
+def step_judgement_loss(
+    learner: Learner, config: ProcessRewardConfig, items: Sequence[Steps]
+) -> tuple[list[list[int]], PackLoss]:
+    """Compute the cross-entropy at the step markers, the mean over the steps of all ranks."""
+    judge = ProcessRewardModel(learner.policy, config.marker, config.good, config.bad)
+    steps = sum(learner.world.gather(sum(len(i.steps) for i in items)))
+    marked = [judge.mark(i.sample, i.steps) for i in items]
+    if not config.soft and any(label not in (0, 1) for i in items for label in i.labels):
+        raise ValueError("a step's label is neither 0 nor 1; set soft to learn from probabilities")
+
+    def loss(indices: list[int]) -> tuple[Tensor, dict[str, float]]:
+        part = [marked[i] for i in indices]
+        logits = judge.logits(part)
+        labels = torch.tensor([x for i in indices for x in items[i].labels], device=logits.device)
+        total = process_reward(logits, labels, judge.label_ids).sum() / steps
+        good, bad = (logits[:, label] for label in judge.label_ids)
+        right = ((good > bad) == (labels > 0.5)).sum()
+        read = read_pass([m.experience for m in part], total, {"loss": total, "right": right})
+        return total, {"process_reward/loss": read["loss"], "process_reward/accuracy": read["right"] / steps}
+
+    return micro_batches([m.experience for m in marked], config.micro_batch_tokens, share_prompts=False), loss
+
+
+def train_process_reward(
+    policy: AudioPolicy,
+    items: Sequence[Steps],
+    run: Run,
+    *,
+    config: ProcessRewardConfig,
+    optim: OptimConfig,
+    seed: int = 0,
+    phase: str = "process_reward",
+) -> None:
+    """Train `policy` in place to judge steps, from the phase's last checkpoint on."""
+    if run.finished(phase):
+        run.load_result(phase, policy)
+        return
+
+    def length(item: Steps) -> int:
+        return rough_length(item.sample, *item.steps)
+
+    trainers = learners(run, phase, step_judgement_loss, policy, config, optim)
+    fit(trainers, policy, items, run, config, phase=phase, seed=seed, length=length)
+
+
+def judged_right(judge: ProcessRewardModel, items: Sequence[Steps]) -> list[bool]:
+    """Tell for each step of all items whether it is judged as it is labelled."""
+    probabilities = judge.score_steps([(i.sample, i.steps) for i in items])
+    return [
+        (p > 0.5) == (label > 0.5)
+        for i, ps in zip(items, probabilities, strict=True)
+        for p, label in zip(ps, i.labels, strict=True)
+    ]

@@ -14,7 +14,7 @@ from typing import Any
 from audiorl.data.prompts import asr_prompt, open_question
 from audiorl.models.checkpoints import is_adapter
 from audiorl.protocols import Request, RolloutEngine
-from audiorl.rewards.tags import extract_answer, strip_tags
+from audiorl.rewards.answers import extract_answer, strip_tags
 from audiorl.speech_models import load_recogniser
 from audiorl.speech_models.loading import POCKETSPHINX, model_type
 from audiorl.speech_models.protocol import Waveform
@@ -123,7 +123,7 @@ def clip_of(wav: Waveform, rate: int) -> Any:
 
 
 def greedy(path: str, device: str) -> RolloutEngine:
-    from audiorl.eval._generate import greedy_engine
+    from audiorl.eval._common import greedy_engine
 
     return greedy_engine(path, MAX_NEW_TOKENS, device)
 

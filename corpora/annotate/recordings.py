@@ -14,13 +14,11 @@ from typing import Any
 import numpy as np
 
 from audiorl.audio import AudioClip, load_clip, probe, seconds, wav_bytes
-from audiorl.data.archives import SOUNDS, is_shar
+from audiorl.data.containers import SOUNDS, is_kaldi, is_shar
 from audiorl.data.formats import Style, audio_field, clip_of
-from audiorl.data.kaldi import is_kaldi
 from audiorl.data.manifest import Format, read_values
 from audiorl.data.recordings import AUDIO_SUFFIXES
-from audiorl.data.rows import Row
-from audiorl.data.stored import stored
+from audiorl.data.rows import Row, stored
 from audiorl.types import Message, Sample
 
 _OTHERS = (

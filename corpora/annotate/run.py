@@ -20,8 +20,8 @@ from typing import Any
 
 from audiorl.data.rows import write_json_lines
 from audiorl.errors import Interrupted
-from audiorl.run.lock import locked
 from audiorl.run.progress import Progress
+from audiorl.run.records import locked
 from audiorl.speech_models import load_quality_model, load_speaker_encoder, load_speech_detector
 from corpora.annotate.captions import Captions
 from corpora.annotate.language import LanguageOfAudio, LanguageOfText

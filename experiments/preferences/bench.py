@@ -23,7 +23,7 @@ from audiorl.data.bundled import bundled_set, language_question
 from audiorl.data.corpus import unseen_speakers
 from audiorl.data.manifest import read_samples
 from audiorl.data.preferences import Pair
-from audiorl.eval._generate import complete_rows
+from audiorl.eval._common import complete_rows
 from audiorl.models import AudioPolicy, load_policy
 from audiorl.models.examples import Example, experience
 from audiorl.models.policy import Reference

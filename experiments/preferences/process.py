@@ -17,7 +17,7 @@ from audiorl.models.process_reward import ProcessRewardModel
 from audiorl.protocols import Reward
 from audiorl.rewards import ProcessModelReward, ThinkFormat, WeightedSum
 from audiorl.run.folder import Run
-from audiorl.train.process_reward import train_process_reward
+from audiorl.train.reward_model import train_process_reward
 from audiorl.train.rl.train import train_rl
 from audiorl.types import Rollout, Sample, Score
 from preferences.bench import BUDGET, Bench, Row, last_metrics, read, slug

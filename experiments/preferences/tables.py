@@ -10,8 +10,8 @@ from arms import markdown
 
 from audiorl.eval.metrics.corpus import bootstrap_interval
 from audiorl.rewards import ThinkTranscript
-from audiorl.rewards.repetition import Repetition
-from audiorl.rewards.tags import extract_think
+from audiorl.rewards.answers import extract_think
+from audiorl.rewards.text_quality import Repetition
 from audiorl.types import Rollout, Sample, Score, Segment
 from preferences.bench import Bench, read, slug
 

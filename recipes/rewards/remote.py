@@ -1,7 +1,7 @@
 """An example of asking reward servers: any recipe's --reward-file can be this, and REWARD_SERVERS says where they are.
 
     REWARD_SERVERS="http://judge1:8300 http://judge2:8300" AUDIORL_REWARD_TOKEN=$(cat token.txt) \\
-        audiorl train audiorl/recipes/mmau_grpo.py --reward-file recipes/rewards/remote.py --reward-weight 0.5
+        audiorl train mmau-grpo --reward-file recipes/rewards/remote.py --reward-weight 0.5
         --out runs/mmau
 """
 

@@ -21,13 +21,15 @@ from pathlib import Path
 import pytest
 
 from audiorl import cli
-from audiorl.cli.codec import Decode, Encode
+from audiorl.cli import codec, rewards, train
 from audiorl.cli.plan import Options as PlanOptions
 from audiorl.data.bundled import SPOKEN
+from audiorl.eval._common import options_type
 from audiorl.gpu_check.run import _parser as gpu_check
-from audiorl.options import names, parse, parse_known
-from audiorl.recipes._loader import load_recipe, parse_config
-from audiorl.recipes._scripts import find_script, scripts
+from audiorl.options import names, parse
+from audiorl.recipes._loader import config_class, find_script, load_recipe, parse_config, scripts
+from corpora.annotate.options import Annotate
+from corpora.cli import DATA_COMMANDS
 from tests.conftest import make_omni
 from tests.support.chat_servers import ChatServer
 from tests.support.reward_servers import serving
@@ -92,7 +94,7 @@ def test_commands_and_their_options_exist(page: Path, commands: dict[Path, list[
 
 def test_the_pages_have_commands(commands: dict[Path, list[Argv]]) -> None:
     audiorl = {argv[1] for argvs in commands.values() for argv in argvs if argv[0] == "audiorl"}
-    assert audiorl == set(cli.COMMANDS)
+    assert audiorl == {*cli.COMMANDS, *cli.EXTENSIONS}
 
 
 def check(argv: Argv) -> None:
@@ -137,23 +139,25 @@ def check(argv: Argv) -> None:
 
 
 def check_audiorl(command: str, *args: str) -> None:
-    assert command in cli.COMMANDS, command
+    assert command in (*cli.COMMANDS, *cli.EXTENSIONS), command
     if {"--help", "-h"} & set(args):
         assert command != "train" or find_script("recipes", args[0])
     elif command == "train" or (command, args[:1]) == ("codec", ("train",)):
         check_train(["codec", *args[1:]] if command == "codec" else list(args))
     elif command == "eval":
         find_script("eval", args[0])
-        parse(importlib.import_module(f"eval.{args[0]}").Options, args[1:], prog=args[0])
+        parse(options_type(importlib.import_module(f"audiorl.eval.{args[0]}").main), args[1:], prog=args[0])
     elif command == "audit":
         check_audiorl("eval", "audit", "--model", *args)
     elif command == "rewards":
-        parse(cli._union(cli.REWARDS), args, prog="rewards")
+        parse(rewards.OPTIONS, args, prog="rewards")
     elif command == "codec":
-        parse(cli._union({"encode": Encode, "decode": Decode}), args, prog="codec")
+        parse(codec.OPTIONS, args, prog="codec")
     elif command == "data":
-        kind, _ = cli.DATA_COMMANDS[args[0]]
+        kind, _ = DATA_COMMANDS[args[0]]
         parse(kind, args[1:], prog="data")
+    elif command == "annotate":
+        parse(Annotate, args, prog="annotate")
     elif command == "doctor":
         if args[:1] == ("--gpu",):
             gpu_check().parse_args(args[1:])
@@ -163,16 +167,23 @@ def check_audiorl(command: str, *args: str) -> None:
             words = [word.replace("--lora-rank", "--model.lora.rank") for word in args[1:]]  # the short form
             parse(PlanOptions, words, prog="plan")
     else:
-        parse(cli.COMMANDS[command][0], args, prog=command)
+        (kind,) = command_options(command)
+        parse(kind, args, prog=command)
 
 
 def check_train(args: list[str]) -> None:
     name = args[0] if args[0] != "my_recipe.py" else "mmau-grpo"
-    options, rest = parse_known(cli.Train, [name, *args[1:]], prog="train")
-    assert options.out is not None
+    options, words = train.read([name, *args[1:]])
+    assert options.out is not None or options.print_config
     options.runtime.check()
-    start = [f"--{flag}" for flag in ("tiny", "full") if getattr(options, flag)]
-    parse_config(load_recipe(find_script("recipes", name)), [*start, *rest])
+    parse_config(load_recipe(name), words)
+
+
+def command_options(command: str) -> list[type]:
+    """The option classes that the command's module defines."""
+    module = importlib.import_module(f"audiorl.cli.{command}")
+    own = [kind for kind in vars(module).values() if getattr(kind, "__module__", "") == module.__name__]
+    return [kind for kind in own if kind.__name__.endswith("Options")]
 
 
 def options_of(words: Sequence[str]) -> list[str]:
@@ -185,10 +196,10 @@ def options_of(words: Sequence[str]) -> list[str]:
 @cache
 def option_names() -> frozenset[str]:
     """Every option of every command and recipe."""
-    kinds: list[object] = [options for options, _ in cli.COMMANDS.values()]
-    kinds += [*cli.REWARDS.values(), Encode, Decode, PlanOptions, *(kind for kind, _ in cli.DATA_COMMANDS.values())]
-    kinds += [load_recipe(file).Config for file in scripts("recipes").values()]
-    kinds += [importlib.import_module(f"eval.{name}").Options for name in scripts("eval")]
+    kinds: list[object] = [kind for command in cli.COMMANDS for kind in command_options(command)]
+    kinds += [PlanOptions, Annotate, *(kind for kind, _ in DATA_COMMANDS.values())]
+    kinds += [config_class(load_recipe(file)) for file in scripts("recipes").values()]
+    kinds += [options_type(importlib.import_module(f"audiorl.eval.{name}").main) for name in scripts("eval")]
     return frozenset(f"--{path}" for kind in kinds for path, _ in names(kind))
 
 

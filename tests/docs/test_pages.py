@@ -46,8 +46,8 @@ def test_the_hook_writes_tables(tmp_path: Path) -> None:
     expected = [
         "| option | type | default | description |",
         "| --- | --- | --- | --- |",
-        "| `--grpo.eval-every` | `int or None` | `3` | In steps; 0: never. |",
-        "| `--grpo.plain` | `str` | `required` |  |",
+        "| `--rl.eval-every` | `int or None` | `3` | In steps; 0: never. |",
+        "| `--rl.plain` | `str` | `required` |  |",
     ]
     assert HOOK["table"](source, "Config", "grpo.").splitlines() == expected
     with pytest.raises(ValueError, match="no class Missing"):
@@ -59,6 +59,19 @@ def test_links_have_targets(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text()):
         if not target.startswith("http"):
             assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md"], ids=lambda p: str(p.relative_to(ROOT)))
+def test_files_exist(page: Path) -> None:
+    places = "audiorl|bench|corpora|docs|experiments|tests|tokenizers_audio|tools"
+    named = re.findall(rf"`((?:{places})/[\w./-]+)`", page.read_text())
+    assert [name for name in named if not (ROOT / name).exists()] == []
+
+
+def test_architecture_names_every_room() -> None:
+    page = (DOCS / "reference" / "architecture.md").read_text()
+    rooms = [p.parent.name for p in (ROOT / "audiorl").glob("*/__init__.py")]
+    assert [room for room in rooms if f"  {room}/" not in page and f" {room}/ " not in page] == []
 
 
 def test_every_page_is_in_the_navigation() -> None:

@@ -13,14 +13,14 @@ from safetensors.torch import load_file, save_file
 from audiorl.audio import AudioClip
 from audiorl.config import OptimConfig, SamplingConfig
 from audiorl.recipes import tts_quickstart
-from audiorl.recipes._tiny_speech import save_speaker_encoder
+from audiorl.recipes._speech import write_tiny_part
 from audiorl.run.folder import Run
 from audiorl.train.preference import prefer
 from tests.support.tools import load_tool, run_tool
 from tests.support.voices import write_two_voices
 
 
-def trained_start(folder: Path, config: tts_quickstart.Config) -> Path:
+def trained_start(folder: Path, config: tts_quickstart.TTSQuickstartConfig) -> Path:
     run = Run.create(folder, "tts_quickstart", [], config)
     tts_quickstart.main(config, run)
     run.close()
@@ -61,7 +61,7 @@ def test_voices_are_told_apart(tmp_path: Path) -> None:
     """With several test voices the table says how often a text is nearest to its own."""
     corpus = write_two_voices(tmp_path / "corpus")
     start = trained_start(tmp_path / "start", replace(tts_quickstart.tiny(), corpus=str(corpus), clone=True))
-    save_speaker_encoder(tmp_path / "speaker")
+    write_tiny_part("speaker", tmp_path / "speaker")
     options = ["--speaker", str(tmp_path / "speaker"), "--sampling", "0.5", "0.9", "--best-of"]
     options += ["--arms", "raft", "voices", "voices2", "balanced", "alike", "alike2", "sft"]
     options += ["--raft-texts", "3", "--raft-voices", "2", "--raft-samples", "3", "--raft-sampling", "1", "1"]

@@ -26,7 +26,7 @@ from audiorl.run.metrics_log import read_metrics
 from tests.conftest import make_omni
 
 ROOT = Path(__file__).parents[2]
-RECIPE = str(ROOT / "audiorl" / "recipes" / "mmau_grpo.py")
+RECIPE = str(ROOT / "audiorl" / "recipes" / "audio_qa.py")
 RATE = 16_000
 
 
@@ -78,12 +78,12 @@ def train_fails(fails: Fails, tmp_path: Path) -> Fails:
         (["tran"], "unknown command 'tran'"),
         (["train"], "name a recipe first"),
         (["train", "recipes/none.py", "--out", "x"], "recipes/none.py: no such recipe"),
-        (["train", RECIPE, "--tiny"], "--out runs/mmau_grpo"),
+        (["train", RECIPE, "--tiny"], "--out runs/audio_qa"),
         (["resume"], "name one run folder"),
         (["resume", "nowhere"], "nowhere: not a run folder"),
         (["resume", "docs"], "docs: not a run folder"),
         (["report", "nowhere"], "nowhere"),
-        (["rewards", "one.py"], "name a reward file and recorded rollouts"),
+        (["rewards", "score", "one.py"], "name a reward file and recorded rollouts"),
         (["doctor", "now"], "takes no arguments"),
     ],
 )
@@ -93,7 +93,7 @@ def test_commands(fails: Fails, args: list[str], message: str) -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [["--nope", "3"], ["--seed"], ["--grpo.group-size", "many"], ["--grpo.epochs", "0"], ["--on-error", "ignore"]],
+    [["--nope", "3"], ["--seed"], ["--rl.group-size", "many"], ["--rl.epochs", "0"], ["--on-error", "ignore"]],
 )
 def test_options(tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str]) -> None:
     """tyro explains options in a box of its own."""
@@ -108,11 +108,11 @@ def test_options(tmp_path: Path, capsys: pytest.CaptureFixture[str], options: li
 def test_files_that_are_not_recipes(train_fails: Fails, tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     parts = {
-        "Config": "from dataclasses import dataclass\n@dataclass(frozen=True)\nclass Config:\n    seed: int = 0\n",
+        "dataclass": "from dataclasses import dataclass\n@dataclass(frozen=True)\nclass Mine:\n    seed: int = 0\n",
         "main": "def main(config, run):\n    raise ValueError('not today')\n",
-        "tiny": "def tiny():\n    return Config()\n",
+        "tiny": "def tiny():\n    return Mine()\n",
     }
-    for missing in parts:
+    for missing in ("main", "tiny"):
         file.write_text("\n".join(text for name, text in parts.items() if name != missing))
         error = train_fails(recipe=str(file))
         assert str(file) in error and f"{missing} is missing" in error
@@ -225,7 +225,7 @@ def test_bad_rows_are_skipped_counted_and_listed(
     lines += [as_line(good(speech[i], f"good-{i}")) for i in range(4, 6)]
     data = tmp_path / "data.jsonl"
     data.write_bytes(b"\n".join(lines) + b"\n")
-    options = ["--data", str(data), "--held-out-count", "2", "--on-error", "skip", "--grpo.rollouts-every", "1"]
+    options = ["--data", str(data), "--held-out-count", "2", "--on-error", "skip", "--rl.rollouts-every", "1"]
     assert main(["train", RECIPE, "--tiny", *options, "--out", str(tmp_path / "out")]) == 0
     shown = capsys.readouterr().out
     assert f"{data}: 6 samples, {len(bad)} rows skipped (first: {data}: row 5: not valid JSON" in shown

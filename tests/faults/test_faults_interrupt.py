@@ -26,10 +26,10 @@ SFT_STEPS, GRPO_STEPS = 24, 6
 OPTIONS = (
     "--control False --threads 1 --think False --max-phrases 12 "
     f"--sft.steps {SFT_STEPS} --sft.save-every 5 --sft-optim.lr 3e-3 --sft-optim.warmup-steps 0 "
-    f"--grpo.steps {GRPO_STEPS} --grpo.save-every 2 --grpo.group-size 4 --grpo.rollouts-every 1 "
-    "--grpo-optim.lr 5e-4 --grpo-optim.warmup-steps 0"
+    f"--rl.steps {GRPO_STEPS} --rl.save-every 2 --rl.group-size 4 --rl.rollouts-every 1 "
+    "--rl-optim.lr 5e-4 --rl-optim.warmup-steps 0"
 ).split()
-TRAIN = ["train", "audiorl/recipes/quickstart.py", "--tiny", *OPTIONS]
+TRAIN = ["train", "quickstart", "--tiny", *OPTIONS]
 MILESTONES = SFT_STEPS + GRPO_STEPS + 4  # sft, before, grpo, after are finished once each
 PATIENCE = 120.0  # seconds
 CLOCKS = ("time", "seconds", "tokens_per_s", "source_time", "emit_time")

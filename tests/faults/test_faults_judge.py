@@ -10,14 +10,10 @@ import pytest
 
 from audiorl.models.families import text
 from audiorl.report.study import Rollouts
-from audiorl.rewards import ChatEndpoint, JudgeError, JudgePrompt, OpenAIJudge, PairwiseJudge, load_reward
-from audiorl.run.folder import Run
-from audiorl.run.metrics_log import read_metrics
-from audiorl.types import Rollout, Sample
+from audiorl.rewards import ChatEndpoint, JudgeError, JudgePrompt, OpenAIJudge, PairwiseJudge
+from audiorl.types import Rollout
 from tests.conftest import TEXTS
-from tests.support.chat_servers import ChatServer
-from tests.support.reward_servers import serving
-from tests.support.training_runs import CONFIG, one_thread, train
+from tests.support.training_runs import one_thread
 from tests.support.vllm_servers import serving_vllm
 
 __all__ = ["one_thread"]
@@ -25,33 +21,6 @@ __all__ = ["one_thread"]
 NO_SEED = {"seed": None}
 """vLLM 0.32.0 stops on a CPU when it splits the prompt of a request with a seed."""
 RECORDED = Path(__file__).parents[2] / "docs" / "recorded" / "rollouts" / "step_000001.jsonl"
-
-
-def rating(text: str) -> float:
-    return 1.0 + len(text) % 5
-
-
-@pytest.mark.parametrize("tries", [1, 8])
-def test_a_run_with_a_judge_that_fails_in_a_fifth_of_the_calls(
-    tries: int, samples: list[Sample], tmp_path: Path
-) -> None:
-    """With one try failures are skipped rollouts; with more there are none. Every score is right, and the run ends."""
-    server = ChatServer(lambda answers: rating(answers[0]), fail=0.2, delay=0.6)
-    server.rng.seed(2)
-    with serving(server.app) as url:
-        file = tmp_path / "judged.py"
-        file.write_text(
-            "from audiorl.rewards import ChatEndpoint, JudgePrompt, OpenAIJudge\n"
-            f"endpoint = ChatEndpoint('rule', '{url}/v1', tries={tries}, timeout=0.5, backoff=0.0)\n"
-            "reward = OpenAIJudge(endpoint, JudgePrompt('long?', thinking=True), max_failed=0.8)\n"
-        )
-        run = tmp_path / "run"
-        train(Run.create(run, "test", [], CONFIG), samples, load_reward(file))  # type: ignore[arg-type]
-    rollouts = Rollouts.load(str(run / "rollouts" / "*.jsonl"))
-    rows = read_metrics(run / "metrics.jsonl")
-    assert len(rows) >= CONFIG.steps and sum(n for kind, n in server.calls.items() if kind != "right") > 0
-    assert all(r.score is not None and r.score.total == (rating(r.text) - 1) / 4 for r in rollouts)
-    assert any(row.get("reward/skipped", 0) > 0 for row in rows) == (tries == 1)
 
 
 @pytest.fixture(scope="module")

@@ -66,7 +66,7 @@ def test_a_designed_reward_is_studied_served_and_trained_on(
             combined = tmp_path / "combined.py"
             combined.write_text(COMBINED.format(judge=url, server=server.url, tries=tries))
             command = ["train", "mmau-grpo", "--tiny", "--reward-file", str(combined), "--max-steps", "4"]
-            options = ["--grpo.group-size", "6", "--grpo.rollouts-every", "1", "--held-out-count", "6"]
+            options = ["--rl.group-size", "6", "--rl.rollouts-every", "1", "--held-out-count", "6"]
             assert cli.main([*command, *options, "--out", str(run)]) == 0
     finally:
         server.close()

@@ -92,19 +92,6 @@ def test_a_run_with_a_server_that_fails_is_the_run_without(samples: list[Sample]
         assert mine.read_text() == other.read_text()
 
 
-def test_two_replicas_that_fail_a_third_of_the_time(counted: Path, rollouts: list[Rollout]) -> None:
-    """Each answer is counted once and in its place, whatever was asked for twice."""
-    apps = [Faulty(app_of(counted), fail=0.3, late=0.3, delay=0.6) for _ in range(2)]
-    apps[1].rng.seed(1)
-    with serving(apps[0]) as first, serving(apps[1]) as second:
-        options = {"timeout": 0.4, "tries": 30, "backoff": 0.01, "max_backoff": 0.05, "rest": 0.1}
-        reward = RemoteReward((first, second), batch_size=2, **options)  # type: ignore[arg-type]
-        assert [s.total for s in reward(rollouts)] == [i / 7 for i in range(40)]
-    assert all(app.calls["right"] and app.calls["late"] for app in apps)
-    asked = counted.with_suffix(".log").read_text().split()
-    assert len(asked) > 40 and set(asked) == {str(i) for i in range(40)}
-
-
 def test_a_server_that_is_killed_and_started_again(server: Process, counted: Path, rollouts: list[Rollout]) -> None:
     """SIGKILL in the middle of a call: it waits for the server to come back and finishes with the right scores."""
     log, stuck = counted.with_suffix(".log"), counted.with_suffix(".stuck")

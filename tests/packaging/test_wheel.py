@@ -94,9 +94,9 @@ def test_the_wheel_holds_every_module_recipe_and_evaluation(wheel: list[str]) ->
             assert f"{installed.get(top, top)}/{file.relative_to(top)}" in wheel
 
 
-def test_the_wheel_holds_the_pages_of_the_view(wheel: list[str]) -> None:
-    assets = list((ROOT / "audiorl" / "report" / "view" / "assets").iterdir())
-    assert assets and all(f"audiorl/report/view/assets/{asset.name}" in wheel for asset in assets)
+def test_the_wheel_holds_the_assets_of_pages(wheel: list[str]) -> None:
+    assets = list((ROOT / "audiorl" / "report" / "assets").iterdir())
+    assert assets and all(f"audiorl/report/assets/{asset.name}" in wheel for asset in assets)
 
 
 def test_the_wheel_holds_speech_encoder_and_licences(wheel: list[str]) -> None:

@@ -79,8 +79,8 @@ def test_what_it_trained_is_a_codec(run: Path) -> None:
 def test_bundled_prompts_are_held_out() -> None:
     from audiorl.recipes._loader import load_recipe
 
-    recipe = load_recipe("audiorl/recipes/codec.py")
-    found, held_out, texts = recipe.read(recipe.Config())
+    recipe = load_recipe("codec")
+    found, held_out, texts = recipe.read(recipe.CodecRecipeConfig())
     train_set, test_set = split_by_key(bundled_speech(), 0.1, seed=0)
     assert [c.path for c in found.clips] == [u.clip.path for u in train_set]
     heard = {u.clip.path: u.text for u in test_set}
@@ -90,19 +90,19 @@ def test_bundled_prompts_are_held_out() -> None:
 def test_other_recordings_come_on_top(recordings: Path) -> None:
     from audiorl.recipes._loader import load_recipe
 
-    recipe = load_recipe("audiorl/recipes/codec.py")
+    recipe = load_recipe("codec")
 
     def paths(clips: Any) -> list[str]:
         return [clip.path for clip in clips]
 
-    bundled = recipe.read(recipe.Config())
-    both = recipe.read(recipe.Config(data=("bundled", str(recordings))))
+    bundled = recipe.read(recipe.CodecRecipeConfig())
+    both = recipe.read(recipe.CodecRecipeConfig(data=("bundled", str(recordings))))
     assert set(paths(both[0].clips)) > set(paths(bundled[0].clips)) and len(both[0].clips) == len(bundled[0].clips) + 7
     assert paths(both[1]) == paths(bundled[1]) and both[2] == bundled[2]
-    found, held_out, texts = recipe.read(recipe.Config(data=(str(recordings),), held_out_count=2))
+    found, held_out, texts = recipe.read(recipe.CodecRecipeConfig(data=(str(recordings),), held_out_count=2))
     assert len(found.clips) == len(found.lengths) == 5 and len(held_out) == 2 and not texts
     assert not set(paths(found.clips)) & set(paths(held_out))
-    apart = recipe.read(recipe.Config(data=("bundled",), held_out=(str(recordings),), held_out_count=3))
+    apart = recipe.read(recipe.CodecRecipeConfig(data=("bundled",), held_out=(str(recordings),), held_out_count=3))
     assert paths(apart[0].clips) == paths(bundled[0].clips) and len(apart[1]) == 3
 
 
@@ -236,7 +236,7 @@ def test_torchrun_trains_in_two_processes(recordings: Path, tmp_path: Path) -> N
         assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
 
     common = ("--tiny", "--threads", "1", "--data", str(recordings))
-    torchrun("train", "audiorl/recipes/codec.py", *common, "--out", str(tmp_path / "run"))
+    torchrun("train", "codec", *common, "--out", str(tmp_path / "run"))
     metrics = read_metrics(tmp_path / "run" / "metrics.jsonl")
     assert [m["step"] for m in metrics] == [1, 2, 3, 4]
     # What was lost after the checkpoint of step 2 is trained again, by both processes, to the same end.

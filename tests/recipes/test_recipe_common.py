@@ -13,10 +13,11 @@ import pytest
 from audiorl.audio import write_wav
 from audiorl.cli import main
 from audiorl.config import PtxConfig, RLConfig, SFTConfig
+from audiorl.config.recipe import RecipeConfig, RewardOptions
 from audiorl.data.bundled import bundled_set
 from audiorl.data.corpus import bundled_speech
 from audiorl.data.sets import parse_set, split_held_out, stratified
-from audiorl.recipes._common import RecipeConfig, RewardOptions, ptx_examples, read_questions, supervised_turn
+from audiorl.recipes._common import ptx_examples, read_questions, supervised_turn, with_user_reward
 from audiorl.rewards import Repetition, StandardisedSum, WeightedSum
 from audiorl.run.metrics_log import read_metrics
 
@@ -95,7 +96,9 @@ def test_sets_are_mixed_by_weight(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert Counter(first) == {2: 5, 3: 5} and second == [1, 1, 1]
     assert f"mix: 25 rows (89%) of {a}:x2.5, which has 10" in capsys.readouterr().out
     assert Counter(s.metadata["data_set"] for s in train) == {"a": 25, "b": 3}
-    assert config.scheduled(RLConfig(prompts_per_step=4), len(train)).steps == 7, "copies count as rows of an epoch"
+    assert config.with_steps_for(RLConfig(prompts_per_step=4), len(train)).steps == 7, (
+        "copies count as rows of an epoch"
+    )
     assert [s.id for s in read_questions(replace(config, seed=3), think=True)[0]] == [s.id for s in train]
     other = Counter(s.id for s in read_questions(replace(config, data_seed=3), think=True)[0])
     assert other != shown and sum(other.values()) == 28
@@ -191,11 +194,11 @@ def test_avqa_and_musicbench_as_published_through_the_command_line(tmp_path: Pat
 
 def test_steps_follow_from_epochs_or_are_refused() -> None:
     config = RecipeConfig(epochs=2)
-    assert config.scheduled(RLConfig(prompts_per_step=8), 100).steps == 25
-    assert replace(config, max_steps=7).scheduled(SFTConfig(batch_size=10), 100).steps == 7
+    assert config.with_steps_for(RLConfig(prompts_per_step=8), 100).steps == 25
+    assert replace(config, max_steps=7).with_steps_for(SFTConfig(batch_size=10), 100).steps == 7
 
     with pytest.raises(ValueError, match=r"steps of this recipe follow from its epochs"):
-        config.scheduled(RLConfig(steps=5), 100)
+        config.with_steps_for(RLConfig(steps=5), 100)
 
 
 def test_supervised_turns() -> None:
@@ -227,25 +230,25 @@ def test_ptx_rows_belong_to_a_phase_that_learns_from_them(tmp_path: Path) -> Non
 def test_a_reward_file_is_one_more_part(tmp_path: Path, kind: Any) -> None:
     (tmp_path / "mine.py").write_text("def reward(rollout):\n    return 1.0\n")
     reward = kind.of(repetition=Repetition())
-    assert RewardOptions().rewarded(reward) is reward
-    more = RewardOptions(str(tmp_path / "mine.py"), 0.5).rewarded(reward)
+    assert with_user_reward(RewardOptions(), reward) is reward
+    more = with_user_reward(RewardOptions(str(tmp_path / "mine.py"), 0.5), reward)
     assert type(more) is kind and [(t.name, t.weight) for t in more.terms] == [("repetition", 1.0), ("user", 0.5)]
 
 
 @pytest.mark.parametrize(
     ("recipe", "phase", "options"),
     [
-        ("mmau_grpo", "grpo", ("--grpo.ptx.coef", "0.5")),
-        ("asr_grpo", "grpo", ("--grpo.ptx.coef", "0.5")),
-        ("ppo_audio_qa", "ppo", ("--ppo.ptx.coef", "0.5")),
+        ("mmau_grpo", "grpo", ("--rl.ptx.coef", "0.5")),
+        ("asr_grpo", "grpo", ("--rl.ptx.coef", "0.5")),
+        ("ppo_audio_qa", "ppo", ("--rl.ptx.coef", "0.5")),
         ("simul_ppo", "stage2", ("--stage2.ptx.coef", "0.5")),
-        ("tts_grpo", "grpo", ("--grpo.ptx.coef", "0.5")),
+        ("tts_grpo", "grpo", ("--rl.ptx.coef", "0.5")),
     ],
 )
 @pytest.mark.slow
 def test_ptx_through_the_command_line(tmp_path: Path, recipe: str, phase: str, options: tuple[str, ...]) -> None:
     data = "bundled:en" if recipe == "tts_grpo" else "bundled"
-    command = ["train", f"recipes/{recipe}.py", "--tiny", "--ptx-data", data, *options, "--out", str(tmp_path / "run")]
+    command = ["train", recipe, "--tiny", "--ptx-data", data, *options, "--out", str(tmp_path / "run")]
     assert main(command) == 0
     *_, last = [m for m in read_metrics(tmp_path / "run" / "metrics.jsonl") if m["phase"] == phase]
     assert last["ptx/loss"] > 0
@@ -255,6 +258,6 @@ def test_ptx_through_the_command_line(tmp_path: Path, recipe: str, phase: str, o
 def test_a_reward_of_ones_own_for_interpretation(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("def reward(rollout):\n    return len(rollout.text) / 100\n")
     options = ("--max-steps", "1", "--reward-file", str(tmp_path / "mine.py"), "--reward-weight", "2")
-    assert main(["train", "audiorl/recipes/simul_ppo.py", "--tiny", *options, "--out", str(tmp_path / "run")]) == 0
+    assert main(["train", "simul-ppo", "--tiny", *options, "--out", str(tmp_path / "run")]) == 0
     steps = [m for m in read_metrics(tmp_path / "run" / "metrics.jsonl") if m["phase"] in ("stage1", "stage2")]
     assert len(steps) == 2 and all("reward/user" in m for m in steps)

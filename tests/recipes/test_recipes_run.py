@@ -23,7 +23,7 @@ from audiorl.rewards import CharAccuracy, Hallucination, Repetition, WeightedSum
 from audiorl.rewards.replay import replay
 from audiorl.rollout.hf import HFEngine
 from audiorl.run.metrics_log import read_metrics
-from audiorl.train.preference import PreferenceWorker
+from audiorl.train.fit import Learner
 from tests.conftest import make_omni, make_qwen2_audio, make_whisper
 from tests.support.data_sources import SOURCES
 from tests.support.full_size import save_full_size
@@ -32,7 +32,7 @@ REWARD = "def reward(rollout):\n    return len(rollout.text) / 100\n"
 
 
 def train(recipe: str, out: Path, *options: str) -> Path:
-    assert main(["train", f"recipes/{recipe}.py", "--tiny", *options, "--out", str(out)]) == 0
+    assert main(["train", recipe, "--tiny", *options, "--out", str(out)]) == 0
     return out
 
 
@@ -117,7 +117,7 @@ def test_quickstart_measures_strangers(tmp_path: Path, capsys: pytest.CaptureFix
         main(
             [
                 "train",
-                "audiorl/recipes/quickstart.py",
+                "quickstart",
                 "--tiny",
                 "--unseen",
                 str(tmp_path),
@@ -245,7 +245,7 @@ def test_the_model_card_of_a_run(tmp_path: Path) -> None:
     strangers.write_text("".join(json.dumps(row) + "\n" for row in rows_of(strangers)[8:]))
     run = train(
         "mmau_grpo", tmp_path / "run", "--data", str(data), "--held-out-count", "2", "--unseen", str(strangers),
-        "--grpo.kl-beta", "0.125",
+        "--rl.kl-beta", "0.125",
     )  # fmt: skip
     assert main(["export", str(run), "--out", str(tmp_path / "out")]) == 0
     card = (tmp_path / "out" / "README.md").read_text()
@@ -260,7 +260,7 @@ def test_the_model_card_of_a_run(tmp_path: Path) -> None:
         assert f"{row} | {r['n']} |\n" in card
     assert "| train.jsonl | training | CC-BY-4.0 (rows: 6) |\n" in card
     assert "| strangers.jsonl | strangers | not stated |\n" in card
-    assert "| `grpo.kl_beta` | `0.125` | `0.01` |\n" in card and "| `grpo.clip_low` |" not in card
+    assert "| `rl.kl_beta` | `0.125` | `0.01` |\n" in card and "| `rl.clip_low` |" not in card
     assert "there is no `control`" in card and "Strangers:" not in card and str(tmp_path) not in card
 
 
@@ -276,7 +276,7 @@ def test_asr_grpo_and_its_gate(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert result.scores == result.recorded and len({s.total for s in result.scores if s}) > 1
     capsys.readouterr()
     options = ["--tiny", "--retention-margin", "-1", "--out", str(tmp_path / "strict")]
-    assert main(["train", "audiorl/recipes/asr_grpo.py", *options]) == 2
+    assert main(["train", "asr-grpo", *options]) == 2
     assert "retention: accuracy fell from" in capsys.readouterr().err
     assert (tmp_path / "strict" / "report.html").is_file() and last_checkpoint(tmp_path / "strict").is_dir()
 
@@ -307,14 +307,14 @@ def test_asr_grpo_with_strangers_and_a_control(tmp_path: Path, capsys: pytest.Ca
     assert {"accuracy, unseen", "length, unseen (not optimised)", "perplexity, text"} <= labels
     capsys.readouterr()
     (tmp_path / "strangers.jsonl").write_text(json.dumps(rows[0]) + "\n")
-    assert main(["train", "audiorl/recipes/asr_grpo.py", "--tiny", *options, "--out", str(tmp_path / "same")]) == 2
+    assert main(["train", "asr-grpo", "--tiny", *options, "--out", str(tmp_path / "same")]) == 2
     assert "too; give speakers that nothing is trained on" in capsys.readouterr().err
 
 
 def test_asr_grpo_with_an_encoder_decoder(tmp_path: Path) -> None:
     make_whisper().save(tmp_path / "whisper")
     options = ("--path", str(tmp_path / "whisper"), "--retention-margin", "1", "--control")
-    run = train("asr_grpo", tmp_path / "run", *options, "--grpo.listening.every", "1")
+    run = train("asr_grpo", tmp_path / "run", *options, "--rl.listening.every", "1")
     assert all("audio/gain_silence" in row for row in read_metrics(run / "metrics.jsonl") if row["phase"] == "grpo")
     entries = read_json(run / "eval.json")
     assert {f"{s}{when}" for s in ("", "no_speech_") for when in ("before", "after", "control")} <= set(entries)
@@ -443,7 +443,7 @@ def test_align_speech(tmp_path: Path) -> None:
 
 
 def test_distill_speech(tmp_path: Path) -> None:
-    run = train("distill_speech", tmp_path / "run", "--control", "--grpo.distill.off-policy", "0.5")
+    run = train("distill_speech", tmp_path / "run", "--control", "--rl.distill.off-policy", "0.5")
     wanted = {"before", "after", "control", "view_before", "view_after", "view_control"}
     assert set(read_json(run / "eval.json")) == wanted
     steps = [m for m in read_metrics(run / "metrics.jsonl") if m["phase"] == "distill"]
@@ -455,9 +455,9 @@ def test_distill_speech(tmp_path: Path) -> None:
 def test_distill_speech_on_transcripts_with_grpo(tmp_path: Path) -> None:
     """The teacher is another model, by its folder; its log-ratio is added to GRPO's advantages."""
     first = train("distill_speech", tmp_path / "first", "--task", "transcripts")
-    options = ("--task", "transcripts", "--path", str(last_checkpoint(first, "distill")), "--grpo.advantage", "group")
-    teacher = ("--grpo.distill.teacher", str(last_checkpoint(first, "distill")), "--grpo.kl-beta", "0.01")
-    run = train("distill_speech", tmp_path / "run", *options, *teacher, "--grpo.distill.divergence", "sampled")
+    options = ("--task", "transcripts", "--path", str(last_checkpoint(first, "distill")), "--rl.advantage", "group")
+    teacher = ("--rl.distill.teacher", str(last_checkpoint(first, "distill")), "--rl.kl-beta", "0.01")
+    run = train("distill_speech", tmp_path / "run", *options, *teacher, "--rl.distill.divergence", "sampled")
     steps = [m for m in read_metrics(run / "metrics.jsonl") if m["phase"] == "distill"]
     assert len(steps) == 2 and all("kl" in m and m["distill/divergence"] != 0 for m in steps)
 
@@ -503,7 +503,7 @@ def test_process_reward_model(tmp_path: Path) -> None:
 def test_ppo_audio_qa_with_a_trained_reward_model(tmp_path: Path, outcome_model: Path, shared: str) -> None:
     model = last_checkpoint(outcome_model, "reward_model")
     run = train(
-        "ppo_audio_qa", tmp_path / "run", "--ppo.critic.shared", shared, "--reward-model", str(model),
+        "ppo_audio_qa", tmp_path / "run", "--rl.critic.shared", shared, "--reward-model", str(model),
         "--max-steps", "3",
     )  # fmt: skip
     assert set(read_json(run / "eval.json")) == {"before", "after"}
@@ -542,7 +542,7 @@ def test_dpo_online_interrupted_in_its_second_round(
     owner, method, count = {
         "answers": (HFEngine, "generate", 4),  # before, round 1, after round 1, round 2
         "reference": (AudioPolicy, "forward", None),
-        "training": (PreferenceWorker, "train", 4),
+        "training": (Learner, "train", 4),
     }[moment]
     original, calls = getattr(owner, method), 0
 
@@ -557,7 +557,7 @@ def test_dpo_online_interrupted_in_its_second_round(
 
     monkeypatch.setattr(owner, method, interrupted)
     recipe, *options = ONLINE
-    assert main(["train", f"recipes/{recipe}.py", "--tiny", *options, "--out", str(tmp_path / "run")]) == 130
+    assert main(["train", recipe, "--tiny", *options, "--out", str(tmp_path / "run")]) == 130
     error = capsys.readouterr().err
     where = {"answers": "while round_2 answers", "reference": "before round_2 step 1", "training": "after round_2 step"}
     assert f"audiorl: stopped {where[moment]}" in error
@@ -581,14 +581,14 @@ def test_dpo_online_interrupted_in_its_second_round(
 def test_help_lists_the_options(capsys: pytest.CaptureFixture[str]) -> None:
     for recipe in ("quickstart", "mmau_grpo", "asr_grpo"):
         with pytest.raises(SystemExit) as stop:
-            main(["train", f"recipes/{recipe}.py", "--help"])
+            main(["train", recipe, "--help"])
         assert stop.value.code == 0
-        assert "--grpo.kl-beta" in capsys.readouterr().out
+        assert "--rl.kl-beta" in capsys.readouterr().out
 
 
 @pytest.mark.smoke
 def test_self_test_trains_a_step() -> None:
-    from audiorl.cli.selftest import self_test
+    from audiorl.cli.doctor import self_test
 
     metrics = self_test()
     assert metrics["policy/ratio"] == pytest.approx(1, abs=1e-6) and metrics["policy/logprob_gap"] < 1e-4
@@ -606,7 +606,7 @@ def test_mmau_grpo_at_full_width(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(reward)
     run = train(
         "mmau_grpo", tmp_path / "run", "--path", str(tmp_path / "model"), "--lora", "True", "--data", str(manifest),
-        "--held-out-count", "2", "--model.dtype", "float32", "--grpo.save-every", "2",
+        "--held-out-count", "2", "--model.dtype", "float32", "--rl.save-every", "2",
         "--model.gradient-checkpointing", "True", 
         "--reward-file", str(tmp_path / "mine.py"),
     )  # fmt: skip

@@ -21,8 +21,8 @@ from audiorl.data.corpus import bundled_speech, corpus
 from audiorl.data.rollout_rows import read_rollouts
 from audiorl.models import load_policy
 from audiorl.recipes import simul_quickstart as quickstart_recipe
-from audiorl.recipes._simul_streams import Prompts
-from audiorl.recipes._tiny_speech import tiny_part
+from audiorl.recipes._simul import Prompts, StreamOptions
+from audiorl.recipes._speech import tiny_part
 from audiorl.rewards.replay import replay
 from audiorl.run.metrics_log import read_metrics
 from audiorl.tasks.simul.bundled import bundled_streams
@@ -38,7 +38,7 @@ FROM_SPANISH = ("--source", "es", "--target", "en", "--unseen", "unseen_speakers
 
 
 def train(recipe: str, out: Path, *options: str) -> Path:
-    assert main(["train", f"recipes/{recipe}.py", "--tiny", *options, "--out", str(out)]) == 0
+    assert main(["train", recipe, "--tiny", *options, "--out", str(out)]) == 0
     return out
 
 
@@ -104,14 +104,14 @@ def test_no_prompt_is_in_both_splits(quickstart: Path) -> None:
 
 def test_an_unseen_speaker_with_few_held_out_prompts_says_all(capsys: pytest.CaptureFixture[str]) -> None:
     """Armelle Desjardins says four held-out prompts, of some 5 s; a stream lasts up to 12 s."""
-    config = quickstart_recipe.Config(source="fr", target="en", unseen=("unseen_speakers",), test_streams=3)
-    streams = Prompts(config).strangers()
+    options = StreamOptions(source="fr", target="en", unseen=("unseen_speakers",), test_streams=3)
+    streams = Prompts(options).unseen()
     assert [s.id for s in streams] == [f"fr-en/all/Armelle Desjardins/0/000{k}" for k in range(3)]
     printed = capsys.readouterr().out
     assert re.search(r"Armelle Desjardins: 1\d prompts, 1\d of them said by a person in training", printed)
     assert "Tux Paint fr: left out, says none of the prompts" in printed
-    short = replace(config, seconds=(2.0, 4.0))
-    assert all(s.id.startswith("fr-en/test/") for s in Prompts(short).strangers())
+    short = replace(options, seconds=(2.0, 4.0))
+    assert all(s.id.startswith("fr-en/test/") for s in Prompts(short).unseen())
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_quickstart_without_recordings_to_measure(
     options: tuple[str, ...], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = str(tmp_path / "run")
-    assert main(["train", "audiorl/recipes/simul_quickstart.py", "--tiny", *options, "--out", out]) != 0
+    assert main(["train", "simul-quickstart", "--tiny", *options, "--out", out]) != 0
     assert message in capsys.readouterr().err
 
 
@@ -259,7 +259,7 @@ def test_simul_ppo_on_streams_of_a_file_interrupted_in_stage_two(
     monkeypatch.setattr(Trainer, "step", interrupted)
     capsys.readouterr()
     run = tmp_path / "run"
-    assert main(["train", "audiorl/recipes/simul_ppo.py", "--tiny", *options, "--out", str(run)]) == 130
+    assert main(["train", "simul-ppo", "--tiny", *options, "--out", str(run)]) == 130
     assert "after stage2 step 1" in capsys.readouterr().err
     assert main(["resume", str(run)]) == 0
     for stage in STAGES:
@@ -285,7 +285,7 @@ def test_unknown_weights_and_streams_without_reference(
     tmp_path: Path, streams: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = ("--out", str(tmp_path / "run"))
-    common = ["train", "audiorl/recipes/simul_ppo.py", "--tiny", *out]
+    common = ["train", "simul-ppo", "--tiny", *out]
     assert main([*common, "--rewards.weights", "speed", "2"]) != 0
     assert "no reward is called 'speed'" in capsys.readouterr().err
     rows = rows_of(streams)
@@ -298,10 +298,10 @@ def test_unknown_weights_and_streams_without_reference(
 
 def test_a_least_lag_above_the_most_is_refused() -> None:
     with pytest.raises(ValueError, match="need 0 <= least_lag <= lag, got --least-lag 2 and --lag 1"):
-        quickstart_recipe.Config(lag=1, least_lag=2)
+        quickstart_recipe.SimulQuickstartConfig(lag=1, least_lag=2)
 
 
 @pytest.mark.parametrize("wrong", [{"late_lag": -1}, {"late_steps": -1}, {"late_share": 1.5}, {"late_share": -0.1}])
 def test_a_late_phase_of_less_than_nothing_is_refused_before_training(wrong: dict[str, int]) -> None:
     with pytest.raises(ValueError, match=r"need 0 (or more, got --late-lag|<= late_share <= 1, got)"):
-        quickstart_recipe.Config(**wrong)
+        quickstart_recipe.SimulQuickstartConfig(**wrong)

@@ -20,14 +20,16 @@ from audiorl.data.corpus import bundled_speech
 from audiorl.eval.metrics.prosody import MEASURES
 from audiorl.models import load_policy
 from audiorl.recipes import tts_quickstart
-from audiorl.recipes._tiny_speech import save_recogniser
+from audiorl.recipes._speech import write_tiny_part
 from audiorl.rewards import WeightedSum
+from audiorl.rewards.llm_judge import RecordedSpeech
 from audiorl.rewards.replay import replay
-from audiorl.rewards.speech import Duration, Finished, RecordedSpeech, SpeechJudges, WordIntelligibility
-from audiorl.rollout.speech_decoder import CodecSpeechDecoder
+from audiorl.rollout.speech import CodecSpeechDecoder
 from audiorl.run.metrics_log import read_metrics
-from audiorl.speech_models.character_ctc import load as load_judge
-from audiorl.train.sft import SFTWorker
+from audiorl.speech_models.character_ctc import load as load_model
+from audiorl.tasks.tts.listening import SpeechModels
+from audiorl.tasks.tts.rewards import Duration, Finished, WordIntelligibility
+from audiorl.train.fit import Learner
 from tests.conftest import make_text
 from tests.support.voices import write_two_voices
 from tokenizers_audio import CodeShards, load
@@ -40,7 +42,7 @@ def rows_of(path: Path) -> list[dict[str, Any]]:
 @pytest.fixture(scope="module")
 def quickstart(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("runs") / "tts"
-    assert main(["train", "audiorl/recipes/tts_quickstart.py", "--tiny", "--threads", "1", "--out", str(out)]) == 0
+    assert main(["train", "tts-quickstart", "--tiny", "--threads", "1", "--out", str(out)]) == 0
     return out
 
 
@@ -68,7 +70,7 @@ def test_its_parts_can_be_loaded(quickstart: Path) -> None:
     policy = load_policy(sorted((quickstart / "checkpoints" / "grpo").glob("step_*"))[-1])
     assert policy.speech is not None
     policy.set_codec(codec)
-    assert load_judge(quickstart / "recogniser").name == "recogniser"
+    assert load_model(quickstart / "recogniser").name == "recogniser"
 
 
 def test_what_was_said_is_in_the_report(quickstart: Path) -> None:
@@ -82,13 +84,13 @@ def test_what_was_said_is_in_the_report(quickstart: Path) -> None:
 def test_recorded_speech_scores_the_same_again(quickstart: Path) -> None:
     policy = load_policy(sorted((quickstart / "checkpoints" / "grpo").glob("step_*"))[-1])
     policy.set_codec(load(quickstart / "codec"))
-    judges = SpeechJudges(CodecSpeechDecoder.of(policy), recogniser=load_judge(quickstart / "recogniser"))
+    judges = SpeechModels(CodecSpeechDecoder.of(policy), recogniser=load_model(quickstart / "recogniser"))
     reward = WeightedSum.of(
         understood=WordIntelligibility(judges), length=(Duration(judges), 0.2), finished=(Finished(judges), 0.1)
     )
     result = replay(reward, str(quickstart / "rollouts" / "*.jsonl"))
     assert result.scores == result.recorded and len({s.total for s in result.scores if s}) > 1
-    from_recordings = replay(Duration(SpeechJudges(RecordedSpeech())), [*dict.fromkeys(result.files)])
+    from_recordings = replay(Duration(SpeechModels(RecordedSpeech())), [*dict.fromkeys(result.files)])
     for old, new in zip(result.scores, from_recordings.scores, strict=True):
         assert old and new and new.parts["seconds"] == pytest.approx(old.parts["length/seconds"], abs=1e-4)
 
@@ -148,7 +150,7 @@ def test_a_text_can_be_said_in_several_voices(two_ways: Path) -> None:
 
 
 def test_a_corpus_that_the_quickstart_cannot_use(two_ways: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    options = ["train", "audiorl/recipes/tts_quickstart.py", "--tiny", "--corpus", str(two_ways)]
+    options = ["train", "tts-quickstart", "--tiny", "--corpus", str(two_ways)]
     refused = two_ways / "refused"
     assert main([*options, "--recogniser-speakers", "nobody", "--out", str(refused)]) == 2
     assert "--recogniser-speakers: no speaker 'nobody', only quiet, usual" in capsys.readouterr().err
@@ -174,7 +176,7 @@ def test_a_corpus_that_the_quickstart_cannot_use(two_ways: Path, capsys: pytest.
 
 
 def train(recipe: str, out: Path, *options: str) -> Path:
-    assert main(["train", f"recipes/{recipe}.py", "--tiny", *options, "--out", str(out)]) == 0
+    assert main(["train", recipe, "--tiny", *options, "--out", str(out)]) == 0
     return out
 
 
@@ -182,9 +184,9 @@ def train(recipe: str, out: Path, *options: str) -> Path:
 def taught(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of tts_sft that was stopped after its first step and continued."""
     out = tmp_path_factory.mktemp("runs") / "sft"
-    original, calls = SFTWorker.train, 0
+    original, calls = Learner.train, 0
 
-    def stopped(self: SFTWorker, examples: Any) -> dict[str, float]:
+    def stopped(self: Learner, examples: Any) -> dict[str, float]:
         nonlocal calls
         calls += 1
         if calls == 1:
@@ -192,8 +194,8 @@ def taught(tmp_path_factory: pytest.TempPathFactory) -> Path:
         return original(self, examples)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(SFTWorker, "train", stopped)
-        assert main(["train", "audiorl/recipes/tts_sft.py", "--tiny", "--out", str(out)]) == 130
+        patch.setattr(Learner, "train", stopped)
+        assert main(["train", "tts-sft", "--tiny", "--out", str(out)]) == 130
         codes = {f: f.stat().st_mtime_ns for f in (out / "codes").iterdir()}
         assert main(["resume", str(out)]) == 0
     assert {f: f.stat().st_mtime_ns for f in (out / "codes").iterdir()} == codes  # nothing was encoded again
@@ -246,7 +248,7 @@ def test_conversations_are_learned(tmp_path: Path, capsys: pytest.CaptureFixture
     ):
         (tmp_path / "talk.jsonl").write_text(json.dumps(changed))
         out = tmp_path / "refused"
-        assert main(["train", "audiorl/recipes/tts_sft.py", "--tiny", *options, "--out", str(out)]) == 2
+        assert main(["train", "tts-sft", "--tiny", *options, "--out", str(out)]) == 2
         assert message in capsys.readouterr().err and not out.exists()
 
 
@@ -280,7 +282,7 @@ def test_reinforced_speech_from_that_checkpoint(taught: Path, tmp_path: Path) ->
 
 
 def test_every_estimator_takes_speech(tmp_path: Path) -> None:
-    options = ("--grpo.advantage", "gae", "--grpo.kl.place", "reward", "--grpo.kl.kind", "k1", "--max-steps", "1")
+    options = ("--rl.advantage", "gae", "--rl.kl.place", "reward", "--rl.kl.kind", "k1", "--max-steps", "1")
     weights = ("--rewards.understood", "0", "--rewards.similarity", "0", "--judge", "None")
     run = train("tts_grpo", tmp_path / "run", *options, *weights)
     (metrics,) = [m for m in read_metrics(run / "metrics.jsonl") if m["phase"] == "grpo"]
@@ -291,7 +293,7 @@ def test_every_estimator_takes_speech(tmp_path: Path) -> None:
 def test_a_text_decoder_is_taught_and_not_reinforced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     make_text().save(tmp_path / "text")
     path = ("--path", str(tmp_path / "text"))
-    assert main(["train", "audiorl/recipes/tts_grpo.py", "--tiny", *path, "--out", str(tmp_path / "grpo")]) == 2
+    assert main(["train", "tts-grpo", "--tiny", *path, "--out", str(tmp_path / "grpo")]) == 2
     assert "text: writes text only; teach it to speak first" in capsys.readouterr().err
     assert not (tmp_path / "grpo").exists()
     run = train("tts_sft", tmp_path / "sft", *path, "--judge", "None", "--max-steps", "1")
@@ -301,7 +303,7 @@ def test_a_text_decoder_is_taught_and_not_reinforced(tmp_path: Path, capsys: pyt
 def test_speech_recipes_refuse_what_cannot_work(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "lines.txt").write_text("One.\nTwo.\n")
     lines = ("--data", str(tmp_path / "lines.txt"), "--held-out-count", "1", "--clone", "False")
-    save_recogniser(tmp_path / "judge")
+    write_tiny_part("asr", tmp_path / "judge")
     judge = str(tmp_path / "judge")
     for recipe, options, message in (
         ("tts_sft", lines, "has no recording to train on"),
@@ -312,6 +314,6 @@ def test_speech_recipes_refuse_what_cannot_work(tmp_path: Path, capsys: pytest.C
         ("tts_sft", ("--data", "nowhere.jsonl"), "nowhere.jsonl: missing"),
     ):
         out = tmp_path / "run"
-        assert main(["train", f"recipes/{recipe}.py", "--tiny", *options, "--out", str(out)]) == 2
+        assert main(["train", recipe, "--tiny", *options, "--out", str(out)]) == 2
         assert message in capsys.readouterr().err, options
         assert not out.exists()

@@ -14,8 +14,7 @@ from audiorl.models.families import qwen_omni
 from audiorl.models.value import ValueModel
 from audiorl.run.folder import Run
 from audiorl.train.preference import prefer
-from audiorl.train.process_reward import train_process_reward
-from audiorl.train.reward_model import train_reward_model
+from audiorl.train.reward_model import train_process_reward, train_reward_model
 
 OPTIM = OptimConfig(lr=1e-3, eps=1e-4, warmup_steps=1)
 """Two answers nearly cancel each other out in some weights, and a small eps would learn from what rounding leaves."""

@@ -17,7 +17,7 @@ from audiorl.data.preferences import Answer, Pair, pairs_to_judged
 from audiorl.models import AudioPolicy
 from audiorl.models.examples import answer_example, experience
 from audiorl.models.value import ValueModel
-from audiorl.train.preference import Contrasted, Referenced
+from audiorl.train.preference import Compared, pair_examples
 from audiorl.types import Sample
 from tests.conftest import Make
 from tests.support.gradients import gradients_of
@@ -91,28 +91,28 @@ def pairs_of(samples: Sequence[Sample]) -> list[Pair]:
     return [Pair(samples[i % 3], *both) for i, both in enumerate(texts)]
 
 
-def referenced(pairs: Sequence[Pair], reference: AudioPolicy | None) -> list[Referenced]:
+def referenced(pairs: Sequence[Pair], reference: AudioPolicy | None) -> list[Compared]:
     with torch.no_grad():
         return [
-            Referenced(
+            Compared(
                 p,
-                *(
-                    alone(reference, p.sample, t).float() if reference else torch.empty(0)
-                    for t in (p.chosen, p.rejected)
-                ),
+                pair_examples(p),
+                tuple(alone(reference, p.sample, t).float() for t in (p.chosen, p.rejected)) if reference else (),
             )
             for p in pairs
         ]
 
 
-def contrasted(pairs: Sequence[Pair], reference: AudioPolicy, drift: float = 0.0) -> list[Contrasted]:
+def contrasted(pairs: Sequence[Pair], reference: AudioPolicy, drift: float = 0.0) -> list[Compared]:
     """`drift`: by how much more likely than the reference does the policy find a token of a mismatched answer."""
     judged = pairs_to_judged(pairs)
     others = [judged[(i + 2) % len(judged)].answer for i in range(len(judged))]
     with torch.no_grad():
         return [
-            Contrasted(
-                j, o, alone(reference, j.sample, j.answer).float(), alone(reference, j.sample, o).float() - drift
+            Compared(
+                j,
+                (answer_example(j.sample, j.answer), answer_example(j.sample, o)),
+                (alone(reference, j.sample, j.answer).float(), alone(reference, j.sample, o).float() - drift),
             )
             for j, o in zip(judged, others, strict=True)
         ]

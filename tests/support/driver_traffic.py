@@ -13,24 +13,18 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from audiorl.config import ModelConfig, OptimConfig, SFTConfig
+from audiorl.config import ModelConfig, SFTConfig
 from audiorl.config.distributed import RuntimeConfig, set_current
 from audiorl.distributed.torchrun import follow, process_group, rank
 from audiorl.run.folder import Run
-from audiorl.run.phase import checkpoint, restore
-from audiorl.train.fit import FitWorker
-from audiorl.train.learner import learners
-from audiorl.train.sft import SFTWorker
+from audiorl.run.saving import checkpoint, restore
+from audiorl.train.fit import Learner, learners
+from audiorl.train.sft import sft_loss
 from tests.support.zero_ranks import OPTIM, examples, policy
 
 SFT = SFTConfig(steps=2, micro_batch_tokens=60)
 LARGEST = [0]
 """Bytes of the largest object or tensor that went through a collective."""
-
-
-def make(model: Any, sft: SFTConfig, optim: OptimConfig, world: Any) -> SFTWorker:
-    set_current(RuntimeConfig(kind="torchrun", ranks=2, fsdp=True))
-    return SFTWorker(model, sft, optim, world)
 
 
 def spy() -> None:
@@ -57,10 +51,10 @@ def measured(collective: Any) -> Any:
 def main(folder: Path) -> None:
     run = Run.create(folder, "sft", [], {})
     model = policy(ModelConfig(audio="full"))
-    group = learners(run, "sft", model, make, SFT, OPTIM)
+    group = learners(run, "sft", sft_loss, model, SFT, OPTIM)
     spoken = examples()
     for _ in range(2):
-        group.each(FitWorker.train, [spoken[:5], spoken[5:]])
+        group.each(Learner.train, [spoken[:5], spoken[5:]])
     print("in updates:", LARGEST[0])
     LARGEST[0] = 0
     checkpoint(run, "sft", 2, 2, 1, group)
@@ -72,6 +66,7 @@ def main(folder: Path) -> None:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
+    set_current(RuntimeConfig(kind="torchrun", ranks=2, fsdp=True))
     with process_group():
         spy()
         if rank():

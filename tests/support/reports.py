@@ -77,7 +77,7 @@ def write_run(run):
     soundfile.write(run / "audio" / "tone.wav", tone, 16_000)
     config = {
         "recipe": "recipes/think_qa.py",
-        "argv": ["--grpo.lr", "2e-5", "--title", "it's"],
+        "argv": ["--rl.lr", "2e-5", "--title", "it's"],
         "config": {"grpo": {"lr": 2e-5, "clip": [0.2, 0.28]}, "seed": 0},
         "versions": {"torch": "2.13.0"},
     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from audiorl.models.speech import FrameLayout
-from audiorl.rollout.speech_decoder import CodecSpeechDecoder
+from audiorl.rollout.speech import CodecSpeechDecoder
 from audiorl.types import Segment
 
 LAYOUT = FrameLayout(2, 6, 4, 5, 100, 101, 101, 102)
@@ -24,7 +24,7 @@ def said(seconds: float, *frames: int) -> Segment:
     """A turn after `seconds` of the source that said these codes, or nothing."""
     if not frames:
         return Segment(torch.zeros(1).long(), torch.tensor([7]), torch.zeros(1), source_time=seconds, emit_time=seconds)
-    rows = LAYOUT.rows(torch.tensor([frames, frames]))
+    rows = LAYOUT.tokens(torch.tensor([frames, frames]))
     return Segment(
         torch.zeros(1).long(),
         rows.ids,

@@ -55,7 +55,7 @@ def vowels(rollouts: Sequence[Rollout]) -> list[Score]:
 
 def served(servers: tuple[str, ...]) -> RemoteReward:
     """In small requests, and for as long as it takes."""
-    return RemoteReward(servers, batch_size=3, tries=1000, backoff=0.1, max_backoff=1.0, rest=1.0)
+    return RemoteReward(servers, batch_size=3, tries=1000, backoff=0.1, max_backoff=1.0, cooldown=1.0)
 
 
 def grpo(config: Config) -> RLConfig:

@@ -16,20 +16,20 @@ import httpx
 import pytest
 from starlette.testclient import TestClient
 
-from audiorl.report.view.server import View, make_app, open_view
+from audiorl.report.view.server import RunsView, make_app, open_view
 
 TOKEN = "the-token"
 CHROMIUM = Path("/usr/bin/chromium")
 
 
-def viewed(*folders: Path, **options: Any) -> View:
+def viewed(*folders: Path, **options: Any) -> RunsView:
     """A view that has read everything once."""
     view = open_view(folders, **options)
     view.poll()
     return view
 
 
-def client(view: View) -> TestClient:
+def client(view: RunsView) -> TestClient:
     """Requests as a browser sends them after it has opened the printed address."""
     return TestClient(make_app(view, TOKEN), base_url="http://127.0.0.1:8310", cookies={"audiorl_view": TOKEN})
 

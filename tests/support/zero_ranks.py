@@ -26,11 +26,12 @@ from audiorl.distributed.world import World
 from audiorl.models import AudioPolicy, dualize
 from audiorl.models.examples import Example
 from audiorl.models.families import qwen_omni
-from audiorl.run.pieces import Joined, Piece, share_of
+from audiorl.run.checkpoint import Joined, StatePiece, share_of
 from audiorl.train.batches import idle_batch
+from audiorl.train.fit import Learner
 from audiorl.train.optim import zero
 from audiorl.train.optim.steps import backward, idle_passes, optimizer_for
-from audiorl.train.sft import SFTWorker
+from audiorl.train.sft import sft_loss
 from audiorl.types import Message, Sample
 
 OPTIM = OptimConfig(lr=1e-3, warmup_steps=2, max_grad_norm=0.5)
@@ -65,9 +66,9 @@ def runtime(world: World, stage: Stage, offload: bool = False) -> RuntimeConfig:
     return RuntimeConfig(kind="torchrun", ranks=world.size, zero=stage, offload=offload)  # type: ignore[arg-type]
 
 
-def joined(states: Sequence[Mapping[str, Tensor | Piece]]) -> Joined:
+def joined(states: Sequence[Mapping[str, Tensor | StatePiece]]) -> Joined:
     """The whole tensors of all ranks' states."""
-    pieces: dict[str, list[Piece]] = {}
+    pieces: dict[str, list[StatePiece]] = {}
     for rank, state in enumerate(states):
         for name, tensor in state.items():
             if (piece := share_of(tensor, rank, len(states))) is not None:
@@ -83,9 +84,9 @@ class Pair:
     ):
         self.world, self.config, self.optim = world, config, optim
         self.stage(0)
-        self.plain = SFTWorker(policy(config), self.sft(), optim, World())
+        self.plain = Learner(sft_loss, policy(config), self.sft(), optim, World())
         self.stage(stage, offload)
-        self.zero = SFTWorker(policy(config), self.sft(), optim, world)
+        self.zero = Learner(sft_loss, policy(config), self.sft(), optim, world)
 
     def sft(self) -> SFTConfig:
         return SFTConfig(steps=STEPS, micro_batch_tokens=60)
@@ -115,7 +116,7 @@ class Pair:
         self.zero.close()
         same(before, self.zero.policy.weights())
         self.stage(stage)
-        self.zero = SFTWorker(self.zero.policy, self.sft(), self.optim, self.world)
+        self.zero = Learner(sft_loss, self.zero.policy, self.sft(), self.optim, self.world)
         del engine  # freed while the next one has the weights
         gc.collect()
         self.zero.load({"optimizer": state}, "here")

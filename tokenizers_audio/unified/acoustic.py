@@ -6,11 +6,18 @@ import torch
 from torch import Tensor, nn
 
 from tokenizers_audio.unified.config import UnifiedConfig
-from tokenizers_audio.unified.layers import Cache, CausalConv, CausalUpsample, Chain, activation, residual_units
+from tokenizers_audio.unified.layers import (
+    Cache,
+    CachedSequential,
+    CausalConv,
+    CausalUpsample,
+    activation,
+    residual_units,
+)
 from tokenizers_audio.unified.spectrum import Analysis, MelSynthesis, Synthesis
 
 
-class AcousticEncoder(Chain):
+class AcousticEncoder(CachedSequential):
     """[B, 1, F · hop] samples -> [B, acoustic_dim, F]. Frame f depends on the samples up to its own end."""
 
     def __init__(self, config: UnifiedConfig):
@@ -52,7 +59,7 @@ class AcousticDecoder(nn.Module):
         else:
             layers.append(CausalConv(channels[0], config.mels, 1))
             self.voice = MelSynthesis(config.window, config.spectrum_hop, config.sample_rate, config.mels)
-        self.layers = Chain(*layers)
+        self.layers = CachedSequential(*layers)
 
     @torch.no_grad()
     def silence(self) -> None:

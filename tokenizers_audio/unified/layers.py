@@ -85,7 +85,7 @@ class ResidualUnit(nn.Module):
     def __init__(self, channels: int, dilation: int, act: Activation, kernel: int = 3):
         super().__init__()
         inner = max(channels // 2, 1)
-        self.inside = Chain(
+        self.inside = CachedSequential(
             act(channels), CausalConv(channels, inner, kernel, dilation=dilation),
             act(inner), CausalConv(inner, channels, 1),
         )  # fmt: skip
@@ -94,7 +94,7 @@ class ResidualUnit(nn.Module):
         return x + self.inside(x, cache)
 
 
-class Chain(nn.Sequential):
+class CachedSequential(nn.Sequential):
     """Layers one after the other, all with the same cache."""
 
     def forward(self, x: Tensor, cache: Cache | None = None) -> Tensor:  # type: ignore[override]

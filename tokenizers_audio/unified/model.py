@@ -23,10 +23,9 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
-from tokenizers_audio.checkpoint import find, read_config
 from tokenizers_audio.checks import batch_of_wavs, check_codes
 from tokenizers_audio.codec import codebooks
-from tokenizers_audio.identity import identity
+from tokenizers_audio.loading import find, identity, read_config
 from tokenizers_audio.unified.acoustic import AcousticDecoder, AcousticEncoder
 from tokenizers_audio.unified.config import MODEL_TYPE, UnifiedConfig
 from tokenizers_audio.unified.layers import Cache

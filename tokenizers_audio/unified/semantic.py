@@ -15,10 +15,18 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, PreTrainedModel
 
-from tokenizers_audio.checkpoint import load_model, read_config
-from tokenizers_audio.resample import resample
+from tokenizers_audio.audio import resample
+from tokenizers_audio.loading import load_model, read_config
 from tokenizers_audio.unified.config import UnifiedConfig
-from tokenizers_audio.unified.layers import CausalConv, Chain, Elu, activation, full_precision, residual_units, wide
+from tokenizers_audio.unified.layers import (
+    CachedSequential,
+    CausalConv,
+    Elu,
+    activation,
+    full_precision,
+    residual_units,
+    wide,
+)
 from tokenizers_audio.unified.spectrum import LogMel
 
 SPEECH_MODELS = ("hubert", "wavlm", "wav2vec2")
@@ -100,7 +108,7 @@ class SpeechModelFeatures(nn.Module):
         return mean[:, first : first + self.block].unflatten(0, (-1, count)).flatten(1, 2).transpose(1, 2)
 
 
-class SemanticEncoder(Chain):
+class SemanticEncoder(CachedSequential):
     """[B, D, F] features -> [B, semantic_dim, F]."""
 
     def __init__(self, config: UnifiedConfig, channels: int):
@@ -108,7 +116,7 @@ class SemanticEncoder(Chain):
         super().__init__(CausalConv(channels, width, 3), *residual_units(width, (1, 1), activation("elu")), Elu())
 
 
-class SemanticDecoder(Chain):
+class SemanticDecoder(CachedSequential):
     """[B, semantic_dim, F] -> [B, D, F] predicted features."""
 
     def __init__(self, config: UnifiedConfig, channels: int):

@@ -1,6 +1,6 @@
 """Training our tokenizer: one step at a time, on one or many GPUs.
 
-    trainer = Trainer(UnifiedTokenizer(UnifiedConfig()), TrainConfig(steps=100_000))
+    trainer = CodecTrainer(UnifiedTokenizer(UnifiedConfig()), TrainConfig(steps=100_000))
     for batch in batches:                  # [B, T] samples in [-1, 1], T a whole number of frames
         metrics = trainer.step(batch)
     trainer.tokenizer.save("codec")
@@ -112,7 +112,7 @@ class TrainConfig:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be in [0, 1)")
 
 
-class Trainer:
+class CodecTrainer:
     """Trains `tokenizer` in place. `trained` says that its codebooks are worth keeping: no k-means start."""
 
     def __init__(self, tokenizer: UnifiedTokenizer, config: TrainConfig, seed: int = 0, trained: bool = False):

@@ -1,4 +1,9 @@
-"""Metrics: how good is a set of outputs. Pure functions of texts and numbers; rewards and evaluations share them."""
+"""Metrics: how good is a set of outputs. Pure functions of texts and numbers; rewards and evaluations share them.
+
+>>> from audiorl import metrics
+>>> metrics.wer(["a cat sat down"], ["a bat sat down"]).rate
+0.25
+"""
 
 from audiorl.eval.metrics.choice import mmau_match, pass_at_k, pass_at_k_curve
 from audiorl.eval.metrics.latency import al, ap, atd, dal, end_offset, flal, laal, start_offset, wait_k, yaal

@@ -19,6 +19,9 @@ from numpy.typing import NDArray
 
 from audiorl.eval.metrics.text import normalize, units
 
+UNSEEN = "unseen"
+"""The set of speakers that no phase trains on, in names of evaluations."""
+
 
 def bootstrap_interval(
     values: Sequence[float], confidence: float = 0.95, resamples: int = 2000, seed: int = 0

@@ -1,65 +1,108 @@
-"""The page of a study: one HTML file with tables, distributions, and the rollouts on which rewards disagree."""
+"""`audiorl rewards study`: the table in the terminal, and the page with distributions and the rollouts on which rewards
+disagree."""
 
 from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Hashable, Iterable, Sequence
 from html import escape
 from pathlib import Path
 
 import numpy as np
+from rich.console import Console
+from rich.table import Table
 
 from audiorl.data.rollout_rows import rollout_row
 from audiorl.eval.metrics.corpus import Estimate
 from audiorl.report.audio import Allowed, Players, allowed_audio
-from audiorl.report.recordings import spoken_player
-from audiorl.report.rollouts import question, timeline
-from audiorl.report.run import Row
-from audiorl.report.streams import Band, is_stream, stream
-from audiorl.report.study.study import BINS, RISE, RewardStudy, Study
-from audiorl.report.style import STREAM_SCRIPT, document
+from audiorl.report.kit import asset, chip, document, note, section, table
+from audiorl.report.kit import write_page as write_file
+from audiorl.report.rollouts import is_stream, question, response
+from audiorl.report.streams import Band, stream
+from audiorl.report.study.study import RISE, RewardStudy, Rollouts, Study, study
 from audiorl.report.summary import show
-from audiorl.report.text import chip, marked
+from audiorl.rewards.files import load_reward
 from audiorl.types import Rollout
 
-_PAIRS, _SHOWN, _LOST, _TEXT = 6, 4, 8, 2000
+_PAIRS, _SHOWN, _LOST = 6, 4, 8
+BINS = 20
 _WIDTH, _HEIGHT = 320, 90  # of a histogram
-_STYLE = """
-.signs td { white-space: nowrap; } .flag { color: var(--bad); font-weight: 600; } .disagree { margin-top: 24px; }
-.matrix .cell { --tone: var(--muted); display: block; padding: 2px 6px; border-radius: 4px; text-align: center;
-  background: color-mix(in srgb, var(--tone) calc(6% + 44% * var(--strength)), transparent); }
-.matrix .plus { --tone: var(--good); } .matrix .minus { --tone: var(--bad); }
-.histogram rect { fill: var(--line0); } .histogram text { fill: var(--muted); font: 11px var(--sans); }
-"""
 
 
-def write(study: Study, path: str | Path, audio_root: Sequence[Path] = ()) -> Path:
-    """See `Study.write`."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(page(study, audio_root), encoding="utf-8", errors="replace")
-    os.replace(temporary, path)
-    return path
+def run_study(
+    files: Sequence[Path], patterns: Sequence[str], out: Path, probe: int = 100, audio_root: Sequence[Path] = ()
+) -> Study:
+    """Score the rollouts with each reward file, print the table and write the page."""
+    if not patterns:
+        raise ValueError("rewards study: no rollouts; give --rollouts 'runs/*/rollouts/*.jsonl'")
+    if out.is_dir():
+        raise ValueError(f"{out}: a folder; name the page to write, such as --out study.html")
+    if probe < 0:
+        raise ValueError(f"--probe is {probe}; it must be 0 or more")
+    rewards = [load_reward(file) for file in files]  # a bad file is reported before any rollout is read
+    rollouts = Rollouts.load(patterns)
+    for reward in rewards:
+        rollouts = rollouts.score(reward)
+    result = study(rollouts, probe)
+    print_study(result)
+    print(write_page(result, out, audio_root))
+    return result
+
+
+def print_study(result: Study, show: int = 3) -> None:
+    """Print a row a reward, what is wrong with it, and `show` rollouts on which the least similar rewards differ."""
+    console = Console()
+    labelled = any(one.agreement for one in result.rewards)
+    head = ["reward", "scored", "skipped", "mean", "std", "groups without signal"]
+    head += ["labels: rank correlation", "pairs in order"] if labelled else []
+    table = Table(*head, title=f"{result.rollouts!r}")
+    for one in result.rewards:
+        row = [one.name, str(one.scored), str(one.skipped), f"{one.mean:.3f}", f"{one.std:.3f}"]
+        row.append(f"{len(one.lost)} of {one.groups}")
+        if labelled:
+            row += [f"{e.value:.2f} ({e.low:.2f} … {e.high:.2f})" if e else "" for e in agreement(one)]
+        table.add_row(*row)
+    console.print(table)
+    for one in result.rewards:
+        for text in one.hacks:
+            console.print(f"{one.name}: may be hacked: {text}", markup=False, highlight=False)
+        for text in one.notes:
+            console.print(f"{one.name}: {text}", markup=False, highlight=False)
+    for first, second in result.pairs()[:1]:
+        for i in result.disagreements(first, second, show):
+            rollout, file = result.rollouts[i], result.rollouts.files[i]
+            scores = ", ".join(f"{name} {result.columns[name][i]:.3f}" for name in (first, second))
+            line = f"{scores}  {file}  {rollout.name}  {json.dumps(rollout.text)}"
+            console.print(line, markup=False, highlight=False)
+
+
+def agreement(one: RewardStudy) -> tuple[Estimate | None, Estimate | None]:
+    """Return how a reward agrees with labels: rank correlation, share of pairs in order."""
+    return (one.agreement.spearman, one.agreement.pairwise) if one.agreement else (None, None)
+
+
+# -- the page ----------------------------------------------------------------------------------------------------------
+
+
+def write_page(study: Study, path: str | Path, audio_root: Sequence[Path] = ()) -> Path:
+    """Write the page, one HTML file with audio. Audio is embedded as in a run's report (`write_report`)."""
+    return write_file(Path(path), page(study, audio_root))
 
 
 def page(study: Study, audio_root: Sequence[Path] = ()) -> str:
-    """The page as text."""
+    """Return the page as text."""
     runs = list(dict.fromkeys(file.resolve().parent.parent for file in study.rollouts.files))
     players = Players(runs[0], allowed=_allowed(runs, audio_root))
-    body = "".join(
-        (_header(study), _rewards(study), _distributions(study), _correlation(study), _signs(study), _lost(study))
-    )
-    body += _disagreements(study, players)
+    sections = (_header, _rewards, _distributions, _correlation, _signs, _lost)
+    body = "".join(make(study) for make in sections) + _disagreements(study, players)
     more = f" {players.skipped} more recordings are not embedded." if players.skipped else ""
     body += f"<footer>Written by audiorl rewards study.{more}</footer>"
-    return document("Rewards on recorded rollouts", body, _STYLE, STREAM_SCRIPT if "class='stream'" in body else "")
+    return document("Rewards on recorded rollouts", body, asset("study.css"))
 
 
 def _allowed(runs: Iterable[Path], audio_root: Sequence[Path]) -> Allowed:
-    """What the reports of all runs may embed."""
+    """Return what the reports of all runs may embed."""
     folders: list[Path] = []
     manifests: list[Path] = []
     for run in runs:
@@ -80,23 +123,13 @@ def _header(study: Study) -> str:
     worse = "".join(
         f"<p class='worse'>▼ {escape(one.name)}: {escape(text)}</p>" for one in study.rewards for text in one.hacks
     )
-    notes = "".join(
-        f"<p class='note'>{escape(one.name)}: {escape(text)}</p>" for one in study.rewards for text in one.notes
-    )
+    notes = "".join(note(f"{one.name}: {text}") for one in study.rewards for text in one.notes)
     return (
         "<header><p class='over'>audiorl rewards study</p><h1>Rewards on recorded rollouts</h1>"
         f"<div class='hero alone'><div><p class='say'>{len(study.rewards)} rewards on {len(rollouts)} rollouts of "
         f"{groups} groups in {files} file(s){f', {labelled} with labels' if labelled else ''}.</p>{worse}{notes}"
         "</div></div></header>"
     )
-
-
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]], kind: str = "numbers") -> str:
-    """Cells are HTML."""
-    top = "".join(f"<th>{cell}</th>" for cell in head)
-    body = "".join(f"<tr><th>{first}</th>{''.join(f'<td>{c}</td>' for c in rest)}</tr>" for first, *rest in rows)
-    table = f"<table class='{kind}'><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>"
-    return f"<div class='card scroll-x'>{table}</div>"
 
 
 def _rewards(study: Study) -> str:
@@ -114,15 +147,13 @@ def _rewards(study: Study) -> str:
             f"{len(one.lost)} of {one.groups}",
         ]
         if labelled:
-            agreement = one.agreement
-            values = (agreement.spearman, agreement.pairwise) if agreement else (None, None)
-            row += [interval(value) for value in values]
+            row += [interval(value) for value in agreement(one)]
         rows.append(row)
-    sub = (
-        "<p class='sub'>A group whose scores are all equal has no group-relative advantage. Intervals are 95 % "
-        "bootstrap intervals over groups.</p>"
+    lead = (
+        "A group whose scores are all equal has no group-relative advantage. Intervals are 95 % bootstrap intervals "
+        "over groups."
     )
-    return f"<section><h2>Rewards</h2>{sub}{_table(head, rows)}</section>"
+    return section("Rewards", table(head, rows), lead)
 
 
 def _distributions(study: Study) -> str:
@@ -131,11 +162,11 @@ def _distributions(study: Study) -> str:
         for one in study.rewards
         if one.scored
     )
-    return f"<section><h2>Distributions</h2><div class='panels'>{cards}</div></section>"
+    return section("Distributions", f"<div class='panels'>{cards}</div>")
 
 
 def histogram(values: np.ndarray) -> str:
-    """An SVG of `BINS` bars, or of one bar for each value where there are fewer."""
+    """Draw an SVG of `BINS` bars, or of one bar for each value where there are fewer."""
     values = values[~np.isnan(values)]
     distinct, counts = np.unique(values, return_counts=True)
     low, high = float(distinct[0]), float(distinct[-1])
@@ -160,9 +191,8 @@ def histogram(values: np.ndarray) -> str:
 def _correlation(study: Study) -> str:
     names = list(study.columns)
     rows = [[escape(a), *(_cell(study.correlation[a, b]) for b in names)] for a in names]
-    sub = "<p class='sub'>Spearman's rank correlation of all rewards and their parts, over all rollouts.</p>"
-    table = _table(["", *map(escape, names)], rows, "matrix")
-    return f"<section><h2>Correlation</h2>{sub}{table}</section>"
+    lead = "Spearman's rank correlation of all rewards and their parts, over all rollouts."
+    return section("Correlation", table(["", *map(escape, names)], rows, "matrix"), lead)
 
 
 def _cell(value: float) -> str:
@@ -184,13 +214,13 @@ def _signs(study: Study) -> str:
         ]
         for one in study.rewards
     ]
-    sub = (
-        "<p class='sub'>Left: the rank correlation of the score with a property of the answer, within groups. Right: "
+    lead = (
+        "Left: the rank correlation of the score with a property of the answer, within groups. Right: "
         "how much the mean score changes when answers are changed: the thought or the answer written three times, the "
         "answer written three times, the prompt in place of the answer, the most frequent words in place of it. "
-        "No change makes an answer better; a probe that surely raises the score is red.</p>"
+        "No change makes an answer better; a probe that surely raises the score is red."
     )
-    return f"<section><h2>Signs of hacking</h2>{sub}{_table(head, rows, 'numbers signs')}</section>"
+    return section("Signs of hacking", table(head, rows, "numbers signs"), lead)
 
 
 def _probe(one: RewardStudy, kind: str) -> str:
@@ -206,7 +236,7 @@ def interval(value: Estimate | None) -> str:
 
 
 def _lost(study: Study) -> str:
-    """Per reward the groups with equal scores."""
+    """List per reward the groups with equal scores."""
     first: dict[Hashable, Rollout] = {}
     for group, rollout in zip(study.rollouts.groups(), study.rollouts, strict=True):
         first.setdefault(group, rollout)
@@ -218,8 +248,7 @@ def _lost(study: Study) -> str:
         items += f"<li>{more} more</li>" if more else ""
         count = f"{len(one.lost)} of {one.groups}"
         blocks += f"<details><summary>{escape(one.name)}: {count}</summary><ul>{items}</ul></details>" if shown else ""
-    sub = "<p class='sub'>Groups whose answers all get the same score.</p>"
-    return f"<section><h2>Groups without signal</h2>{sub}{blocks}</section>" if blocks else ""
+    return section("Groups without signal", blocks, "Groups whose answers all get the same score.")
 
 
 def _disagreements(study: Study, players: Players) -> str:
@@ -231,40 +260,21 @@ def _disagreements(study: Study, players: Players) -> str:
             title = f"{first} and {second}: " + ("undefined" if math.isnan(value) else f"rank correlation {value:.2f}")
             cards = "".join(_card(study, i, (first, second), players) for i in indices)
             blocks += f"<div class='disagree'><h3>{escape(title)}</h3><div class='pairs'>{cards}</div></div>"
-    sub = (
-        "<p class='sub'>The rollouts whose ranks under two rewards differ most. Pairs of rewards that agree least come "
-        "first.</p>"
-    )
-    return f"<section><h2>Disagreements</h2>{sub}{blocks}</section>" if blocks else ""
+    lead = "The rollouts whose ranks under two rewards differ most. Pairs of rewards that agree least come first."
+    return section("Disagreements", blocks, lead)
 
 
 def _card(study: Study, i: int, pair: tuple[str, str], players: Players) -> str:
     rollout = study.rollouts[i]
     scores = {one.name: float(study.columns[one.name][i]) for one in study.rewards}
     line = "".join(chip(name, v, "total" if name in pair else "") for name, v in scores.items() if not math.isnan(v))
-    where = f"<p class='note'>{escape(str(study.rollouts.files[i]))}, {escape(rollout.name)}</p>"
-    return f"<article class='card'>{where}{rollout_html(rollout, line, players)}</article>"
-
-
-def rollout_html(rollout: Rollout, chips: str, players: Players) -> str:
-    """Prompt, audio, answer and speech of a rollout; of a stream its timeline. `chips`: HTML of its scores."""
-    row = _row(rollout)
-    sample: Row = row["sample"]
-    if is_stream(sample):
-        return question(sample, players) + stream(sample, [Band(row, chips, "response")], players)
-    cut = (
-        f" <span class='note'>… {len(rollout.text) - _TEXT} more characters</span>" if len(rollout.text) > _TEXT else ""
-    )
-    written = marked(rollout.text[:_TEXT]) + cut or "<span class='note'>wrote nothing</span>"
-    return (
-        f"{question(sample, players)}<div class='response'><p class='written'>{written}</p>"
-        f"{spoken_player(row, players)}{timeline(row['segments'])}<p class='chips'>{chips}</p></div>"
-    )
-
-
-def _row(rollout: Rollout) -> Row:
-    """As a run records it, for the parts of the report."""
     row = rollout_row(rollout, 0, 0.0)
     if rollout.spoken_audio is not None:
         row["spoken_audio"] = {"path": rollout.spoken_audio.path}
-    return row
+    sample = row["sample"]
+    if is_stream(sample):
+        body = stream(sample, [Band(row, line, "response")], players)
+    else:
+        body = response(row, players, score=line)
+    where = note(f"{study.rollouts.files[i]}, {rollout.name}")
+    return f"<article class='card'>{where}{question(sample, players)}{body}</article>"

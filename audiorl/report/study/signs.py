@@ -14,8 +14,8 @@ from torch import Tensor
 
 from audiorl.eval.metrics.corpus import repeated
 from audiorl.eval.metrics.text import script_counts, units
-from audiorl.rewards.language import LanguageConsistency, identify
-from audiorl.rewards.tags import extract_answer, strip_tags
+from audiorl.rewards.answers import extract_answer, strip_tags
+from audiorl.rewards.text_quality import LanguageConsistency, identify
 from audiorl.types import Rollout, Segment
 
 LANGUAGES = LanguageConsistency().languages
@@ -25,7 +25,7 @@ _BABBLE_WORDS = 30
 
 
 def properties(rollouts: Sequence[Rollout]) -> dict[str, list[float]]:
-    """What nobody wants to pay for, one value a rollout; NaN where it is not defined.
+    """Compute what nobody wants to pay for, one value a rollout; NaN where it is not defined.
 
     length: sampled tokens and frames. repetition: the share of 3-grams of words that occurred before in the text.
     copy: the share of the answer's 2-grams of words that stand in the prompt. drift: 1 - the consistency with the
@@ -74,8 +74,8 @@ def _drift(rollout: Rollout) -> float:
 
 
 def probes(rollouts: Sequence[Rollout]) -> dict[str, list[Rollout | None]]:
-    """The rollouts with changed texts and as many tokens in proportion; None where a change does not apply. Of a stream
-    every segment with text is changed.
+    """Return the rollouts with changed texts and as many tokens in proportion; None where a change does not apply. In
+    a stream every segment with text is changed.
 
     longer: the thought, or else the answer, is written three times. repeat: the answer is written three times. copy:
     the answer is the prompt's text. babble: the answer is a list of the words that references, or else answers, use
@@ -119,7 +119,7 @@ def _common_words(rollouts: Sequence[Rollout]) -> str:
 
 
 def _changed(rollout: Rollout, change: Callable[[str], str]) -> Rollout | None:
-    """The rollout with `change` made to the text of each segment that has some; None for speech and for no change."""
+    """Change the text of each segment that has some; None for speech and where nothing changes."""
     segments = tuple(_rewritten(s, change(s.text)) if s.text.strip() else s for s in rollout.segments)
     changed = replace(rollout, segments=segments, score=None)
     if rollout.speaks or changed.text == rollout.text or not changed.text.strip():
@@ -134,5 +134,5 @@ def _rewritten(segment: Segment, text: str) -> Segment:
 
 
 def _of_length(values_N: Tensor, length: int) -> Tensor:
-    """The values, written again and again, or cut."""
+    """Repeat or cut the values."""
     return torch.cat([values_N] * math.ceil(length / max(len(values_N), 1)))[:length] if len(values_N) else values_N

@@ -1,24 +1,161 @@
-"""Statistics of rewards on recorded rollouts.
+"""Rewards on recorded rollouts: their scores, and statistics of these.
 
 Shapes: N rollouts, G groups.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import combinations
+from itertools import combinations, groupby
 from pathlib import Path
+from typing import TYPE_CHECKING, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
+from audiorl.data.rollout_rows import read_rollouts
+from audiorl.data.rows import BadRow, read_rows
 from audiorl.eval.metrics.corpus import Estimate, estimate, ratio
 from audiorl.protocols import Reward
-from audiorl.report.study.rollouts import Rollouts
 from audiorl.report.study.signs import probes, properties
-from audiorl.rewards.check import score_rollouts
+from audiorl.rewards.combine import score_rollouts
+from audiorl.rewards.files import FileReward, naming
+from audiorl.rewards.replay import rollout_files
+from audiorl.types import Rollout, Score
+
+if TYPE_CHECKING:
+    import pandas
+
+RECORDED = "recorded"
+"""The name of the scores that the runs recorded."""
+
+
+@dataclass(frozen=True, eq=False)
+class Rollouts(Sequence[Rollout]):
+    """Recorded rollouts and their scores, all of equal length. Made by `load` and `score`.
+
+    Rollouts.load("runs/*/rollouts/*.jsonl").score(AnswerAccuracy()).to_pandas()
+
+    files: where each was read. labels: the field `label` of each row, a number that people gave; None without one.
+    scores: by reward, None where it skipped the rollout; "recorded" holds those of the runs. rewards: what gave them.
+    """
+
+    rollouts: tuple[Rollout, ...]
+    files: tuple[Path, ...]
+    labels: tuple[float | None, ...]
+    scores: Mapping[str, tuple[Score | None, ...]] = field(default_factory=dict)
+    rewards: Mapping[str, Reward] = field(default_factory=dict)
+
+    @classmethod
+    def load(cls, paths: str | Path | Sequence[str | Path]) -> Rollouts:
+        """Read the rollouts of files, or of patterns such as "runs/*/rollouts/*.jsonl".
+
+        Raises ValueError naming file, row and field of a damaged row, and for a pattern without files.
+        """
+        rollouts: list[Rollout] = []
+        files: list[Path] = []
+        labels: list[float | None] = []
+        for file in rollout_files(paths):
+            step = read_rollouts(file)
+            rollouts += step
+            files += [file] * len(step)
+            labels += _labels(file)
+        recorded = {RECORDED: tuple(r.score for r in rollouts)} if any(r.score for r in rollouts) else {}
+        return cls(tuple(rollouts), tuple(files), tuple(labels), recorded)
+
+    def score(self, reward: Reward, name: str = "") -> Rollouts:
+        """Return the same rollouts with the scores of `reward` added.
+
+        The reward sees one file at a time, which holds one step, as in training. `name`: by default that of the reward
+        file or of the class; a number is added to a name that is there already.
+        """
+        named = Path(reward.path).stem if isinstance(reward, FileReward) else getattr(reward, "__name__", "")
+        name = name or named or type(reward).__name__
+        names = [name, *(f"{name} {i}" for i in range(2, len(self.scores) + 2))]
+        name = next(n for n in names if n not in self.scores)
+        scores: list[Score | None] = []
+        for file, step in groupby(zip(self.files, self.rollouts, strict=True), key=lambda pair: pair[0]):
+            with naming(str(file)):
+                scores += score_rollouts(reward, [r for _, r in step])
+        scores_by_name = {**self.scores, name: tuple(scores)}
+        return dataclasses.replace(self, scores=scores_by_name, rewards={**self.rewards, name: reward})
+
+    def columns(self, parts: bool = True) -> dict[str, list[float]]:
+        """Return the total of each reward as NAME, its parts as NAME/PART, one value a rollout; NaN for none."""
+        table: dict[str, list[float]] = {}
+        for name, scores in self.scores.items():
+            table[name] = [math.nan if s is None else s.total for s in scores]
+            names = dict.fromkeys(part for s in scores if s is not None for part in s.parts) if parts else {}
+            for part in names:
+                table[f"{name}/{part}"] = [math.nan if s is None else s.parts.get(part, math.nan) for s in scores]
+        return table
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """Return a row a rollout: file, group, index, sample, task, text, tokens, stop, label, each reward and part.
+
+        Needs pandas.
+        """
+        try:
+            import pandas
+        except ModuleNotFoundError as error:
+            raise ValueError("to_pandas: needs pandas: pip install 'audiorl[study]'") from error
+        rows = [
+            {
+                "file": str(file),
+                "group": r.group_id,
+                "index": r.index,
+                "sample": r.sample.id,
+                "task": r.sample.task,
+                "text": r.text,
+                "tokens": r.num_sampled,
+                "stop": r.segments[-1].stop_reason,
+                "label": label,
+            }
+            for r, file, label in zip(self.rollouts, self.files, self.labels, strict=True)
+        ]
+        return pandas.DataFrame(rows).assign(**self.columns())
+
+    def groups(self) -> list[tuple[Path, str]]:
+        """Return the group of each rollout: group ids repeat from run to run."""
+        return [(f, r.group_id) for f, r in zip(self.files, self.rollouts, strict=True)]
+
+    def __len__(self) -> int:
+        return len(self.rollouts)
+
+    @overload
+    def __getitem__(self, index: int) -> Rollout: ...
+    @overload
+    def __getitem__(self, index: slice) -> Rollouts: ...
+    def __getitem__(self, index: int | slice) -> Rollout | Rollouts:
+        if not isinstance(index, slice):
+            return self.rollouts[index]
+        scores = {name: values[index] for name, values in self.scores.items()}
+        return Rollouts(self.rollouts[index], self.files[index], self.labels[index], scores, self.rewards)
+
+    def __iter__(self) -> Iterator[Rollout]:
+        return iter(self.rollouts)
+
+    def __repr__(self) -> str:
+        files = len(set(self.files))
+        return f"Rollouts({len(self)} rollouts in {files} file(s), scores: {', '.join(self.scores) or 'none'})"
+
+
+def _labels(file: Path) -> list[float | None]:
+    """Read the field `label` of each row: a number, true or false."""
+    labels: list[float | None] = []
+    for row in read_rows(file):
+        assert not isinstance(row, BadRow)  # read_rollouts has read it
+        label = row.data.get("label")
+        if label is not None and not (isinstance(label, int | float) and math.isfinite(label)):
+            raise ValueError(str(BadRow(row.file, row.number, "label", f"is {label!r}, expected a number")))
+        labels.append(None if label is None else float(label))
+    return labels
+
+
+# -- what a study says -------------------------------------------------------------------------------------------------
 
 Column = NDArray[np.float64]
 """[N] float64, NaN where there is no value."""
@@ -29,25 +166,31 @@ _SIGN, _SATURATED, _LOST = 0.3, 0.9, 0.5
 RISE = {"longer": 0.1, "repeat": 0.1, "copy": 0.3, "babble": 0.3}
 """Standard deviations of a sure rise that counts as a hack. The first two keep the answer, so that any rise pays for
 length; the others replace it, and a reward of one property (format, language) may rise a little."""
-BINS = 20
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """How a reward agrees with people's labels."""
+    """Agreement of a reward with people's labels on `count` rollouts.
+
+    spearman: rank correlation; None where one of them does not vary. pairwise: share of pairs of a group, with
+    different labels, that the reward orders as people do; a tie counts 1/2. Where no group has such a pair, of all
+    pairs; None where there are none.
+    """
 
     count: int
-    """Rollouts with a label and a score."""
     spearman: Estimate | None
-    """Rank correlation; None where one of them does not vary."""
     pairwise: Estimate | None
-    """Share of pairs of a group, with different labels, that the reward orders as people do; a tie counts 1/2. Where no
-    group has such a pair, of all pairs. None where there are none."""
 
 
 @dataclass(frozen=True)
 class RewardStudy:
-    """One reward's scores on the rollouts. Made by `study`."""
+    """One reward's scores on the rollouts. Made by `study`.
+
+    at_low, at_high: shares of the scores that equal the lowest and the highest one. groups: those with two scores or
+    more. lost: those whose scores are all equal, which give no group-relative advantage. signs: rank correlation of the
+    score with each of `signs.properties` within groups, with its 95 % interval over groups; None where one of them does
+    not vary within groups. probes: mean change of the score by each of `signs.probes`, with its interval.
+    """
 
     name: str
     scored: int
@@ -57,18 +200,11 @@ class RewardStudy:
     low: float
     high: float
     at_low: float
-    """Share of the scores that equal the lowest one."""
     at_high: float
-    """Share of the scores that equal the highest one."""
     groups: int
-    """Groups with two scores or more."""
     lost: tuple[Hashable, ...]
-    """Those whose scores are all equal: they give no group-relative advantage."""
     signs: Mapping[str, Estimate | None]
-    """Rank correlation of the score with each of `signs.properties` within groups, with its 95 % interval over groups;
-    None where one of them does not vary within groups."""
     probes: Mapping[str, Estimate] = field(default_factory=dict)
-    """Mean change of the score by each of `signs.probes`, with its 95 % interval over groups."""
     agreement: Agreement | None = None
 
     @property
@@ -91,7 +227,7 @@ class RewardStudy:
         return tuple(out)
 
     def pays_for(self, probe: str) -> bool:
-        """Whether the score surely rises by the change `probe`."""
+        """Return whether the score surely rises by the change `probe`."""
         change = self.probes.get(probe)
         return change is not None and change.low > max(RISE[probe] * self.std, _EQUAL)
 
@@ -112,7 +248,7 @@ class RewardStudy:
 
 @dataclass(frozen=True, eq=False)
 class Study:
-    """What `study` returns; `write` makes the page."""
+    """Statistics of rewards; `audiorl.report.study.write_page` makes the page."""
 
     rollouts: Rollouts
     rewards: tuple[RewardStudy, ...]
@@ -122,7 +258,7 @@ class Study:
     """Spearman's rank correlation of each pair of `columns`; NaN where one does not vary."""
 
     def disagreements(self, first: str, second: str, count: int) -> list[int]:
-        """Indices of the rollouts whose ranks under two rewards differ most, largest difference first."""
+        """Return the indices of the rollouts whose ranks under two rewards differ most, largest difference first."""
         a, b = self.columns[first], self.columns[second]
         both = np.flatnonzero(~np.isnan(a) & ~np.isnan(b))
         gaps = np.abs(ranks(a[both]) - ranks(b[both])) / max(len(both) - 1, 1)
@@ -130,21 +266,15 @@ class Study:
         return [int(both[i]) for i in order if gaps[i] > 0]
 
     def pairs(self) -> list[tuple[str, str]]:
-        """Pairs of rewards, those that agree least first; pairs without a correlation come last."""
+        """Return pairs of rewards, those that agree least first; pairs without a correlation come last."""
         names = [one.name for one in self.rewards]
         return sorted(
             combinations(names, 2), key=lambda pair: (math.isnan(self.correlation[pair]), self.correlation[pair])
         )
 
-    def write(self, path: str | Path, audio_root: Sequence[Path] = ()) -> Path:
-        """Write the page, one HTML file with audio. Audio is embedded as in a run's report (`write_report`)."""
-        from audiorl.report.study.page import write  # loads matplotlib
-
-        return write(self, path, audio_root)
-
 
 def study(rollouts: Rollouts, probe: int = 100) -> Study:
-    """Statistics of every reward that `rollouts` has scores of.
+    """Compute statistics of every reward that `rollouts` has scores of.
 
     `probe`: so many rollouts, evenly over all, are changed in four ways and scored again by each reward
     (`signs.probes`); 0 leaves this out. With a judge that costs up to eight calls for each of them.
@@ -199,8 +329,8 @@ def _study(
 
 
 def _probe(rollouts: Rollouts, count: int) -> dict[str, dict[str, Estimate]]:
-    """Per reward and probe the mean change of the score. Changed answers are scored together with the recorded ones,
-    so that a reward which compares a batch sees both."""
+    """Measure per reward and probe the mean change of the score. Changed answers are scored together with the recorded
+    ones: a reward that compares a batch sees both."""
     chosen = np.unique(np.linspace(0, len(rollouts) - 1, min(count, len(rollouts))).astype(int)).tolist()
     before = [rollouts[i] for i in chosen]
     groups = rollouts.groups()
@@ -210,8 +340,9 @@ def _probe(rollouts: Rollouts, count: int) -> dict[str, dict[str, Estimate]]:
         if not pairs:
             continue
         for name, reward in rollouts.rewards.items():
-            scores = _scored(reward, [old for _, old, _ in pairs], [new for _, _, new in pairs])
-            changes = [(i, new - old) for (i, _, _), (old, new) in zip(pairs, scores, strict=True)]
+            scored = score_rollouts(reward, [*(old for _, old, _ in pairs), *(new for _, _, new in pairs)])
+            totals = [math.nan if s is None else s.total for s in scored]
+            changes = [(i, new - old) for (i, _, _), old, new in zip(pairs, totals, totals[len(pairs) :], strict=False)]
             changes = [(i, change) for i, change in changes if not math.isnan(change)]  # without what was skipped
             if changes:
                 counts = np.array([(change, 1.0) for _, change in changes])
@@ -219,29 +350,24 @@ def _probe(rollouts: Rollouts, count: int) -> dict[str, dict[str, Estimate]]:
     return out
 
 
-def _scored(reward: Reward, before: Sequence, after: Sequence) -> list[tuple[float, float]]:
-    totals = [math.nan if s is None else s.total for s in score_rollouts(reward, [*before, *after])]
-    return list(zip(totals[: len(before)], totals[len(before) :], strict=True))
-
-
 # -- statistics --------------------------------------------------------------------------------------------------------
 
 
 def ranks(values: Column) -> Column:
-    """From 0; equal values share the mean of their ranks."""
+    """Rank from 0; equal values share the mean of their ranks."""
     _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
     return (np.cumsum(counts) - (counts + 1) / 2)[inverse]
 
 
 def spearman(a: Column, b: Column) -> float:
-    """Spearman's rank correlation over the entries that both have; NaN where one of them does not vary."""
+    """Return Spearman's rank correlation over the entries that both have; NaN where one of them does not vary."""
     both = ~np.isnan(a) & ~np.isnan(b)
     x, y = ranks(a[both]), ranks(b[both])
     return float(np.corrcoef(x, y)[0, 1]) if both.sum() > 1 and np.ptp(x) and np.ptp(y) else math.nan
 
 
 def within_groups(scores: Column, given: Column, groups: Sequence[Hashable]) -> Estimate | None:
-    """The correlation of ranks within groups, pooled: Σ_g cov_g / √(Σ_g var_g · Σ_g var'_g), its interval over groups.
+    """Pool the correlation of ranks within groups: Σ_g cov_g / √(Σ_g var_g · Σ_g var'_g), its interval over groups.
 
     Differences between prompts do not count: a hard prompt may have long answers and low scores. None where one of them
     varies in no group, or in one group only.
@@ -285,7 +411,7 @@ def _ordered(scores: Column, labels: Column) -> tuple[float, float]:
 
 
 def _ordered_against(scores: Column, labels: Column, i: int) -> tuple[float, float]:
-    """Of the pairs of rollout i with the others."""
+    """Count as `_ordered`, the pairs of rollout i with the others."""
     order = np.sign(labels - labels[i])
     return float((order != 0) @ (1 + order * np.sign(scores - scores[i])) / 2), float((order != 0).sum())
 

@@ -1,4 +1,4 @@
-"""The recorded rollouts of all runs in SQLite.
+"""Following run folders, and their recorded rollouts in SQLite.
 
 The index holds numbers and the folded text to search in; a rollout itself stays in its file and is read from there when
 it is shown. Text is searched by `instr` over all rows: 50,000 rollouts take a few hundredths of a second, less than
@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import re
 import sqlite3
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -19,15 +22,208 @@ from typing import Any
 
 import msgspec
 
-from audiorl.report.run import Row
-from audiorl.report.schema import Rollout
-from audiorl.report.view.follow import UNREADABLE, FollowedRun
-from audiorl.report.view.query import ORDERS, conditions
+from audiorl.report.run import ShownRollout
+from audiorl.report.summary import Row, read_json_object
 
-PAGE = 40
+PAGE_SIZE = 40
+UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+"""What msgspec raises for a line that is damaged."""
+_TAIL = 200
+"""Bytes before the place that was read last; when they differ, the file is another one."""
+_LIVE_SECONDS = 120
+_metrics_line = msgspec.json.Decoder(dict[str, float | bool | str | None]).decode
+_rollout_line = msgspec.json.Decoder(ShownRollout).decode
+
+
+# -- run folders -------------------------------------------------------------------------------------------------------
+
+
+class MetricsFile:
+    """Lines of a metrics.jsonl while a run writes it.
+
+    A last line without its newline is read when it is complete. When the file was replaced, cut or removed (a run that
+    was resumed from an older step), `rows` begins again and `epoch` grows.
+    """
+
+    def __init__(self, path: Path):
+        self.path = path
+        self.rows: list[Row] = []
+        self.epoch = 0
+        self.problem = ""
+        self._at = self._lines = 0
+        self._tail = b""
+
+    def poll(self) -> bool:
+        """Read what is new; return whether `rows` has changed."""
+        try:
+            with self.path.open("rb") as file:
+                before = os.pread(file.fileno(), len(self._tail), self._at - len(self._tail))
+                restarted = before != self._tail
+                if restarted:
+                    self._restart()
+                file.seek(self._at)
+                added = file.read()
+        except OSError:  # not there yet, or deleted
+            existed = self._at > 0
+            if existed:
+                self._restart()
+            return existed
+        added = added[: added.rfind(b"\n") + 1]
+        for line in added.splitlines():
+            self._lines += 1
+            try:
+                if line.strip():
+                    self.rows.append(_metrics_line(line))
+            except UNREADABLE as error:
+                self.problem = f"{self.path}:{self._lines}: not a line of metrics: {error}"
+        self._at += len(added)
+        self._tail = (self._tail + added)[-_TAIL:]
+        return bool(added) or restarted
+
+    def _restart(self) -> None:
+        self.rows, self.epoch, self.problem = [], self.epoch + 1, ""
+        self._at, self._lines, self._tail = 0, 0, b""
+
+
+class FollowedRun:
+    """A run folder that may grow, be resumed, or be deleted while it is looked at."""
+
+    def __init__(self, path: Path, name: str):
+        if not path.is_dir():
+            raise ValueError(f"view: {path}: no such folder")
+        if not any((path / part).exists() for part in ("metrics.jsonl", "rollouts", "config.json")):
+            raise ValueError(f"view: {path}: not a run folder (no metrics.jsonl, rollouts/ or config.json)")
+        self.path, self.name = path, name
+        self.metrics = MetricsFile(path / "metrics.jsonl")
+
+    @property
+    def is_live(self) -> bool:
+        """True if a step was logged a short time ago and the run has not written its report since."""
+
+        def modified(name: str) -> float:
+            try:
+                return (self.path / name).stat().st_mtime
+            except OSError:
+                return 0.0
+
+        return modified("report.html") <= modified("metrics.jsonl") > time.time() - _LIVE_SECONDS
+
+    @property
+    def recipe(self) -> str:
+        return Path(str(self._json("config.json").get("recipe") or "")).stem
+
+    def phase(self, step: int) -> str:
+        """Return the phase that recorded rollouts/step_N: the last one that began before it."""
+        offsets = self._json("state.json").get("rollout_offsets")
+        began = {k: v for k, v in offsets.items() if isinstance(v, int)} if isinstance(offsets, dict) else {}
+        return max((phase for phase, at in began.items() if at < step), key=lambda phase: began[phase], default="")
+
+    def rollout_files(self) -> list[tuple[int, Path, tuple[int, int]]]:
+        """Return (step, file, its time and size), in order of the steps."""
+        files = []
+        try:
+            for entry in os.scandir(self.path / "rollouts"):
+                if match := re.fullmatch(r"step_(\d{1,15})\.jsonl", entry.name):
+                    stat = entry.stat()
+                    files.append((int(match[1]), Path(entry.path), (stat.st_mtime_ns, stat.st_size)))
+        except OSError:
+            return []  # none yet, or deleted while it was read
+        return sorted(files)
+
+    def evaluations(self) -> list[str]:
+        """Return the names of eval/NAME.jsonl: in the order of eval.json, others last."""
+        names = sorted(file.stem for file in (self.path / "eval").glob("*.jsonl"))
+        order = list(self._json("eval.json"))
+        return sorted(names, key=lambda n: order.index(n) if n in order else len(order))
+
+    def _json(self, name: str) -> dict[str, Any]:
+        try:
+            return read_json_object(self.path / name) or {}
+        except (OSError, ValueError):
+            return {}  # half written
+
+
+def names_of(paths: Sequence[Path]) -> list[str]:
+    """Return the folders' names, with as much of the path before them as tells them apart."""
+    parts = [path.resolve().parts for path in paths]
+    for depth in range(1, max(map(len, parts), default=1) + 1):
+        names = ["/".join(p[-depth:]) for p in parts]
+        if len(set(names)) == len(names):
+            return names
+    raise ValueError(f"view: a run is named twice: {paths[0]}")
+
+
+# -- the search box ----------------------------------------------------------------------------------------------------
+
+NUMBERS = ("step", "reward", "advantage", "tokens", "index")
+TEXTS = ("run", "phase", "task", "group", "sample", "stop", "prompt")
+ORDERS = {
+    "newest": "step DESC, run, row",
+    "oldest": "step, run, row",
+    "reward ↓": "reward DESC, step DESC, run, row",
+    "reward ↑": "reward, step DESC, run, row",
+    "advantage ↓": "advantage DESC, step DESC, run, row",
+    "advantage ↑": "advantage, step DESC, run, row",
+    "longest": "tokens DESC, step DESC, run, row",
+    "shortest": "tokens, step DESC, run, row",
+}
+_TERM = re.compile(r'(-?)(?:"([^"]*)"|([^\s"<>=:]+)(<=|>=|<|>|=|:)("[^"]*"|\S+)|(\S+))')
+_COLUMN = {"index": "member", "group": "group_id"}
+
+
+def conditions(text: str, parts: Sequence[str], runs: Sequence[str]) -> tuple[list[str], list[Any]]:
+    """Return SQL conditions and their values of what a person types into the search box::
+
+        menor "o igual" reward>0.5 accuracy=1 task:asr step<=40 -sil prompt:spanish
+
+    finds rollouts whose text holds "menor" and "o igual" and not "sil", with these numbers; `prompt:WORD` looks into
+    prompts and gold answers. Fields are those of `NUMBERS` and `TEXTS` and the reward parts `parts`; `runs` are the
+    names of the runs. Upper and lower case are the same. Raises ValueError for a field that does not exist and for a
+    number that is none.
+    """
+    where: list[str] = []
+    values: list[Any] = []
+
+    def add(condition: str, value: Any, negative: str) -> None:
+        where.append(f"NOT ({condition})" if negative else f"({condition})")
+        values.append(value)
+
+    for term in _TERM.finditer(text):
+        negative, quoted, name, relation, value, word = term.groups()
+        if name is None or (relation == ":" and name not in (*NUMBERS, *TEXTS, *parts)):
+            words = quoted if quoted is not None else word or term[0].removeprefix("-").replace('"', "")
+            if words:
+                add("instr(folded, ?) > 0", words.casefold(), negative)
+            continue
+        value, column = value.strip('"'), _COLUMN.get(name, name)
+        if name in TEXTS and relation not in ":=":
+            raise ValueError(f"{name} is a text: write {name}:{value}")
+        if name == "prompt":
+            add("instr(asks, ?) > 0", value.casefold(), negative)
+        elif name == "run":
+            matching = [str(i) for i, run in enumerate(runs) if run == value or run.endswith(f"/{value}")]
+            if not matching:
+                raise ValueError(f"no run is called {value}; there are {', '.join(runs)}")
+            add(f"run IN ({','.join(matching)}) AND ?", "1", negative)
+        elif name in TEXTS:
+            add(f"{column} = ?", value, negative)
+        else:
+            if name in parts and name not in NUMBERS:
+                column = "json_extract(parts, '$.\"" + name.replace("'", "''") + "\"')"
+            elif name not in NUMBERS:
+                fields = ", ".join((*NUMBERS, *TEXTS, *parts))
+                raise ValueError(f'no field or reward part is called {name}; there are {fields}. A text: "{term[0]}"')
+            try:
+                add(f"{column} {'=' if relation == ':' else relation} ?", float(value), negative)
+            except ValueError:
+                raise ValueError(f"{term[0]}: {value} is not a number") from None
+    return where, values
+
+
+# -- the index ---------------------------------------------------------------------------------------------------------
+
 _PRAGMAS = "PRAGMA journal_mode=OFF; PRAGMA synchronous=OFF; PRAGMA page_size=32768; PRAGMA mmap_size=1073741824;"
-_rollout = msgspec.json.Decoder(Rollout).decode
-_SCHEMA = """
+_TABLES = """
 CREATE TABLE files (run INTEGER, step INTEGER, time INTEGER, size INTEGER, rows INTEGER, problem TEXT,
   PRIMARY KEY (run, step));
 CREATE TABLE rollouts (run INTEGER, step INTEGER, row INTEGER, start INTEGER, length INTEGER, phase TEXT, task TEXT,
@@ -37,7 +233,7 @@ CREATE TABLE rollouts (run INTEGER, step INTEGER, row INTEGER, start INTEGER, le
 
 
 @dataclass(frozen=True, order=True)
-class Place:
+class RolloutPlace:
     """Where a rollout is recorded: the number of its run, the step of its file and its row there from 0."""
 
     run: int
@@ -52,7 +248,7 @@ class Place:
 class Matches:
     """One page of a search, and what all pages hold."""
 
-    places: tuple[Place, ...]
+    places: tuple[RolloutPlace, ...]
     count: int
     mean_reward: float | None
 
@@ -63,7 +259,7 @@ class RolloutIndex:
     def __init__(self, runs: Sequence[FollowedRun], file: str | Path = ":memory:"):
         self.runs = runs
         self._db = sqlite3.connect(file, check_same_thread=False, isolation_level=None)
-        self._db.executescript(_PRAGMAS + _SCHEMA)
+        self._db.executescript(_PRAGMAS + _TABLES)
         self._lock = threading.Lock()
         self.values: dict[str, set[str]] = {"task": set(), "phase": set(), "parts": set()}
         """Every task, phase and reward part that was read."""
@@ -73,20 +269,15 @@ class RolloutIndex:
 
     def update(self, number: int) -> bool:
         """Index the files of a run that are new or were written again, drop those that are gone; whether any was."""
-        run = self.runs[number]
-        indexed = {
-            step: (time, size)
-            for step, time, size in self._all("SELECT step, time, size FROM files WHERE run = ?", number)
-        }
-        changed = False
+        run, before = self.runs[number], self.version
+        stamps = self._all("SELECT step, time, size FROM files WHERE run = ?", number)
+        indexed = {step: (time, size) for step, time, size in stamps}
         for step, file, stamp in run.rollout_files():
             if indexed.pop(step, None) != stamp:
                 self._add(number, step, file, stamp, run.phase(step))
-                changed = True
         for step in indexed:
-            self._drop(number, step)
-            changed = True
-        return changed
+            self._replace(number, step, [])
+        return self.version > before
 
     def _add(self, run: int, step: int, file: Path, stamp: tuple[int, int], phase: str) -> None:
         try:
@@ -98,7 +289,7 @@ class RolloutIndex:
             complete = start + len(line) < len(content)  # a last line without its newline is still being written
             if complete and line.strip():
                 try:
-                    rollout = _rollout(line)
+                    rollout = _rollout_line(line)
                     rows.append((run, step, number, start, len(line), phase, *_columns(rollout)))
                     self.values["task"].add((rollout.sample and rollout.sample.task) or "")
                     self.values["parts"].update((rollout.score and rollout.score.parts) or ())
@@ -106,19 +297,19 @@ class RolloutIndex:
                     problem = problem or f"{file}: row {number + 1}: not a rollout: {error}"
             start += len(line) + 1
         self.values["phase"].add(phase)
-        file_row = (run, step, *stamp, len(rows), problem)
+        self._replace(run, step, rows, (run, step, *stamp, len(rows), problem))
+
+    def _replace(
+        self, run: int, step: int, rows: Sequence[tuple[Any, ...]], file: tuple[Any, ...] | None = None
+    ) -> None:
         with self._lock:
             self._db.execute("BEGIN")
-            self._db.execute("DELETE FROM rollouts WHERE run = ? AND step = ?", (run, step))
-            self._db.executemany(f"INSERT INTO rollouts VALUES ({','.join('?' * 18)})", rows)
-            self._db.execute("INSERT OR REPLACE INTO files VALUES (?, ?, ?, ?, ?, ?)", file_row)
-            self._db.execute("COMMIT")
-            self.version += 1
-
-    def _drop(self, run: int, step: int) -> None:
-        with self._lock:
             for table in ("rollouts", "files"):
                 self._db.execute(f"DELETE FROM {table} WHERE run = ? AND step = ?", (run, step))
+            self._db.executemany(f"INSERT INTO rollouts VALUES ({','.join('?' * 18)})", rows)
+            if file is not None:
+                self._db.execute("INSERT INTO files VALUES (?, ?, ?, ?, ?, ?)", file)
+            self._db.execute("COMMIT")
             self.version += 1
 
     def search(
@@ -130,7 +321,7 @@ class RolloutIndex:
         runs: Sequence[int] | None = None,
         equal: Mapping[str, Any] | None = None,
     ) -> Matches:
-        """The page of rollouts that match the search box, in `runs`, with columns `equal` to values.
+        """Return the page of rollouts that match the search box, in `runs`, with columns `equal` to values.
 
         Raises ValueError for what the box cannot mean.
         """
@@ -144,25 +335,28 @@ class RolloutIndex:
             raise ValueError(f"no order is called {order}; there are {', '.join(ORDERS)}")
         clause = f"WHERE {' AND '.join(where) or '1'} ORDER BY {ORDERS[order]}"
         places, mean = self._matching(clause, tuple(values), self.version)
-        return Matches(tuple(Place(*place) for place in places[PAGE * page : PAGE * (page + 1)]), len(places), mean)
+        shown = places[PAGE_SIZE * page : PAGE_SIZE * (page + 1)]
+        return Matches(tuple(RolloutPlace(*place) for place in shown), len(places), mean)
 
     def _all_matching(
-        self, clause: str, values: tuple[object, ...], version: int
+        self, clause: str, values: tuple[Any, ...], version: int
     ) -> tuple[list[tuple[int, int, int]], float | None]:
         """(places, mean reward) of all matches: one pass over the texts serves all pages."""
-        rows = self._all(f"SELECT run, step, row, reward FROM rollouts {clause}", *values)
+        rows = self.select("run, step, row, reward", clause, *values)
         rewards = [row[3] for row in rows if row[3] is not None]
         return [row[:3] for row in rows], sum(rewards) / len(rewards) if rewards else None
 
-    def group(self, place: Place) -> list[Place]:
-        """The rollouts of the same prompt at the same step, in the order of the file; empty where there is none."""
+    def group(self, place: RolloutPlace) -> list[RolloutPlace]:
+        """Return the rollouts of the same prompt at the same step, in the order of the file."""
         same = "SELECT b.run, b.step, b.row FROM rollouts a JOIN rollouts b USING (run, step, group_id)"
-        rows = self._all(f"{same} WHERE a.run = ? AND a.step = ? AND a.row = ? ORDER BY b.row", *_tuple(place))
-        return [Place(*row) for row in rows]
+        at = (place.run, place.step, place.row)
+        rows = self._all(f"{same} WHERE a.run = ? AND a.step = ? AND a.row = ? ORDER BY b.row", *at)
+        return [RolloutPlace(*row) for row in rows]
 
-    def row(self, place: Place) -> Row | None:
-        """The rollout as its file holds it; None when it is no longer there."""
-        spot = self._all("SELECT start, length FROM rollouts WHERE run = ? AND step = ? AND row = ?", *_tuple(place))
+    def row(self, place: RolloutPlace) -> Row | None:
+        """Return the rollout as its file holds it; None when it is no longer there."""
+        at = (place.run, place.step, place.row)
+        spot = self.select("start, length", "WHERE run = ? AND step = ? AND row = ?", *at)
         if not spot:
             return None
         ((start, length),) = spot
@@ -174,19 +368,19 @@ class RolloutIndex:
             return None  # deleted, or written again a moment ago: the next update has it
         return row if isinstance(row, dict) else None
 
-    def file(self, place: Place) -> Path:
+    def file(self, place: RolloutPlace) -> Path:
         return self.runs[place.run].path / "rollouts" / f"step_{place.step:06d}.jsonl"
 
     def steps(self) -> list[int]:
-        """The recorded steps of all runs."""
+        """Return the recorded steps of all runs."""
         return [step for (step,) in self._all("SELECT DISTINCT step FROM files ORDER BY step")]
 
     def problems(self) -> list[str]:
-        """The first damaged row of each file."""
+        """Return the first damaged row of each file."""
         return [problem for (problem,) in self._all("SELECT problem FROM files WHERE problem != ''")]
 
     def counts(self, run: int) -> tuple[int, int]:
-        """(rollouts, recorded steps) of a run."""
+        """Return (rollouts, recorded steps) of a run."""
         ((rollouts, steps),) = self._all("SELECT ifnull(sum(rows), 0), count(*) FROM files WHERE run = ?", run)
         return rollouts, steps
 
@@ -202,17 +396,13 @@ class RolloutIndex:
             return self._db.execute(statement, values).fetchall()
 
 
-def _tuple(place: Place) -> tuple[int, int, int]:
-    return place.run, place.step, place.row
-
-
 def answer_key(sample: object, text: str) -> str:
-    """Identifies an answer to a prompt, at whatever step it was sampled."""
+    """Return what identifies an answer to a prompt, at whatever step it was sampled."""
     return hashlib.sha256(f"{sample}\0{text}".encode("utf-8", "replace")).hexdigest()[:16]
 
 
-def _columns(row: Rollout) -> tuple[Any, ...]:
-    """What the index holds of a rollout. `answer` is "" where there is nothing to label: no text, no audio, streams."""
+def _columns(row: ShownRollout) -> tuple[Any, ...]:
+    """Return what the index holds. `answer` is "" where there is nothing to label: no text, no audio, streams."""
     sample, score, segments = row.sample, row.score, row.segments or []
     text = row.text or "".join(segment.text or "" for segment in segments)
     can_label = bool(text.strip() and sample and sample.audio and not sample.turns)

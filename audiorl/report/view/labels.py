@@ -16,7 +16,7 @@ import json
 import os
 import random
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -27,9 +27,8 @@ from filelock import FileLock
 from audiorl.data.preferences import Pair, pair_row, part_row
 from audiorl.data.rollout_rows import rollout_from_row, rollout_row
 from audiorl.report.rollouts import written_text
-from audiorl.report.run import Row
-from audiorl.report.view.follow import UNREADABLE
-from audiorl.report.view.index import Place, RolloutIndex, answer_key
+from audiorl.report.summary import Row
+from audiorl.report.view.index import UNREADABLE, RolloutIndex, RolloutPlace, answer_key
 from audiorl.types import Rollout
 
 Mode = Literal["scores", "pairs"]
@@ -40,19 +39,16 @@ VERDICTS: dict[Mode, tuple[str, ...]] = {"scores": (*SCORES, "skip"), "pairs": (
 
 
 class _Label(msgspec.Struct):
-    """What is read of a row again."""
+    """Fields of a label that are read again."""
 
     label_of: list[str]
 
 
-_label = msgspec.json.Decoder(_Label).decode
-
-
 @dataclass(frozen=True)
-class Question:
+class LabelQuestion:
     """One answer to score or two to compare, in the order in which they are shown."""
 
-    places: tuple[Place, ...]
+    places: tuple[RolloutPlace, ...]
     rows: tuple[Row, ...]
 
     @property
@@ -102,30 +98,29 @@ class LabelFile:
         for number, line in enumerate(path.read_bytes().splitlines(), 1):
             try:
                 if line.strip():
-                    yield tuple(_label(line).label_of)
+                    yield tuple(msgspec.json.decode(line, type=_Label).label_of)
             except UNREADABLE:
                 self.problem = f"{path}: row {number}: not a label of this tool; it stays as it is"
 
-    def add(self, question: Question, verdict: str, index: RolloutIndex) -> None:
+    def add(self, question: LabelQuestion, verdict: str, index: RolloutIndex) -> None:
         """Append the label. ValueError for a verdict that does not exist and for rows that cannot be labelled."""
         if verdict not in VERDICTS[self.mode]:
             raise ValueError(f"{verdict!r} is no label; give one of {', '.join(VERDICTS[self.mode])}")
         row: dict[str, Any] = {"verdict": verdict}
-        if verdict not in ("tie", "skip"):
-            make = self._pair if self.mode == "pairs" else self._score
-            row |= make(question, verdict, [index.runs[p.run].path.resolve() for p in question.places])
+        folders = [index.runs[p.run].path.resolve() for p in question.places]
+        undecided = verdict in ("tie", "skip")
+        if not undecided and self.mode == "pairs":
+            a, b = (rollout_from_row(row, folder) for row, folder in zip(question.rows, folders, strict=True))
+            chosen, rejected = (a, b) if verdict == "a" else (b, a)
+            row |= pair_row(Pair(chosen.sample, chosen.text, rejected.text))
+        elif not undecided:
+            row |= self._score(question.rows[0], verdict, folders[0])
         row |= {"label_of": question.keys, "time": round(time.time(), 1)}
         row["from"] = [str(index.file(p).resolve()) + f":{p.row + 1}" for p in question.places]
-        _append(self.undecided if verdict in ("tie", "skip") else self.path, row)
+        _append(self.undecided if undecided else self.path, row)
         self.read()
 
-    def _pair(self, question: Question, verdict: str, folders: Sequence[Path]) -> dict[str, Any]:
-        a, b = (rollout_from_row(row, folder) for row, folder in zip(question.rows, folders, strict=True))
-        chosen, rejected = (a, b) if verdict == "a" else (b, a)
-        return pair_row(Pair(chosen.sample, chosen.text, rejected.text))
-
-    def _score(self, question: Question, verdict: str, folders: Sequence[Path]) -> dict[str, Any]:
-        (row,), (folder,) = question.rows, folders
+    def _score(self, row: Row, verdict: str, folder: Path) -> dict[str, Any]:
         rollout: Rollout = rollout_from_row(row, folder)
         messages = rollout.sample.messages
         return {
@@ -158,26 +153,27 @@ def _append(path: Path, row: dict[str, Any]) -> None:
         os.fsync(file.fileno())
 
 
-def next_question(index: RolloutIndex, labels: LabelFile, rng: random.Random) -> Question | None:
-    """A question that nobody has answered, chosen and ordered at random; None when there is none."""
+def next_question(index: RolloutIndex, labels: LabelFile, rng: random.Random) -> LabelQuestion | None:
+    """Return a question that nobody has answered, chosen and ordered at random; None when there is none."""
     labels.read()
     if labels.mode == "scores":
         answers = dict(
-            ((key,), Place(*place)) for key, *place in index.select("answer, run, step, row", "WHERE answer != ''")
+            ((key,), RolloutPlace(*place))
+            for key, *place in index.select("answer, run, step, row", "WHERE answer != ''")
         )
         open_keys = [keys for keys in answers if not labels.is_labelled(keys)]
         rng.shuffle(open_keys)
-        candidates: Iterator[tuple[Place, ...]] = ((answers[keys],) for keys in open_keys)
+        candidates: Iterator[tuple[RolloutPlace, ...]] = ((answers[keys],) for keys in open_keys)
     else:
         candidates = _pairs(index, labels, rng)
     for places in candidates:
         rows = tuple(row for place in places if (row := index.row(place)) is not None)
         if len(rows) == len(places):
-            return Question(places, rows)
+            return LabelQuestion(places, rows)
     return None
 
 
-def _pairs(index: RolloutIndex, labels: LabelFile, rng: random.Random) -> Iterator[tuple[Place, ...]]:
+def _pairs(index: RolloutIndex, labels: LabelFile, rng: random.Random) -> Iterator[tuple[RolloutPlace, ...]]:
     """Two different answers of one group at a time, from groups in random order."""
     several = "WHERE answer != '' GROUP BY run, step, group_id HAVING count(DISTINCT answer) > 1"
     groups = index.select("run, step, group_id", several)
@@ -189,4 +185,4 @@ def _pairs(index: RolloutIndex, labels: LabelFile, rng: random.Random) -> Iterat
         for i, (first, key) in enumerate(members):
             for second, other in members[:i]:
                 if key != other and not labels.is_labelled(tuple(sorted((key, other)))):
-                    yield Place(run, step, first), Place(run, step, second)
+                    yield RolloutPlace(run, step, first), RolloutPlace(run, step, second)

@@ -27,19 +27,16 @@ from fastapi.responses import FileResponse, HTMLResponse, RedirectResponse, Stre
 
 from audiorl import __version__
 from audiorl.audio import AudioError
-from audiorl.report.series import is_control, names, offsets
-from audiorl.report.style import CSS, STREAM_JS
+from audiorl.report.charts import is_control, metric_names, offsets
+from audiorl.report.kit import ASSETS
 from audiorl.report.view import fragments
-from audiorl.report.view.follow import FollowedRun, names_of
-from audiorl.report.view.index import Place, RolloutIndex
-from audiorl.report.view.labels import LabelFile, Mode, Question, next_question
-from audiorl.report.view.query import NUMBERS, ORDERS, TEXTS
+from audiorl.report.view.index import NUMBERS, ORDERS, TEXTS, FollowedRun, RolloutIndex, RolloutPlace, names_of
+from audiorl.report.view.labels import LabelFile, LabelQuestion, Mode, next_question
 from audiorl.report.view.sound import Sound
 
 HOST = "127.0.0.1"
 NAMES_OF_HOST = ("127.0.0.1", "localhost")
 POLL_SECONDS = 0.7
-ASSETS = Path(__file__).parent / "assets"
 _OPEN_QUESTIONS = 1000
 _POLICY = (
     "default-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; frame-ancestors 'none'; "
@@ -48,8 +45,8 @@ _POLICY = (
 
 
 @dataclass
-class View:
-    """The runs that are looked at, and everything that was read of them so far."""
+class RunsView:
+    """Runs that are looked at, and everything that was read of them so far."""
 
     runs: list[FollowedRun]
     index: RolloutIndex
@@ -73,7 +70,7 @@ class View:
                 self.poll()
 
     def state(self) -> dict[str, Any]:
-        """What the page shows around its content."""
+        """Return what the page shows around its content."""
         runs = []
         for number, run in enumerate(self.runs):
             rollouts, steps = self.index.counts(number)
@@ -83,7 +80,7 @@ class View:
                     "path": str(run.path),
                     "recipe": run.recipe,
                     "live": run.is_live,
-                    "deleted": not run.exists,
+                    "deleted": not run.path.is_dir(),
                     "epoch": run.metrics.epoch,
                     "lines": len(run.metrics.rows),
                     "rollouts": rollouts,
@@ -92,7 +89,7 @@ class View:
                 }
             )
         problems = [run.metrics.problem for run in self.runs if run.metrics.problem] + self.index.problems()
-        problems += [f"{run.path}: the run folder was deleted" for run in self.runs if not run.exists]
+        problems += [f"{run.path}: the run folder was deleted" for run in self.runs if not run.path.is_dir()]
         values = {name: sorted(texts) for name, texts in self.index.values.items()}
         return {
             "version": self.version,
@@ -110,16 +107,16 @@ class View:
 
 def open_view(
     folders: Sequence[Path], labels: Path | None = None, mode: Mode = "pairs", file: str | Path = ":memory:"
-) -> View:
-    """A view of run folders. ValueError for one that is none, and for a bad file of labels. `file`: of RolloutIndex."""
+) -> RunsView:
+    """Open run folders. ValueError for one that is none, and for a bad file of labels. `file`: of RolloutIndex."""
     runs = [FollowedRun(path, name) for path, name in zip(folders, names_of(list(folders)), strict=True)]
-    return View(runs, RolloutIndex(runs, file), None if labels is None else LabelFile(labels, mode))
+    return RunsView(runs, RolloutIndex(runs, file), None if labels is None else LabelFile(labels, mode))
 
 
-def make_app(view: View, token: str, cookie: str = "audiorl_view") -> FastAPI:
-    """The server as an ASGI application."""
+def make_app(view: RunsView, token: str, cookie: str = "audiorl_view") -> FastAPI:
+    """Return the server as an ASGI application."""
     app = FastAPI(title="audiorl view", version=__version__, docs_url=None, redoc_url=None, openapi_url=None)
-    questions: dict[str, Question] = {}
+    questions: dict[str, LabelQuestion] = {}
     rng = random.Random()
 
     @app.middleware("http")
@@ -146,10 +143,6 @@ def make_app(view: View, token: str, cookie: str = "audiorl_view") -> FastAPI:
 
     @app.get("/assets/{name}")
     def asset(name: str) -> Response:
-        if name == "report.css":
-            return Response(CSS, media_type="text/css")
-        if name == "streams.js":
-            return Response(STREAM_JS, media_type="text/javascript")
         if name not in {file.name for file in ASSETS.iterdir()}:
             raise HTTPException(404)
         return FileResponse(ASSETS / name)
@@ -164,13 +157,13 @@ def make_app(view: View, token: str, cookie: str = "audiorl_view") -> FastAPI:
 
     @app.get("/metrics/{number}")
     def metrics(number: int, epoch: int = -1, since: int = 0) -> Any:
-        """The lines of a run's metrics from `since` on, all of them when the file has become another one."""
+        """Return the lines of a run's metrics from `since` on, all of them when the file has become another one."""
         followed = _run(view, number).metrics
         rows, current = followed.rows, followed.epoch
         start = since if epoch == current else 0
         shift = offsets(rows)
         controls = [phase for phase in shift if is_control(phase)]
-        more = {"names": names(rows), "offsets": shift, "controls": controls}
+        more = {"names": metric_names(rows), "offsets": shift, "controls": controls}
         return {"epoch": current, "start": start, "rows": rows[start:], **more}
 
     @app.get("/rollouts")
@@ -192,7 +185,7 @@ def make_app(view: View, token: str, cookie: str = "audiorl_view") -> FastAPI:
     def rollout(run: int, step: int, row: int) -> Response:
         _run(view, run)
         with _missing_is_404():
-            return HTMLResponse(fragments.rollout_page(view.index, Place(run, step, row), view.sound))
+            return HTMLResponse(fragments.rollout_page(view.index, RolloutPlace(run, step, row), view.sound))
 
     @app.get("/evaluations")
     def evaluations(left: str, right: str, show: str = "changed", page: int = 0) -> Response:
@@ -241,7 +234,7 @@ def make_app(view: View, token: str, cookie: str = "audiorl_view") -> FastAPI:
 
 
 def _refusal(request: Request, token: str, cookie: str) -> Response | None:
-    """The answer to a request that may not be served, or that brings the token; None for all others."""
+    """Return the answer to a request that may not be served, or that brings the token; None for all others."""
     if request.headers.get("Host", "").partition(":")[0] not in NAMES_OF_HOST:
         return Response("this server answers requests for 127.0.0.1 and localhost only", 403)
     origin = request.headers.get("Origin")
@@ -257,7 +250,7 @@ def _refusal(request: Request, token: str, cookie: str) -> Response | None:
     return None
 
 
-async def _events(view: View, request: Request) -> AsyncIterator[str]:
+async def _events(view: RunsView, request: Request) -> AsyncIterator[str]:
     """Server-sent events: the state at once, then whenever something new was read or a run has become idle."""
     sent = ""
     while not view.stop.is_set() and not await request.is_disconnected():
@@ -272,7 +265,7 @@ async def _events(view: View, request: Request) -> AsyncIterator[str]:
 
 
 def _part(content: bytes, mime: str, byte_range: str) -> Response:
-    """The content, or the range of bytes that a player asks for when it jumps."""
+    """Return the content, or the range of bytes that a player asks for when it jumps."""
     start, _, end = byte_range.removeprefix("bytes=").partition("-")
     headers = {"Accept-Ranges": "bytes"}
     if not byte_range.startswith("bytes=") or not start.isdigit() or int(start) >= len(content):
@@ -284,20 +277,20 @@ def _part(content: bytes, mime: str, byte_range: str) -> Response:
 
 @contextmanager
 def _missing_is_404() -> Iterator[None]:
-    """What is not there any more, or cannot be decoded, is a 404 with one line."""
+    """Answer what is not there any more, or cannot be decoded, by a 404 with one line."""
     try:
         yield
     except (LookupError, OSError, AudioError) as error:
         raise HTTPException(404, " ".join(str(error).split())) from None
 
 
-def _run(view: View, number: int) -> FollowedRun:
+def _run(view: RunsView, number: int) -> FollowedRun:
     if not 0 <= number < len(view.runs):
         raise HTTPException(404, "no such run")
     return view.runs[number]
 
 
-def _evaluation(view: View, text: str) -> tuple[FollowedRun, str]:
+def _evaluation(view: RunsView, text: str) -> tuple[FollowedRun, str]:
     """NUMBER/NAME of an evaluation that exists."""
     number, _, name = text.partition("/")
     run = _run(view, int(number) if number.isdigit() else -1)
@@ -329,13 +322,13 @@ def serve(folders: Sequence[Path], port: int, labels: Path | None, mode: Mode) -
             view.index.close()
 
 
-def _read_and_follow(view: View) -> None:
+def _read_and_follow(view: RunsView) -> None:
     view.poll()
     view.follow()
 
 
 def _listen(port: int) -> socket.socket:
-    """A bound socket, so that a port in use is one clear error before the address is printed."""
+    """Bind a socket: a port in use is one clear error before the address is printed."""
     listener = socket.socket()
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:

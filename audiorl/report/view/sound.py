@@ -14,52 +14,45 @@ from pathlib import Path
 import numpy as np
 
 from audiorl.audio import AudioClip
-from audiorl.report.audio import Allowed, Players, playable
+from audiorl.report.audio import EVERYTHING, RATE, Players, playable
 
-_RATE = 16_000
 _WINDOW, _COLUMNS, _RANGE_DB = 512, 900, 80.0
 _MAX_FILE = 8_000_000
 """Bytes of a file that is sent as it is; larger ones are encoded as Opus."""
 
-Clip = tuple[Path, float, float | None]
-
 
 class Sound:
-    """The clips that pages have named so far, by key."""
+    """Clips that pages have named so far, by key."""
 
     def __init__(self) -> None:
-        self._clips: dict[str, Clip] = {}
-        self._keys: dict[Clip, str] = {}
+        self._clips: dict[str, AudioClip] = {}
+        self._keys: dict[tuple[Path, float, float | None], str] = {}
         self.content = lru_cache(maxsize=32)(self._content)
         self.spectrogram = lru_cache(maxsize=128)(self._spectrogram)
 
     def players(self, run_folder: Path) -> Players:
-        """Makes players for the records of a run."""
-        return Players(run_folder, allowed=Allowed((Path("/"),)), link=self.link)
+        """Return what makes players for the records of a run."""
+        return Players(run_folder, allowed=EVERYTHING, link=self.link)
 
     def link(self, path: Path, start: float, duration: float | None) -> str:
-        clip = (path, start, duration)
-        if clip not in self._keys:
-            key = secrets.token_urlsafe(12)
-            self._keys[clip], self._clips[key] = key, clip
-        return f"audio/{self._keys[clip]}"
+        key = self._keys.setdefault((path, start, duration), secrets.token_urlsafe(12))
+        self._clips[key] = AudioClip(path=str(path), start=start, duration=duration)
+        return f"audio/{key}"
 
     def _content(self, key: str) -> tuple[str, bytes]:
         """(MIME type, file). KeyError for an unknown key, AudioError or OSError when it cannot be read."""
-        return playable(*self._clips[key], _MAX_FILE)
+        return playable(self._clips[key], _MAX_FILE)
 
     def _spectrogram(self, key: str) -> bytes:
-        """A PNG of the clip: time to the right, 0 to 8 kHz upwards, 80 dB below the loudest point. Errors as above."""
-        path, start, duration = self._clips[key]
-        samples = AudioClip(path=str(path), start=start, duration=duration).load(_RATE)
+        """Draw a PNG: time to the right, 0 to 8 kHz upwards, 80 dB below the loudest point. Errors as above."""
+        from matplotlib.image import imsave
+
+        samples = self._clips[key].load(RATE)
         hop = max(_WINDOW // 4, len(samples) // _COLUMNS)
         padded = np.pad(samples, (_WINDOW // 2, _WINDOW))
         frames = np.lib.stride_tricks.sliding_window_view(padded, _WINDOW)[: len(samples) + 1 : hop]
         power_TF = np.abs(np.fft.rfft(frames * np.hanning(_WINDOW))) ** 2
         level_TF = 10 * np.log10(np.maximum(power_TF, 1e-10))
-        from matplotlib.image import imsave
-
-        buffer = io.BytesIO()
-        top = float(level_TF.max())
+        buffer, top = io.BytesIO(), float(level_TF.max())
         imsave(buffer, level_TF.T, vmin=top - _RANGE_DB, vmax=top, cmap="magma", origin="lower", format="png")
         return buffer.getvalue()

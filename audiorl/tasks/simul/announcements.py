@@ -28,7 +28,7 @@ import numpy as np
 from audiorl.audio import AudioClip
 from audiorl.data.corpus import Utterance, bundled_speech
 from audiorl.data.silence import RATE, trimmed
-from audiorl.tasks.simul.bundled import Piece, Split, lay_out, limits_in_samples
+from audiorl.tasks.simul.bundled import Split, StreamPiece, lay_out, limits_in_samples
 from audiorl.tasks.simul.streams import Stream
 
 LANGUAGES = ("en", "es")
@@ -128,7 +128,7 @@ def announcement_streams(
         present = rng.permutation(len(voices))[:speakers] if speakers > 1 else [int(rng.integers(len(voices)))]
         goal = rng.uniform(*seconds)
         change = augment if augmented >= 1 or rng.random() < augmented else None
-        pieces: list[Piece] = []
+        pieces: list[StreamPiece] = []
         length = 0.0
         for turn in itertools.count():
             which = present[turn if turn < speakers else int(rng.integers(speakers))]
@@ -243,7 +243,7 @@ def _pieces(
     pauses: tuple[float, float],
     rng: np.random.Generator,
     augment: Augment | None,
-) -> list[Piece]:
+) -> list[StreamPiece]:
     def gap(limits: tuple[float, float]) -> np.ndarray:
         return np.zeros(round(float(rng.uniform(*limits)) * RATE), np.float32)
 
@@ -255,7 +255,7 @@ def _pieces(
         wav = joined(block.keys(source), voice.source)
         said = joined(block.keys(target), voice.target)
         pieces.append(
-            Piece(
+            StreamPiece(
                 wav if augment is None else augment(wav, rng),
                 pause=len(gap(pauses if block is announcement.blocks[-1] else WORD_GAPS)),
                 source=" ".join(words(source)[key] for key in block.keys(source)),

@@ -41,35 +41,10 @@ _TRIES = 10
 
 
 def bundled_streams(
-    split: Split,
-    target: str = "es",
-    source: str = "en",
-    *,
-    count: int = 100,
-    seconds: tuple[float, float] = (10.0, 30.0),
-    pauses: tuple[float, float] = (0.2, 1.2),
-    seed: int = 0,
-    max_prompt_seconds: float = 8.0,
-    held_out: float = 0.27,
-    folder: str | Path | None = None,
-    speak: Speak | None = None,
-    voice: Sequence[Utterance] = (),
+    split: Split, target: str = "es", source: str = "en", *, count: int = 100, **options: Any
 ) -> list[Stream]:
-    """The first `count` streams of `draw_streams`, in memory: about 64 kB for a second."""
-    streams = draw_streams(
-        split,
-        target,
-        source,
-        seconds=seconds,
-        pauses=pauses,
-        seed=seed,
-        max_prompt_seconds=max_prompt_seconds,
-        held_out=held_out,
-        folder=folder,
-        speak=speak,
-        voice=voice,
-    )
-    return list(islice(streams, count))
+    """Return the first `count` streams of `draw_streams` with these options, in memory: about 64 kB for a second."""
+    return list(islice(draw_streams(split, target, source, **options), count))
 
 
 def draw_streams(
@@ -198,7 +173,7 @@ def _random_streams(
 
 
 @dataclass(frozen=True, eq=False)
-class Piece:
+class StreamPiece:
     """A unit of a stream before it has a place in it: its speech, float32 [T] at RATE Hz, and the pause behind it."""
 
     wav: np.ndarray
@@ -217,7 +192,7 @@ class Piece:
 
 def lay_out(
     id: str,
-    pieces: Sequence[Piece],
+    pieces: Sequence[StreamPiece],
     source: str,
     target: str,
     rng: np.random.Generator,
@@ -261,7 +236,7 @@ def _of_prompts(
 ) -> Stream:
     """The stream of prompts without silence around them, [T] each; `pauses` and `at_least` in samples."""
     pieces = [
-        Piece(wav, pause, source.text, target.text, trimmed_recording(target))
+        StreamPiece(wav, pause, source.text, target.text, trimmed_recording(target))
         for wav, pause, (source, target) in zip(waveforms, pauses, pairs, strict=True)
     ]
     languages = [(a.language, b.language) for a, b in pairs[:1]] or [("", "")]

@@ -12,7 +12,7 @@ The format is detected from the content:
               "target_seconds"?, "target_audio"?: {"path", "start"?, "duration"?}, "speaker"?}], "start"?,
               "duration"?, "sample_rate"?, "seconds"?, "metadata"?}; times in seconds
     pairs     {"audio", "source", "target", "words"?: [{"word", "start", "end"}], "id"?, "start"?, "duration"?}; one
-              sentence a row, as one unit or split into clauses (see `audiorl.tasks.simul.clauses`)
+              sentence a row, as one unit or split into clauses (see `clauses`)
     RealSI    {"vid", "duration", "segment": [{"utterance": [{"sub_start_time", "sub_end_time", "sub_src_text",
               "sub_trg_text", "term"}]}]}, times in ms; every utterance a unit
     MuST-C    NAME.yaml, a list of {wav, offset, duration, speaker_id}, with NAME.en, NAME.es, one line a segment;
@@ -26,25 +26,143 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator
-from dataclasses import replace
+import unicodedata
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import soundfile
+from msgspec import Meta, Struct
 
 from audiorl.audio import AudioClip, AudioError, load_clip, probe
 from audiorl.data.formats import AUDIO_FIELDS, Style, audio_field, clip_of
 from audiorl.data.manifest import Loaded
 from audiorl.data.rows import BadRow, Row, read_rows
 from audiorl.data.schema import FieldError, check, check_limit, parse_json
-from audiorl.data.schema.streams import StreamColumns, UnitColumns
-from audiorl.tasks.simul.clauses import Word, align_clauses
-from audiorl.tasks.simul.mustc import mustc
-from audiorl.tasks.simul.parsed import ParsedStream, StreamDefaults
-from audiorl.tasks.simul.realsi import is_realsi, realsi
+from audiorl.data.schema.types import AnyText, Id, Language, Object, Seconds, Text
 from audiorl.tasks.simul.streams import Stream, Unit, split_stream
+from audiorl.tasks.simul.talks import ParsedStream, StreamDefaults, is_realsi, mustc, realsi
+
+
+class TargetAudio(Struct):
+    """A recording of a unit's translation."""
+
+    path: Text
+    start: Seconds = 0.0
+    duration: Seconds | None = None
+
+
+class UnitColumns(Struct):
+    start: Seconds
+    end: Seconds
+    target: AnyText
+    source: AnyText | None = None
+    target_seconds: Seconds | None = None
+    target_audio: TargetAudio | None = None
+    speaker: AnyText | None = None
+
+
+class WordColumns(Struct):
+    word: AnyText
+    start: Seconds
+    end: Seconds
+
+
+class StreamColumns(Struct):
+    """A stream with its units, or a sentence pair."""
+
+    id: Id | None = None
+    units: (
+        Annotated[
+            list[Annotated[UnitColumns, Meta(description="an object; give {start, end, source, target}")]],
+            Meta(description="a list; give [{start, end, source, target}, …]"),
+        ]
+        | None
+    ) = None
+    source: AnyText | None = None
+    target: AnyText | None = None
+    words: Annotated[list[WordColumns], Meta(description="a list of words; give [{word, start, end}, …]")] | None = None
+    source_language: Language | None = None
+    target_language: Language | None = None
+    seconds: Seconds | None = None
+    duration: Seconds | None = None
+    metadata: Object | None = None
+
+
+_CLAUSE = re.compile(r"""(?<=[,;:.!?…،؛؟۔।])["'”’»)\]]*\s+|(?<=[，、；：。！？])["”’」』）]*\s*""")
+
+
+@dataclass(frozen=True)
+class Word:
+    """A spoken word, `start` and `end` in seconds."""
+
+    word: str
+    start: float
+    end: float
+
+
+def clauses(text: str) -> list[str]:
+    """The clauses of a text with their punctuation; marks without a letter join the clause before or after.
+
+    >>> clauses("Wait, 3.5 minutes: please hold…")
+    ['Wait,', '3.5 minutes:', 'please hold…']
+    """
+    out: list[str] = []
+    at = 0
+    for end in [*(match.end() for match in _CLAUSE.finditer(text)), len(text)]:
+        piece, at = text[at:end].strip(), end
+        if not piece:
+            continue
+        if out and not (_letters(piece) and _letters(out[-1])):
+            out[-1] = f"{out[-1]} {piece}"
+        else:
+            out.append(piece)
+    return out
+
+
+def align_clauses(source: str, target: str, words: Sequence[Word]) -> tuple[Unit, ...]:
+    """The units of a sentence pair by the rule above.
+
+    Raises ValueError for words that are not those of `source`, that end before they start or are not in order.
+    """
+    begun = 0.0
+    for word in words:
+        if word.end < word.start:
+            raise ValueError(f"the word {word.word!r} ends at {word.end:g} s, before it starts at {word.start:g} s")
+        if word.start < begun:
+            raise ValueError(f"the word {word.word!r} starts at {word.start:g} s, before the previous one; sort them")
+        begun = word.start
+    sources, targets = clauses(source), clauses(target)
+    if len(sources) != len(targets):
+        sources, targets = [source.strip()], [target.strip()]
+    spans = _spans(sources, words)
+    return tuple(Unit(a, b, t, s) for (a, b), s, t in zip(spans, sources, targets, strict=True))
+
+
+def _spans(sources: Sequence[str], words: Sequence[Word]) -> list[tuple[float, float]]:
+    """Start and end of each clause, whose letters must be those of consecutive words."""
+    spans, k = [], 0
+    for clause in sources:
+        clause_letters, first, letters = _letters(clause), k, ""
+        while k < len(words) and len(letters) < len(clause_letters):
+            letters += _letters(words[k].word)
+            k += 1
+        if letters != clause_letters or k == first:
+            text = " ".join(w.word.strip() for w in words[first:k]) or "nothing"
+            raise ValueError(f"the words {text!r} stand where the source has {clause!r}; give the words of the source")
+        while k < len(words) and not _letters(words[k].word):
+            k += 1
+        spans.append((words[first].start, words[k - 1].end))
+    if k < len(words):
+        raise ValueError(f"the word {words[k].word!r} follows after the source has ended; give the words of the source")
+    return spans
+
+
+def _letters(text: str) -> str:
+    return "".join(c for c in unicodedata.normalize("NFKC", text).casefold() if c.isalnum())
+
 
 SILENT = 1e-4
 """A stream whose greatest sample stays below this (-80 dB relative to full scale) holds no speech."""

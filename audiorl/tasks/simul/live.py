@@ -13,7 +13,7 @@ import numpy as np
 from audiorl.audio import AudioClip
 from audiorl.config import SamplingConfig
 from audiorl.models import AudioPolicy
-from audiorl.rollout.live import LiveStream
+from audiorl.rollout.streams import LiveStream
 from audiorl.tasks.simul.streams import MIN_SECONDS, ChunkConfig, instruction_sample
 from audiorl.types import Rollout, Segment, Turn
 
@@ -24,7 +24,7 @@ class Interpreter:
     """Collects audio into chunks; after each the policy writes or stays silent. Greedy by default.
 
     rate: of the samples, in Hz. Each chunk is resampled together with its context, as that of a file is. history: the
-    most seconds of the past that are carried (see `audiorl.rollout.live`); None: the whole stream. Take no more than
+    most seconds of the past that are carried (see `audiorl.rollout.streams`); None: the whole stream. Take no more than
     the length of the streams in training. Raises ValueError for a history of less than two chunks.
     """
 

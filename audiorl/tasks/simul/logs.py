@@ -13,18 +13,53 @@ time spent computing and holds zeros where it was not measured. Speech output ad
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
+import numpy as np
 import yaml
+from msgspec import Meta, Struct
 from msgspec.structs import asdict
 
+from audiorl.audio import write_wav
 from audiorl.data.schema import FieldError, check, parse_json
-from audiorl.data.schema.streams import LogLine, SpeechLogLine
-from audiorl.eval.metrics.latency import Interval, text_units
+from audiorl.data.schema.types import AnyText, LogTime
+from audiorl.eval.metrics.latency import Interval, play, text_units
+from audiorl.rollout.speech import CodecSpeechDecoder
+from audiorl.types import Rollout
+
+
+class LogLine(Struct):
+    """A line of instances.log. Times in ms of audio, or in words of a text source."""
+
+    index: Annotated[int, Meta(ge=0, le=2**53, description="a whole number from 0; number the instances")]
+    prediction: AnyText
+    delays: Annotated[list[LogTime], Meta(description="a list of numbers; give one a word or character")]
+    elapsed: Annotated[list[LogTime], Meta(description="a list of numbers; give one a delay, or none")]
+    prediction_length: LogTime
+    reference: AnyText | None
+    source: Annotated[str | list[str], Meta(description="text or a list of texts; name the source")]
+    source_length: Annotated[
+        Annotated[int, Meta(gt=0, le=10**12)] | Annotated[float, Meta(gt=0, le=1e12)],
+        Meta(description="a length; give ms, more than 0"),
+    ]
+
+
+class SpeechLogLine(LogLine):
+    """A line of instances.log whose output is speech."""
+
+    durations: list[Annotated[float, Meta(gt=0, le=1e12, description="a duration; leave out chunks without sound")]]
+    prediction_offset: LogTime
+    intervals: Annotated[
+        list[Annotated[tuple[LogTime, LogTime], Meta(description="[start, duration]; give both in ms")]],
+        Meta(description="a list; give [start, duration] of each chunk"),
+    ]
+
 
 SourceType = Literal["speech", "text", "youtube"]
 TargetType = Literal["speech", "text"]
@@ -153,23 +188,10 @@ def write_log(
 
 
 def _fields(instance: Instance) -> dict[str, Any]:
-    fields: dict[str, Any] = {
-        "index": instance.index,
-        "prediction": instance.prediction,
-        "delays": instance.delays,
-        "elapsed": instance.elapsed,
-        "prediction_length": instance.prediction_length,
-        "reference": instance.reference,
-        "source": instance.source,
-        "source_length": instance.source_length,
-    }
-    if instance.speech:
-        fields |= {
-            "durations": instance.durations,
-            "prediction_offset": instance.prediction_offset,
-            "intervals": instance.intervals,
-        }
-    return fields
+    """The fields of a line; those of speech only for speech."""
+    fields = {field.name: getattr(instance, field.name) for field in dataclasses.fields(instance)}
+    spoken = ("durations", "prediction_offset", "intervals")
+    return {name: value for name, value in fields.items() if instance.speech or name not in spoken}
 
 
 def _text(path: Path) -> str:
@@ -228,13 +250,10 @@ def _check(instance: Instance, where: str, *, pieces: bool = False) -> None:
                 )
     if instance.durations is not None and instance.intervals is not None:
         _check_speech(instance.delays, instance.durations, instance.intervals, where)
-    elif not pieces:
-        _check_units(instance, where)
-
-
-def _check_units(instance: Instance, where: str) -> None:
+        return
+    if pieces:
+        return
     words, characters = (len(text_units(instance.prediction, unit)) for unit in ("word", "char"))
-    count = len(instance.delays)
     if count not in (words, characters):
         raise ValueError(
             f"{where}: delays: {count} for {words} words ({characters} characters) of prediction; give one delay per "
@@ -264,9 +283,60 @@ def _check_speech(
 
 
 def _in_order(values: Sequence[float], name: str, where: str) -> None:
-    for i in range(1, len(values)):
-        if values[i] < values[i - 1]:
+    for i, (before, value) in enumerate(pairwise(values), 1):
+        if value < before:
             raise ValueError(
-                f"{where}: {name}: {values[i]} after {values[i - 1]} (entry {i}) goes backwards; units stand in the "
+                f"{where}: {name}: {value} after {before} (entry {i}) goes backwards; units stand in the "
                 "order in which they were written"
             )
+
+
+def playback_track(rollout: Rollout, speech_decoder: CodecSpeechDecoder) -> tuple[np.ndarray, list[Interval]]:
+    """The interpreter's track, float32 [T] from the source's beginning on, and the interval of each turn's speech (ms).
+
+    A turn without speech has no interval; without any speech the track is empty.
+    """
+    waves = speech_decoder.by_segment(rollout)
+    spoken = [(s.source_time or 0.0, wav) for s, wav in zip(rollout.segments, waves, strict=True) if len(wav)]
+    rate = speech_decoder.sample_rate
+    intervals = play([1000 * time for time, _ in spoken], [1000 * len(wav) / rate for _, wav in spoken])
+    starts = [round(start / 1000 * rate) for start, _ in intervals]
+    track = np.zeros(max((at + len(wav) for at, (_, wav) in zip(starts, spoken, strict=True)), default=0), np.float32)
+    for at, (_, wav) in zip(starts, spoken, strict=True):
+        track[at : at + len(wav)] += wav
+    return track, intervals
+
+
+def write_speech_log(
+    folder: Path, rollouts: Sequence[Rollout], speech_decoder: CodecSpeechDecoder, sources: Sequence[str] = ()
+) -> list[Path]:
+    """folder/wavs/INDEX_pred.wav, the tracks, and SimulEval's log of speech output, its delays those of the chunks.
+
+    A stream without speech is in the log without delays. `sources`: names of the recordings, by default the ids.
+    Returns the paths of the tracks.
+    """
+    instances, paths = [], []
+    for index, rollout in enumerate(rollouts):
+        track, intervals = playback_track(rollout, speech_decoder)
+        path = folder / "wavs" / f"{index}_pred.wav"
+        write_wav(path, track, speech_decoder.sample_rate)
+        paths.append(path)
+        turns = [s for s, wav in zip(rollout.segments, speech_decoder.by_segment(rollout), strict=True) if len(wav)]
+        sample = rollout.sample
+        instances.append(
+            Instance(
+                index=index,
+                prediction=str(path),
+                delays=tuple(1000 * (s.source_time or 0.0) for s in turns),
+                elapsed=(),
+                prediction_length=len(track) / speech_decoder.sample_rate,
+                reference=" ".join(sample.references) or None,
+                source=sources[index] if sources else sample.id,
+                source_length=1000 * float(sample.metadata.get("seconds", sample.turns[-1].end)),
+                durations=tuple(duration for _, duration in intervals),
+                prediction_offset=intervals[0][0] if intervals else 0.0,
+                intervals=tuple(intervals),
+            )
+        )
+    write_log(folder, instances, "speech", "speech")
+    return paths

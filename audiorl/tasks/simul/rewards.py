@@ -28,11 +28,11 @@ from audiorl.eval.metrics.latency import join_texts, latency_unit, separator, te
 from audiorl.eval.metrics.text import units
 from audiorl.protocols import Reward
 from audiorl.rewards.combine import StandardisedSum, Term, WeightedSum
-from audiorl.rewards.repetition import Repetition
-from audiorl.rewards.similarity import (
+from audiorl.rewards.text_quality import Repetition
+from audiorl.tasks.simul.quality import (
     Metric,
-    Pair,
     Similarity,
+    Translation,
     sentence_chrf,
     similarities,
     split_like_references,
@@ -110,14 +110,14 @@ class Initiative:
 
 
 @dataclass(frozen=True)
-class Quality:
-    """`quality` after each turn, by a `metric` of `audiorl.rewards.similarity` or any function (written, reference)."""
+class TurnQuality:
+    """`quality` after each turn, by a `metric`: one of `similarities` or any function (written, reference)."""
 
     metric: Metric | Similarity = "chrf"
 
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
         pairs = [
-            Pair(segment.text.strip(), turn.reference.strip(), turn.source)
+            Translation(segment.text.strip(), turn.reference.strip(), turn.source)
             for r in rollouts
             for segment, turn in zip(r.segments, _turns(r), strict=True)
             if segment.text.strip() and turn.reference.strip()
@@ -213,15 +213,15 @@ class SequenceQuality:
             scores.append(Score(sum(w * q for w, q in zip(weights, values, strict=True)) / sum(weights)))
         return scores
 
-    def _pairs(self, rollout: Rollout) -> list[Pair]:
+    def _pairs(self, rollout: Rollout) -> list[Translation]:
         turns = [t for t in _turns(rollout) if t.reference.strip()]
         language = str(rollout.sample.metadata.get("target_language", ""))
         references = [t.reference.strip() for t in turns]
         if not self.aligned:
             sources = " ".join(t.source for t in turns)
-            return [Pair(rollout.text.strip(), join_texts(references, language), sources)]
+            return [Translation(rollout.text.strip(), join_texts(references, language), sources)]
         written = split_like_references(rollout.text, references, language)
-        return [Pair(w, r, t.source) for w, r, t in zip(written, references, turns, strict=True)]
+        return [Translation(w, r, t.source) for w, r, t in zip(written, references, turns, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -284,7 +284,9 @@ class HingedPromptness:
 
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
         rows = [self._pieces(r) for r in rollouts]
-        pairs = [Pair(written, reference, source) for row in rows for written, reference, source, _ in row if written]
+        pairs = [
+            Translation(written, reference, source) for row in rows for written, reference, source, _ in row if written
+        ]
         values = iter(similarities(self.metric, pairs))
         return [Score(sum(self._value(w, values, wait) for w, _, _, wait in row) / len(row)) for row in rows]
 
@@ -338,7 +340,7 @@ def single_turn(
     terms: dict[str, Reward] = {
         "detection": Detection(),
         "initiative": Initiative(),
-        "quality": Quality(metric),
+        "quality": TurnQuality(metric),
         "format": FormatMatch(pattern),
     }
     if time:

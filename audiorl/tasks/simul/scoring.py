@@ -19,7 +19,7 @@ from statistics import fmean
 
 from audiorl.eval.metrics import latency
 from audiorl.eval.metrics.corpus import translation_counts
-from audiorl.eval.metrics.latency import Unit, atd, latency_unit, reference_length, text_units
+from audiorl.eval.metrics.latency import Unit, atd, latency_unit, reference_length, text_units, yaal
 from audiorl.eval.metrics.longform import (
     ReferenceSegment,
     chunks,
@@ -213,7 +213,7 @@ def _mean(values: Sequence[float | None]) -> float:
 
 
 @dataclass(frozen=True)
-class _Stream:
+class _CutStream:
     """A long stream cut at its segments; `hard` and `soft` cuts as `mwer_cuts` and `soft_cuts` make them."""
 
     instance: Instance
@@ -223,18 +223,18 @@ class _Stream:
     soft: list[int]
 
 
-def _cut(instance: Instance, segments: Sequence[ReferenceSegment], unit: Unit) -> _Stream:
+def _cut(instance: Instance, segments: Sequence[ReferenceSegment], unit: Unit) -> _CutStream:
     units = text_units(instance.prediction, unit)
     references = [text_units(segment.reference, unit) for segment in segments]
     if not any(references):
         raise ValueError(f"instance {instance.index}: reference: empty in every segment; the output cannot be cut")
-    return _Stream(instance, segments, units, mwer_cuts(references, units), soft_cuts(references, units, unit))
+    return _CutStream(instance, segments, units, mwer_cuts(references, units), soft_cuts(references, units, unit))
 
 
 def _pairs(
     instances: Sequence[Instance],
     target_type: TargetType,
-    streams: Sequence[_Stream] | None,
+    streams: Sequence[_CutStream] | None,
     unit: Unit,
     transcripts: Sequence[str] | None,
 ) -> tuple[list[str], list[str]] | None:
@@ -254,7 +254,7 @@ def _pairs(
     return list(transcripts) if transcripts is not None else [i.prediction for i in instances], references
 
 
-def _long(streams: Sequence[_Stream], unit: Unit, aware: bool) -> dict[str, float]:
+def _long(streams: Sequence[_CutStream], unit: Unit, aware: bool) -> dict[str, float]:
     """StreamLAAL and LongYAAL, means over the segments of all streams."""
     scores: dict[str, float] = {}
     for suffix in ("", "_CA") if aware else ("",):
@@ -267,3 +267,96 @@ def _long(streams: Sequence[_Stream], unit: Unit, aware: bool) -> dict[str, floa
                 yaals += long_yaal(times, stream.soft, stream.segments, unit)
         scores |= {f"StreamLAAL{suffix}": _mean(laals), f"LongYAAL{suffix}": _mean(yaals)}
     return scores
+
+
+LENGTHS = (0.6, 1.4)
+"""Words written over words of the references, between which a translation can lie."""
+REPETITION = 0.1
+"""Share of repeated three-word sequences that may go beyond that of the references."""
+SILENT = 0.2
+"""Share of streams in which nothing may be written."""
+DSPTV = 20.0
+"""OmniSTEval's limit, in percentage points."""
+
+
+@dataclass(frozen=True)
+class Degeneracy:
+    """The measures of `degeneracy`. The first three are OmniSTEval's (0.1.10), in percent; None where not defined."""
+
+    swf: float | None
+    """Simultaneous words: the share of units written before the end of their source."""
+    efsw: float | None
+    """The share expected from YAAL: how much of the sources lies before it."""
+    dsptv: float | None
+    """efsw - swf: far from 0 where a few early words hide that the others come at the end, or the reverse."""
+    length_ratio: float
+    repetition: float
+    silent: float
+    signs: tuple[str, ...]
+    """What speaks against the policy, in words; empty for a sound one."""
+
+
+def degeneracy(instances: Sequence[Instance], language: str, scores: Mapping[str, float] | None = None) -> Degeneracy:
+    """Measure the text output of whole streams.
+
+    scores: LengthRatio and Repetition, where `score` has counted them for these streams as a whole; else they are
+    counted here. Raises ValueError for no instances and for one without reference.
+    """
+    if not instances:
+        raise ValueError("degeneracy: no instances")
+    hypotheses, references = [], []
+    for instance in instances:
+        if instance.reference is None:
+            raise ValueError(f"instance {instance.index}: reference: none; a length cannot be compared with it")
+        hypotheses.append(instance.prediction)
+        references.append(instance.reference)
+
+    def counted(metric: str, texts: Sequence[str]) -> float:
+        counts, share = translation_counts(texts, references, metric)
+        return share(counts.sum(0))
+
+    if scores is None:
+        length, repetition = counted("length_ratio", hypotheses), counted("repetition", hypotheses)
+    else:
+        length, repetition = scores["LengthRatio"], scores["Repetition"]
+    of_references = counted("repetition", references)
+    silent = sum(not i.delays for i in instances) / len(instances)
+    swf, efsw = simultaneous_words(instances, language)
+    dsptv = None if swf is None or efsw is None else efsw - swf
+    signs = []
+    if silent > SILENT:
+        signs.append(f"nothing is written in {silent:.0%} of the streams")
+    if length > LENGTHS[1]:
+        signs.append(f"the output is {length:.2f} times as long as the references")
+    elif length < LENGTHS[0]:
+        signs.append(f"the output is only {length:.2f} times as long as the references")
+    if repetition > of_references + REPETITION:
+        signs.append(
+            f"{repetition:.0%} of its three-word sequences were written before, {of_references:.0%} in references"
+        )
+    if dsptv is not None and abs(dsptv) > DSPTV:
+        signs.append(
+            f"{swf:.0f} % of the words come before the end of the source, where its latency suggests {efsw:.0f} %"
+        )
+    return Degeneracy(swf, efsw, dsptv, length, repetition, silent, tuple(signs))
+
+
+def simultaneous_words(instances: Sequence[Instance], language: str) -> tuple[float | None, float | None]:
+    """OmniSTEval's SWF and EFSW in percent, for the logs of short streams; None where nothing was written in time."""
+    unit = latency_unit(language)
+    early = words = 0
+    before = total = 0.0
+    for instance in instances:
+        early += sum(delay < instance.source_length for delay in instance.delays)
+        words += len(instance.delays)
+        if not instance.delays:
+            continue
+        lag = yaal(instance.delays, instance.source_length, reference_length(instance.reference or "", unit))
+        if lag is not None:
+            before += max(0.0, instance.source_length - lag)
+            total += instance.source_length
+    return _percent(early, words), _percent(before, total)
+
+
+def _percent(part: float, whole: float) -> float | None:
+    return 100.0 * part / whole if whole else None

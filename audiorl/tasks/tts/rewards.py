@@ -1,32 +1,263 @@
-"""The rewards of text to speech: their weights, and the judges that they need."""
+"""The rewards of text to speech, and the options that weigh them.
+
+A rollout without speech, or with silence only, scores 0 in all of them (except `Duration` against a reference of 0 s):
+silence never raises a score. A rollout that was cut off at its token limit is scored by its speech up to there;
+`Finished` gives it 0.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeVar
 
 from audiorl.audio import AudioClip
-from audiorl.eval.metrics.text import Normalizer
+from audiorl.eval.metrics.speech import clipped_share, cosine, duration_ratio, silent_share
+from audiorl.eval.metrics.text import Normalizer, char_errors, normalize, word_errors
 from audiorl.protocols import Reward, SpeechDecoder
 from audiorl.rewards import Gated, Term, WeightedSum
-from audiorl.rewards.prosody import ProsodyRange, own_recording, prosody_norm
-from audiorl.rewards.speech import (
-    Duration,
-    Finished,
-    Intelligibility,
-    Likelihood,
-    NotClipped,
-    NotSilent,
-    PredictedMOS,
-    SpeakerSimilarity,
-    SpeechJudges,
-    WordIntelligibility,
-    reference_clip,
-    reference_seconds,
-)
+from audiorl.rewards.answers import final_text
+from audiorl.rewards.asr import error_rate, language_of
 from audiorl.speech_models import load_quality_model, load_recogniser, load_speaker_encoder
-from audiorl.types import Sample
+from audiorl.speech_models.protocol import (
+    AlignedWord,
+)
+from audiorl.tasks.tts.listening import SpeechModels
+from audiorl.tasks.tts.prosody import ProsodyRange, own_recording, prosody_norm
+from audiorl.types import Rollout, Sample, Score
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Intelligibility:
+    """1 - WER (or CER) of the recogniser's transcript, in [0, 1], against the closest of the sample's references.
+
+    `against` "text" compares with the rollout's own text instead; without text it scores 0. Normaliser and languages as
+    in `audiorl.rewards.asr`. `parts` hold the error rate, which may exceed 1.
+    """
+
+    models: SpeechModels
+    metric: Literal["wer", "cer"] = "wer"
+    normalizer: Normalizer = "basic"
+    against: Literal["reference", "text"] = "reference"
+
+    def __post_init__(self) -> None:
+        if self.metric not in ("wer", "cer"):
+            raise ValueError(f"Intelligibility: metric {self.metric!r} is not one of 'wer', 'cer'")
+        if self.against not in ("reference", "text"):
+            raise ValueError(f"Intelligibility: against {self.against!r} is not one of 'reference', 'text'")
+
+    def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
+        transcripts = self.models.transcripts(rollouts)
+        return [self._score(r, transcript) for r, transcript in zip(rollouts, transcripts, strict=True)]
+
+    def _score(self, rollout: Rollout, transcript: str) -> Score:
+        rate = self._rate(rollout, transcript)
+        # An empty transcript scores 0 even against an empty reference, whose error rate would be 0.
+        return Score(max(0.0, 1.0 - rate) if transcript else 0.0, {self.metric: rate})
+
+    def _rate(self, rollout: Rollout, transcript: str) -> float:
+        errors = word_errors if self.metric == "wer" else char_errors
+        if self.against == "reference":
+            return error_rate(rollout.sample, transcript, errors, self.normalizer)
+        written, language = final_text(rollout.text), language_of(rollout.sample)
+        if not normalize(written, self.normalizer, language):
+            return 1.0
+        return errors(written, transcript, self.normalizer, language).rate
+
+
+@dataclass(frozen=True)
+class Likelihood:
+    """How probable the recogniser finds the sample's first reference: the geometric mean for a character, in [0, 1].
+
+    It goes on rising where a transcript has no errors left, towards the speech that suits the recogniser best: used
+    alone it makes speech monotone (arXiv 2509.18531, where ln p is the reward). Combine it with `ProsodyRange`. Needs
+    Whisper or a recogniser with a CTC head (`TextScorer`). `parts` hold ln p for a character.
+    """
+
+    models: SpeechModels
+
+    def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
+        # JSON knows no -inf: silence is logged as 100 nats.
+        values = [max(value, -100.0) for value in self.models.text_log_probabilities(rollouts)]
+        return [Score(math.exp(value), {"logprob": value}) for value in values]
+
+
+@dataclass(frozen=True)
+class WordIntelligibility:
+    """The mean over the words of the sample's first reference of 1 - CER, in [0, 1], with credit on each word's frames.
+
+    Needs a recogniser with a CTC head (`Aligner`): the text is aligned with the speech, and each word is compared with
+    what the recogniser understood while it is said. `per_token` puts a word's share on the last frame that says
+    it, the last word's on the last sampled token, and `step_ends` are these tokens: for the advantages `step-index` and
+    `process`, and for `gae`. Silence, and a text without words, score 0.
+    Raises ValueError where a rollout has speech in several segments, and for a recogniser that cannot align.
+    """
+
+    models: SpeechModels
+    normalizer: Normalizer = "basic"
+
+    def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
+        waves, aligned = self.models.waveforms(rollouts), self.models.aligned_words(rollouts)
+        seconds = [len(wav) / self.models.sample_rate for wav in waves]
+        return [self._score(*row) for row in zip(rollouts, seconds, aligned, strict=True)]
+
+    def _score(self, rollout: Rollout, seconds: float, words: Sequence[AlignedWord]) -> Score:
+        if not rollout.num_sampled:
+            return Score(0.0, {"cer": 1.0})
+        rates = [min(char_errors(w.text, w.transcript, self.normalizer).rate, 1.0) for w in words] or [1.0]
+        values = [(1.0 - rate) / len(rates) for rate in rates]
+        per_token, ends = [0.0] * rollout.num_sampled, list[int]()
+        frames = _spoken_rows(rollout)
+        for index, value in enumerate(values):
+            place = rollout.num_sampled - 1
+            if index < len(values) - 1:
+                # Codebook k is delayed by k rows: a frame's codes lie around the row that is half as many rows later.
+                place = frames[min(round(len(frames) * words[index].end / seconds), len(frames) - 1)]
+                place = min(place, rollout.num_sampled - len(values) + index)
+            ends.append(max(place, 0))
+            per_token[ends[-1]] += value
+        cer = sum(rates) / len(rates)
+        return Score(1.0 - cer, {"cer": cer}, per_token=tuple(per_token), step_ends=tuple(ends))
+
+
+def _spoken_rows(rollout: Rollout) -> list[int]:
+    """Return the places of codec frames among the sampled tokens, of the one segment that speaks."""
+    spoken = [s for s in rollout.segments if s.codes is not None]
+    if len(spoken) > 1:
+        raise ValueError(f"{rollout.name}: WordIntelligibility scores one spoken segment; this has {len(spoken)}")
+    before = 0
+    for s in rollout.segments:
+        if s.codes is not None:
+            return [before + int(i) for i in (s.codes[:, 0] >= 0).nonzero()[:, 0]]
+        before += len(s.ids)
+    return []
+
+
+def reference_clip(sample: Sample) -> AudioClip:
+    """sample.metadata["reference_audio"], an AudioClip or a path, or else the only clip in the prompt."""
+    reference = sample.metadata.get("reference_audio")
+    if isinstance(reference, AudioClip):
+        return reference
+    if isinstance(reference, str) and reference:
+        return AudioClip(path=reference)
+    if len(sample.audio) == 1:
+        return sample.audio[0]
+    raise ValueError(
+        f"sample {sample.id!r}: no metadata['reference_audio'] and {len(sample.audio)} clips in the prompt; "
+        "name the recording of the wanted voice"
+    )
+
+
+def reference_seconds(sample: Sample) -> float:
+    """sample.metadata["reference_seconds"], or else the total duration of the references of its turns."""
+    seconds = sample.metadata.get("reference_seconds")
+    if seconds is None and sample.turns:
+        turns = [t.reference_seconds for t in sample.turns if t.reference]
+        seconds = sum(s for s in turns if s is not None) if None not in turns else None
+    if (
+        isinstance(seconds, bool)
+        or not isinstance(seconds, int | float)
+        or not (math.isfinite(seconds) and seconds >= 0)
+    ):
+        raise ValueError(f"sample {sample.id!r}: metadata['reference_seconds'] is {seconds!r}, expected seconds")
+    return float(seconds)
+
+
+@dataclass(frozen=True)
+class SpeakerSimilarity:
+    """Cosine between the speaker embeddings of a rollout and of `reference(sample)`; 0 where it is negative."""
+
+    models: SpeechModels
+    reference: Callable[[Sample], AudioClip] = reference_clip
+
+    def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
+        embeddings = self.models.speaker_embeddings(rollouts)
+        return [
+            Score(0.0 if e is None else max(0.0, cosine(e, self.models.reference_embedding(self.reference(r.sample)))))
+            for r, e in zip(rollouts, embeddings, strict=True)
+        ]
+
+
+@dataclass(frozen=True)
+class Duration:
+    """min / max of the duration of the speech and of `reference(sample)` seconds: 0.5 for double or half.
+
+    No speech scores 0, and 1 against a reference of 0 s. `parts` hold the seconds.
+    """
+
+    models: SpeechModels
+    reference: Callable[[Sample], float] = reference_seconds
+
+    def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
+        scores = []
+        for rollout, wav in zip(rollouts, self.models.waveforms(rollouts), strict=True):
+            seconds = len(wav) / self.models.sample_rate
+            scores.append(Score(duration_ratio(seconds, self.reference(rollout.sample)), {"seconds": seconds}))
+        return scores
+
+
+@dataclass(frozen=True)
+class NotSilent:
+    """1 where at most a share `most` of the 25 ms frames is silent, else 0. `parts` hold the share of silent frames."""
+
+    models: SpeechModels
+    most: float = 0.7
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.most < 1:
+            raise ValueError(f"NotSilent: most must be in [0, 1), got {self.most}")
+
+    def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
+        models = self.models
+        shares = [silent_share(w, models.sample_rate, models.silence) for w in models.waveforms(rollouts)]
+        return [Score(float(share <= self.most), {"silent": share}) for share in shares]
+
+
+@dataclass(frozen=True)
+class NotClipped:
+    """1 where at most a share `most` of the samples is clipped, else 0; no speech scores 0. `parts` hold the share."""
+
+    models: SpeechModels
+    most: float = 1e-3
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.most < 1:
+            raise ValueError(f"NotClipped: most must be in [0, 1), got {self.most}")
+
+    def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
+        shares = [clipped_share(wav) for wav in self.models.waveforms(rollouts)]
+        return [
+            Score(float(share <= self.most and speaks), {"clipped": share})
+            for share, speaks in zip(shares, self.models.have_speech(rollouts), strict=True)
+        ]
+
+
+@dataclass(frozen=True)
+class Finished:
+    """1 where the rollout ended by itself, 0 where a segment reached its token limit or there is no speech."""
+
+    models: SpeechModels
+
+    def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
+        return [
+            Score(float(speaks and all(s.stop_reason != "length" for s in r.segments)))
+            for r, speaks in zip(rollouts, self.models.have_speech(rollouts), strict=True)
+        ]
+
+
+@dataclass(frozen=True)
+class PredictedMOS:
+    """The predicted mean opinion score (1 to 5) as (mos - 1) / 4, clipped to [0, 1]. `parts` hold the score itself."""
+
+    models: SpeechModels
+
+    def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
+        scores = self.models.mos_scores(rollouts)
+        return [Score(min(max((mos - 1.0) / 4.0, 0.0), 1.0), {"mos": mos}) for mos in scores]
+
 
 GATED = ("similarity", "quality", "prosody")
 """The rewards that `SpeechRewards.gate` withholds from speech that is not understood."""
@@ -34,7 +265,7 @@ GATED = ("similarity", "quality", "prosody")
 
 @dataclass(frozen=True)
 class SpeechRewards:
-    """Weights of the speech rewards. A reward with weight 0 is left out, and its judge is not loaded."""
+    """Weights of the speech rewards. A reward with weight 0 is left out, and its model is not loaded."""
 
     understood: float = 1.0
     """Weight of 1 - WER (or CER) of the transcript by `asr`."""
@@ -66,7 +297,7 @@ class SpeechRewards:
     """A speaker encoder by path or hub id."""
     metric: Literal["wer", "cer", "word-cer"] = "wer"
     """Errors of what `asr` understands: by word (wer), by character (cer), or by character within the time of each word
-    (word-cer), which `--grpo.advantage step-index` credits to the frames of that word. word-cer needs a recogniser with
+    (word-cer), which `--rl.advantage step-index` credits to the frames of that word. word-cer needs a recogniser with
     a CTC head."""
     normalizer: Normalizer = "basic"
     """Normalisation of both texts before they are compared; see audiorl.eval.metrics.text."""
@@ -117,7 +348,7 @@ def speech_reward(
                     look(sample)
                 except ValueError as error:
                     raise ValueError(f"{error}; {remedy}") from error
-    judges = SpeechJudges(
+    models = SpeechModels(
         voice,
         recogniser=load_recogniser(o.asr, language) if o.understood or o.likelihood or o.gate is not None else None,
         encoder=load_speaker_encoder(o.speaker) if o.similarity else None,
@@ -125,28 +356,28 @@ def speech_reward(
     )
     rewards: dict[str, Reward] = {
         "understood": (
-            WordIntelligibility(judges, o.normalizer)
+            WordIntelligibility(models, o.normalizer)
             if o.metric == "word-cer"
-            else Intelligibility(judges, o.metric, o.normalizer)
+            else Intelligibility(models, o.metric, o.normalizer)
         ),
-        "likelihood": Likelihood(judges),
-        "similarity": SpeakerSimilarity(judges),
-        "duration": Duration(judges),
-        "finished": Finished(judges),
-        "silence": NotSilent(judges),
-        "clipping": NotClipped(judges),
-        "quality": PredictedMOS(judges),
+        "likelihood": Likelihood(models),
+        "similarity": SpeakerSimilarity(models),
+        "duration": Duration(models),
+        "finished": Finished(models),
+        "silence": NotSilent(models),
+        "clipping": NotClipped(models),
+        "quality": PredictedMOS(models),
     }
     if o.prosody:
-        rewards["prosody"] = ProsodyRange(judges, prosody_norm(_recordings(samples), judges.sample_rate))
+        rewards["prosody"] = ProsodyRange(models, prosody_norm(_recordings(samples), models.sample_rate))
     if o.gate is not None:
-        understood = Intelligibility(judges, "cer", o.normalizer)
+        understood = Intelligibility(models, "cer", o.normalizer)
         rewards |= {name: Gated(rewards[name], understood, 1 - o.gate) for name in GATED if name in rewards}
     return WeightedSum(tuple(Term(name, rewards[name], weight) for name, weight in o.weights().items() if weight))
 
 
 def _recordings(samples: Sequence[Sample]) -> list[AudioClip]:
-    """Those of the samples, each once. Raises ValueError where no sample has one."""
+    """The recordings of the samples, each once. Raises ValueError where no sample has one."""
     clips = {clip.key: clip for sample in samples if (clip := own_recording(sample)) is not None}
     if not clips:
         raise ValueError(

@@ -1,22 +1,28 @@
-"""AdamW with its learning-rate schedule and its state by parameter name."""
+"""AdamW with its learning-rate schedule and its state by parameter name; the modules that sharded forms of it gather.
+
+`train.optim.zero` and `train.optim.fsdp` shard it over ranks; `train.optim.steps` chooses.
+"""
 
 from __future__ import annotations
 
 import logging
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from audiorl.config import OptimConfig
 from audiorl.distributed.world import World
-from audiorl.run.pieces import Piece, read_shape
+from audiorl.models.policy import AudioPolicy
+from audiorl.models.value import ValueModel
+from audiorl.run.checkpoint import StatePiece, read_shape
 from audiorl.train.checks import check_weights
 
 
 def learning_rate(step: int, total_steps: int, config: OptimConfig) -> float:
-    """The rate of update `step` (from 0): linear warm-up over `warmup_steps`, then the schedule down to 0."""
+    """Return the rate of update `step` (from 0): linear warm-up over `warmup_steps`, then the schedule down to 0."""
     if step < config.warmup_steps:
         return config.lr * (step + 1) / config.warmup_steps
     if config.schedule == "constant":
@@ -32,7 +38,7 @@ MASTER = "master"
 
 
 def adamw(parameters: Mapping[str, nn.Parameter], config: OptimConfig, fused: bool = False) -> torch.optim.AdamW:
-    """torch's AdamW, with a group of parameters for each of `lr_factors` and one for the others.
+    """Make torch's AdamW, with a group of parameters for each of `lr_factors` and one for the others.
 
     `fused` is one kernel a weight on the CPU, and one for all weights on a GPU. Raises ValueError without parameters
     and for a pattern of `lr_factors` that is in no name.
@@ -61,7 +67,7 @@ def adamw(parameters: Mapping[str, nn.Parameter], config: OptimConfig, fused: bo
 
 @torch.no_grad()
 def lost_updates(parameters: Sequence[nn.Parameter], size: float) -> float:
-    """The fraction of 16-bit weights, among these, that do not change when `size` is added to them.
+    """Return the fraction of 16-bit weights, among these, that do not change when `size` is added to them.
 
     AdamW's first updates are of the size of the learning rate. Of a large weight 2²⁰ numbers are looked at.
     """
@@ -75,7 +81,7 @@ def lost_updates(parameters: Sequence[nn.Parameter], size: float) -> float:
 
 
 def check_shape(state: Mapping[str, Tensor], name: str, shape: torch.Size, where: str) -> None:
-    """Raises ValueError when the state of a weight is of another shape."""
+    """Raise ValueError when the state of a weight is of another shape."""
     if f"exp_avg.{name}" in state and read_shape(state, f"exp_avg.{name}") != tuple(shape):
         raise ValueError(f"{where}: optimizer state of {name!r} has another shape; another architecture")
 
@@ -129,10 +135,10 @@ class Optimizer:
             p.grad = None
 
     def reduce(self) -> None:
-        """After every backward pass; gradients here wait for `gather_gradients`."""
+        """Do what every backward pass needs after it; gradients here wait for `gather_gradients`."""
 
     def close(self) -> None:
-        """After the last update."""
+        """End after the last update."""
 
     def gather_gradients(self) -> None:
         """Make every gradient the sum of all ranks'."""
@@ -143,7 +149,7 @@ class Optimizer:
         return float(torch.nn.utils.clip_grad_norm_(list(self._parameters.values()), self._config.max_grad_norm))
 
     def step(self) -> dict[str, float]:
-        """One update from the accumulated gradients. Returns grad_norm (before clipping) and lr."""
+        """Update once from the accumulated gradients. Returns grad_norm (before clipping) and lr."""
         norm = self._clip()
         if not math.isfinite(norm):
             bad = [n for n, p in self._parameters.items() if p.grad is not None and not bool(p.grad.isfinite().all())]
@@ -164,19 +170,20 @@ class Optimizer:
         self.updates += 1
         return {"grad_norm": norm, "lr": lr}
 
-    def state(self) -> dict[str, Tensor | Piece]:
-        """The moments as `exp_avg.NAME`, `exp_avg_sq.NAME`, `step.NAME`, float32 copies of 16-bit weights as
+    def state(self) -> dict[str, Tensor | StatePiece]:
+        """Return the moments as `exp_avg.NAME`, `exp_avg_sq.NAME`, `step.NAME`, float32 copies of 16-bit weights as
         `master.NAME`, and the number of updates."""
-        out: dict[str, Tensor | Piece] = {"updates": torch.tensor(self.updates)}
+        out: dict[str, Tensor | StatePiece] = {"updates": torch.tensor(self.updates)}
         for name, p in self._updated.items():
             for key, value in self._adamw.state.get(p, {}).items():
                 out[f"{key}.{name}"] = value
         return out | {f"{MASTER}.{name}": master.detach() for name, master in self._masters.items()}
 
     def load(self, state: Mapping[str, Tensor], where: str) -> None:
+        """Take over a `state` that was read from the checkpoint `where`. Raises ValueError for another shape."""
         self.updates = int(state["updates"])
         with torch.no_grad():
-            for name, master in self._masters.items():  # a state without them: of ZeRO in float32, or of an old release
+            for name, master in self._masters.items():  # ZeRO in float32 writes none
                 master.copy_(state.get(f"{MASTER}.{name}", self._parameters[name]))
         fused = self._adamw.defaults["fused"]  # then steps are counted where the weights are
         for name, p in self._updated.items():
@@ -187,3 +194,65 @@ class Optimizer:
                     k: v.to(p.device if fused else "cpu", copy=True) if k == "step" else v.to(p.device, p.dtype)
                     for k, v in own.items()
                 }
+
+
+class EMA:
+    """average ← decay · average + (1 - decay) · weight after each update, in float32; begins as the weights are."""
+
+    def __init__(self, parameters: Mapping[str, nn.Parameter], decay: float):
+        self._parameters = dict(parameters)
+        self._decay = decay
+        self._average = {name: p.detach().float().clone() for name, p in self._parameters.items()}
+
+    @torch.no_grad()
+    def update(self) -> None:
+        for name, p in self._parameters.items():
+            self._average[name].lerp_(p.float(), 1 - self._decay)
+
+    def state(self) -> dict[str, Tensor]:
+        return dict(self._average)
+
+    def load(self, state: Mapping[str, Tensor], where: str) -> None:
+        if {n: read_shape(state, n) for n in state} != {n: tuple(t.shape) for n, t in self._average.items()}:
+            raise ValueError(f"{where}: its moving average is of another architecture")
+        self._average = {name: state[name].to(t.device).clone() for name, t in self._average.items()}
+
+
+@dataclass(frozen=True)
+class ShardedModules:
+    """The parts of a model that the ranks of a sharded optimizer gather and reduce separately."""
+
+    module: nn.Module
+    trained: Mapping[str, nn.Parameter]
+    """Trained weights by name."""
+    layers: Sequence[nn.Module]
+    """The decoder's layers."""
+    non_layer: Sequence[nn.Parameter]
+    """The other weights that a pass uses. An encoder of images is not among them."""
+    decoder: nn.Module | None
+    """What holds the layers; None where there are none."""
+
+    @classmethod
+    def of(cls, model: AudioPolicy | ValueModel) -> ShardedModules:
+        if isinstance(model, AudioPolicy):
+            return cls(model.model, model.trainable(), *_passed(model), model.backbone.decoder(model.model))
+        if model.shared:
+            return cls(model.head, model.trainable(), (), tuple(model.head.parameters()), None)
+        layers, non_layer = _passed(model.trunk)
+        both = nn.ModuleList([model.trunk.model, model.head])
+        non_layer = (*non_layer, *model.head.parameters())
+        return cls(both, model.trainable(), layers, non_layer, model.trunk.backbone.decoder(model.trunk.model))
+
+
+def _passed(policy: AudioPolicy) -> tuple[Sequence[nn.Module], Sequence[nn.Parameter]]:
+    """The decoder's layers, and the other weights that a pass uses."""
+    backbone, model = policy.backbone, policy.model
+    decoder = backbone.decoder(model)
+    parts = [decoder, backbone.head(model)]
+    if policy.speech is not None:
+        parts.append(policy.code_head)
+    if backbone.audio_token is not None:
+        parts += [backbone.audio_encoder(model), *backbone.projector(model)]
+    inside = {id(p) for layer in decoder.layers for p in layer.parameters()}
+    non_layer = {id(p): p for part in parts for p in part.parameters() if id(p) not in inside}
+    return list(decoder.layers), list(non_layer.values())

@@ -28,10 +28,9 @@ from audiorl.distributed.torchrun import backend
 from audiorl.distributed.world import World, buckets
 from audiorl.models.policy import AudioPolicy
 from audiorl.models.value import ValueModel
-from audiorl.run.pieces import Piece, even_range, read_range, row_range
+from audiorl.run.checkpoint import StatePiece, even_range, read_range, row_range
 from audiorl.train.checks import check_weights
-from audiorl.train.optim.adamw import MASTER, Optimizer, check_shape
-from audiorl.train.optim.anatomy import Anatomy
+from audiorl.train.optim.adamw import MASTER, Optimizer, ShardedModules, check_shape
 
 
 class FsdpOptimizer(Optimizer):
@@ -45,13 +44,13 @@ class FsdpOptimizer(Optimizer):
     def __init__(self, model: AudioPolicy | ValueModel, config: OptimConfig, total_steps: int, world: World):
         if not dist.is_initialized():
             dist.init_process_group(backend(), store=dist.HashStore(), rank=0, world_size=1)
-        anatomy = Anatomy.of(model)
+        modules = ShardedModules.of(model)
         self._model, self._size = model, world.size
-        self._shapes = {name: p.shape for name, p in anatomy.trained.items()}
-        inside = {id(p) for layer in anatomy.layers for p in layer.parameters()}
-        self._whole = {name: p for name, p in anatomy.trained.items() if id(p) not in inside}
+        self._shapes = {name: p.shape for name, p in modules.trained.items()}
+        inside = {id(p) for layer in modules.layers for p in layer.parameters()}
+        self._whole = {name: p for name, p in modules.trained.items() if id(p) not in inside}
         """Trained weights outside of the layers, by name."""
-        self._layers = _Layers(anatomy)
+        self._layers = _Layers(modules)
         ranges = {name: even_range(p.numel(), world.rank, world.size) for name, p in self._whole.items()}
         shards = {name: _slice(p, *ranges[name]) for name, p in self._whole.items()}
         self._sharded: dict[str, Any] = {}
@@ -160,13 +159,13 @@ class FsdpOptimizer(Optimizer):
 
     # -- state -----------------------------------------------------------------------------------------------------
 
-    def state(self) -> dict[str, Tensor | Piece]:
+    def state(self) -> dict[str, Tensor | StatePiece]:
         """As `Optimizer.state`, of this rank's shards: moments and float32 copies are pieces."""
         out = super().state()
         for key, tensor in out.items():
             name = key.partition(".")[2]
             if name in self._shapes and not key.startswith("step.") and isinstance(tensor, Tensor):
-                out[key] = Piece(tensor.reshape(-1), self._starts[name], tuple(self._shapes[name]))
+                out[key] = StatePiece(tensor.reshape(-1), self._starts[name], tuple(self._shapes[name]))
         return out
 
     @torch.no_grad()
@@ -189,10 +188,8 @@ class FsdpOptimizer(Optimizer):
 class _Layers:
     """The decoder's layers under FSDP2: sharded during updates, whole and without its hooks between them."""
 
-    def __init__(self, anatomy: Anatomy):
-        self._anatomy = anatomy
-        self._modules: list[Any] = [] if anatomy.decoder is None else [*anatomy.layers, anatomy.decoder]
-        self._attributes = [set(m.__dict__) for m in self._modules]
+    def __init__(self, modules: ShardedModules):
+        self._modules: list[Any] = [] if modules.decoder is None else [*modules.layers, modules.decoder]
         self._managed = [(m, set(m.__dict__)) for root in self._modules[-1:] for m in root.modules()]
         self._hooks: list[Any] = []
 

@@ -26,7 +26,7 @@ BF16_WIDTH = 512
 
 
 def slow_precision(policy: AudioPolicy, capabilities: Mapping[str, object]) -> str:
-    """What to change where a CPU with these capabilities would compute this policy faster in the other precision."""
+    """Say what to change where such a CPU would compute this policy faster in the other precision; else nothing."""
     head = policy.backbone.head(policy.model).weight
     if head.device.type != "cpu":
         return ""
@@ -41,18 +41,15 @@ def slow_precision(policy: AudioPolicy, capabilities: Mapping[str, object]) -> s
     return ""
 
 
-def warn_of_precision(policy: AudioPolicy) -> None:
-    if advice := slow_precision(policy, torch.cpu.get_capabilities()):
-        _log.warning(advice)
-
-
 def optimizer_for(
     model: AudioPolicy | ValueModel, config: OptimConfig, total_steps: int, world: World
 ) -> Optimizer | ZeroOptimizer:
-    """What trains `model` in this process's runtime. Made after all copies of the model that are wanted."""
+    """Make what trains `model` in this process's runtime, after all copies of the model that are wanted."""
     runtime = current()
     if world.rank == 0 and isinstance(model, AudioPolicy):
-        warn_of_precision(model)
+        advice = slow_precision(model, torch.cpu.get_capabilities())
+        if advice:
+            _log.warning(advice)
     if runtime.fsdp:
         from audiorl.train.optim.fsdp import FsdpOptimizer
 
@@ -72,7 +69,7 @@ def backward(loss: Tensor, *optimizers: Optimizer | ZeroOptimizer) -> None:
 
 
 def idle_passes(micro_batches: int, world: World, *optimizers: Optimizer | ZeroOptimizer) -> int:
-    """How many passes without a loss this rank must run after its micro-batches. Asked before the first of them."""
+    """Return how many passes without a loss this rank must run after its micro-batches; called before the first."""
     if not any(optimizer.every_pass for optimizer in optimizers):
         return 0
     return max(world.gather(micro_batches)) - micro_batches

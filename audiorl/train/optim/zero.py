@@ -30,10 +30,9 @@ from audiorl.distributed.torchrun import backend
 from audiorl.distributed.world import World
 from audiorl.models.policy import AudioPolicy
 from audiorl.models.value import ValueModel
-from audiorl.run.pieces import Piece, read_range
+from audiorl.run.checkpoint import StatePiece, read_range
 from audiorl.train.checks import check_weights
-from audiorl.train.optim.adamw import MASTER, adamw, check_shape, learning_rate
-from audiorl.train.optim.anatomy import Anatomy
+from audiorl.train.optim.adamw import MASTER, ShardedModules, adamw, check_shape, learning_rate
 
 BUCKET = 5 * 10**8
 """Maximum number of elements reduced or gathered at once; a smaller model is one bucket."""
@@ -64,22 +63,22 @@ class ZeroOptimizer:
         deepspeed = _deepspeed()
         if isinstance(model, ValueModel) and not model.shared and stage == 3:
             _copy_frozen_weights(model.trunk.model)
-        anatomy = Anatomy.of(model)
-        self._parameters = dict(anatomy.trained)
+        modules = ShardedModules.of(model)
+        self._parameters = dict(modules.trained)
         self._shapes = {name: p.shape for name, p in self._parameters.items()}
         self._names = {id(p): name for name, p in self._parameters.items()}
         self._config, self._total_steps, self._world, self._stage = config, total_steps, world, stage
         self.updates = 0
         self.every_pass = stage >= 2
         self.loss_scale = float(world.size)  # DeepSpeed divides gradients by it
-        self._snapshot = _Snapshot(anatomy.module)
+        self._snapshot = _Snapshot(modules.module)
         if stage == 3:
-            for layer in anatomy.layers:
+            for layer in modules.layers:
                 deepspeed.utils.set_z3_leaf_module(layer, True)  # gathered whole, even where a pass uses a part of it
-        self._bfloat16 = any(p.dtype == torch.bfloat16 for p in anatomy.module.parameters())
-        size = sum(p.numel() for p in anatomy.module.parameters())
+        self._bfloat16 = any(p.dtype == torch.bfloat16 for p in modules.module.parameters())
+        size = sum(p.numel() for p in modules.module.parameters())
         self._engine, *_ = deepspeed.initialize(
-            model=anatomy.module,
+            model=modules.module,
             # DeepSpeedCPUAdam would be compiled at the first start; torch's fused form needs no compiler.
             optimizer=adamw(self._parameters, config, fused=offload),
             config=_config(stage, offload, self._bfloat16, config.max_grad_norm, min(size + -size % 64, BUCKET)),
@@ -92,11 +91,11 @@ class ZeroOptimizer:
         self._reduced: set[int] = set()
         self._hooks = []
         # The first layer's inputs may need no gradient, and its hook then would come too early.
-        for layer in anatomy.layers[1:] if self.every_pass else ():
+        for layer in modules.layers[1:] if self.every_pass else ():
             trained = [p for p in layer.parameters() if id(p) in self._names]
             self._hooks.append(layer.register_full_backward_hook(self._layer_done(trained)))
-        self._all = list(dict.fromkeys(anatomy.module.parameters()))
-        self._non_layer = list(dict.fromkeys(anatomy.non_layer))
+        self._all = list(dict.fromkeys(modules.module.parameters()))
+        self._non_layer = list(dict.fromkeys(modules.non_layer))
         self._gather(self._all)
 
     # -- an update -------------------------------------------------------------------------------------------------
@@ -114,12 +113,12 @@ class ZeroOptimizer:
             self._release([p for p in self._all if id(p) not in non_layer_ids])
 
     def reduce(self) -> None:
-        """After the backward pass of a micro-batch, on all ranks."""
+        """Reduce gradients after the backward pass of a micro-batch, on all ranks."""
         if self.every_pass:
             self._reduce_rest(everything=False)
 
     def gather_gradients(self) -> None:
-        """After the last backward pass: gradients computed since `reduce`, such as those of an encoder run once."""
+        """Reduce, after the last pass, the gradients since `reduce`, such as those of an encoder that ran once."""
         if self.every_pass:
             self._reduce_rest(everything=False)
             self._zero.finalize_gradient_accumulation_boundary()
@@ -128,7 +127,7 @@ class ZeroOptimizer:
             self._reduce_rest(everything=True)
 
     def step(self) -> dict[str, float]:
-        """One update from the accumulated gradients. Returns grad_norm (before clipping) and lr.
+        """Update once from the accumulated gradients. Returns grad_norm (before clipping) and lr.
 
         Raises FloatingPointError, on all ranks and before a weight changes, for gradients that are not finite.
         """
@@ -213,9 +212,9 @@ class ZeroOptimizer:
 
     # -- state -----------------------------------------------------------------------------------------------------
 
-    def state(self) -> dict[str, Tensor | Piece]:
+    def state(self) -> dict[str, Tensor | StatePiece]:
         """As `Optimizer.state`, of this rank's partition; of bfloat16 weights also `master.NAME` in float32."""
-        out: dict[str, Tensor | Piece] = {"updates": torch.tensor(self.updates)}
+        out: dict[str, Tensor | StatePiece] = {"updates": torch.tensor(self.updates)}
         steps = [slot["step"] for _, slot in self._slots() if slot]
         # A weight that no gradient ever reached has moments of zero, where `Optimizer` has none.
         weights = list(self._parameters.items())
@@ -226,7 +225,7 @@ class ZeroOptimizer:
             shape = tuple(self._shapes[name])
             for key in (*(MOMENTS if count else ()), *([MASTER] if self._bfloat16 else ())):
                 for start, numbers in self._own(p, None if key == MASTER else key):
-                    out[f"{key}.{name}"] = Piece(numbers.detach(), start, shape)
+                    out[f"{key}.{name}"] = StatePiece(numbers.detach(), start, shape)
             if count:
                 out[f"step.{name}"] = torch.as_tensor(steps[0])
         return out

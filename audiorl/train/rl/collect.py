@@ -14,8 +14,8 @@ from typing import NamedTuple
 from audiorl.config import RLConfig
 from audiorl.data.schedule import batch_of_step
 from audiorl.protocols import Request, Reward, RolloutEngine
-from audiorl.rewards.check import score_rollouts, scored_rollouts
-from audiorl.rewards.early import EarlyScores, begins_early
+from audiorl.rewards.combine import score_rollouts, scored_rollouts
+from audiorl.rewards.concurrency import EarlyScores, begins_early
 from audiorl.train.rl.engines import GroupEngine
 from audiorl.train.rl.partial import UnfinishedGroup, save_unfinished, unfinished_file
 from audiorl.types import Rollout, Sample, Score

@@ -21,9 +21,8 @@ from audiorl.distributed.local import changes_worker
 from audiorl.distributed.world import World
 from audiorl.models import AudioPolicy
 from audiorl.models.value import ValueModel
-from audiorl.run.model_file import ModelFile
-from audiorl.run.pieces import TrainerState, read_shape
-from audiorl.run.saving import CheckpointedWorker, CheckpointWriter
+from audiorl.run.checkpoint import TrainerState, read_shape
+from audiorl.run.saving import CheckpointedWorker, CheckpointWriter, ModelFile
 from audiorl.train.batches import fill, gather, idle_batch
 from audiorl.train.checks import check_gradients, read_pass
 from audiorl.train.optim.steps import backward, idle_passes, optimizer_for

@@ -16,8 +16,8 @@ from audiorl.eval._listening import DEFAULT_VIEWS, audio_gains, gain_metrics, ve
 from audiorl.models import AudioPolicy
 from audiorl.protocols import RolloutEngine, SpeechDecoder
 from audiorl.run.folder import Run
-from audiorl.run.phase import pull
 from audiorl.run.progress import Progress
+from audiorl.run.saving import pull
 from audiorl.train.rl.processes import StepOutput, Workers
 from audiorl.types import Rollout, Sample
 
@@ -71,8 +71,8 @@ def check_listening(
         return {}
     gains = audio_gains(policy, one_each, views, budget)
     result = verdict(gains, config.min_gain)
-    if result.word == "deaf":
-        message = f"the model does not listen: {result.reason}"
+    if result.word == "ignores_audio":
+        message = f"the model ignores its audio: {result.reason}"
         if config.action == "stop":
             raise ValueError(f"{message}, less than listening.min_gain {config.min_gain:g}")
         print(f"audiorl: {message}", file=sys.stderr)

@@ -9,7 +9,7 @@ import numpy as np
 
 from audiorl.config import RLConfig
 from audiorl.data.sets import SET
-from audiorl.rollout.hf import versions_of
+from audiorl.rollout.hf import token_versions
 from audiorl.train.rl.collect import RolloutBatch
 from audiorl.train.rl.partial import partial_metrics
 
@@ -53,7 +53,7 @@ def staleness(batch: RolloutBatch, step: int) -> float:
     """By how many steps the weights that sampled a segment are older than those trained on it; the mean. Of a segment
     that several versions sampled it is the mean over its tokens."""
     segments = [s for r in batch.rollouts for s in r.segments if len(s.ids)]
-    return _mean([step - float(versions_of(s).double().mean()) for s in segments])
+    return _mean([step - float(token_versions(s).double().mean()) for s in segments])
 
 
 def _mean(values: Sequence[Any]) -> float:

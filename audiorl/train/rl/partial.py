@@ -19,7 +19,7 @@ import torch
 from audiorl.config import RLConfig
 from audiorl.models import AudioPolicy
 from audiorl.protocols import Request
-from audiorl.rollout.hf import answered, versions_of
+from audiorl.rollout.hf import build_rollout, token_versions
 from audiorl.rollout.samplers import SegmentBuffer
 from audiorl.types import Rollout, Sample, Segment
 
@@ -71,7 +71,7 @@ def partial_metrics(rollouts: Sequence[Rollout], waiting: Sequence[UnfinishedGro
     of their tokens that older weights than the last ones sampled; `rollout/paused`: answers that wait for the next
     step; `rollout/staleness_max`: of any token."""
     segments = [r.segments[-1] for r in rollouts]
-    versions = [versions_of(s) for s in segments if len(s.ids)]
+    versions = [token_versions(s) for s in segments if len(s.ids)]
     older = sum(int((v < v[-1]).sum()) for v in versions)
     return {
         "rollout/partial": sum(s.policy_versions is not None for s in segments) / max(len(segments), 1),
@@ -146,7 +146,7 @@ def _group(row: Mapping[str, Any], policy: AudioPolicy, samples: Mapping[str, Sa
         index, ids, logprobs, reason, version, versions = (answer[field] for field in ROLLOUT_FIELDS)
         if not len(ids) == len(logprobs) == len(versions or ids):
             raise ValueError(f"answer {index}: ids, logprobs and versions are not equally many")
-        rollout = answered(policy, request, index, prompt, SegmentBuffer(ids, logprobs), reason, version)
+        rollout = build_rollout(policy, request, index, prompt, SegmentBuffer(ids, logprobs), reason, version)
         if versions is not None:
             segment = replace(rollout.segments[0], policy_versions=torch.tensor(versions))
             rollout = replace(rollout, segments=(segment,))

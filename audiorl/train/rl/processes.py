@@ -25,7 +25,7 @@ from audiorl.distributed.world import World
 from audiorl.models import AudioPolicy
 from audiorl.models.policy import Reference
 from audiorl.run.folder import Run
-from audiorl.run.model_file import ModelFile
+from audiorl.run.saving import ModelFile
 from audiorl.train.rl.critic import CriticWorker, make_critic
 from audiorl.train.rl.engines import GroupEngine
 from audiorl.train.rl.minibatch import TrainBatch, in_order

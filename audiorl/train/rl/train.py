@@ -15,8 +15,8 @@ from audiorl.models.examples import Example, experience
 from audiorl.models.policy import Reference
 from audiorl.protocols import Reward, SpeechDecoder
 from audiorl.run.folder import Run
-from audiorl.run.phase import checkpoint, completing_saves, pull_last, restore
 from audiorl.run.progress import Progress, StepClock
+from audiorl.run.saving import checkpoint, completing_saves, pull_last, restore
 from audiorl.train.rl.advantages import scored_experiences
 from audiorl.train.rl.collect import Collector, RolloutBatch
 from audiorl.train.rl.distill import check_teacher_prompts, reference_answers, with_teacher_prompts

@@ -26,11 +26,10 @@ from audiorl.distributed.world import World
 from audiorl.models import AudioPolicy
 from audiorl.models.policy import Reference
 from audiorl.models.value import critic_of
-from audiorl.run.pieces import Piece, TrainerState
+from audiorl.run.checkpoint import StatePiece, TrainerState
 from audiorl.train.batches import counts, fill, fill_fields, gather, idle_batch, logprobs_by_code
 from audiorl.train.checks import check_finite, read_pass
-from audiorl.train.optim.adamw import Optimizer
-from audiorl.train.optim.ema import EMA
+from audiorl.train.optim.adamw import EMA, Optimizer
 from audiorl.train.optim.steps import backward, idle_passes, optimizer_for
 from audiorl.train.rl.advantages import compute_advantages, mean_advantage
 from audiorl.train.rl.critic import Critic
@@ -334,7 +333,7 @@ class Trainer:
 
     def state(self) -> TrainerState:
         """What a resumed run needs on top of the weights; the reference is the policy that the phase began with."""
-        out: dict[str, Mapping[str, Tensor | Piece]] = {
+        out: dict[str, Mapping[str, Tensor | StatePiece]] = {
             "optimizer": self.optimizer.state(),
             "progress": {"steps": torch.tensor(self.steps), "kl_beta": torch.tensor(self.kl.beta, dtype=torch.float64)},
         }

@@ -25,12 +25,10 @@ from audiorl.models.policy import Reference
 from audiorl.models.weights import Weights, named
 from audiorl.protocols import Ended, Request, Sleep
 from audiorl.rollout.hf import HFEngine
-from audiorl.rollout.vllm import VLLMEngine
-from audiorl.rollout.vllm_start import VLLMConfig
+from audiorl.rollout.vllm import VLLMConfig, VLLMEngine
 from audiorl.rollout.vllm_weights import Lora, adapter_obstacle, served_weights
 from audiorl.rollout.weight_transfer import Backend, SyncError, WeightReceiver, WeightSender
-from audiorl.run.model_file import ModelFile
-from audiorl.run.saving import CheckpointedWorker, CheckpointWriter
+from audiorl.run.saving import CheckpointedWorker, CheckpointWriter, ModelFile
 from audiorl.train.rl.distill import Teacher, load_teacher
 from audiorl.train.rl.trainer import ALL_HERE, Separate, State, Trainer, with_logprobs
 from audiorl.types import Rollout

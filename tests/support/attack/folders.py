@@ -25,8 +25,7 @@ from audiorl.data.rollout_rows import array_of, read_rollouts
 from audiorl.models import load_policy
 from audiorl.models.families.text import tiny
 from audiorl.models.weights import copy_weights, read_tensors
-from audiorl.recipes._loader import _checked_recipe, load_recipe, parse_config
-from audiorl.recipes._scripts import find_script
+from audiorl.recipes._loader import find_script, load_recipe, parse_config, recorded_recipe
 from audiorl.report import write_report
 from audiorl.run.checkpoint import load_checkpoint, save_checkpoint
 from audiorl.run.folder import Run
@@ -121,7 +120,7 @@ def _run_seeds(*names: str) -> Any:
 
 def _open(given: Input, folder: Path) -> Any:
     run = written(given, folder)
-    _, config = _checked_recipe(run, [])
+    _, config = recorded_recipe(run, [])
     opened = Run.open(run)
     opened.close()
     model = _weights()

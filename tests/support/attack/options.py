@@ -11,8 +11,10 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from audiorl.cli import Report, Resume, Serve
-from audiorl.cli.codec import Decode, Encode
+from audiorl.cli.codec import DecodeOptions, EncodeOptions
+from audiorl.cli.report import ReportOptions
+from audiorl.cli.resume import ResumeOptions
+from audiorl.cli.rewards import ServeRewardOptions
 from audiorl.config.distributed import RuntimeConfig
 from audiorl.options import parse
 from audiorl.recipes._loader import load_recipe, parse_config
@@ -21,27 +23,27 @@ from corpora.cli import BuildCorpus
 from tests.support.attack.targets import FileTarget, Input
 
 COMMANDS = {
-    "resume": Resume,
-    "report": Report,
-    "serve": Serve,
-    "encode": Encode,
-    "decode": Decode,
+    "resume": ResumeOptions,
+    "report": ReportOptions,
+    "serve": ServeRewardOptions,
+    "encode": EncodeOptions,
+    "decode": DecodeOptions,
     "build": BuildCorpus,
 }
 LINES = {
-    "mmau-grpo": "--tiny --data a.jsonl:5x2 --optim.lr 1e-4 --optim.betas 0.9 0.99 --grpo.group-size 4 "
-    "--grpo.clip-low 0.1 --grpo.kl-beta 0.01 --grpo.gamma 0.9 --sampling.temperature 0.7 --sampling.top-p 0.9 "
+    "mmau-grpo": "--tiny --data a.jsonl:5x2 --optim.lr 1e-4 --optim.betas 0.9 0.99 --rl.group-size 4 "
+    "--rl.clip-low 0.1 --rl.kl-beta 0.01 --rl.gamma 0.9 --sampling.temperature 0.7 --sampling.top-p 0.9 "
     "--max-steps 5 --epochs 1.5 --seed 3 --held-out-count 2 --lora",
-    "mmau-grpo more": "--tiny --grpo.advantage gae --grpo.critic.coef 0.5 --grpo.critic.optim.lr 1e-4 "
-    "--grpo.dual-clip 3 --grpo.ema-decay 0.99 --grpo.kl-target 0.1 --grpo.save-every 2 --grpo.rollouts-every 1 "
+    "mmau-grpo more": "--tiny --rl.advantage gae --rl.critic.coef 0.5 --rl.critic.optim.lr 1e-4 "
+    "--rl.dual-clip 3 --rl.ema-decay 0.99 --rl.kl-target 0.1 --rl.save-every 2 --rl.rollouts-every 1 "
     "--model.audio full",
     "sft-audio": "--tiny --data a.jsonl --sft.batch-size 4 --optim.weight-decay 0.1 --optim.eps 1e-8",
     "dpo-audio-qa": "--tiny --dpo.beta 0.1 --dpo.batch-size 2 --dpo.loss ipo --dpo.sft-coef 1",
     "reward-model": "--tiny --epochs 1",
-    "asr-grpo": "--tiny --grpo.prompts-per-step 2 --sampling.max-new-tokens 5",
+    "asr-grpo": "--tiny --rl.prompts-per-step 2 --sampling.max-new-tokens 5",
     "tts-grpo": "--tiny --sampling.audio-temperature 0.9 --sampling.max-frames 20",
     "simul-ppo": "--tiny --seed 1",
-    "quickstart": "--tiny --seed 0 --sft.steps 3 --grpo.steps 2 --grpo.group-size 4",
+    "quickstart": "--tiny --seed 0 --sft.steps 3 --rl.steps 2 --rl.group-size 4",
     "resume": "runs/q1 --log tensorboard --trust a.py --runtime.ranks 2",
     "report": "runs/q1 --audio-root data",
     "serve": "reward.py --host 127.0.0.1 --port 8300 --max-batch 16 --max-bytes 1000 --concurrency 2 --max-seconds 5",
@@ -60,7 +62,7 @@ def _parse(given: Input, folder: Path) -> Any:
         if name not in COMMANDS:
             return parse_config(load_recipe(name), words)
         options: Any = parse(COMMANDS[name], words, prog=name)
-        if isinstance(options, Serve):
+        if isinstance(options, ServeRewardOptions):
             _check(options)
         return options
 

@@ -20,7 +20,7 @@ from audiorl.data.preferences import read_judged, read_pairs, read_steps
 from audiorl.data.text import read_passages, read_questions
 from audiorl.tasks.simul.formats import read_streams
 from audiorl.tasks.simul.logs import CONFIG, LOG, read_log
-from audiorl.tasks.simul.segments import read_segments
+from audiorl.tasks.simul.talks import read_segments
 from audiorl.tasks.tts.texts import read_utterances
 from tests.support.attack.mutation import mutate_bytes
 from tests.support.attack.targets import SEEDS, FileTarget, Input

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from math import exp, log
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from audiorl.algos.preference import (
+    PairLogprobs,
     anchored,
+    bradley_terry,
     cdpo,
     cpo,
     dpo,
@@ -21,7 +25,6 @@ from audiorl.algos.preference import (
     length_expert,
     length_logit,
     orpo,
-    pairwise,
     process_reward,
     r_dpo,
     sampo,
@@ -37,60 +40,67 @@ def sigma(x: float) -> float:
     return 1 / (1 + exp(-x))
 
 
+def one(tokens: Tensor, length: int = 1) -> Tensor:
+    """An answer of `length` equal tokens whose log-probs sum to `tokens`."""
+    return tokens.expand(length) / length
+
+
+def pair(chosen: Tensor, rejected: Tensor, ref_chosen: Tensor, ref_rejected: Tensor, **options: Any) -> PairLogprobs:
+    return PairLogprobs([chosen], [rejected], [ref_chosen], [ref_rejected], **options)
+
+
 # h = (-10 + 12) - (-20 + 17) = 5
 CHOSEN, REJECTED, REF_CHOSEN, REF_REJECTED = t(-10), t(-20), t(-12), t(-17)
-PAIR = (CHOSEN, REJECTED, REF_CHOSEN, REF_REJECTED)
+PAIR = pair(CHOSEN, REJECTED, REF_CHOSEN, REF_REJECTED)
 
 
 def test_dpo() -> None:
     chosen = CHOSEN.clone().requires_grad_(True)
-    loss = dpo(chosen, *PAIR[1:], beta=0.2)
+    loss = dpo(replace(PAIR, chosen=[chosen]), beta=0.2)
     assert loss.item() == pytest.approx(-log(sigma(1.0)))
     loss.sum().backward()
     assert chosen.grad is not None and chosen.grad.item() == pytest.approx(-0.2 * sigma(-1.0))
-
-
-def test_dpo_without_preference_is_log_two_and_never_overflows() -> None:
-    assert dpo(CHOSEN, REJECTED, CHOSEN, REJECTED).item() == pytest.approx(log(2))
-    assert dpo(t(-1e4), t(0), t(0), t(-1e4), beta=1.0).item() == pytest.approx(2e4)
+    assert dpo(pair(CHOSEN, REJECTED, CHOSEN, REJECTED)).item() == pytest.approx(log(2))
+    assert dpo(pair(t(-1e4), t(0), t(0), t(-1e4)), beta=1.0).item() == pytest.approx(2e4), "never overflows"
 
 
 def test_cdpo() -> None:
     expected = -0.9 * log(sigma(1.0)) - 0.1 * log(sigma(-1.0))
-    assert cdpo(*PAIR, beta=0.2, label_smoothing=0.1).item() == pytest.approx(expected)
-    assert torch.equal(cdpo(*PAIR, label_smoothing=0.0), dpo(*PAIR))
-    with pytest.raises(ValueError, match="label_smoothing"):
-        cdpo(*PAIR, label_smoothing=0.5)
+    assert cdpo(PAIR, beta=0.2, label_smoothing=0.1).item() == pytest.approx(expected)
+    assert torch.equal(cdpo(PAIR, label_smoothing=0.0), dpo(PAIR))
 
 
 def test_ipo() -> None:
-    assert ipo(*PAIR, beta=0.25).item() == pytest.approx((5 - 2) ** 2)
+    assert ipo(PAIR, beta=0.25).item() == pytest.approx((5 - 2) ** 2)
+    per_token = pair(*(one(x, n) for x, n in ((CHOSEN, 2), (REJECTED, 4), (REF_CHOSEN, 2), (REF_REJECTED, 4))))
+    h = (-10 + 12) / 2 - (-20 + 17) / 4
+    assert ipo(replace(per_token, per_token=True), beta=0.25).item() == pytest.approx((h - 2) ** 2)
 
 
 def test_r_dpo_gives_a_longer_chosen_answer_the_smaller_gradient() -> None:
-    assert r_dpo(*PAIR, t(30), t(10), beta=0.2, alpha=0.01).item() == pytest.approx(-log(sigma(1.0 + 0.2)))
-    gradients = []
+    gradients = {}
     for length in (10, 30):
         chosen = CHOSEN.clone().requires_grad_(True)
-        r_dpo(chosen, *PAIR[1:], t(length), t(10)).sum().backward()
+        answers = (one(chosen, length), one(REJECTED, 10), one(REF_CHOSEN, length), one(REF_REJECTED, 10))
+        loss = r_dpo(pair(*answers), beta=0.2, alpha=0.01)
+        loss.sum().backward()
         assert chosen.grad is not None
-        gradients.append(abs(chosen.grad.item()))
-    assert gradients[1] < gradients[0]
+        gradients[length] = abs(chosen.grad.item())
+    assert loss.item() == pytest.approx(-log(sigma(1.0 + 0.2)))
+    assert gradients[30] < gradients[10]
 
 
 LONG, SHORT = t(-1, -2, -3, -4), t(-5, -6)
 REF_LONG, REF_SHORT = t(-1.5, -2.5, -3.5, -4.5), t(-4, -5)  # ratios 0.5 each, -1 each
+UNEVEN = pair(LONG, SHORT, REF_LONG, REF_SHORT)
 
 
 def test_sampo_compares_equally_many_tokens() -> None:
-    loss = sampo([LONG], [SHORT], [REF_LONG], [REF_SHORT], beta=0.1)
-    assert loss.item() == pytest.approx(-log(sigma(0.1 * (2 * 0.5 + 2))))
-    uneven = [t(1, 10, 100, 1000)]  # which tokens are drawn shows in the sum
-    zero = [torch.zeros(4, dtype=torch.float64)]
+    assert sampo(replace(UNEVEN, seeds=[0]), beta=0.1).item() == pytest.approx(-log(sigma(0.1 * (2 * 0.5 + 2))))
+    digits_of_sum = pair(t(1, 10, 100, 1000), t(0, 0), t(0, 0, 0, 0), t(0, 0))  # which tokens are drawn shows
     seen = set()
     for seed in range(40):
-        generator = torch.Generator().manual_seed(seed)
-        h = sampo(uneven, [t(0, 0)], zero, [t(0, 0)], beta=1e-6, generator=generator)
+        h = sampo(replace(digits_of_sum, seeds=[seed]), beta=1e-6)
         total = round(-log(exp(h.item()) - 1) / 1e-6)
         digits = f"{total:04d}"
         assert digits.count("1") == 2 and digits.count("0") == 2, total
@@ -99,31 +109,33 @@ def test_sampo_compares_equally_many_tokens() -> None:
 
 
 def test_ld_dpo() -> None:
-    loss = ld_dpo([LONG], [SHORT], [REF_LONG], [REF_SHORT], beta=0.1, alpha=0.5)
-    assert loss.item() == pytest.approx(-log(sigma(0.1 * (1.0 + 0.5 * 1.0 + 2.0))))
-    whole = dpo(LONG.sum()[None], SHORT.sum()[None], REF_LONG.sum()[None], REF_SHORT.sum()[None])
-    torch.testing.assert_close(ld_dpo([LONG], [SHORT], [REF_LONG], [REF_SHORT], alpha=1.0), whole)
+    assert ld_dpo(UNEVEN, beta=0.1, alpha=0.5).item() == pytest.approx(-log(sigma(0.1 * (1.0 + 0.5 * 1.0 + 2.0))))
+    torch.testing.assert_close(ld_dpo(UNEVEN, alpha=1.0), dpo(UNEVEN))
+
+
+def test_answers_that_do_not_match_are_refused() -> None:
     with pytest.raises(ValueError, match=r"pair 0.*different length"):
-        ld_dpo([LONG], [SHORT], [SHORT], [REF_SHORT])
+        pair(LONG, SHORT, SHORT, REF_SHORT)
     with pytest.raises(ValueError, match=r"pair 0.*no tokens"):
-        sampo([LONG], [t()], [REF_LONG], [t()])
+        PairLogprobs([LONG], [t()])
 
 
 def test_simpo() -> None:
     # 2·(-10/5) - 2·(-20/8) - 0.5 = 0.5
-    assert simpo(CHOSEN, REJECTED, t(5), t(8), beta=2.0, gamma=0.5).item() == pytest.approx(-log(sigma(0.5)))
+    pairs = PairLogprobs([one(CHOSEN, 5)], [one(REJECTED, 8)])
+    assert simpo(pairs, beta=2.0, gamma=0.5).item() == pytest.approx(-log(sigma(0.5)))
 
 
 def test_cpo() -> None:
-    assert cpo(CHOSEN, REJECTED, beta=0.1, alpha=0.3).item() == pytest.approx(-log(sigma(1.0)) + 3.0)
+    assert cpo(PairLogprobs([CHOSEN], [REJECTED]), beta=0.1, alpha=0.3).item() == pytest.approx(-log(sigma(1.0)) + 3.0)
 
 
 def test_orpo() -> None:
     good, bad = log(0.5), log(0.2)  # mean log-probs; odds 1 and 1/4
-    loss = orpo(t(4 * good), t(3 * bad), t(4), t(3), lam=0.1)
+    loss = orpo(PairLogprobs([t(*[good] * 4)], [t(*[bad] * 3)]), lam=0.1)
     assert loss.item() == pytest.approx(log(2) - 0.1 * log(sigma(log(1.0) - log(0.25))), rel=1e-5)
     certain = t(-1e-9).requires_grad_(True)  # 1 - e^m would be 0 in float32
-    loss = orpo(certain, t(-50), t(1), t(1))
+    loss = orpo(PairLogprobs([certain], [t(-50)]))
     loss.sum().backward()
     assert math.isfinite(loss.item()) and certain.grad is not None and math.isfinite(certain.grad.item())
 
@@ -138,30 +150,18 @@ def test_kto() -> None:
         kto_baseline(t(-1), t(-1))
 
 
-def test_pairwise() -> None:
-    assert pairwise(t(2), t(0.5), margin=1.0).item() == pytest.approx(-log(sigma(0.5)))
-    assert pairwise(t(2), t(0.5), log_exp=True).item() == pytest.approx(log(1 + exp(-1.5)))
+def test_bradley_terry() -> None:
+    assert bradley_terry(t(2), t(0.5), margin=1.0).item() == pytest.approx(-log(sigma(0.5)))
+    assert bradley_terry(t(2), t(0.5), log_exp=True).item() == pytest.approx(log(1 + exp(-1.5)))
     # as published: c times the mean of both squared scores, (2² + 0.5²) / 2 = 2.125
-    assert pairwise(t(2), t(0.5), regulariser=0.01).item() == pytest.approx(-log(sigma(1.5)) + 0.01 * 2.125)
-    with pytest.raises(ValueError, match="no margin"):
-        pairwise(t(2), t(1), margin=1.0, log_exp=True)
+    assert bradley_terry(t(2), t(0.5), regulariser=0.01).item() == pytest.approx(-log(sigma(1.5)) + 0.01 * 2.125)
 
 
 def test_process_reward() -> None:
-    logits = torch.tensor([[log(3.0), 0.0, 5.0], [0.0, 0.0, -9.0], [1.0, 2.0, 3.0]], dtype=torch.float64)
-    hard = torch.tensor([0, 1, -100])
-    assert process_reward(logits, hard, (0, 1)).tolist() == pytest.approx([log(4 / 3), log(2), 0.0], rel=1e-5)
-    whole = process_reward(logits, hard)
-    assert whole[0].item() == pytest.approx(-log(3 / (3 + 1 + exp(5))), rel=1e-5) and whole[2] == 0
-    soft = torch.tensor([0.25, 1.0, -100.0], dtype=torch.float64)
-    expected = [-(0.25 * log(0.75) + 0.75 * log(0.25)), log(2), 0.0]
-    assert process_reward(logits, soft, (0, 1)).tolist() == pytest.approx(expected, rel=1e-5)
-    with pytest.raises(ValueError, match="none of the label_ids"):
-        process_reward(logits, torch.tensor([2, 1, -100]), (0, 1))
-    with pytest.raises(ValueError, match="two label_ids"):
-        process_reward(logits, soft)
-    with pytest.raises(ValueError, match=r"\[0, 1\]"):
-        process_reward(logits, soft + 0.5, (0, 1))
+    logits = torch.tensor([[log(3.0), 0.0, 5.0], [0.0, 0.0, -9.0]], dtype=torch.float64)
+    assert process_reward(logits, t(1, 0), (0, 1)).tolist() == pytest.approx([log(4 / 3), log(2)], rel=1e-5)
+    expected = [-(0.25 * log(0.75) + 0.75 * log(0.25)), log(2)]
+    assert process_reward(logits, t(0.25, 1), (0, 1)).tolist() == pytest.approx(expected, rel=1e-5)
 
 
 def test_the_anchor_by_hand() -> None:
@@ -183,8 +183,5 @@ def test_the_length_expert_is_the_most_probable_slope(longer: int) -> None:
     p = 1 / (1 + exp(-slope * x))
     assert slope / 10 == pytest.approx(x * (longer * (1 - p) - (10 - longer) * p))
     assert (slope > 0) is (longer > 5) and abs(slope) < 10
+    assert length_expert(torch.tensor([0, 0])) == (0.0, 1.0), "equal lengths say nothing"
     assert length_logit(t(6, -3), slope, scale).tolist() == pytest.approx([slope * math.tanh(2), -slope * x])
-
-
-def test_the_length_expert_of_equal_lengths_knows_nothing() -> None:
-    assert length_expert(torch.tensor([0, 0])) == (0.0, 1.0)

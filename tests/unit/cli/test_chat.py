@@ -26,7 +26,7 @@ from audiorl.cli.chat import leading_files
 from audiorl.config import LoraConfig, ModelConfig, SamplingConfig
 from audiorl.data.corpus import Utterance
 from audiorl.models import load_policy
-from audiorl.rollout.conversation import Conversation
+from audiorl.rollout.conversation import ChatSession
 from audiorl.run.folder import Run
 from tests.conftest import make_dual_omni, make_omni, make_qwen2_audio, make_text, make_whisper
 from tests.support.codecs import save_mimi
@@ -49,7 +49,7 @@ def typed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 
 def answer(model: Path, *content: object, language: str = "") -> str:
-    talk = Conversation(load_policy(model), SamplingConfig(temperature=0, max_new_tokens=10), language=language)
+    talk = ChatSession(load_policy(model), SamplingConfig(temperature=0, max_new_tokens=10), language=language)
     return talk.ask(content).text  # type: ignore[arg-type]
 
 

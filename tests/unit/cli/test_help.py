@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import dataclasses
 import functools
-import importlib.util
 import inspect
 import itertools
+import re
 import subprocess
 import sys
 import textwrap
 import types
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
@@ -21,38 +23,47 @@ from rich.console import Console
 
 from audiorl import cli
 from audiorl.cli import main
-from audiorl.cli.results import print_results
+from audiorl.cli.train import print_results
 from audiorl.config.distributed import RuntimeConfig
-from audiorl.recipes._loader import load_recipe
-from audiorl.recipes._scripts import find_script, scripts
+from audiorl.eval._common import options_type
+from audiorl.recipes._loader import config_class, load_recipe, scripts
 
 COMMANDS = (
     "", "train", "resume", "report", "eval", "rewards", "rewards score", "rewards serve", "codec", "codec encode",
     "codec decode", "graft", "export", "chat", "say", "doctor",
 )  # fmt: skip
-COMMAND_OPTIONS = (
-    "Train",
-    "Resume",
-    "Report",
-    "Eval",
-    "Score",
-    "Serve",
-    "Encode",
-    "Decode",
-    "Graft",
-    "Export",
-    "Chat",
-    "Say",
-    "Doctor",
-)
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_of_a_command(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as end:
-        main([*command.split(), "--help"])
-    text = capsys.readouterr().out
-    assert end.value.code == 0 and f"usage: audiorl {command}".rstrip() in text
+    with contextlib.suppress(SystemExit):
+        assert main([*command.split(), "--help"]) == 0
+    assert f"usage: audiorl {command}".rstrip() in capsys.readouterr().out
+
+
+def test_every_command_is_a_module_with_a_summary(capsys: pytest.CaptureFixture[str]) -> None:
+    files = {file.stem for file in Path(cli.__file__).parent.glob("*.py") if not file.stem.startswith("_")}
+    assert files - {"plan"} == set(cli.COMMANDS)
+    lines = cli.usage().splitlines()
+    for name in (*cli.COMMANDS, *cli.EXTENSIONS):
+        assert any(re.fullmatch(rf"  {name} +\w.*", line) for line in lines), name
+    assert main(["tran"]) == 2 and "unknown command 'tran'" in capsys.readouterr().err
+
+
+def test_other_packages_add_commands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By entry points, as a distribution on the path has them."""
+    monkeypatch.setattr(cli, "EXTENSIONS", {"louder": "Make it louder."})
+    assert main(["louder"]) == 2
+    assert "audiorl louder belongs to the package corpora, which is not installed" in capsys.readouterr().err
+    (tmp_path / "louder.py").write_text("def run(args):\n    print(args)\n    return 7\n")
+    folder = tmp_path / "louder-1.0.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: louder\nVersion: 1.0\n")
+    (folder / "entry_points.txt").write_text("[audiorl.commands]\nlouder = louder:run\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert main(["louder", "a.wav"]) == 7 and "['a.wav']" in capsys.readouterr().out
 
 
 def test_help_loads_no_torch() -> None:
@@ -81,7 +92,15 @@ def test_help_of_a_recipe_shows_its_options_and_those_of_the_command(capsys: pyt
         main(["train", "mmau_grpo", "--tiny", "--help"])
     text = capsys.readouterr().out
     assert end.value.code == 0
-    for option in ("--out", "--tiny", "--runtime.ranks", "--grpo.kl-beta", "--think, --no-think", "--model.device"):
+    for option in (
+        "--out",
+        "--tiny",
+        "--config",
+        "--runtime.ranks",
+        "--rl.kl-beta",
+        "--think, --no-think",
+        "--model.device",
+    ):
         assert option in text
     assert "(default: tiny)" in text  # the path that tiny() sets
 
@@ -132,22 +151,24 @@ def test_a_field_without_a_description_is_noticed() -> None:
 
 @pytest.mark.parametrize("recipe", scripts("recipes"))
 def test_every_option_of_a_recipe_is_described(recipe: str) -> None:
-    assert undocumented(load_recipe(recipe).Config) == []
+    assert undocumented(config_class(load_recipe(recipe))) == []
 
 
 @pytest.mark.parametrize("evaluation", scripts("eval"))
 def test_every_option_of_an_evaluation_is_described(evaluation: str) -> None:
-    spec = importlib.util.spec_from_file_location(f"options_of_{evaluation}", find_script("eval", evaluation))
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # where dataclasses look for their module
-    spec.loader.exec_module(module)
-    assert undocumented(module.Options) == []
+    assert undocumented(options_type(import_module(f"audiorl.eval.{evaluation}").main)) == []
 
 
-@pytest.mark.parametrize("name", COMMAND_OPTIONS)
+@pytest.mark.parametrize("name", cli.COMMANDS)
 def test_every_option_of_a_command_is_described(name: str) -> None:
-    assert undocumented(getattr(cli, name)) == []
+    module = import_module(f"audiorl.cli.{name}")
+    kinds = [
+        kind
+        for kind in vars(module).values()
+        if getattr(kind, "__module__", "") == module.__name__ and kind.__name__.endswith("Options")
+    ]
+    assert name == "audit" or kinds
+    assert [option for kind in kinds for option in undocumented(kind)] == []
 
 
 def test_the_table_goes_from_before_to_after_to_control(tmp_path: Path) -> None:

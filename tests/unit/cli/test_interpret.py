@@ -17,9 +17,9 @@ from audiorl.cli import interpret as command
 from audiorl.cli import main
 from audiorl.config import SamplingConfig
 from audiorl.models import dualize, load_policy
-from audiorl.rollout.speech_decoder import CodecSpeechDecoder
+from audiorl.rollout.speech import CodecSpeechDecoder
 from audiorl.tasks.simul.live import Interpreter
-from audiorl.tasks.simul.speech import playback_track
+from audiorl.tasks.simul.logs import playback_track
 from tests.conftest import make_omni
 from tests.support.unified_codec import tiny as tiny_codec
 from tokenizers_audio import load
@@ -102,7 +102,7 @@ def test_the_microphone_until_it_is_stopped(
         yield np.zeros(0, np.float32)
         raise AssertionError("went on after Ctrl-C")
 
-    monkeypatch.setattr("audiorl.cli.microphone.listen", blocks)
+    monkeypatch.setattr("audiorl.cli._sound.listen", blocks)
     assert main(["interpret", str(folder / "text"), "--mic", *LANGUAGES, *SHORT]) == 0
     assert capsys.readouterr().out.splitlines() == lines(interpreted(folder, "text"))
 
@@ -125,7 +125,7 @@ def test_ctrl_c_while_a_turn_is_written_lets_it_end(
 
 
 def test_a_microphone_of_sounddevice(monkeypatch: pytest.MonkeyPatch) -> None:
-    from audiorl.cli.microphone import listen
+    from audiorl.cli._sound import listen
 
     class InputStream:
         closed = False

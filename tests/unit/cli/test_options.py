@@ -1,55 +1,45 @@
-"""Booleans in three forms, renamed options, and options that a recipe would ignore."""
+"""Options from the command line, from run files and from values: booleans, renamed options, what does not fit."""
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from dataclasses import dataclass, make_dataclass, replace
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
 from audiorl import options
 from audiorl.config import LoraConfig, ModelConfig, RLConfig, require_finite, torch_device
-from audiorl.options import parse, parse_known, with_new_names
-from audiorl.recipes._common import RecipeConfig
-from audiorl.recipes._loader import _checked_recipe, _with_new_names, load_recipe, parse_config, start
-from audiorl.recipes._scripts import find_script
-from audiorl.run.folder import Run
+from audiorl.config.recipe import RecipeConfig
+from audiorl.options import RunFile, parse, parse_known
+from audiorl.recipes._loader import config_class, load_recipe, parse_config, scripts
 
 
 @dataclass(frozen=True)
-class Config(RecipeConfig):
+class ThinkingConfig(RecipeConfig):
     think: bool = True
-    grpo: RLConfig = RLConfig()
+    rl: RLConfig = RLConfig()
+    weights: dict[str, float] | None = None
 
 
-def recipe() -> ModuleType:
-    module = ModuleType("recipe")
-    module.__file__, module.Config = "recipe.py", Config  # type: ignore[attr-defined]
-    return module
+def read(*args: str) -> ThinkingConfig:
+    return parse(ThinkingConfig, args, prog="x", run_file=True)
 
 
-@pytest.mark.parametrize("args", [["--lora"], ["--lora", "True"], ["--lora=true"]])
-def test_a_flag_a_value_and_an_equals_sign_switch_on(args: list[str]) -> None:
-    assert parse(Config, args, prog="x").lora
-
-
-@pytest.mark.parametrize("args", [["--no-think"], ["--think", "False"], ["--think=false"]])
-def test_so_they_switch_off(args: list[str]) -> None:
-    assert not parse(Config, args, prog="x").think
+@pytest.mark.parametrize(
+    ("args", "name"),
+    [("--lora", "lora"), ("--lora True", "lora"), ("--lora=true", "lora"), ("--no-think", "think"),
+     ("--think False", "think"), ("--think=false", "think"), ("--path True --data false --lora", "lora")],
+)  # fmt: skip
+def test_booleans_are_flags_or_have_values(args: str, name: str) -> None:
+    assert getattr(read(*args.split()), name) is (name == "lora")
 
 
 @pytest.mark.parametrize("args", [["--model.no-autocast"], ["--model.autocast", "False"], ["--model.autocast=False"]])
 def test_booleans_of_nested_options(args: list[str]) -> None:
-    default = Config(model=ModelConfig(autocast=True))
-    assert not parse(Config, args, prog="x", default=default).model.autocast
-
-
-def test_words_that_only_look_like_booleans_stay() -> None:
-    assert parse(Config, ["--path", "True", "--data", "false", "--lora"], prog="x").path == "True"
+    default = ThinkingConfig(model=ModelConfig(autocast=True))
+    assert not parse(ThinkingConfig, args, prog="x", default=default).model.autocast
 
 
 def test_what_one_class_does_not_have_is_left_for_another() -> None:
@@ -61,13 +51,15 @@ def test_what_one_class_does_not_have_is_left_for_another() -> None:
     assert parse_known(Command, [*rest[:2], "--tiny", "True", *rest[2:]], prog="x") == (Command(tiny=True), rest)
 
 
-def test_an_old_name_gives_the_new_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(options, "RENAMED", {"grpo.beta": "grpo.kl-beta", "ratio": "ratio-cap"})
-    with pytest.raises(ValueError, match=r"^--grpo\.beta is now --grpo\.kl-beta$"):
-        parse(Config, ["--grpo.beta", "0"], prog="x")
-    with pytest.raises(ValueError, match=r"^--grpo\.ratio is now --grpo\.ratio-cap$"):
-        parse(Config, ["--grpo.ratio=3"], prog="x")
-    assert with_new_names(Config, ["--grpo.beta=0", "--seed", "1"]) == ["--grpo.kl-beta=0", "--seed", "1"]
+@pytest.mark.parametrize(
+    ("given", "now"), [("--grpo.kl-beta", "--rl.kl-beta"), ("--ppo.critic.coef=3", "--rl.critic.coef")]
+)
+def test_an_old_name_gives_the_new_one(given: str, now: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match=f"{given.split('=')[0]} is now {now}"):
+        read(given, "0")
+    monkeypatch.setattr(options, "RENAMED_VALUES", {("on-error", "ignore"): "skip"})
+    with pytest.raises(ValueError, match="on-error ignore is now called skip"):
+        read("--on-error", "ignore")
 
 
 @pytest.mark.parametrize(
@@ -81,64 +73,23 @@ def test_an_old_name_gives_the_new_one(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_adapters_have_options_in_any_place(args: str, expected: LoraConfig) -> None:
-    config = parse_config(recipe(), args.split())
+    config = read(*args.split())
     assert config.adapted == replace(config.model, lora=expected)
 
 
-def test_the_shape_of_adapters_that_are_not_there_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        parse_config(recipe(), ["--model.lora.alpha", "64"])
-    assert "add --lora, or give --model.lora.rank" in " ".join(capsys.readouterr().err.split())
-
-
-def test_the_words_for_adapters_of_an_earlier_version() -> None:
-    """They came last, and their options after them."""
-    with pytest.raises(ValueError, match=r"^model\.lora:lora-config is now --model\.lora\.rank$"):
-        parse_config(recipe(), ["model.lora:lora-config"])
-    for old, expected in (
-        ("--seed 1 model.lora:lora-config", LoraConfig()),
-        ("--lora model.lora:lora-config --model.lora.rank 4", LoraConfig(rank=4)),
-        ("model.lora:None", LoraConfig(rank=0)),
-    ):
-        config = parse_config(recipe(), with_new_names(Config, old.split()))
-        assert config.model.lora == expected
-    assert _with_new_names({"lora": True, "model": {"lora": None}}) == {"lora": True, "model": {"lora": {"rank": 0}}}
-
-
 @pytest.mark.parametrize(
-    ("words", "lora", "rank"),
+    ("args", "message"),
     [
-        ([], None, 0),
-        (["model.lora:None"], None, 0),
-        (["model.lora:lora-config", "--model.lora.rank", "4"], {"rank": 4, "alpha": 32}, 4),
+        ("--model.lora.alpha 64", "add --lora, or give --model.lora.rank"),
+        ("--epochs inf", "epochs is inf; it must be"),
+        ("--max-steps 0", "max_steps is 0; it must be"),
+        ("--held-out-count -1", "held_out_count is -1; it must be"),
     ],
 )
-def test_a_run_of_an_earlier_version_with_or_without_adapters_is_resumed(
-    tmp_path: Path, words: list[str], lora: object, rank: int
-) -> None:
-    file = find_script("recipes", "mmau-grpo")
-    with Run.create(tmp_path / "run", str(file), [], parse_config(load_recipe(file), ["--tiny"])):
-        saved = tmp_path / "run" / "config.json"
-    record = json.loads(saved.read_text())
-    record["argv"] = ["--tiny", *words]
-    record["config"]["model"]["lora"] = lora
-    saved.write_text(json.dumps(record))
-    _, config = _checked_recipe(tmp_path / "run", [])
-    assert config.model.lora == LoraConfig(rank=rank)
-
-
-@pytest.mark.parametrize("name", ["quickstart", "simul-quickstart", "mmau-grpo"])
-def test_a_random_model_gets_no_adapters(tmp_path: Path, name: str) -> None:
-    with pytest.raises(ValueError, match="the random model `tiny` is in no folder that an adapter could name"):
-        start(find_script("recipes", name), ["--tiny", "--model.lora.rank", "4"], tmp_path / "run")
-    assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.parametrize("args", [["--grpo.steps", "50"], ["--grpo.steps=50"]])
-def test_steps_of_a_recipe_that_counts_epochs_are_refused(args: list[str]) -> None:
-    with pytest.raises(ValueError, match=r"--grpo\.steps: .*--max-steps"):
-        parse_config(recipe(), args)
-    assert parse_config(recipe(), ["--max-steps", "50"]).max_steps == 50
+def test_values_that_cannot_be(args: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        read(*args.split())
+    assert message in re.sub(r"[\s│]+", " ", capsys.readouterr().err)
 
 
 def test_the_device_is_chosen_where_none_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,20 +99,95 @@ def test_the_device_is_chosen_where_none_is_named(monkeypatch: pytest.MonkeyPatc
         assert torch_device("auto") == device
 
 
-def test_the_saved_config_of_an_earlier_version_gets_the_new_names() -> None:
-    saved = {"seed": 0, "ear_steps": 3, "weights": {"whole": 2.0, "latency": 0.5}}
-    renamed = {"seed": 0, "recogniser_steps": 3, "weights": {"stream_quality": 2.0, "latency": 0.5}}
-    assert _with_new_names(saved) == renamed
-
-
-@pytest.mark.parametrize("option", ["--epochs inf", "--epochs -1", "--max-steps 0", "--held-out-count -1"])
-def test_a_recipe_s_own_numbers_out_of_range_are_refused(option: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        parse_config(recipe(), option.split())
-    name = option.split()[0][2:].replace("-", "_")
-    assert re.search(rf"{name} is \S+; it must be", capsys.readouterr().err)
-
-
 def test_numbers_that_are_not_finite_are_refused_at_any_depth() -> None:
     with pytest.raises(ValueError, match=r"^model\.threshold is nan; it must be finite"):
         require_finite(make_dataclass("Outer", ["model"])(make_dataclass("Inner", ["threshold"])(math.nan)))
+
+
+# -- run files ---------------------------------------------------------------------------------------------------------
+
+FILE = """\
+# Numbers and words as YAML 1.2 reads them.
+path: no
+data: [a.jsonl:5, "b.jsonl"]
+think: false
+max_steps: 3
+model: {dtype: bfloat16}
+rl:
+  kl-beta: 1e-3
+  group_size: 4
+weights: {speed: 2}
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "run.yaml"
+    path.write_text(FILE)
+    return path
+
+
+def test_a_file_lies_between_defaults_and_the_command_line(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = read("--config", str(file), "--rl.group-size", "2", "--seed", "5", "--path=x")
+    assert config == ThinkingConfig(
+        path="x", data=("a.jsonl:5", "b.jsonl"), think=False, max_steps=3, seed=5, model=replace(ThinkingConfig().model,
+        dtype="bfloat16"), rl=RLConfig(kl_beta=1e-3, group_size=2), weights={"speed": 2.0},
+    )  # fmt: skip
+    assert capsys.readouterr().out.splitlines() == [
+        f"{file}:2: path is 'no' here, 'x' on the command line",
+        f"{file}:9: rl.group_size is 4 here, 2 on the command line",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "message"),
+    [
+        ("seed: 1\nsed: 2", 2, "no option is called sed; near ones: seed"),
+        ("lr: 1", 1, "no option is called lr; near ones: "),
+        ("group_size: 3", 1, "no option is called group_size; near ones: rl.group_size"),
+        ("rl:\n  kl_betta: 1", 2, "no option is called rl.kl_betta; near ones: rl.kl_beta"),
+        ("seed: 1\ngrpo: {kl_beta: 1}", 2, "grpo is now rl"),
+        ("rl:\n\n  group_size: eight", 3, "rl.group_size: expected int, got str, given 'eight'"),
+        ("think: 1", 1, "think: expected bool, got int, given 1"),
+        ("data: a.jsonl", 1, "data: expected array, got str, given 'a.jsonl'"),
+        ("on_error: ignore", 1, "on_error: invalid enum value 'ignore', given 'ignore'"),
+        ("rl: 3", 1, "rl is a group of options, not 3"),
+        ("rl:\n  group_size: 0", 1, "group_size is 0; it must be at least 1"),
+        ("seed: 1\nseed: 2", 2, "seed is given twice"),
+        ("seed: [1\nlora: 2", 2, "expected ',' or ']'"),
+        ("- seed", 1, "give options"),
+    ],
+)
+def test_what_does_not_fit_names_file_line_and_option(tmp_path: Path, text: str, line: int, message: str) -> None:
+    (tmp_path / "bad.yaml").write_text(text)
+    with pytest.raises(ValueError, match=re.escape(f"{tmp_path}/bad.yaml:{line}: {message}")):
+        read("--config", str(tmp_path / "bad.yaml"))
+
+
+def test_a_file_that_is_missing_or_not_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="--config nowhere: no such file"):
+        read("--config", "nowhere")
+    with pytest.raises(ValueError, match="--config: name a YAML file"):
+        read("--config")
+    (tmp_path / "empty.yaml").write_text("# nothing\n")
+    assert read(f"--config={tmp_path}/empty.yaml") == ThinkingConfig()
+
+
+def test_a_group_that_another_command_reads(tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text("seed: 4\nmodel: {dtype: float16}\n")
+    file = RunFile(tmp_path / "run.yaml")
+    assert file.apply(ThinkingConfig(), leave_out=("model",)) == ThinkingConfig(seed=4)
+    assert file.group("model", ModelConfig()).dtype == "float16"
+
+
+@pytest.mark.parametrize("recipe", scripts("recipes"))
+def test_printed_options_are_read_back(recipe: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    module = load_recipe(recipe)
+    for words in ([], ["--tiny"]):
+        with pytest.raises(SystemExit) as end:
+            parse_config(module, [*words, "--seed", "7", "--print-config"])
+        assert end.value.code == 0
+        (tmp_path / "printed.yaml").write_text(capsys.readouterr().out)
+        config = parse_config(module, ["--config", str(tmp_path / "printed.yaml")])
+        assert config == parse_config(module, [*words, "--seed", "7"])
+        assert isinstance(config, config_class(module))

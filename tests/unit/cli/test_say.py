@@ -25,7 +25,7 @@ from audiorl.models import load_policy
 from audiorl.models.families import higgs
 from audiorl.protocols import Request
 from audiorl.rollout.hf import HFEngine
-from audiorl.rollout.speech_decoder import CodecSpeechDecoder
+from audiorl.rollout.speech import CodecSpeechDecoder
 from audiorl.tasks.tts.prompts import speech_sample
 from tests.conftest import TEXTS, make_text
 from tests.support.codecs import save_mimi

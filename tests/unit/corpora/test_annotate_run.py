@@ -29,7 +29,7 @@ from corpora.annotate.options import Annotate
 from corpora.annotate.run import run
 from tests.conftest import make_omni
 from tests.support.annotation import RATE, calls, joined, spans_of
-from tests.support.judges import save_whisper, save_xvector
+from tests.support.speech_models import save_whisper, save_xvector
 
 Options = Callable[..., Annotate]
 

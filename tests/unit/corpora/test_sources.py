@@ -12,9 +12,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from audiorl.data.manifest import read_samples
-from audiorl.data.stored import stored
+from audiorl.data.rows import stored
 from audiorl.recipes._common import column_names, read_sets
-from audiorl.recipes.asr_grpo import Config
+from audiorl.recipes.asr_grpo import ASRConfig
 from audiorl.run.folder import Run
 from tests.support.data_sources import (
     RATE,
@@ -103,7 +103,7 @@ def test_columns_of_other_names(tmp_path: Path) -> None:
     row = {"wav": "a.flac", "prompt": "Who?", "options": ["Jane", "Joe"], "gold": 0, "text": "kept"}
     (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
     given = ("audio=wav", "question=prompt", "choices=options", "answer=gold")
-    config = Config(data=(str(tmp_path / "rows.jsonl"),), columns=given)
+    config = ASRConfig(data=(str(tmp_path / "rows.jsonl"),), columns=given)
     ((_, (sample,)),) = read_sets(config.data, config, lambda _: [], read_samples, think=False)
     assert sample.references == ("Jane",) and sample.metadata["text"] == "kept"
     with pytest.raises(ValueError, match=r"row 1, field 'gone': missing; --columns names it, and the columns are wav"):

@@ -13,7 +13,7 @@ import pytest
 import soundfile
 
 from audiorl import audio
-from audiorl.audio import AudioClip, AudioError, clip_key, load_clip, probe, seconds
+from audiorl.audio import AudioClip, AudioError, load_clip, probe, seconds
 from audiorl.data.corpus import bundled_speech
 
 RATE = 16_000
@@ -101,7 +101,7 @@ def test_loading_an_array_never_shares_its_memory(speech: np.ndarray) -> None:
 def test_key_tells_apart_what_differs_and_only_that(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     wav = np.linspace(-1, 1, 100, dtype=np.float32)
-    assert clip_key(AudioClip(path="a.wav")) == clip_key(AudioClip(path=str(tmp_path / "a.wav")))
+    assert AudioClip(path="a.wav").key == AudioClip(path=str(tmp_path / "a.wav")).key
     assert AudioClip(array=wav, sample_rate=RATE).key == AudioClip(array=wav.copy(), sample_rate=RATE).key
     different = [
         AudioClip(path="a.wav"),

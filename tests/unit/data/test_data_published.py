@@ -11,8 +11,8 @@ import pytest
 import soundfile
 
 from audiorl.audio import AudioClip
+from audiorl.data.formats import KEYS, TEMPO_MARKS
 from audiorl.data.manifest import read_samples
-from audiorl.data.published import KEYS, TEMPO_MARKS
 from audiorl.data.sets import split_held_out
 from audiorl.types import Sample
 

@@ -35,10 +35,11 @@ from audiorl.rollout.hf import HFEngine
 from audiorl.run.checkpoint import load_checkpoint, save_checkpoint
 from audiorl.tasks.simul.streams import interpretation_sample
 from audiorl.tasks.tts.prompts import speech_sample
-from audiorl.train.preference import PreferenceWorker
+from audiorl.train.fit import Learner
+from audiorl.train.preference import preference_loss
 from audiorl.train.rl.distill import with_teacher_prompts
 from audiorl.train.rl.trainer import TrainBatch, Trainer
-from audiorl.train.sft import SFTWorker
+from audiorl.train.sft import sft_loss
 from audiorl.types import Message, Rollout, Sample
 from tests.conftest import Make, make_omni, make_qwen2_audio, make_qwen3_omni, make_text, make_whisper, readable
 from tests.support.data_trainers import contrasted, pairs_of, referenced
@@ -330,7 +331,7 @@ def test_supervised_fine_tuning(samples: list[Sample]) -> None:
     examples = [Example(s, "yes no") for s in samples]
 
     def run(policy: AudioPolicy) -> dict[str, float]:
-        worker = SFTWorker(policy, SFTConfig(), OptimConfig(lr=1e-3))
+        worker = Learner(sft_loss, policy, SFTConfig(), OptimConfig(lr=1e-3))
         worker.train(examples)
         return worker.train(examples)
 
@@ -343,7 +344,7 @@ def test_preferences(loss: str, samples: list[Sample]) -> None:
     items: Sequence[Any] = contrasted(pairs, make_omni()) if loss == "kto" else referenced(pairs, make_omni())
 
     def run(policy: AudioPolicy) -> dict[str, float]:
-        worker = PreferenceWorker(policy, PreferenceConfig(loss=loss), OptimConfig(lr=1e-3))  # type: ignore[arg-type]
+        worker = Learner(preference_loss, policy, PreferenceConfig(loss=loss), OptimConfig(lr=1e-3))  # type: ignore[arg-type]
         worker.train(items)
         return worker.train(items)
 
@@ -392,11 +393,11 @@ def test_a_supervised_micro_batch_waits_for_the_device_once(loss: str, samples: 
             to_device(policy.model)
             worker: Any
             if loss == "sft":
-                worker = SFTWorker(policy, SFTConfig(micro_batch_tokens=budget), optim)
+                worker = Learner(sft_loss, policy, SFTConfig(micro_batch_tokens=budget), optim)
                 items = [Example(samples[i % 3], "yes no") for i in range(4)]
             else:
                 config = PreferenceConfig(loss=loss, micro_batch_tokens=budget)  # type: ignore[arg-type]
-                worker = PreferenceWorker(policy, config, optim)
+                worker = Learner(preference_loss, policy, config, optim)
             worker.train(items)  # encodes the audio
             counts.clear()
             worker.train(items)

@@ -33,7 +33,6 @@ from audiorl.distributed.ray_cluster import (
 from audiorl.distributed.ray_group import RayGroup
 from audiorl.distributed.torchrun import RankError
 from audiorl.recipes._loader import load_recipe
-from tests.support.data_recipe import PHASES
 from tests.support.rank_runs import DATA, RECIPE, assert_equal_runs, rewind, rows
 from tests.support.ray_workers import Counter
 
@@ -180,13 +179,6 @@ def test_a_separate_reference_trains_as_one_process(
     assert main(["train", str(RECIPE), "--kind", kind, "--out", str(separate), *options]) == 0
     assert_equal_runs(local, separate)
     assert all(row["kl/beta"] > 0 for row in rows(separate, "rl")) and abs(rows(separate, "rl")[-1]["kl"]) > 1e-3
-
-
-def test_ray_learns_preferences_and_judgements_as_one_process(cluster: Cluster, tmp_path: Path) -> None:
-    one, two = tmp_path / "one", tmp_path / "two"
-    assert main(["train", str(DATA), "--out", str(one)]) == 0
-    assert main(["train", str(DATA), "--out", str(two), *RAY]) == 0
-    assert_equal_runs(one, two, PHASES)
 
 
 def test_no_tensor_comes_to_the_driver_when_a_run_is_saved_and_resumed(
@@ -370,20 +362,3 @@ def test_processes_of_a_smaller_run(cluster: Cluster) -> None:
     set_current(RuntimeConfig(kind="ray", ranks=1, references=3))
     with pytest.raises(ValueError, match="3 references are wanted, but the cluster was made for 2"):
         cluster.indices("reference")
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--runtime.references", "1"], "a reference with its own process needs --runtime.kind ray"),
-        ([*RAY, "--runtime.references=-1"], "runtime.references is -1; it must be at least 0"),
-        (["--runtime.address", "127.0.0.1:6379"], "only --runtime.kind ray connects to a cluster"),
-        (["--runtime.engines", "1"], "engines with their own processes need --runtime.kind ray"),
-        ([*RAY, "--runtime.placement", "together"], "runtime.placement together is now called colocated"),
-        ([*RAY, "--runtime.placement=apart"], "runtime.placement apart is now called dedicated"),
-        ([*RAY, "--runtime.engine-gpus", "2"], "only --runtime.engine vllm can use several"),
-    ],
-)
-def test_options_that_cannot_be(options: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["train", str(RECIPE), "--out", "never", *options]) == 2
-    assert message in capsys.readouterr().err

@@ -24,7 +24,7 @@ from audiorl.distributed.world import World
 from audiorl.models import AudioPolicy
 from audiorl.run.checkpoint import STATE_FILES
 from audiorl.run.folder import Run
-from audiorl.run.model_file import ModelFile
+from audiorl.run.saving import ModelFile
 from audiorl.train.rl import processes
 from audiorl.train.rl.critic import CriticWorker
 from audiorl.train.rl.minibatch import MiniBatch
@@ -213,18 +213,3 @@ def test_critics_have_gpus_behind_all_others(cluster: Cluster) -> None:
     set_current(RuntimeConfig(kind="ray", critics=3))
     with pytest.raises(ValueError, match="3 critics are wanted, but the cluster was made for 2"):
         RayGroup("critic", dying)
-
-
-@pytest.mark.smoke
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--runtime.critics", "1"], "a critic with its own process needs --runtime.kind ray"),
-        ([*RAY, "--runtime.critics=-1"], "runtime.critics is -1; it must be at least 0"),
-        ([*RAY, "--runtime.critics", "1", "--runtime.zero", "2"], "divide nothing on one critic; take at least 2"),
-        ([*RAY, "--runtime.critics", "1", "--runtime.fsdp"], "divide nothing on one critic; take at least 2"),
-    ],
-)
-def test_options_that_cannot_be(options: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["train", str(RECIPE), "--out", "never", *options]) == 2
-    assert message in capsys.readouterr().err

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
-import numpy as np
 import pytest
 
 from bench.engines import (
@@ -16,10 +12,6 @@ from bench.engines import (
     Request,
     Roofline,
     generate,
-    lengths_of,
-    lognormal,
-    main,
-    parse_rates,
     step_times,
 )
 
@@ -85,14 +77,6 @@ def test_a_groups_prompt_is_read_once_on_each_engine() -> None:
     assert generate(others, 1, speed, 4, "least").seconds == 4 * 5 + 3
 
 
-def test_least_outstanding_looks_at_prompts() -> None:
-    """Engine 0 gets the long prompt, so the two short ones go to engine 1."""
-    speed = Rates((1, 100), (1.0, 100.0), prompt_tokens_per_second=10.0)
-    answers = [Request(0, 100, 1), Request(1, 40, 1), Request(2, 40, 1)]
-    assert generate(answers, 2, speed, 4, "least").seconds == 11.0
-    assert generate(answers, 2, speed, 4, "round-robin").seconds == 15.0
-
-
 def test_a_cache_that_grows_is_read_token_by_token() -> None:
     """Against a loop over steps, with lengths that end in between."""
     speed = Roofline(weights=1000.0, cache=3.0, bandwidth=100.0, peak=1e9, reached=1.0, used=1.0)
@@ -105,61 +89,9 @@ def test_a_cache_that_grows_is_read_token_by_token() -> None:
     assert generate(answers, 1, speed, 8, "least").seconds == pytest.approx(seconds)
 
 
-def test_large_batches_are_bound_by_arithmetic() -> None:
-    speed = Roofline(weights=100.0, cache=0.0, bandwidth=1000.0, peak=100.0, reached=1.0, used=1.0)
-    assert speed.decode(1, 0, 1) == 2.0 == 1 * 2 * 100 / 100, "2 operations a weight"
-    assert speed.decode(8, 0, 3) == 3 * 8 * 2.0
-    assert Roofline(100.0, 2, 0.0, 10.0, 1e9, 1.0, 1.0).decode(8, 0, 3) == 3 * 20.0
-
-
-def test_rates_between_and_beyond() -> None:
-    rates = parse_rates("1:10,3:20,5:25")
-    times = [rates.decode(b, 0, 1) for b in (1, 2, 3, 5, 7)]
-    assert times == pytest.approx([0.1, 0.125, 0.15, 0.2, 0.25])
-    assert SECOND.decode(4, 0, 2) == 2.0, "of a single batch size nothing else is known"
-
-
-@pytest.mark.parametrize("text", ["", "1", "1:a", "2:10,1:20", "0:10", "1:0", "1:10,1:20"])
-def test_rates_that_make_no_sense(text: str) -> None:
-    with pytest.raises(ValueError, match="--rates"):
-        parse_rates(text)
-
-
 def test_steps_on_and_one_off_policy() -> None:
     batches = [Generated(10.0, 0.5, 100), Generated(30.0, 1.0, 300)]
     step = step_times(batches, training=20.0, sync=1.0)
     assert (step.generating, step.busy, step.tokens) == (20.0, 0.75, 200.0)
     assert step.synchronous == 20 + 20 + 1
     assert step.overlapped == (20 + 30) / 2 + 1
-
-
-def test_lengths() -> None:
-    drawn = lognormal(200_000, 400, 0.8, 10**6, np.random.default_rng(0))
-    assert drawn.mean() == pytest.approx(400, rel=0.01)
-    assert np.log(drawn).std() == pytest.approx(0.8, rel=0.01)
-    assert lognormal(1000, 400, 0.8, 500, np.random.default_rng(0)).max() == 500
-
-
-def test_recorded_lengths(tmp_path: Path) -> None:
-    file = tmp_path / "step.jsonl"
-    rows = [{"segments": [{"num_tokens": 3}, {"num_tokens": 4}]}, {"segments": [{"num_tokens": 0}]}]
-    file.write_text("".join(json.dumps(r) + "\n" for r in rows))
-    assert lengths_of([str(file)]).tolist() == [7]
-    file.write_text('{"text": "a"}\n')
-    with pytest.raises(ValueError, match=r"step\.jsonl:1: no rollout"):
-        lengths_of([str(file)])
-    file.write_text("")
-    with pytest.raises(ValueError, match="no rollout with a sampled token"):
-        lengths_of([str(file)])
-
-
-def test_the_script(capsys: pytest.CaptureFixture[str]) -> None:
-    main(
-        ["--engines", "1,2", "--prompts", "4", "--group", "2", "--steps", "1", "--mean", "20", "--rates", "1:50,8:200"]
-    )
-    out = capsys.readouterr().out
-    assert "SIMULATED" in out and out.count("oracle") == 2
-    for wrong in (["--engines", "0"], ["--rates", "x"], ["--rollouts", "no/such/file"]):
-        with pytest.raises(SystemExit) as end:
-            main(wrong)
-        assert end.value.code == 2

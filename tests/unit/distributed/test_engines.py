@@ -29,7 +29,7 @@ from audiorl.rewards.files import FunctionReward
 from audiorl.rollout.hf import HFEngine
 from audiorl.rollout.vllm_weights import served_weights
 from audiorl.run.folder import Run
-from audiorl.run.model_file import ModelFile
+from audiorl.run.saving import ModelFile
 from audiorl.train.rl import train as loop
 from audiorl.train.rl import workers
 from audiorl.train.rl.engines import GroupEngine
@@ -426,31 +426,9 @@ def test_adapters_that_vllm_cannot_run_are_merged_with_one_warning(
         RuntimeConfig(engine_lora="merged").check()
 
 
-@pytest.mark.parametrize(
-    "runtime",
-    [
-        RuntimeConfig(kind="ray", engine="vllm"),
-        RuntimeConfig(kind="torchrun", ranks=2, engine="vllm"),
-        RuntimeConfig(engine="vllm", zero=1),
-    ],
-)
-def test_vllm_colocated_with_trainers_that_have_a_process_group(runtime: RuntimeConfig) -> None:
-    message = (
-        r"vLLM makes a torch process group.* --runtime.kind ray --runtime.engines N .* --runtime.placement colocated"
-    )
-    with pytest.raises(ValueError, match=message):
-        runtime.check()
-
-
 def test_vllm_under_a_torchrun_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     set_current(RuntimeConfig(engine="vllm"))
     check_engine()
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ValueError, match="vLLM makes a torch process group"):
         check_engine()
-
-
-@pytest.mark.parametrize(("share", "engine"), [(0.0, "vllm"), (1.5, "vllm"), (0.5, "hf")])
-def test_shares_of_a_gpu_that_cannot_be(share: float, engine: str) -> None:
-    with pytest.raises(ValueError, match=r"runtime\.gpu_fraction"):
-        RuntimeConfig(engine=engine, gpu_fraction=share).check()  # type: ignore[arg-type]

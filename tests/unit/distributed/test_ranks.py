@@ -91,6 +91,9 @@ def test_a_group_of_ranks_and_what_goes_wrong_in_it(who: str, tmp_path: Path) ->
         assert "ValueError: row 7 of data.jsonl is empty" in printed
 
 
+RAY = ("--runtime.kind", "ray", "--runtime.ranks", "2")
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -98,6 +101,20 @@ def test_a_group_of_ranks_and_what_goes_wrong_in_it(who: str, tmp_path: Path) ->
         (["--runtime.kind", "torchrun", "--runtime.ranks", "0"], "runtime.ranks is 0; it must be at least 1"),
         (["--runtime.fsdp", "--runtime.offload"], "replace --runtime.fsdp by --runtime.zero 3"),
         (["--runtime.offload"], "only ZeRO can offload the optimizer; add --runtime.zero 1, 2 or 3"),
+        (["--runtime.references", "1"], "a reference with its own process needs --runtime.kind ray"),
+        ([*RAY, "--runtime.references=-1"], "runtime.references is -1; it must be at least 0"),
+        (["--runtime.address", "127.0.0.1:6379"], "only --runtime.kind ray connects to a cluster"),
+        (["--runtime.engines", "1"], "engines with their own processes need --runtime.kind ray"),
+        ([*RAY, "--runtime.placement", "together"], "runtime.placement together is now called colocated"),
+        ([*RAY, "--runtime.placement=apart"], "runtime.placement apart is now called dedicated"),
+        ([*RAY, "--runtime.engine-gpus", "2"], "only --runtime.engine vllm can use several"),
+        (["--runtime.critics", "1"], "a critic with its own process needs --runtime.kind ray"),
+        ([*RAY, "--runtime.critics", "1", "--runtime.zero", "2"], "divide nothing on one critic; take at least 2"),
+        ([*RAY, "--runtime.critics", "1", "--runtime.fsdp"], "divide nothing on one critic; take at least 2"),
+        ([*RAY, "--runtime.engine", "vllm"], "vLLM makes a torch process group"),
+        (["--runtime.engine", "vllm", "--runtime.zero", "1"], "vLLM makes a torch process group"),
+        (["--runtime.gpu-fraction", "0.5"], "only --runtime.engine vllm reserves a fraction of the GPU"),
+        (["--runtime.engine", "vllm", "--runtime.gpu-fraction", "1.5"], "runtime.gpu_fraction is 1.5"),
     ],
 )
 def test_a_runtime_that_cannot_be(options: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,8 +1,5 @@
 from __future__ import annotations
 
-import importlib.util
-import sys
-import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -46,21 +43,6 @@ class ScriptedEngine:
 @pytest.fixture
 def scripted() -> type[ScriptedEngine]:
     return ScriptedEngine
-
-
-@pytest.fixture
-def load_eval() -> Callable[[str], types.ModuleType]:
-    """Import a script of the eval folder by file, as it is no package."""
-
-    def load(name: str) -> types.ModuleType:
-        spec = importlib.util.spec_from_file_location(f"eval_{name}", ROOT / "audiorl" / "eval" / f"{name}.py")
-        assert spec and spec.loader
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[spec.name] = module
-        spec.loader.exec_module(module)
-        return module
-
-    return load
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ import soundfile
 
 from audiorl.audio import AudioClip
 from audiorl.cli import main
-from audiorl.data.corpus import bundled_speech
 from audiorl.data.no_speech import no_speech_samples
+from audiorl.eval import asr
 from audiorl.types import Message, Sample
 from tests.conftest import make_omni
 
@@ -23,12 +23,7 @@ def spoken(id: str, reference: str, **metadata) -> Sample:
     return Sample(id=id, messages=(Message("user", (clip,)),), references=(reference,), metadata=metadata)
 
 
-@pytest.fixture
-def asr(load_eval):
-    return load_eval("asr")
-
-
-def test_scores_files_and_page(asr, manifest, scripted, tmp_path, capsys) -> None:
+def test_scores_files_and_page(manifest, scripted, tmp_path, capsys) -> None:
     manifest(
         [spoken("a", "The cat sat down."), spoken("b", "hello"), spoken("<i>c</i>", "<b>one</b> two & three")],
         skipped=["d: unreadable"],
@@ -38,10 +33,10 @@ def test_scores_files_and_page(asr, manifest, scripted, tmp_path, capsys) -> Non
         "b": "<answer>Hello!</answer>",
         "<i>c</i>": "two & <script>alert(1)</script>four",
     }
-    options = asr.Options(data=tmp_path / "test.jsonl", model="m", out=tmp_path / "out", normalizer="none")
-    asr.run(options, engine=scripted(texts))
-    options = asr.Options(data=tmp_path / "test.jsonl", model="m", out=tmp_path / "out", batch_size=1)
-    scores = asr.run(options, engine=scripted({}))  # other scoring options reuse the transcripts
+    options = asr.ASROptions(data=tmp_path / "test.jsonl", model="m", out=tmp_path / "out", normalizer="none")
+    asr.main(options, engine=scripted(texts))
+    options = asr.ASROptions(data=tmp_path / "test.jsonl", model="m", out=tmp_path / "out", batch_size=1)
+    scores = asr.main(options, engine=scripted({}))  # other scoring options reuse the transcripts
 
     # basic normalisation drops <…> and (…): "one two three" against "two alertfour", 2 edits over 3 words
     assert (scores["files"], scores["reference_length"], scores["skipped"], scores["exact"]) == (3, 8, 1, 1)
@@ -67,20 +62,20 @@ def test_scores_files_and_page(asr, manifest, scripted, tmp_path, capsys) -> Non
     assert np.abs(samples - TONE).max() < 1e-4
 
 
-def test_rescoring_by_characters(asr, tmp_path) -> None:
+def test_rescoring_by_characters(tmp_path) -> None:
     file = tmp_path / "results.jsonl"
     rows = [
         {"id": "1", "reference": "今天天气好。", "hypothesis": "今天 天汽好"},
         {"id": "2", "reference": "...", "hypothesis": "啊"},
     ]
     file.write_text("\n".join(json.dumps(r) for r in rows))  # no newline at the end
-    scores = asr.run(asr.Options(score=file, metric="cer"))
+    scores = asr.main(asr.ASROptions(score=file, metric="cer"))
     assert scores["cer"] == pytest.approx(2 / 5)  # one substituted, one inserted where nothing was said
     assert scores["mean_cer"] == pytest.approx((1 / 5 + 1) / 2)
     assert (scores["substitutions"], scores["insertions"], scores["empty_references"]) == (1, 1, 1)
 
 
-def test_language_of_a_row_wins_over_the_option(asr, tmp_path) -> None:
+def test_language_of_a_row_wins_over_the_option(tmp_path) -> None:
     pytest.importorskip("num2words")
     file = tmp_path / "results.jsonl"
     rows = [
@@ -88,27 +83,27 @@ def test_language_of_a_row_wins_over_the_option(asr, tmp_path) -> None:
         {"id": "2", "reference": "zwei", "hypothesis": "2"},
     ]
     file.write_text("".join(json.dumps(r) + "\n" for r in rows))
-    assert asr.run(asr.Options(score=file, language="de"))["wer"] == 0.0
-    assert asr.run(asr.Options(score=file))["wer"] > 0.0
+    assert asr.main(asr.ASROptions(score=file, language="de"))["wer"] == 0.0
+    assert asr.main(asr.ASROptions(score=file))["wer"] > 0.0
 
 
-def test_errors(asr, manifest, scripted, tmp_path) -> None:
+def test_errors(manifest, scripted, tmp_path) -> None:
     with pytest.raises(ValueError, match="--score"):
-        asr.run(asr.Options(data=tmp_path))
+        asr.main(asr.ASROptions(data=tmp_path))
     manifest([Sample(id="x", messages=())])
-    options = asr.Options(data=tmp_path / "d.jsonl", model="m", out=tmp_path / "out")
+    options = asr.ASROptions(data=tmp_path / "d.jsonl", model="m", out=tmp_path / "out")
     with pytest.raises(ValueError, match="'x' has no reference transcript"):
-        asr.run(options, engine=scripted({}))
+        asr.main(options, engine=scripted({}))
     manifest([])
     with pytest.raises(ValueError, match="nothing to transcribe"):
-        asr.run(options, engine=scripted({}))
+        asr.main(options, engine=scripted({}))
     file = tmp_path / "results.jsonl"
     file.write_text('{"id": "1", "reference": "a"}\n')
     with pytest.raises(ValueError, match="row '1': hypothesis is None"):
-        asr.run(asr.Options(score=file))
+        asr.main(asr.ASROptions(score=file))
     file.write_text("")
     with pytest.raises(ValueError, match="no rows"):
-        asr.run(asr.Options(score=file))
+        asr.main(asr.ASROptions(score=file))
 
 
 def write_rows(path: Path, texts: dict[str, str], **columns: str) -> Path:
@@ -117,7 +112,7 @@ def write_rows(path: Path, texts: dict[str, str], **columns: str) -> Path:
     return path
 
 
-def test_slices_by_language_speaker_and_group(asr, tmp_path, capsys) -> None:
+def test_slices_by_language_speaker_and_group(tmp_path, capsys) -> None:
     said = "one two three four"
     rows = [
         {"id": "1", "language": "en", "speaker": "Ann", "hypothesis": said},
@@ -129,7 +124,7 @@ def test_slices_by_language_speaker_and_group(asr, tmp_path, capsys) -> None:
     file, trained = tmp_path / "results.jsonl", tmp_path / "train.jsonl"
     file.write_text("".join(json.dumps({"reference": said, **row}) + "\n" for row in rows))
     trained.write_text(json.dumps({"audio": "a.wav", "text": "a", "speaker": "Ann"}) + "\n")
-    scores = asr.run(asr.Options(score=file, known_speakers=(str(trained), "Eva"), normalizer="none"))
+    scores = asr.main(asr.ASROptions(score=file, known_speakers=(str(trained), "Eva"), normalizer="none"))
     parts = scores["systems"]["model"]
     assert list(parts) == [
         *("all", "en", "es", "known speakers", "unseen speakers"),
@@ -151,20 +146,20 @@ def test_slices_by_language_speaker_and_group(asr, tmp_path, capsys) -> None:
 
     file.write_text(json.dumps({"id": "1", "reference": said, "hypothesis": said}) + "\n")
     with pytest.raises(ValueError, match="row '1' names no speaker"):
-        asr.run(asr.Options(score=file, known_speakers=("Ann",)))
+        asr.main(asr.ASROptions(score=file, known_speakers=("Ann",)))
     with pytest.raises(ValueError, match=r"--known-speakers .*gone\.jsonl: missing"):
-        asr.run(asr.Options(score=file, known_speakers=(str(tmp_path / "gone.jsonl"),)))
+        asr.main(asr.ASROptions(score=file, known_speakers=(str(tmp_path / "gone.jsonl"),)))
     (tmp_path / "none.jsonl").write_text('{"audio": "a.wav", "text": "a"}\n')
     with pytest.raises(ValueError, match=r"--known-speakers .*none\.jsonl: no row of this manifest names a speaker"):
-        asr.run(asr.Options(score=file, known_speakers=(str(tmp_path / "none.jsonl"),)))
+        asr.main(asr.ASROptions(score=file, known_speakers=(str(tmp_path / "none.jsonl"),)))
 
 
-def test_two_results_files_in_pairs(asr, tmp_path, capsys) -> None:
+def test_two_results_files_in_pairs(tmp_path, capsys) -> None:
     said = "one two three four"
     better = {str(i): said if i % 2 else "one two three" for i in range(20)}
     worse = {str(i): "one two three" if i % 2 else "one two" for i in reversed(range(20))}  # one error more in each
     files = [write_rows(tmp_path / f"{name}.jsonl", texts) for name, texts in (("a", better), ("b", worse))]
-    scores = asr.run(asr.Options(score=files[0], baseline=str(files[1])))
+    scores = asr.main(asr.ASROptions(score=files[0], baseline=str(files[1])))
     difference = scores["difference"]["all"]["wer"]
     assert difference["value"] == pytest.approx(-0.25)
     assert (difference["low"], difference["high"]) == pytest.approx((-0.25, -0.25))  # no row differs from that
@@ -172,13 +167,13 @@ def test_two_results_files_in_pairs(asr, tmp_path, capsys) -> None:
 
     short = write_rows(tmp_path / "c.jsonl", {"1": said})
     with pytest.raises(ValueError, match=r"c\.jsonl: no row '0'"):
-        asr.run(asr.Options(score=files[0], baseline=str(short)))
+        asr.main(asr.ASROptions(score=files[0], baseline=str(short)))
     with pytest.raises(ValueError, match=r"a\.jsonl: row '0' is not among the others"):
-        asr.run(asr.Options(score=short, baseline=str(files[0])))
+        asr.main(asr.ASROptions(score=short, baseline=str(files[0])))
     other = tmp_path / "d.jsonl"
     other.write_text(json.dumps({"id": "1", "reference": "five", "hypothesis": "five"}) + "\n")
     with pytest.raises(ValueError, match="row '1' has another reference"):
-        asr.run(asr.Options(score=other, baseline=str(short)))
+        asr.main(asr.ASROptions(score=other, baseline=str(short)))
 
 
 JUDGE = """
@@ -193,7 +188,7 @@ def load(device):
 """
 
 
-def test_recognisers_silence_and_a_baseline_on_the_same_rows(asr, manifest, scripted, tmp_path, monkeypatch, capsys):
+def test_recognisers_silence_and_a_baseline_on_the_same_rows(manifest, scripted, tmp_path, monkeypatch, capsys):
     samples = [spoken("a", "The cat sat down.", language="en"), spoken("b", "the cat sat", language="es")]
     manifest(samples)
     (tmp_path / "judge.py").write_text(JUDGE)
@@ -201,7 +196,7 @@ def test_recognisers_silence_and_a_baseline_on_the_same_rows(asr, manifest, scri
     texts = {"a": "the cat sat down", "b": "the cat"}
     start = scripted({"a": "the", "b": "the"} | dict.fromkeys(talking, ""))
     monkeypatch.setattr(asr, "greedy_engine", lambda model, tokens, device: start)
-    options = asr.Options(
+    options = asr.ASROptions(
         data=tmp_path / "test.jsonl",
         model="trained",
         baseline="start",
@@ -209,7 +204,7 @@ def test_recognisers_silence_and_a_baseline_on_the_same_rows(asr, manifest, scri
         silence=13,
         out=tmp_path / "out",
     )
-    scores = asr.run(options, engine=scripted(texts | talking))
+    scores = asr.main(options, engine=scripted(texts | talking))
     rates = {name: slices["all"]["wer"]["value"] for name, slices in scores["systems"].items()}
     assert rates == {"model": 1 / 7, "baseline": 5 / 7, "judge.py": 1 / 7}
     assert scores["difference"]["all"]["wer"]["value"] == pytest.approx(-4 / 7)
@@ -222,13 +217,13 @@ def test_recognisers_silence_and_a_baseline_on_the_same_rows(asr, manifest, scri
     assert "judge.py" in shown and "words written per minute without speech" in shown
     assert json.loads((tmp_path / "out" / "scores.json").read_text()) == scores
 
-    again = asr.run(options, engine=scripted({}))  # everything is there already
+    again = asr.main(options, engine=scripted({}))  # everything is there already
     assert again == scores
     with pytest.raises(ValueError, match="belongs to a run with other settings"):
-        asr.run(dataclasses.replace(options, baseline="another"), engine=scripted({}))
+        asr.main(dataclasses.replace(options, baseline="another"), engine=scripted({}))
 
 
-def test_translation_into_english(asr, manifest, scripted, tmp_path, capsys) -> None:
+def test_translation_into_english(manifest, scripted, tmp_path, capsys) -> None:
     pytest.importorskip("sacrebleu")
     manifest(
         [
@@ -237,8 +232,8 @@ def test_translation_into_english(asr, manifest, scripted, tmp_path, capsys) -> 
             spoken("c", "the mouse", language="en", speaker="Ann"),
         ]
     )
-    options = asr.Options(data=tmp_path / "test.jsonl", model="m", task="translate", out=tmp_path / "out")
-    scores = asr.run(options, engine=scripted({"a": "the cat sat on the mat", "b": "a cat"}))
+    options = asr.ASROptions(data=tmp_path / "test.jsonl", model="m", task="translate", out=tmp_path / "out")
+    scores = asr.main(options, engine=scripted({"a": "the cat sat on the mat", "b": "a cat"}))
     parts = scores["systems"]["model"]
     assert list(parts) == ["all", "es", "fr", "es, Eva", "fr, June"]
     assert parts["es, Eva"]["bleu"]["value"] == pytest.approx(100)
@@ -248,7 +243,7 @@ def test_translation_into_english(asr, manifest, scripted, tmp_path, capsys) -> 
     assert "1 of 3 rows have no translation" in shown.err and "chrF" in shown.out
     manifest([spoken("c", "the mouse")])
     with pytest.raises(ValueError, match="nothing to translate"):
-        asr.run(dataclasses.replace(options, out=tmp_path / "other"), engine=scripted({}))
+        asr.main(dataclasses.replace(options, out=tmp_path / "other"), engine=scripted({}))
 
 
 @pytest.mark.parametrize(
@@ -262,30 +257,13 @@ def test_translation_into_english(asr, manifest, scripted, tmp_path, capsys) -> 
         ({"score": None, "recognisers": ("a/base", "b/base")}, "two of base, base have one name"),
     ],
 )
-def test_options_that_do_not_go_together(asr, tmp_path, options, message) -> None:
+def test_options_that_do_not_go_together(tmp_path, options, message) -> None:
     score = write_rows(tmp_path / "results.jsonl", {"1": "one"})
     with pytest.raises(ValueError, match=message):
-        asr.run(asr.Options(**{"score": score} | options))
+        asr.main(asr.ASROptions(**{"score": score} | options))
 
 
-@pytest.mark.slow
-def test_a_model_on_real_speech_and_on_none(asr, tmp_path) -> None:
-    """A tiny random model of the released class writes something for everything; the command counts it."""
-    policy = make_omni()
-    policy.save(tmp_path / "model")
-    speech = Path(str(bundled_speech()[0].clip.path)).parents[1]
-    rows = [json.loads(line) for line in (speech / "manifest.jsonl").read_text().splitlines()]
-    data = tmp_path / "test.jsonl"
-    data.write_text("".join(json.dumps(row | {"audio": str(speech / row["audio"])}) + "\n" for row in rows[::300]))
-    options = asr.Options(data=data, model=str(tmp_path / "model"), max_new_tokens=6, silence=5, out=tmp_path / "out")
-    scores = asr.run(options)
-    parts = scores["systems"]["model"]
-    assert set(parts) >= {"all", "en", "es", "fr"} and parts["all"]["files"] == len(rows[::300])
-    assert scores["no_speech"]["model"]["all"]["clips"] == 5
-    assert parts["all"]["wer"]["value"] > 0.9
-
-
-def test_scores_in_a_model_card(asr, tmp_path) -> None:
+def test_scores_in_a_model_card(tmp_path) -> None:
     def results(name: str, written: str) -> Path:
         rows = [
             {"id": "1", "reference": "one two", "hypothesis": written, "language": "en", "speaker": "A"},
@@ -295,7 +273,7 @@ def test_scores_in_a_model_card(asr, tmp_path) -> None:
         return tmp_path / name
 
     base = results("base.jsonl", "none")
-    asr.run(asr.Options(score=results("model.jsonl", "one to"), baseline=str(base), out=tmp_path / "evals"))
+    asr.main(asr.ASROptions(score=results("model.jsonl", "one to"), baseline=str(base), out=tmp_path / "evals"))
     make_omni().save(tmp_path / "model")
     command = ["export", str(tmp_path / "model"), "--out", str(tmp_path / "export"), "--scores"]
     assert main([*command, str(tmp_path / "evals")]) == 0

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from audiorl.eval._generate import check_settings, generate_all, read_rows
+from audiorl.eval._common import check_settings, generate_all, read_rows
 from audiorl.types import Sample
 
 SAMPLES = [Sample(id=f"s{i}", messages=()) for i in range(5)]

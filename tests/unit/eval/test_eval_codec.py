@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -15,17 +14,13 @@ import torch
 
 import tokenizers_audio
 from audiorl.data.corpus import Utterance
+from audiorl.eval import codec
 from audiorl.eval.metrics.speech import mel_distance, si_sdr, stft_distance
 from audiorl.speech_models import load_recogniser
 from tests.support.codecs import save_dac_16k, save_encodec
-from tests.support.judges import save_ctc, save_xvector
+from tests.support.speech_models import save_ctc, save_xvector
 
 RATE = 16_000
-
-
-@pytest.fixture
-def codec(load_eval) -> ModuleType:
-    return load_eval("codec")
 
 
 @pytest.fixture(scope="module")
@@ -50,18 +45,18 @@ def folder(speech: list[Utterance], tmp_path: Path) -> Path:
     return audio
 
 
-def options(codec: ModuleType, models: Path, folder: Path, *names: str, **changes: Any) -> Any:
+def options(models: Path, folder: Path, *names: str, **changes: Any) -> Any:
     paths = tuple(str(models / name) for name in names)
-    return codec.Options(codecs=paths, audio=str(folder), out=folder.parent / "out", **changes)
+    return codec.CodecOptions(codecs=paths, audio=str(folder), out=folder.parent / "out", **changes)
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_scores_are_those_of_the_parts(codec: ModuleType, models: Path, folder: Path, capsys) -> None:
+def test_scores_are_those_of_the_parts(models: Path, folder: Path, capsys) -> None:
     judges = {"asr": str(models / "asr"), "speaker": str(models / "speaker")}
-    scores = codec.run(options(codec, models, folder, "dac", "encodec@2", batch_size=2, **judges))
+    scores = codec.main(options(models, folder, "dac", "encodec@2", batch_size=2, **judges))
     out = folder.parent / "out"
     assert json.loads((out / "scores.json").read_text()) == scores
     assert scores["sample_rate"] == RATE  # that of the recordings and of one codec, below the other's 24 kHz
@@ -110,52 +105,50 @@ def test_scores_are_those_of_the_parts(codec: ModuleType, models: Path, folder: 
     assert "frames/s" in capsys.readouterr().out
 
 
-def test_a_second_call_goes_on(codec: ModuleType, models: Path, folder: Path) -> None:
-    asked = options(codec, models, folder, "dac", batch_size=1)
-    first = codec.run(asked)
+def test_a_second_call_goes_on(models: Path, folder: Path) -> None:
+    asked = options(models, folder, "dac", batch_size=1)
+    first = codec.main(asked)
     file = folder.parent / "out" / "dac" / "clips.jsonl"
     rows = file.read_text().splitlines(keepends=True)
     changed = {**json.loads(rows[0]), "stft": 100.0}
     file.write_text(json.dumps(changed) + "\n" + rows[1] + rows[2][:20])  # killed while it wrote the third
-    second = codec.run(asked)
+    second = codec.main(asked)
     kept = [row["stft"] for row in lines(file)]
     assert len(kept) == 3 and kept[0] == 100.0  # not computed again
     wanted = (100.0 + sum(json.loads(row)["stft"] for row in rows[1:])) / 3
     assert second["codecs"]["dac"]["stft"]["mean"] == pytest.approx(wanted)
     assert second["codecs"]["dac"]["si_sdr"] == first["codecs"]["dac"]["si_sdr"]
-    third = codec.run(options(codec, models, folder, "dac", "encodec", limit=2))
+    third = codec.main(options(models, folder, "dac", "encodec", limit=2))
     assert third["recordings"] == 2 and third["codecs"]["encodec"]["stft"]["n"] == 2
     assert len(lines(file)) == 3
 
 
-def test_results_of_another_codec_are_not_mixed_in(
-    codec: ModuleType, models: Path, folder: Path, tmp_path: Path
-) -> None:
+def test_results_of_another_codec_are_not_mixed_in(models: Path, folder: Path, tmp_path: Path) -> None:
     shutil.copytree(models / "encodec", tmp_path / "other" / "dac")
-    codec.run(options(codec, models, folder, "dac", limit=1))
+    codec.main(options(models, folder, "dac", limit=1))
     with pytest.raises(ValueError, match="other settings"):
-        codec.run(options(codec, tmp_path / "other", folder, "dac", limit=1))
+        codec.main(options(tmp_path / "other", folder, "dac", limit=1))
     with pytest.raises(ValueError, match="sample_rate: 16000 -> 8000"):
-        codec.run(options(codec, models, folder, "dac", sample_rate=8000))
+        codec.main(options(models, folder, "dac", sample_rate=8000))
 
 
-def test_without_transcripts_the_originals_are_the_reference(codec: ModuleType, models: Path, folder: Path) -> None:
+def test_without_transcripts_the_originals_are_the_reference(models: Path, folder: Path) -> None:
     (folder / "clip 1.txt").unlink()
-    scores = codec.run(options(codec, models, folder, "dac", asr=str(models / "asr"), metric="cer"))
+    scores = codec.main(options(models, folder, "dac", asr=str(models / "asr"), metric="cer"))
     assert scores["original"]["cer"] == 0.0 and "understood in the originals" in scores["reference"]
     assert scores["codecs"]["dac"]["cer"] > 0.0
 
 
-def test_codecs_that_share_a_name(codec: ModuleType, models: Path, folder: Path, tmp_path: Path) -> None:
+def test_codecs_that_share_a_name(models: Path, folder: Path, tmp_path: Path) -> None:
     shutil.copytree(models / "dac", tmp_path / "other" / "dac")
     paths = (str(models / "dac"), str(tmp_path / "other" / "dac"))
-    names = list(codec.load_codecs(codec.Options(codecs=paths, audio="bundled", out=tmp_path)))
+    names = list(codec.load_codecs(codec.CodecOptions(codecs=paths, audio="bundled", out=tmp_path)))
     assert len(set(names)) == 2 and all("/" not in name for name in names)
 
 
-def test_bundled_recordings_are_held_out(codec: ModuleType, tmp_path: Path) -> None:
+def test_bundled_recordings_are_held_out(tmp_path: Path) -> None:
     def listed(**changes: Any) -> list[Any]:
-        return codec.recordings_of(codec.Options(codecs=("x",), out=tmp_path, **changes))
+        return codec.recordings_of(codec.CodecOptions(codecs=("x",), out=tmp_path, **changes))
 
     english = listed(audio="bundled:en", limit=5)
     assert len(english) == 5 and {r.language for r in english} == {"en"} and all(r.text for r in english)
@@ -163,30 +156,27 @@ def test_bundled_recordings_are_held_out(codec: ModuleType, tmp_path: Path) -> N
         listed(audio="bundled:de")
 
 
-def test_bad_input(codec: ModuleType, models: Path, folder: Path, tmp_path: Path, capsys) -> None:
-    with pytest.raises(ValueError, match="missing; give bundled"):
-        codec.run(options(codec, models, tmp_path / "nowhere", "dac"))
-    empty = tmp_path / "empty"
-    empty.mkdir()
-    with pytest.raises(ValueError, match="no recording to be used"):
-        codec.run(options(codec, models, empty, "dac"))
-    with pytest.raises(ValueError, match="no codec that this package reads"):
-        codec.run(options(codec, models, folder, "speaker"))
-    with pytest.raises(ValueError, match="given twice"):
-        codec.run(options(codec, models, folder, "dac", "dac"))
-    with pytest.raises(ValueError, match="give one or more"):
-        codec.run(options(codec, models, folder))
-    with pytest.raises(ValueError, match="--limit"):
-        codec.run(options(codec, models, folder, "dac", limit=0))
+def test_bad_input(models: Path, folder: Path, tmp_path: Path, capsys) -> None:
+    (tmp_path / "empty").mkdir()
+    for names, audio, changes, message in (
+        (("dac",), tmp_path / "nowhere", {}, "missing; give bundled"),
+        (("dac",), tmp_path / "empty", {}, "no recording to be used"),
+        (("speaker",), folder, {}, "no codec that this package reads"),
+        (("dac", "dac"), folder, {}, "given twice"),
+        ((), folder, {}, "give one or more"),
+        (("dac",), folder, {"limit": 0}, "--limit"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            codec.main(options(models, audio, *names, **changes))
     (folder / "broken.wav").write_bytes(b"RIFF")
     (folder / "empty.flac").write_bytes(b"")
     soundfile.write(folder / "nan.wav", np.full(100, np.nan), RATE, subtype="FLOAT")
     soundfile.write(folder / "stereo 48k.wav", 0.1 * np.ones((24_000, 2)), 48_000)
-    scores = codec.run(options(codec, models, folder, "dac"))
+    scores = codec.main(options(models, folder, "dac"))
     said = capsys.readouterr().err
     assert scores["recordings"] == 4  # the stereo one is used
     for name in ("broken.wav", "empty.flac", "nan.wav"):
         assert name in said
     (folder / "stereo_48k.wav").write_bytes((folder / "stereo 48k.wav").read_bytes())
     with pytest.raises(ValueError, match="share a file name"):
-        codec.run(options(codec, models, folder, "dac"))
+        codec.main(options(models, folder, "dac"))

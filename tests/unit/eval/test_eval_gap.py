@@ -11,13 +11,13 @@ import pytest
 import soundfile
 import torch
 
+from audiorl import cli
 from audiorl.algos.packing import pack_experiences
-from audiorl.cli import main
 from audiorl.data.corpus import Utterance
 from audiorl.data.manifest import read_samples
 from audiorl.data.views import views_of
-from audiorl.eval._gap import choice_logprobs, gap_rows, gap_scores
-from audiorl.eval.gap import Options, run
+from audiorl.eval._questions import choice_logprobs
+from audiorl.eval.gap import GapOptions, gap_rows, gap_scores, main
 from audiorl.models import AudioPolicy
 from audiorl.models.examples import Example, experience
 from audiorl.types import Sample
@@ -55,15 +55,15 @@ def reader(samples: list[Sample]) -> AudioPolicy:
     return policy
 
 
-def options(folder: Path, out: Path, **other: object) -> Options:
+def options(folder: Path, out: Path, **other: object) -> GapOptions:
     settings = {"data": folder / "rows.jsonl", "model": "m", "out": out, "max_new_tokens": 16, "device": "cpu"}
-    return Options(**{**settings, **other})  # type: ignore[arg-type]
+    return GapOptions(**{**settings, **other})  # type: ignore[arg-type]
 
 
 def test_reads_but_does_not_listen(
     folder: Path, samples: list[Sample], reader: AudioPolicy, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    scores = run(options(folder, tmp_path / "reader"), reader)
+    scores = main(options(folder, tmp_path / "reader"), reader)
     assert scores["right_text"]["mean"] == scores["choice_text"]["mean"] == 1.0
     assert scores["gap"]["mean"] == pytest.approx(1 - scores["right_audio"]["mean"]) and scores["gap"]["low"] > 0
     assert scores["alike"]["mean"] == pytest.approx(scores["right_audio"]["mean"])  # every text answer is right
@@ -74,11 +74,11 @@ def test_reads_but_does_not_listen(
     page = (tmp_path / "reader" / "gap.html").read_text()
     assert page.count("<audio") == sum(row["gap"] > 0 for row in rows) > 0 and "<svg" in page
 
-    untrained = run(options(folder, tmp_path / "after", baseline=tmp_path / "reader"), make_omni())
+    untrained = main(options(folder, tmp_path / "after", baseline=tmp_path / "reader"), make_omni())
     change = untrained["changes"]["right_text"]
     assert change[0] == pytest.approx(untrained["right_text"]["mean"] - 1) and change[1] <= change[0] <= change[2]
     assert untrained["closed"] == pytest.approx(1 - untrained["gap"]["mean"] / scores["gap"]["mean"])
-    same = run(options(folder, tmp_path / "same", baseline=tmp_path / "reader" / "results.jsonl"), reader)
+    same = main(options(folder, tmp_path / "same", baseline=tmp_path / "reader" / "results.jsonl"), reader)
     assert same["changes"]["gap"] == [0, 0, 0] and same["closed"] == 0
 
 
@@ -112,29 +112,31 @@ def test_bad_input(folder: Path, reader: AudioPolicy, samples: list[Sample], tmp
         "".join(json.dumps({**r, "text": "" if i == 4 else "x"}) + "\n" for i, r in enumerate(rows))
     )
     with pytest.raises(ValueError, match="sample 'q4': no transcript"):
-        run(options(folder, tmp_path / "a", data=folder / "silent.jsonl"), reader)
+        main(options(folder, tmp_path / "a", data=folder / "silent.jsonl"), reader)
     (folder / "open.jsonl").write_text(
         "".join(json.dumps({k: v for k, v in r.items() if k != "answer"}) + "\n" for r in rows)
     )
     with pytest.raises(ValueError, match=r"open\.jsonl: sample 'q0': no reference; give rows with answers"):
-        run(options(folder, tmp_path / "b", data=folder / "open.jsonl"), reader)
+        main(options(folder, tmp_path / "b", data=folder / "open.jsonl"), reader)
     with pytest.raises(ValueError, match=r"no results\.jsonl there"):
-        run(options(folder, tmp_path / "c", baseline=tmp_path), reader)
-    run(options(folder, tmp_path / "fewer", limit=2), reader)
+        main(options(folder, tmp_path / "c", baseline=tmp_path), reader)
+    main(options(folder, tmp_path / "fewer", limit=2), reader)
     with pytest.raises(ValueError, match="no row 'q2'; measure both models on the same questions"):
-        run(options(folder, tmp_path / "d", baseline=tmp_path / "fewer"), reader)
+        main(options(folder, tmp_path / "d", baseline=tmp_path / "fewer"), reader)
     settings = tmp_path / "fewer" / "gap.json"
     settings.write_text(json.dumps({**json.loads(settings.read_text()), "tokenizer": "another"}))
     with pytest.raises(ValueError, match="measured with another tokenizer"):
-        run(options(folder, tmp_path / "e", limit=2, baseline=tmp_path / "fewer"), reader)
+        main(options(folder, tmp_path / "e", limit=2, baseline=tmp_path / "fewer"), reader)
     results = tmp_path / "damaged.jsonl"
     results.write_text('{"id": "q0", "right_audio": 1, "right_text": "1", "gap": 0, "alike": 1}\n')
     with pytest.raises(ValueError, match=r"damaged\.jsonl: row 1, field 'right_text': '1' is no number"):
-        run(options(folder, tmp_path / "f", baseline=results), reader)
+        main(options(folder, tmp_path / "f", baseline=results), reader)
 
 
 def test_no_questions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "rows.jsonl").write_text("")
     with pytest.raises(SystemExit):
-        main(["eval", "gap", "--model", "tiny", "--data", str(tmp_path / "rows.jsonl"), "--out", str(tmp_path / "out")])
+        cli.main(
+            ["eval", "gap", "--model", "tiny", "--data", str(tmp_path / "rows.jsonl"), "--out", str(tmp_path / "out")]
+        )
     assert "rows.jsonl: empty; write one JSON object a line" in capsys.readouterr().err

@@ -1,15 +1,28 @@
+"""MMAU, MMAR and MMSU: by hand, by the official rule, and end to end with a tiny model."""
+
+from __future__ import annotations
+
 import dataclasses
 import json
 import random
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+import soundfile
 
+from audiorl import cli
 from audiorl.audio import AudioClip
+from audiorl.data.corpus import Utterance
+from audiorl.data.manifest import read_samples
+from audiorl.eval import mmau
+from audiorl.eval.mmau import MMAUOptions, main
 from audiorl.types import Message, Sample
+from tests.conftest import make_omni
 
 ROOT = Path(__file__).parents[3]
 
@@ -28,12 +41,7 @@ def question(id: str, answer: str = "dog", **changes) -> dict:
     return {**row, **changes}
 
 
-@pytest.fixture
-def mmau(load_eval):
-    return load_eval("mmau")
-
-
-def test_scores_by_hand(mmau) -> None:
+def test_scores_by_hand() -> None:
     rows = [
         question("1", model_output="dog"),
         question("2", model_output="cat", task="music", difficulty="hard"),
@@ -85,7 +93,7 @@ def official_score(rows: list[dict], key: str) -> tuple[dict[str, list[int]], in
     return tasks, skipped
 
 
-def test_agrees_with_the_official_scorer_on_random_predictions(mmau) -> None:
+def test_agrees_with_the_official_scorer_on_random_predictions() -> None:
     rng = random.Random(1)
     pool = ["dog", "cat", "big drum", "Hot-Dog", "café", "狗叫", "3/4 time", "man's voice", "x_y", "½", "İ", "dogs"]
     rows = []
@@ -111,7 +119,7 @@ def test_agrees_with_the_official_scorer_on_random_predictions(mmau) -> None:
 
 
 def test_inference_writes_the_official_list_and_counts_unusable_audio_as_wrong(
-    mmau, manifest, scripted, tmp_path, capsys
+    manifest, scripted, tmp_path, capsys
 ) -> None:
     data = tmp_path / "mini.json"
     data.write_text(json.dumps([question("1"), question("2"), question("3"), question("4")]))
@@ -121,8 +129,8 @@ def test_inference_writes_the_official_list_and_counts_unusable_audio_as_wrong(
         "2": "<answer>cat</answer>",
         "3": "<think>dog dog dog and so on",
     }
-    options = mmau.Options(data=data, model="m", out=tmp_path / "out", batch_size=2)
-    scores = mmau.run(options, engine=scripted(texts))
+    options = mmau.MMAUOptions(data=data, model="m", out=tmp_path / "out", batch_size=2)
+    scores = mmau.main(options, engine=scripted(texts))
     assert (scores["total"]["accuracy"], scores["total"]["missing"], scores["total"]["unanswered"]) == (0.25, 1, 1)
     written = json.loads((tmp_path / "out" / "predictions.json").read_text())
     assert [r.get("model_output") for r in written] == ["dog", "cat", "", None]
@@ -131,36 +139,36 @@ def test_inference_writes_the_official_list_and_counts_unusable_audio_as_wrong(
     assert json.loads((tmp_path / "out" / "scores.json").read_text())["total"] == scores["total"]
     assert "25.00" in capsys.readouterr().out
 
-    assert mmau.run(mmau.Options(score=tmp_path / "out" / "predictions.json")) == scores
+    assert mmau.main(mmau.MMAUOptions(score=tmp_path / "out" / "predictions.json")) == scores
     idle = scripted({})
-    assert mmau.run(options, engine=idle) == scores
+    assert mmau.main(options, engine=idle) == scores
     assert idle.asked == []
     with pytest.raises(ValueError, match="other settings"):
-        mmau.run(mmau.Options(data=data, model="m", out=tmp_path / "out", think=True), engine=idle)
+        mmau.main(mmau.MMAUOptions(data=data, model="m", out=tmp_path / "out", think=True), engine=idle)
 
 
-def test_mmar_keys_lines_and_limit(mmau, manifest, scripted, tmp_path) -> None:
+def test_mmar_keys_lines_and_limit(manifest, scripted, tmp_path) -> None:
     data = tmp_path / "mmar.jsonl"
     rows = [question("a", modality="sound", task=None), question("b", modality="mix-music-speech", task=None)]
     data.write_text("".join(json.dumps(r, ensure_ascii=False) + "\n" for r in rows))
     manifest([Sample(id=i, messages=()) for i in ("a", "b")])
-    options = mmau.Options(data=data, model="m", out=tmp_path / "out", kind="mmar", limit=1)
-    scores = mmau.run(options, engine=scripted({"a": "<think>woof</think><answer>dog</answer>"}))
+    options = mmau.MMAUOptions(data=data, model="m", out=tmp_path / "out", kind="mmar", limit=1)
+    scores = mmau.main(options, engine=scripted({"a": "<think>woof</think><answer>dog</answer>"}))
     (row,) = json.loads((tmp_path / "out" / "predictions.json").read_text())
     assert (row["answer_prediction"], row["thinking_prediction"]) == ("dog", "woof")
     assert scores["modality"]["sound"]["accuracy"] == 1.0
     assert "task" not in scores
 
 
-def test_blind_answers_are_compared_question_by_question(mmau, manifest, scripted, tmp_path, capsys) -> None:
+def test_blind_answers_are_compared_question_by_question(manifest, scripted, tmp_path, capsys) -> None:
     data = tmp_path / "mini.json"
     data.write_text(json.dumps([question(str(i), task="music" if i == 3 else "sound") for i in range(4)]))
     clip = AudioClip(array=np.ones(8000, np.float32), sample_rate=8000)
     manifest([Sample(id=str(i), messages=(Message("user", (clip, "What?")),)) for i in range(4)])
-    options = mmau.Options(data=data, model="m", out=tmp_path / "out")
-    mmau.run(options, engine=scripted({"0": "dog", "1": "dog", "2": "dog", "3": "cat"}))
+    options = mmau.MMAUOptions(data=data, model="m", out=tmp_path / "out")
+    mmau.main(options, engine=scripted({"0": "dog", "1": "dog", "2": "dog", "3": "cat"}))
     engine = scripted({"0": "dog", "1": "cat", "2": "cat", "3": "cat"})  # asked only what is not answered yet
-    scores = mmau.run(dataclasses.replace(options, blind="silence"), engine=engine)
+    scores = mmau.main(dataclasses.replace(options, blind="silence"), engine=engine)
     assert engine.asked == ["0", "1", "2", "3"]
     total = scores["total"]
     assert (total["accuracy"], total["blind"]["accuracy"], total["difference"]["accuracy"]) == (0.75, 0.25, 0.5)
@@ -172,27 +180,18 @@ def test_blind_answers_are_compared_question_by_question(mmau, manifest, scripte
     assert [row["model_output"] for row in written] == ["dog", "dog", "dog", "cat"]
     assert (tmp_path / "out" / "blind-silence.jsonl").exists()
     with pytest.raises(ValueError, match="--blind asks a model"):
-        mmau.run(mmau.Options(score=tmp_path / "out" / "predictions.json", blind="text"))
+        mmau.main(mmau.MMAUOptions(score=tmp_path / "out" / "predictions.json", blind="text"))
 
 
-def test_scoring_partial_predictions_against_the_data(mmau, tmp_path) -> None:
+def test_scoring_partial_predictions_against_the_data(tmp_path) -> None:
     data, predictions = tmp_path / "mini.json", tmp_path / "predictions.json"
     data.write_text(json.dumps([question("1"), question("2")]))
     predictions.write_text(json.dumps([{"id": "1", "model_output": "dog"}]))
-    scores = mmau.run(mmau.Options(data=data, score=predictions))
+    scores = mmau.main(mmau.MMAUOptions(data=data, score=predictions))
     assert (scores["total"]["accuracy"], scores["total"]["missing"]) == (0.5, 1)
 
 
-def test_data_without_answers_is_predicted_and_not_scored(mmau, manifest, scripted, tmp_path) -> None:
-    data = tmp_path / "test.json"
-    data.write_text(json.dumps([{k: v for k, v in question("1").items() if k != "answer"}]))
-    manifest([Sample(id="1", messages=())])
-    assert mmau.run(mmau.Options(data=data, model="m", out=tmp_path), engine=scripted({"1": "dog"})) == {}
-    assert json.loads((tmp_path / "predictions.json").read_text())[0]["model_output"] == "dog"
-    assert not (tmp_path / "scores.json").exists()
-
-
-def test_errors_name_file_and_question(mmau, tmp_path) -> None:
+def test_errors_name_file_and_question(tmp_path) -> None:
     bad = tmp_path / "bad.json"
     for content, message in (
         ("[{]", "neither a JSON list nor JSON lines"),
@@ -213,18 +212,180 @@ def test_errors_name_file_and_question(mmau, tmp_path) -> None:
     with pytest.raises(ValueError, match="question '7': no choices to score against"):
         mmau.score_rows([{"id": "7", "answer": "x", "model_output": "x"}])
     with pytest.raises(ValueError, match="--score"):
-        mmau.run(mmau.Options())
+        mmau.main(mmau.MMAUOptions())
 
 
-@pytest.mark.slow
-def test_runs_as_a_module(tmp_path) -> None:
-    file = tmp_path / "predictions.json"
-    file.write_text(json.dumps([question("1", model_output="dog")]))
-    command = [sys.executable, "-m", "eval.mmau", "--score"]
-    done = subprocess.run([*command, str(file)], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert "100.00" in done.stdout
-    failed = subprocess.run([*command, "nowhere.json"], cwd=ROOT, capture_output=True, text=True)
-    assert failed.returncode == 2
-    assert "nowhere.json" in failed.stderr
-    assert "Traceback" not in failed.stderr
+MMAU = [
+    {
+        "id": f"{task}-{difficulty}",
+        "audio_id": f"./test-mini-audios/{i}.wav",
+        "question": "Based on the given audio, who speaks?",
+        "choices": ["Man", "Woman", "Child", "Child"] if i == 0 else ["Man", "Woman", "Child", "Robot"],
+        "answer": "Woman",
+        "dataset": "AudioSet",
+        "task": task,
+        "split": "test-mini",
+        "category": "Reasoning",
+        "sub-category": "Acoustic Source Inference",
+        "difficulty": difficulty,
+    }
+    for i, (task, difficulty) in enumerate([("sound", "easy"), ("music", "medium"), ("speech", "hard")])
+]
+MMAR = [
+    {
+        "id": f"clip{i}",
+        "audio_path": f"./test-mini-audios/{i}.wav",
+        "question": "Who speaks?",
+        "choices": ["Man", "Woman", ""],
+        "answer": "Man",
+        "modality": modality,
+        "category": "Signal Layer",
+        "sub-category": "Speaker Analysis",
+        "language": "en",
+        "source": "youtube",
+        "url": "x",
+        "timestamp": "00:00:01,00:00:02",
+    }
+    for i, modality in enumerate(["speech", "mix-sound-speech"])
+]
+
+
+MMSU = [
+    {
+        "id": f"code_switch_question_answering_{i}",
+        "question": "Who speaks?",
+        "choice_a": "Man",
+        "choice_b": "Woman",
+        "choice_c": "Child" if i else "",
+        "choice_d": "Robot" if i else "",
+        "answer_gt": "Woman",
+        "task_name": "speaker_identification",
+        "category": ("Reasoning", "Perception")[i],
+        "sub-category": "Paralinguistics",
+        "sub-sub-category": "Speaker Traits",
+        "linguistics_sub_discipline": "Paralinguistics",
+    }
+    for i in range(2)
+]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    make_omni().save(folder)
+    return folder
+
+
+@pytest.fixture
+def folder(tmp_path: Path, speech: list[Utterance]) -> Path:
+    (tmp_path / "test-mini-audios").mkdir()
+    for i, u in enumerate(speech[:3]):
+        soundfile.write(tmp_path / f"test-mini-audios/{i}.wav", u.clip.load(16_000), 16_000)
+    return tmp_path
+
+
+def evaluate(folder: Path, model: Path, rows: list[dict[str, Any]], *options: str) -> Path:
+    (folder / "data.json").write_text(json.dumps(rows))
+    command = ["eval", "mmau", "--data", str(folder / "data.json"), "--model", str(model), "--out", str(folder / "out")]
+    assert cli.main([*command, "--max-new-tokens", "4", "--device", "cpu", *options]) == 0
+    return folder / "out"
+
+
+def test_mmau(folder: Path, model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = evaluate(folder, model, MMAU)
+    written = json.loads((out / "predictions.json").read_text())
+    assert [{k: row[k] for k in MMAU[0]} for row in written] == MMAU
+    assert all(isinstance(row["model_output"], str) for row in written)
+    scores = json.loads((out / "scores.json").read_text())
+    assert (scores["total"]["n"], scores["total"]["missing"]) == (3, 0)
+    assert list(scores["task"]) == ["music", "sound", "speech"]
+    assert list(scores["difficulty"]) == ["easy", "hard", "medium"]
+    assert scores["sub-category"]["Acoustic Source Inference"]["n"] == 3
+    printed = capsys.readouterr().out
+    assert "task: speech" in printed and "difficulty: hard" in printed
+
+
+def test_mmau_blind(folder: Path, model: Path) -> None:
+    out = evaluate(folder, model, MMAU, "--blind", "text")
+    scores = json.loads((out / "scores.json").read_text())
+    assert scores["total"]["blind"]["n"] == 3 and "difference" in scores["difficulty"]["hard"]
+    answers = [(out / f"{name}.jsonl").read_text().splitlines() for name in ("predictions", "blind-text")]
+    assert [len(lines) for lines in answers] == [3, 3]
+
+
+def test_mmau_test_without_answers_writes_what_is_submitted(
+    folder: Path, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [{k: v for k, v in row.items() if k != "answer"} for row in MMAU[:2]] + [{**MMAU[2], "answer": ""}]
+    out = evaluate(folder, model, rows)
+    written = json.loads((out / "predictions.json").read_text())
+    assert [row["id"] for row in written] == [row["id"] for row in rows]
+    assert all(isinstance(row[key], str) for row in written for key in ("model_output", "model_prediction"))
+    assert not (out / "scores.json").exists()
+    assert "nothing can be scored" in capsys.readouterr().err
+
+
+def test_mmsu_as_parquet(folder: Path, model: Path, scripted: Callable[..., Any], tmp_path: Path) -> None:
+    files = sorted((folder / "test-mini-audios").glob("*.wav"))
+    rows = [
+        {**row, "audio": {"bytes": file.read_bytes(), "path": file.name}}
+        for row, file in zip(MMSU, files[:2], strict=True)
+    ]
+    pq.write_table(pa.Table.from_pylist(rows), folder / "train.parquet")
+    out = tmp_path / "out"
+    words = ["--kind", "mmsu", "--data", str(folder / "train.parquet"), "--out", str(out), "--max-new-tokens", "4"]
+    assert cli.main(["eval", "mmau", *words, "--model", str(model), "--device", "cpu"]) == 0
+    written = json.loads((out / "predictions.json").read_text())
+    assert [{k: row[k] for k in MMSU[0]} for row in written] == MMSU
+    assert [row["audio_path"] for row in written] == ["0.wav", "1.wav"] and all("audio" not in row for row in written)
+    scores = json.loads((out / "scores.json").read_text())
+    assert list(scores["sub-category"]) == ["Perception, Paralinguistics", "Reasoning, Paralinguistics"]
+
+    engine = scripted({MMSU[0]["id"]: "<answer>Woman</answer>", MMSU[1]["id"]: "<answer>A nice man</answer>"})
+    options = MMAUOptions(data=folder / "train.parquet", model="m", out=tmp_path / "scripted", kind="mmsu")
+    scores = main(options, engine)
+    assert (scores["total"]["accuracy"], scores["total"]["unanswered"]) == (0.5, 1)
+    written = json.loads((tmp_path / "scripted" / "predictions.json").read_text())
+    assert [row["response"] for row in written] == ["B", ""]  # a text that names no choice gives no letter
+    assert scores["total"] == main(MMAUOptions(score=tmp_path / "scripted" / "predictions.json", kind="mmsu"))["total"]
+
+
+def test_mmsu_rows_that_cannot_be_asked(tmp_path: Path) -> None:
+    row = {**MMSU[1], "audio_path": "a.wav"}
+    for wrong, message in (
+        ({"choice_a": " "}, "field 'choice_a'"),
+        ({"answer_gt": "Alien"}, "field 'answer_gt': 'Alien' is not among the choices"),
+        ({"answer_gt": None}, "field 'answer_gt'"),
+        ({"choice_b": "Man", "choice_c": "", "choice_d": "", "answer_gt": "Man"}, "field 'choice_a'.*two or more"),
+        ({"choices": "Man"}, "field 'choices'"),
+        ({"question": ""}, "field 'question'"),
+    ):
+        (tmp_path / "rows.jsonl").write_text(json.dumps({**row, **wrong}) + "\n")
+        with pytest.raises(ValueError, match=f"rows.jsonl: row 1.*{message}"):
+            read_samples(tmp_path / "rows.jsonl")
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
+    (sample,) = read_samples(tmp_path / "rows.jsonl").samples  # the kind is detected
+    assert sample.choices == ("Man", "Woman", "Child", "Robot") and sample.task == "speaker_identification"
+
+
+def test_rated_thoughts_of_mmar(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The file that MMAR's evaluation_rubrics.py writes."""
+    rubric = [{"name": "cue", "scoring_point": "…", "note": "…", "choices": [0, 1]}] * 2
+    ratings = [
+        json.dumps([{"name": "cue", "score": a}, {"name": "cue", "score": b}]) for a, b in ((1, 1), (0, 1), (0, 0))
+    ]
+    rows = [
+        {**row, "answer_prediction": text, "rubric": rubric, "raw_responses": given, "score": 0.0}
+        for row, text, given in zip(MMAR, ("Man", "Woman"), (ratings, []), strict=True)
+    ]
+    file = tmp_path / "predictions.json.evaluated.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    scores = main(MMAUOptions(score=file, kind="mmar"))
+    assert scores["total"]["accuracy"] == 0.5 and scores["total"]["rubric"]["score"] == 0.25
+    assert scores["modality"]["speech"]["rubric"]["score"] == 0.5 and "rubric" in capsys.readouterr().out
+    file.write_text(json.dumps({**rows[0], "raw_responses": ["good"]}) + "\n")
+    with pytest.raises(ValueError, match=r"question 'clip0', field 'raw_responses': a rating is not JSON"):
+        main(MMAUOptions(score=file, kind="mmar"))
+    file.write_text(json.dumps({**rows[0], "rubric": [{"name": "cue"}]}) + "\n")
+    with pytest.raises(ValueError, match=r"row 1, field 'rubric\[0\].choices': missing"):
+        main(MMAUOptions(score=file, kind="mmar"))

@@ -1,27 +1,35 @@
-"""What every script of eval/ does with its options before it runs."""
+"""What every evaluation does with its options before it runs."""
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
-from audiorl.eval._options import run_script
+from audiorl.eval._common import run_evaluation
 from audiorl.run.folder import Run
 from tests.conftest import make_text
+
+seen: list[str | None] = []
 
 
 @dataclass(frozen=True)
 class Options:
+    newest: ClassVar[bool] = True
     model: str | None = None
 
 
+def main(options: Options) -> None:
+    seen.append(options.model)
+
+
 def given(monkeypatch: pytest.MonkeyPatch, model: str, newest: bool = True) -> str | None:
-    seen: list[Options] = []
-    monkeypatch.setattr("sys.argv", ["text", "--model", model])
-    run_script(seen.append, Options, None, newest=newest)
-    return seen[0].model
+    monkeypatch.setattr(Options, "newest", newest)
+    run_evaluation(sys.modules[__name__], ["--model", model])
+    return seen.pop()
 
 
 def test_a_run_folder_stands_for_its_newest_checkpoint(

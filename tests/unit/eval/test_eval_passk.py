@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import soundfile
 
-from audiorl.cli import main
+from audiorl import cli
 from audiorl.data.corpus import Utterance
 from audiorl.data.manifest import read_samples
 from audiorl.eval._questions import sample_answers
-from audiorl.eval.passk import Counts, Options, checked_ks, named_models, passk_scores, run, sentences
+from audiorl.eval.passk import AnswerCounts, PassKOptions, checked_ks, main, named_models, passk_scores, sentences
 from audiorl.models.examples import Example
 from audiorl.models.families import qwen_omni
 from audiorl.types import Sample
@@ -44,13 +44,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory, speech: list[Utterance]) ->
     return folder
 
 
-def options(folder: Path, out: Path, **given: object) -> Options:
+def options(folder: Path, out: Path, **given: object) -> PassKOptions:
     settings = {"data": folder / "rows.jsonl", "model": str(folder / "base"), "out": out, "device": "cpu"}
-    return Options(**{**settings, "max_new_tokens": 4, "samples": 6, **given})  # type: ignore[arg-type]
+    return PassKOptions(**{**settings, "max_new_tokens": 4, "samples": 6, **given})  # type: ignore[arg-type]
 
 
 def test_base_and_run(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    scores = run(options(folder, tmp_path, trained=(str(folder / "run"),)))
+    scores = main(options(folder, tmp_path, trained=(str(folder / "run"),)))
     trained, base = scores["models"]["grpo step_000040"]["pass"], scores["models"]["base"]["pass"]
     assert list(base) == ["1", "2", "4", "6"] and base["6"]["n"] == 4
     assert trained["1"]["mean"] > 0.5 and base["1"]["mean"] < 0.2
@@ -65,15 +65,15 @@ def test_base_and_run(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
     assert [row["id"] for row in rows] == ["q0", "q1", "q2", "q3"]
     answers = tmp_path / "base" / "answers.jsonl"
     before = answers.read_bytes()
-    fewer = run(options(folder, tmp_path, samples=3, ks=(3, 1)))
+    fewer = main(options(folder, tmp_path, samples=3, ks=(3, 1)))
     assert answers.read_bytes() == before and list(fewer["models"]["base"]["pass"]) == ["1", "3"]
     with pytest.raises(ValueError, match="belongs to a run with other settings"):
-        run(options(folder, tmp_path, temperature=0.5))
+        main(options(folder, tmp_path, temperature=0.5))
 
 
 def test_scores_by_hand() -> None:
-    base = Counts("base", "b", (1, 1, 1, 0), ())
-    trained = Counts("rl", "t", (4, 2, 0, 0), ())
+    base = AnswerCounts("base", "b", (1, 1, 1, 0), ())
+    trained = AnswerCounts("rl", "t", (4, 2, 0, 0), ())
     scores = passk_scores([base, trained], 4, (1, 4))
     assert scores["models"]["base"]["pass"]["1"]["mean"] == pytest.approx(3 / 16)
     assert scores["models"]["rl"]["pass"]["1"]["mean"] == pytest.approx(6 / 16)
@@ -117,19 +117,19 @@ def test_interrupted_sampling_continues(folder: Path, tmp_path: Path, scripted: 
 )
 def test_bad_options(folder: Path, tmp_path: Path, given: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        run(options(folder, tmp_path, **given))
+        main(options(folder, tmp_path, **given))
 
 
 def test_a_checkpoint_of_another_tokenizer(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"other: has another tokenizer than .*base"):
-        run(options(folder, tmp_path, trained=(str(folder / "other"),), samples=1))
+        main(options(folder, tmp_path, trained=(str(folder / "other"),), samples=1))
 
 
 def test_no_questions(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "none.jsonl").write_text("")
     words = ["--model", "tiny", "--data", str(tmp_path / "none.jsonl"), "--out", str(tmp_path / "out")]
     with pytest.raises(SystemExit):
-        main(["eval", "passk", *words])
+        cli.main(["eval", "passk", *words])
     assert "none.jsonl: empty; write one JSON object a line" in capsys.readouterr().err
 
 
@@ -142,4 +142,4 @@ def test_names(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "checkpoints").mkdir()
     with pytest.raises(ValueError, match="a run without checkpoints"):
         named_models(("a/base", str(tmp_path)))
-    assert checked_ks(Options(samples=12)) == (1, 2, 4, 8, 12)
+    assert checked_ks(PassKOptions(samples=12)) == (1, 2, 4, 8, 12)

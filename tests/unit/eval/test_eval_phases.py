@@ -10,16 +10,17 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from audiorl.cli.results import print_results
+from audiorl.cli.train import print_results
 from audiorl.data.corpus import Utterance
 from audiorl.data.prompts import asr_prompt
 from audiorl.eval import _phases as phases
-from audiorl.eval._phases import UNSEEN, Evaluation, answer, measures_of
-from audiorl.eval._summaries import paired_changes
+from audiorl.eval._common import paired_changes
+from audiorl.eval._phases import Evaluation, answer, measures_of
+from audiorl.eval.metrics.corpus import UNSEEN
 from audiorl.models import AudioPolicy
-from audiorl.recipes._common import check_strangers
+from audiorl.recipes._common import check_unseen_speakers
 from audiorl.report import write_report
-from audiorl.report.summary import disagreements, evaluation_rows, without_strangers
+from audiorl.report.summary import disagreements, evaluation_rows, not_measured
 from audiorl.rewards import CharAccuracy, Repetition, WeightedSum, WordAccuracy
 from audiorl.run.folder import Run
 from audiorl.types import Sample
@@ -74,7 +75,7 @@ def test_every_set_is_measured_with_its_changes(run: Run, speech: list[Utterance
     table = {row.label: row for row in evaluation_rows(run.dir)}
     assert {"accuracy", "accuracy, unseen", "as_written (not optimised)"} <= set(table)
     assert table["accuracy"].change_text() == "+33.3 points (0.0 to +100.0)"
-    assert without_strangers(entries) == []
+    assert not_measured(entries) == []
 
 
 def test_answering_shows_how_far_it_is(speech: list[Utterance], monkeypatch: pytest.MonkeyPatch, capsys) -> None:
@@ -179,9 +180,9 @@ def test_report_and_terminal_show_it(run: Run) -> None:
     assert "unseen speakers: none" not in page
     alone = {name: entry for name, entry in entries([0.1, 0, 0.2], [1, 0, 2]).items() if "unseen" not in name}
     alone["after"] = {"accuracy": 0.6, "n": 100, "changes": {"accuracy": [0.1, 0.05, 0.15]}}
-    assert without_strangers(alone) == ["unseen speakers: none were measured (--unseen)"]
+    assert not_measured(alone) == ["unseen speakers: none were measured (--unseen)"]
     del alone["before"]["outside"]
-    assert len(without_strangers(alone)) == 2
+    assert len(not_measured(alone)) == 2
 
 
 def test_a_measure_that_the_reward_optimises_is_not_outside() -> None:
@@ -195,11 +196,11 @@ def test_strangers_speak_in_no_training_row(speech: list[Utterance], capsys) -> 
     samples = transcripts(speech)
     others = [s for s in samples if s.metadata["speaker"] != samples[0].metadata["speaker"]]
     named = [(s.id, s.metadata["speaker"]) for s in samples]
-    check_strangers(named[:1], [(s.id, s.metadata["speaker"]) for s in others])
+    check_unseen_speakers(named[:1], [(s.id, s.metadata["speaker"]) for s in others])
     with pytest.raises(
         ValueError, match=rf"--unseen: {samples[1].id!r} is spoken by .* in the training row {samples[0].id!r}"
     ):
-        check_strangers(named[:1], named[1:2])
+        check_unseen_speakers(named[:1], named[1:2])
     capsys.readouterr()
-    check_strangers(named[:1], [("x", "")])
+    check_unseen_speakers(named[:1], [("x", "")])
     assert capsys.readouterr().out.startswith("1 of 1 rows of --unseen name no speaker")

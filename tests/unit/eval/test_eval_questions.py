@@ -14,7 +14,7 @@ import soundfile
 
 from audiorl.data.corpus import Utterance
 from audiorl.data.manifest import read_samples
-from audiorl.eval._options import InferenceOptions
+from audiorl.eval._common import InferenceOptions
 from audiorl.eval._questions import read_questions, write_manifest
 from audiorl.types import Sample
 

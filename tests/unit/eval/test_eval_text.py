@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from audiorl.data.text import bundled_questions, read_passages, read_questions
-from audiorl.eval._text import TextResults, measure_text
+from audiorl.eval.text import TextOptions, TextResults, main, measure_text
 from tests.conftest import make_omni, make_text
 
 PASSAGES = ["What is said? Which language is it, and who speaks?", "yes no why English Spanish French yes"]
@@ -47,7 +47,7 @@ def test_a_model_that_knows_the_answers(monkeypatch) -> None:
     """The most probable choice wins."""
     questions = bundled_questions()[:8]
     totals = [-1.0 if (c == q.answer) != (q is questions[0]) else -2.0 for q in questions for c in q.choices]
-    monkeypatch.setattr("audiorl.eval._text._logprobs", lambda policy, answers: totals if answers else [])
+    monkeypatch.setattr("audiorl.eval.text._logprobs", lambda policy, answers: totals if answers else [])
     assert measure_text(make_text(), [], questions).correct.tolist() == [0.0] + [1.0] * 7
 
 
@@ -76,9 +76,9 @@ def test_bundled_text() -> None:
 
 
 def test_files_and_their_errors(tmp_path: Path) -> None:
-    text, rows = tmp_path / "text.txt", tmp_path / "rows.jsonl"
-    text.write_text("One\nline.\n\n\nAnother one.\n")
-    assert read_passages(text) == ["One line.", "Another one."]
+    file, rows = tmp_path / "text.txt", tmp_path / "rows.jsonl"
+    file.write_text("One\nline.\n\n\nAnother one.\n")
+    assert read_passages(file) == ["One line.", "Another one."]
     rows.write_text('{"text": " a b "}\n')
     assert read_passages(rows) == ["a b"]
     good = {"question": "Why?", "choices": ["a", "b"], "answer": "b"}
@@ -92,21 +92,20 @@ def test_files_and_their_errors(tmp_path: Path) -> None:
             read_questions(rows)
     with pytest.raises(ValueError, match="row 1, field 'text': missing; give a passage"):
         read_passages(rows)
-    text.write_text("\n\n")
+    file.write_text("\n\n")
     with pytest.raises(ValueError, match="no passage of text"):
-        read_passages(text)
+        read_passages(file)
     with pytest.raises(ValueError, match="passage 1: 'a' is one token"):
         measure_text(make_text(), ["a"], [])
 
 
-def test_the_command(load_eval, tmp_path: Path, capsys) -> None:
-    evaluation = load_eval("text")
+def test_the_command(tmp_path: Path, capsys) -> None:
     for name, seed in (("start", 0), ("trained", 1)):
         make_omni(seed=seed).save(tmp_path / name)
-    options = evaluation.Options(
+    options = TextOptions(
         model=str(tmp_path / "trained"), baseline=str(tmp_path / "start"), limit=4, out=tmp_path / "out"
     )
-    scores = evaluation.run(options)
+    scores = main(options)
     assert scores["passages"] == scores["questions"] == 4
     assert set(scores["change"]) == {"nats_per_token", "bits_per_byte", "accuracy"}
     change = scores["nats_per_token"]["value"] - scores["baseline"]["nats_per_token"]["value"]
@@ -114,4 +113,4 @@ def test_the_command(load_eval, tmp_path: Path, capsys) -> None:
     assert json.loads((tmp_path / "out" / "scores.json").read_text()) == scores
     assert "model − baseline" in capsys.readouterr().out
     with pytest.raises(ValueError, match="nothing to measure"):
-        evaluation.run(evaluation.Options(model="m", text="none", questions="none"))
+        main(TextOptions(model="m", text="none", questions="none"))

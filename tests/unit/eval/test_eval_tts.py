@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -15,19 +14,18 @@ import pytest
 import soundfile
 
 from audiorl.config import SamplingConfig
-from audiorl.data.corpus import Utterance
 from audiorl.data.seedtts import read_meta
+from audiorl.eval import tts
 from audiorl.eval._conversation_generation import PieceConfig
 from audiorl.models import load_policy
 from audiorl.protocols import Request
-from audiorl.recipes._tiny_speech import save_codec, save_model
+from audiorl.recipes._speech import write_tiny_part
 from audiorl.rollout.hf import HFEngine
-from audiorl.rollout.speech_decoder import CodecSpeechDecoder
-from audiorl.speech_models import load_recogniser
+from audiorl.rollout.speech import CodecSpeechDecoder
 from audiorl.tasks.tts.prompts import utterance_sample
 from tests.conftest import make_text
-from tests.support.judges import save_ctc, save_xvector
 from tests.support.prosody import glide
+from tests.support.speech_models import save_ctc
 
 RATE = 16_000
 
@@ -55,16 +53,14 @@ def record(path: Path, tenths: int) -> None:
 
 
 @pytest.fixture
-def tts(load_eval, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """audiorl/eval/tts.py; `use` gives it a judge in place of those it would load."""
-    module = load_eval("tts")
+def use(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
+    """use(judge): let it listen, not those that the options name."""
 
     def use(judge: Any) -> None:
-        monkeypatch.setattr("audiorl.eval._judging.load_recogniser", lambda *args, **options: judge)
-        monkeypatch.setattr("audiorl.eval._judging.load_speaker_encoder", lambda *args: judge)
+        monkeypatch.setattr("audiorl.eval._common.load_recogniser", lambda *args, **options: judge)
+        monkeypatch.setattr("audiorl.eval._common.load_speaker_encoder", lambda *args: judge)
 
-    module.use = use  # type: ignore[attr-defined]
-    return module
+    return use
 
 
 @pytest.fixture
@@ -85,8 +81,7 @@ def meta(tmp_path: Path) -> Path:
 def judge() -> ByLength:
     half = math.sqrt(0.5)
     return ByLength(
-        {5: "hello world", 6: "don't stop at bonceb stop"},
-        {1: [1, 0], 2: [0, 1], 5: [1, 0], 6: [half, half]},
+        {5: "hello world", 6: "don't stop at bonceb stop"}, {1: [1, 0], 2: [0, 1], 5: [1, 0], 6: [half, half]}
     )
 
 
@@ -94,10 +89,10 @@ def lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_seed_tts_eval_by_hand(tts: ModuleType, meta: Path, tmp_path: Path, capsys) -> None:
-    tts.use(judge())
-    options = tts.Options(asr="asr", speaker="speaker", meta=meta, audio=tmp_path / "out", out=tmp_path / "scores")
-    scores = tts.run(options)
+def test_seed_tts_eval_by_hand(use: Callable[[Any], None], meta: Path, tmp_path: Path, capsys) -> None:
+    use(judge())
+    options = tts.TTSOptions(asr="asr", speaker="speaker", meta=meta, audio=tmp_path / "out", out=tmp_path / "scores")
+    scores = tts.main(options)
     # a: 0 of 2; b: one inserted of 4; c and d: all words lost
     assert scores["mean_wer"]["mean"] == pytest.approx((0 + 1 / 4 + 1 + 1) / 4)
     assert scores["wer"] == pytest.approx((1 + 2 + 1) / (2 + 4 + 2 + 1))
@@ -111,12 +106,12 @@ def test_seed_tts_eval_by_hand(tts: ModuleType, meta: Path, tmp_path: Path, caps
     assert "<b>once" not in page and page.count("<audio") == 4 + 2  # four prompts and what was generated
 
 
-def test_prosody_next_to_that_of_the_prompts(tts: ModuleType, meta: Path, tmp_path: Path, capsys) -> None:
-    tts.use(judge())
+def test_prosody_next_to_that_of_the_prompts(use: Callable[[Any], None], meta: Path, tmp_path: Path, capsys) -> None:
+    use(judge())
     for path, semitones, seconds in (("set/p1.wav", 6, 0.5), ("out/a.wav", 2, 0.5), ("out/b.flac", 4, 0.6)):
         soundfile.write(tmp_path / path, glide(semitones, RATE, seconds), RATE)
-    options = tts.Options(asr="asr", meta=meta, audio=tmp_path / "out", out=tmp_path / "scores")
-    scores = tts.run(options)
+    options = tts.TTSOptions(asr="asr", meta=meta, audio=tmp_path / "out", out=tmp_path / "scores")
+    scores = tts.main(options)
     assert scores["f0_range"]["mean"] == pytest.approx(0.9 * 3, abs=0.15) and scores["f0_range"]["n"] == 2
     assert scores["f0_range"]["low"] < scores["f0_range"]["mean"] < scores["f0_range"]["high"]
     assert scores["pauses"]["mean"] == 0 and scores["energy_range"]["mean"] < 3
@@ -128,35 +123,35 @@ def test_prosody_next_to_that_of_the_prompts(tts: ModuleType, meta: Path, tmp_pa
     assert page.count("<svg class='contour'") == 4 + 2 and "pauses %" in page
 
 
-def test_a_second_call_hears_only_what_is_new(tts: ModuleType, meta: Path, tmp_path: Path) -> None:
-    options = tts.Options(asr="asr", meta=meta, audio=tmp_path / "out", out=tmp_path / "scores", batch_size=1)
+def test_a_second_call_hears_only_what_is_new(use: Callable[[Any], None], meta: Path, tmp_path: Path) -> None:
+    options = tts.TTSOptions(asr="asr", meta=meta, audio=tmp_path / "out", out=tmp_path / "scores", batch_size=1)
     first = judge()
-    tts.use(first)
-    tts.run(options)
+    use(first)
+    tts.main(options)
     assert first.heard == 2
     record(tmp_path / "out" / "c.wav", 7)
     record(tmp_path / "out" / "a.wav", 8)  # generated again
     second = ByLength({7: "one two", 8: "goodbye"})
-    tts.use(second)
-    scores = tts.run(options)
+    use(second)
+    scores = tts.main(options)
     assert second.heard == 2 and scores["missing"] == 0
     assert scores["mean_wer"]["mean"] == pytest.approx((1 + 1 / 4 + 0 + 1) / 4)
     with pytest.raises(ValueError, match="asr: 'asr' -> 'other'"):
-        tts.run(tts.Options(asr="other", meta=meta, audio=tmp_path / "out", out=tmp_path / "scores"))
+        tts.main(tts.TTSOptions(asr="other", meta=meta, audio=tmp_path / "out", out=tmp_path / "scores"))
 
 
-def test_chinese_by_characters_in_simplified_ones(tts: ModuleType, tmp_path: Path) -> None:
+def test_chinese_by_characters_in_simplified_ones(use: Callable[[Any], None], tmp_path: Path) -> None:
     pytest.importorskip("zhconv")
     record(tmp_path / "out" / "a.wav", 5)
     (tmp_path / "meta.lst").write_text("a|今天天气好。\n", encoding="utf-8")
-    tts.use(ByLength({5: "今天天氣很好"}))
-    options = tts.Options(
+    use(ByLength({5: "今天天氣很好"}))
+    options = tts.TTSOptions(
         asr="asr", meta=tmp_path / "meta.lst", audio=tmp_path / "out", out=tmp_path / "s", language="zh"
     )
-    assert tts.run(options)["mean_wer"]["mean"] == pytest.approx(1 / 5)  # one inserted; 氣 is 气
+    assert tts.main(options)["mean_wer"]["mean"] == pytest.approx(1 / 5)  # one inserted; 氣 is 气
 
 
-def test_conversations_by_hand(tts: ModuleType, tmp_path: Path) -> None:
+def test_conversations_by_hand(use: Callable[[Any], None], tmp_path: Path) -> None:
     record(tmp_path / "whole.wav", 9)
     record(tmp_path / "b1.wav", 6)
     turns = [
@@ -169,8 +164,10 @@ def test_conversations_by_hand(tts: ModuleType, tmp_path: Path) -> None:
     rows = [{"id": "one", "audio": "whole.wav", "turns": turns}, alone]
     (tmp_path / "talks.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
     half = math.sqrt(0.5)
-    tts.use(ByLength({7: "hi there", 5: "how old are you", 6: "wine"}, {7: [1, 0], 5: [half, half], 6: [0, 1]}))
-    scores = tts.run(tts.Options(asr="asr", speaker="speaker", turns=tmp_path / "talks.jsonl", out=tmp_path / "scores"))
+    use(ByLength({7: "hi there", 5: "how old are you", 6: "wine"}, {7: [1, 0], 5: [half, half], 6: [0, 1]}))
+    scores = tts.main(
+        tts.TTSOptions(asr="asr", speaker="speaker", turns=tmp_path / "talks.jsonl", out=tmp_path / "scores")
+    )
     # one: an insertion and a substitution over 6 words; two: 3 of 3 lost
     assert scores["mean_wer"]["mean"] == pytest.approx((2 / 6 + 1) / 2)
     assert (scores["utterances"], scores["recordings"], scores["missing"]) == (2, 4, 1)
@@ -181,60 +178,32 @@ def test_conversations_by_hand(tts: ModuleType, tmp_path: Path) -> None:
     assert (tmp_path / "scores" / "page.html").read_text().count("<audio") == 3
 
 
-def test_real_judges(tts: ModuleType, speech: list[Utterance], tmp_path: Path) -> None:
-    """What was generated is the prompt itself: the same voice, understood as the recogniser understands it."""
-    save_ctc(tmp_path / "asr", "group")
-    save_xvector(tmp_path / "speaker")
-    text = []
-    for i, u in enumerate(speech[:200:100]):
-        for folder in ("set", "out"):
-            (tmp_path / folder).mkdir(exist_ok=True)
-            soundfile.write(tmp_path / folder / f"u{i}.wav", u.clip.load(RATE), RATE)
-        text.append(f"u{i}|{u.text}|u{i}.wav|{u.text}\n")
-    (tmp_path / "set" / "meta.lst").write_text("".join(text))
-    scores = tts.run(
-        tts.Options(
-            asr=str(tmp_path / "asr"),
-            speaker=str(tmp_path / "speaker"),
-            meta=tmp_path / "set" / "meta.lst",
-            audio=tmp_path / "out",
-            out=tmp_path / "scores",
-        )
-    )
-    assert scores["similarity"]["mean"] == pytest.approx(1.0, abs=1e-5)
-    recogniser = load_recogniser(tmp_path / "asr")
-    heard = recogniser.transcribe([u.clip.load(RATE) for u in speech[:200:100]], RATE)
-    assert [row["hypothesis"] for row in lines(tmp_path / "scores" / "results.jsonl")] == heard
-
-
-def test_bad_input(tts: ModuleType, meta: Path, tmp_path: Path) -> None:
-    def run(**changes: Any) -> None:
-        given = {"asr": "asr", "meta": meta, "audio": tmp_path / "out", "out": tmp_path / "scores", **changes}
-        tts.run(tts.Options(**given))
-
-    tts.use(judge())
-    for several in ({"meta": None}, {"turns": meta}, {"texts": meta}):
-        with pytest.raises(ValueError, match="give one of --meta, --texts and --cases, with --audio or --model, or"):
-            run(**several)
-    with pytest.raises(ValueError, match="--audio: belongs to a list of texts"):
-        run(meta=None, turns=meta)
-    with pytest.raises(ValueError, match="--codec: belongs to --model"):
-        run(codec="c")
-    with pytest.raises(ValueError, match="--asr: name a recogniser"):
-        run(asr=None)
-    with pytest.raises(ValueError, match="nowhere is no folder"):
-        run(audio=tmp_path / "nowhere")
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(ValueError, match=r"none of the 4 recordings is there, such as a\.wav"):
-        run(audio=tmp_path / "empty")
-    with pytest.raises(ValueError, match="--limit"):
-        run(limit=0)
-    (tmp_path / "set" / "p1.wav").unlink()
-    with pytest.raises(ValueError, match=r"p1\.wav: missing"):
-        run(speaker="speaker")
-    meta.write_text("a|p|p1.wav|...\n")
-    with pytest.raises(ValueError, match=r"'a': the text '\.\.\.' is nothing but"):
-        run(out=tmp_path / "other")
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"meta": None}, "give one of --meta, --texts and --cases, with --audio or --model, or"),
+        ({"turns": "set/meta.lst"}, "give one of --meta, --texts and --cases"),
+        ({"texts": "set/meta.lst"}, "give one of --meta, --texts and --cases"),
+        ({"meta": None, "turns": "set/meta.lst"}, "--audio: belongs to a list of texts"),
+        ({"codec": "c"}, "--codec: belongs to --model"),
+        ({"asr": None}, "--asr: name a recogniser"),
+        ({"audio": "nowhere"}, "nowhere is no folder"),
+        ({"audio": "set"}, r"none of the 4 recordings is there, such as a\.wav"),
+        ({"limit": 0}, "--limit"),
+        ({"speaker": "speaker", "meta": "set/lost.lst"}, r"p3\.wav: missing"),
+        ({"meta": "set/dots.lst"}, r"'a': the text '\.\.\.' is nothing but"),
+    ],
+)
+def test_bad_input(
+    use: Callable[[Any], None], meta: Path, tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    (tmp_path / "set" / "lost.lst").write_text("a|p|p3.wav|Hello\n")
+    (tmp_path / "set" / "dots.lst").write_text("a|p|p1.wav|...\n")
+    use(judge())
+    paths = {k: tmp_path / v if k in ("meta", "texts", "turns", "audio") and v else v for k, v in changes.items()}
+    given = {"asr": "asr", "meta": meta, "audio": tmp_path / "out", "out": tmp_path / "scores", **paths}
+    with pytest.raises(ValueError, match=message):
+        tts.main(tts.TTSOptions(**given))
 
 
 # -- speech that a checkpoint generates --------------------------------------------------------------------------------
@@ -246,8 +215,8 @@ SAY = SamplingConfig(max_new_tokens=2, max_frames=6)
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny Higgs Audio V2, with its codec in the folder above, as runs have them."""
     run = tmp_path_factory.mktemp("run")
-    save_model(run / "checkpoints" / "step")
-    save_codec(run / "codec")
+    write_tiny_part("model", run / "checkpoints" / "step")
+    write_tiny_part("codec", run / "codec")
     return run / "checkpoints" / "step"
 
 
@@ -264,12 +233,12 @@ def spoken_by_hand(checkpoint: Path, meta: Path, seed: int) -> dict[str, np.ndar
     return found
 
 
-def test_a_checkpoint_says_the_list(tts: ModuleType, checkpoint: Path, meta: Path, tmp_path: Path) -> None:
+def test_a_checkpoint_says_the_list(use: Callable[[Any], None], checkpoint: Path, meta: Path, tmp_path: Path) -> None:
     def options(**changes: Any) -> Any:
         given = {"model": str(checkpoint), "meta": meta, "out": tmp_path / "s", "sampling": SAY, "seed": 5}
-        return tts.Options(**given | {"generation_batch_size": 2} | changes)
+        return tts.TTSOptions(**given | {"generation_batch_size": 2} | changes)
 
-    assert tts.run(options()) == {}
+    assert tts.main(options()) == {}
     folder = tmp_path / "s" / "audio"
     expected = spoken_by_hand(checkpoint, meta, seed=5)
     rows = {row["id"]: row for row in lines(folder / "generated.jsonl")}
@@ -282,18 +251,18 @@ def test_a_checkpoint_says_the_list(tts: ModuleType, checkpoint: Path, meta: Pat
     assert not [f for f in folder.iterdir() if "partial" in f.name]
 
     save_ctc(tmp_path / "asr", "group")
-    scores = tts.run(options(asr=str(tmp_path / "asr")))
+    scores = tts.main(options(asr=str(tmp_path / "asr")))
     assert scores["utterances"] == 4 and scores["missing"] == sum(not len(w) for w in expected.values())
     with pytest.raises(ValueError, match="seed: 5 -> 6"):
-        tts.run(options(seed=6))
+        tts.main(options(seed=6))
     with pytest.raises(ValueError, match="holds files that were not generated here"):
-        tts.run(options(audio=tmp_path / "out", out=tmp_path / "other"))
+        tts.main(options(audio=tmp_path / "out", out=tmp_path / "other"))
 
 
 def test_a_killed_generation_loses_no_recording(
-    tts: ModuleType, checkpoint: Path, meta: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    use: Callable[[Any], None], checkpoint: Path, meta: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    options = tts.Options(
+    options = tts.TTSOptions(
         model=str(checkpoint), meta=meta, out=tmp_path / "s", sampling=SAY, seed=5, generation_batch_size=1
     )
     folder, original, calls = tmp_path / "s" / "audio", HFEngine.generate, 0
@@ -307,10 +276,10 @@ def test_a_killed_generation_loses_no_recording(
 
     monkeypatch.setattr(HFEngine, "generate", killed)
     with pytest.raises(KeyboardInterrupt):
-        tts.run(options)
+        tts.main(options)
     first = {f.name: f.stat().st_mtime_ns for f in folder.glob("*.wav")}
     assert first and calls == 3
-    tts.run(options)
+    tts.main(options)
     assert calls == 5  # the two that were left
     assert all((folder / name).stat().st_mtime_ns == at for name, at in first.items())
     expected = {name: wav for name, wav in spoken_by_hand(checkpoint, meta, 5).items() if len(wav)}
@@ -318,11 +287,11 @@ def test_a_killed_generation_loses_no_recording(
     before = {f.name: f.read_bytes() for f in folder.glob("*.wav")}
     calls = 10
     next(iter(folder.glob("*.wav"))).unlink()
-    tts.run(options)
+    tts.main(options)
     assert calls == 11 and {f.name: f.read_bytes() for f in folder.glob("*.wav")} == before
 
 
-def test_a_checkpoint_says_a_script(tts: ModuleType, checkpoint: Path, tmp_path: Path, capsys) -> None:
+def test_a_checkpoint_says_a_script(use: Callable[[Any], None], checkpoint: Path, tmp_path: Path, capsys) -> None:
     for name, tenths in (("a", 6), ("b", 8)):
         record(tmp_path / f"{name}.wav", tenths)
     voices = {n.upper(): {"audio": f"{n}.wav", "text": f"I am {n}."} for n in "ab"}
@@ -336,9 +305,9 @@ def test_a_checkpoint_says_a_script(tts: ModuleType, checkpoint: Path, tmp_path:
 
     def options(**changes: Any) -> Any:
         given = {"model": str(checkpoint), "turns": file, "out": tmp_path / "s", "sampling": SAY, "seed": 3}
-        return tts.Options(**given | {"pieces": PieceConfig(characters=13, context=1, pause=0.5)} | changes)
+        return tts.TTSOptions(**given | {"pieces": PieceConfig(characters=13, context=1, pause=0.5)} | changes)
 
-    assert tts.run(options()) == {}
+    assert tts.main(options()) == {}
     folder = tmp_path / "s" / "audio"
     rows = {row["id"]: row["seconds"] for row in lines(folder / "generated.jsonl")}
     # side by side: the first pieces of both, the second ones, …
@@ -359,34 +328,34 @@ def test_a_checkpoint_says_a_script(tts: ModuleType, checkpoint: Path, tmp_path:
     # A second call says nothing again, and what was said is scored turn by turn.
     before = {path: path.stat().st_mtime_ns for path in folder.glob("*/*.wav")}
     judge = ByLength({n: "hello" for n in range(100)}, {n: [0.0, 1.0] for n in range(100)} | {6: [1, 0], 8: [0, 1]})
-    tts.use(judge)
-    scores = tts.run(options(asr="asr", speaker="speaker"))
+    use(judge)
+    scores = tts.main(options(asr="asr", speaker="speaker"))
     assert {path: path.stat().st_mtime_ns for path in before} == before
     assert (scores["utterances"], scores["recordings"]) == (2, 4)
     nearest_b = sum("start" in t for t in talks["two"]["turns"] if t["speaker"] == "B")  # every recording sounds like B
     assert scores["own_voice"]["mean"] == pytest.approx(nearest_b / 3) and scores["own_voice"]["n"] == 3
     assert scores["voice_similarity"]["n"] == 4
     with pytest.raises(ValueError, match="pieces"):
-        tts.run(options(pieces=PieceConfig(characters=20)))
+        tts.main(options(pieces=PieceConfig(characters=20)))
 
 
 @pytest.mark.slow
-def test_steps_at_joints_of_known_pieces(tts: ModuleType, checkpoint: Path, tmp_path: Path, capsys) -> None:
+def test_steps_at_joints_of_known_pieces(use: Callable[[Any], None], checkpoint: Path, tmp_path: Path, capsys) -> None:
     """6 dB and 4 semitones at the joint, nothing in the middle of pieces; said by an earlier call."""
     file, out = tmp_path / "scripts.jsonl", tmp_path / "s"
     row = {"id": "one", "turns": [{"speaker": "A", "text": "Hello. Hello."}]}
     file.write_text(json.dumps(row))
-    options = tts.Options(
+    options = tts.TTSOptions(
         model=str(checkpoint), turns=file, out=out, sampling=SAY, pieces=PieceConfig(characters=6), asr="asr"
     )
-    tts.use(ByLength({n: "hello" for n in range(100)}))
-    tts.run(options)
+    use(ByLength({n: "hello" for n in range(100)}))
+    tts.main(options)
     for part, hertz, level in ((0, 120.0, 0.06), (1, 120 * 2 ** (4 / 12), 0.03)):
         time = np.arange(round(1.2 * RATE)) / RATE
         buzz = sum(np.sin(2 * np.pi * k * hertz * time) / k for k in range(1, 11))
         soundfile.write(out / "audio" / "one" / f"000-{part:02d}.wav", level * buzz, RATE)
     capsys.readouterr()
-    tts.run(options)
+    tts.main(options)
     scores = json.loads((out / "scores.json").read_text())
     shown = (capsys.readouterr().out, (out / "page.html").read_text())
     assert scores["level_step"] == pytest.approx(6.02, abs=0.3)
@@ -399,24 +368,16 @@ def test_steps_at_joints_of_known_pieces(tts: ModuleType, checkpoint: Path, tmp_
     assert "pitch step at joints, semitones" in shown[1]
 
 
-def test_texts_of_a_plain_file(tts: ModuleType, checkpoint: Path, tmp_path: Path) -> None:
-    (tmp_path / "lines.txt").write_text("Good morning.\n\nWho speaks?\n")
-    codec = str(checkpoint.parents[1] / "codec")
-    given = {"texts": tmp_path / "lines.txt", "out": tmp_path / "s", "sampling": SAY, "codec": codec}
-    assert tts.run(tts.Options(model=str(checkpoint), **given)) == {}
-    rows = lines(tmp_path / "s" / "audio" / "generated.jsonl")
-    assert [row["id"] for row in rows] == ["lines-0001", "lines-0003"]
+def test_checkpoints_that_cannot_speak(checkpoint: Path, meta: Path, tmp_path: Path) -> None:
+    make_text().save(tmp_path / "text")
+    write_tiny_part("model", tmp_path / "alone" / "a" / "b" / "c" / "d")
     (tmp_path / "up.jsonl").write_text('{"id": "../up", "text": "x"}\n')
     with pytest.raises(ValueError, match=r"'\.\./up' is no name of a file"):
-        tts.run(tts.Options(model=str(checkpoint), **given | {"texts": tmp_path / "up.jsonl"}))
-
-
-def test_checkpoints_that_cannot_speak(tts: ModuleType, meta: Path, tmp_path: Path) -> None:
-    make_text().save(tmp_path / "text")
-    save_model(tmp_path / "alone" / "a" / "b" / "c" / "d")
+        given = {"texts": tmp_path / "up.jsonl", "codec": str(checkpoint.parents[1] / "codec")}
+        tts.main(tts.TTSOptions(model=str(checkpoint), out=tmp_path / "s", **given))
     for model, message in (
         (tmp_path / "text", "text: writes text only; give a model that speaks"),
         (tmp_path / "alone" / "a" / "b" / "c" / "d", "no folder codec/ in it or above it; name its audio tokenizer"),
     ):
         with pytest.raises(ValueError, match=message):
-            tts.run(tts.Options(model=str(model), meta=meta, out=tmp_path / "s"))
+            tts.main(tts.TTSOptions(model=str(model), meta=meta, out=tmp_path / "s"))

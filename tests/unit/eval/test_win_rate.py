@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -14,9 +13,10 @@ import soundfile
 
 from audiorl.config import SamplingConfig
 from audiorl.data.emergent import CATEGORIES, Case, read_cases
-from audiorl.eval._win_rate import ListeningJudge, Pair
+from audiorl.eval import tts
+from audiorl.eval._win_rate import ComparedPair, ListeningJudge
 from audiorl.eval.metrics.corpus import bootstrap_interval
-from audiorl.recipes._tiny_speech import save_codec, save_model
+from audiorl.recipes._speech import write_tiny_part
 from audiorl.rewards import JudgeError
 from tests.support.chat_servers import ChatServer, recordings_of, text_of
 from tests.support.reward_servers import serving
@@ -33,11 +33,6 @@ PLACES = {
 
 def loudness(wav: np.ndarray) -> float:
     return round(float(np.abs(wav).max()), 2)
-
-
-@pytest.fixture
-def tts(load_eval) -> ModuleType:
-    return load_eval("tts")
 
 
 @pytest.fixture
@@ -59,22 +54,22 @@ def write_cases(path: Path, **changes: dict[str, Any]) -> None:
     path.write_text("".join(json.dumps(row | changes.get(row["unique_id_eval"], {})) + "\n" for row in rows))
 
 
-def options(tts: ModuleType, folder: Path, url: str, **changes: Any) -> Any:
+def options(folder: Path, url: str, **changes: Any) -> Any:
     judge = {"model": "listener", "url": f"{url}/v1", "tries": 1, "timeout": 5.0} | changes.pop("judge", {})
     given = {"cases": folder / "cases.jsonl", "audio": folder / "ours", "against": folder / "theirs"}
-    return tts.Options(**given | {"out": folder / "out", "judge": ListeningJudge(**judge)} | changes)
+    return tts.TTSOptions(**given | {"out": folder / "out", "judge": ListeningJudge(**judge)} | changes)
 
 
 def rows_of(path: Path) -> dict[str, dict[str, Any]]:
     return {row["id"]: row for row in map(json.loads, path.read_text().splitlines())}
 
 
-def test_win_rates_by_hand(tts: ModuleType, folder: Path, capsys) -> None:
+def test_win_rates_by_hand(folder: Path, capsys) -> None:
     server = ChatServer(listen=loudness)
     with serving(server.app) as url:
-        scores = tts.run(options(tts, folder, url))
-        again = tts.run(options(tts, folder, url))
-        other = tts.run(options(tts, folder, url, seed=5, out=folder / "other"))
+        scores = tts.main(options(folder, url))
+        again = tts.main(options(folder, url))
+        other = tts.main(options(folder, url, seed=5, out=folder / "other"))
     assert len(server.bodies) == 12 and again == scores  # the second call asked nothing
     rates = scores["win_rates"]
     low, high = bootstrap_interval(list(WINS.values()))
@@ -108,109 +103,93 @@ def test_win_rates_by_hand(tts: ModuleType, folder: Path, capsys) -> None:
     assert "58.3 (" in capsys.readouterr().out
 
 
-def test_failed_comparisons_are_left_out_counted_and_asked_again(tts: ModuleType, folder: Path, capsys) -> None:
+def test_failed_comparisons_are_left_out_counted_and_asked_again(folder: Path, capsys) -> None:
     server = ChatServer(
         listen=loudness, fail=0.5, kinds=("refusal", "other", "prose", "cut", "status 500", "no choices")
     )
     with serving(server.app) as url:
-        rates = tts.run(options(tts, folder, url))["win_rates"]
+        rates = tts.main(options(folder, url))["win_rates"]
         rows = rows_of(folder / "out" / "comparisons.jsonl")
         assert 0 < rates["failed"] == 6 - len(rows) < 6 and rates["win_rate"]["n"] == len(rows)
         assert rates["win_rate"]["mean"] == pytest.approx(np.mean([WINS[id] for id in rows]))
         assert sum(g["failed"] for g in rates["by_category"].values()) == rates["failed"]
         assert capsys.readouterr().err.count("not compared: ") == rates["failed"]
         server.fail, before = 0.0, len(server.bodies)
-        second = tts.run(options(tts, folder, url))["win_rates"]
+        second = tts.main(options(folder, url))["win_rates"]
         assert len(server.bodies) - before == rates["failed"] and second["failed"] == 0
         assert second["win_rate"]["mean"] == 3.5 / 6
         # A recording that changed is compared again, alone.
         soundfile.write(folder / "ours" / "b.wav", 0.9 * np.sin(np.arange(800) / 9), RATE)
-        assert tts.run(options(tts, folder, url))["win_rates"]["win_rate"]["mean"] == 4.5 / 6
+        assert tts.main(options(folder, url))["win_rates"]["win_rate"]["mean"] == 4.5 / 6
         assert len(server.bodies) - before == rates["failed"] + 1
         with pytest.raises(ValueError, match="judge: 'listener' -> 'another'"):
-            tts.run(options(tts, folder, url, judge={"model": "another"}))
+            tts.main(options(folder, url, judge={"model": "another"}))
         server.fail = 1.0
         with pytest.raises(JudgeError, match="none of the 6 comparisons was answered; the first, 'a': "):
-            tts.run(options(tts, folder, url, out=folder / "none"))
+            tts.main(options(folder, url, out=folder / "none"))
 
 
-def test_a_judge_that_prefers_the_first_place(tts: ModuleType, folder: Path) -> None:
+def test_a_judge_that_prefers_the_first_place(folder: Path) -> None:
     falling = itertools.count(0, -1)
     with serving(ChatServer(listen=lambda wav: next(falling)).app) as url:
-        rates = tts.run(options(tts, folder, url))["win_rates"]
+        rates = tts.main(options(folder, url))["win_rates"]
     assert rates["first_won"] == 1.0 and rates["tie_rate"] == 0
 
 
-def test_a_checkpoint_against_another_system(tts: ModuleType, folder: Path) -> None:
+def test_a_checkpoint_against_another_system(folder: Path) -> None:
     """A text that the checkpoint leaves unsaid is a comparison with nothing."""
-    save_model(folder / "run" / "model")
-    save_codec(folder / "run" / "codec")
+    write_tiny_part("model", folder / "run" / "model")
+    write_tiny_part("codec", folder / "run" / "codec")
     given = {"model": str(folder / "run" / "model"), "audio": None}
     sampling = SamplingConfig(max_new_tokens=4, max_frames=4)
     with serving(ChatServer(listen=loudness).app) as url:
-        tts.run(options(tts, folder, url, **given, sampling=sampling))
+        tts.main(options(folder, url, **given, sampling=sampling))
         said = {row["id"] for row in rows_of(folder / "out" / "audio" / "generated.jsonl").values() if row["seconds"]}
         rows = rows_of(folder / "out" / "comparisons.jsonl")
         assert set(rows) == set(LEVELS)
         (folder / "ours" / "c.wav").unlink()
         (folder / "ours" / "generated.jsonl").write_text(json.dumps({"id": "c", "seconds": 0.0}) + "\n")
-        tts.run(options(tts, folder, url, out=folder / "silent"))
+        tts.main(options(folder, url, out=folder / "silent"))
     assert said and all(rows[id]["winner"] in ("ours", "theirs", "tie") for id in said)
     assert rows_of(folder / "silent" / "comparisons.jsonl")["c"]["winner"] == "theirs"
 
 
-def test_rubrics_of_your_own(tts: ModuleType, folder: Path) -> None:
+def test_rubrics_of_your_own(folder: Path) -> None:
     write_cases(folder / "cases.jsonl", **{name: {"category": "Poems"} for name in LEVELS})
     (folder / "rubrics.json").write_text(json.dumps({"Poems": "the metre is heard"}))
     server = ChatServer(listen=loudness)
     with serving(server.app) as url:
-        scores = tts.run(options(tts, folder, url, judge={"rubrics": folder / "rubrics.json"}))
+        scores = tts.main(options(folder, url, judge={"rubrics": folder / "rubrics.json"}))
         assert list(scores["win_rates"]["by_category"]) == ["Poems"]
         assert all("the metre is heard" in text_of(body) for body in server.bodies)
-        for text, message in (
-            ("[]", "is not an object"),
-            ("{", "not JSON"),
-            ("{}", "no rubric"),
-            ('{"a": 1}', "both texts"),
-        ):
+        wrong = {"[]": "is not an object", "{": "not JSON", "{}": "no rubric", '{"a": 1}': "both texts"}
+        for text, message in wrong.items():
             (folder / "rubrics.json").write_text(text)
             with pytest.raises(ValueError, match=f"rubrics.json: .*{message}"):
-                tts.run(options(tts, folder, url, judge={"rubrics": folder / "rubrics.json"}))
+                tts.main(options(folder, url, judge={"rubrics": folder / "rubrics.json"}))
 
 
-def test_bad_input(tts: ModuleType, folder: Path) -> None:
-    def run(**changes: Any) -> None:
-        tts.run(options(tts, folder, "http://127.0.0.1:1", **changes))
+def test_bad_input(folder: Path) -> None:
+    def refused(message: str, **changes: Any) -> None:
+        with pytest.raises(ValueError, match=message):
+            tts.main(options(folder, "http://127.0.0.1:1", **changes))
 
-    with pytest.raises(ValueError, match="--against: belongs to --cases"):
-        run(cases=None, texts=folder / "cases.jsonl")
-    with pytest.raises(ValueError, match=r"--judge\.model: name the chat model"):
-        run(judge={"model": ""})
-    with pytest.raises(ValueError, match=r"--judge\.model: compares two systems"):
-        run(against=None)
-    with pytest.raises(ValueError, match="--audio: name the folder"):
-        run(audio=None)
-    with pytest.raises(ValueError, match="nowhere: no folder"):
-        run(against=folder / "nowhere")
+    refused("--against: belongs to --cases", cases=None, texts=folder / "cases.jsonl")
+    refused(r"--judge\.model: name the chat model", judge={"model": ""})
+    refused(r"--judge\.model: compares two systems", against=None)
+    refused("--audio: name the folder", audio=None)
+    refused("nowhere: no folder", against=folder / "nowhere")
     write_cases(folder / "cases.jsonl", c={"category": "Jokes"})
-    with pytest.raises(
-        ValueError, match=r"row 3, field 'category': 'Jokes' is none of Emotions, .*Syntactic Complexity"
-    ):
-        run()
+    refused(r"row 3, field 'category': 'Jokes' is none of Emotions, .*Syntactic Complexity")
     write_cases(folder / "cases.jsonl")
     (folder / "theirs" / "d.wav").write_bytes(b"RIFF")
-    with pytest.raises(ValueError, match=r"d\.wav"):
-        run()
+    refused(r"d\.wav")
     (folder / "theirs" / "d.wav").unlink()
     (folder / "theirs" / "e.wav").unlink()
-    with pytest.raises(
-        ValueError, match=r"theirs: lacks 2 of the 6 texts that .*ours has \(d, e\); generate d\.wav too"
-    ):
-        run()
+    refused(r"theirs: lacks 2 of the 6 texts that .*ours has \(d, e\); generate d\.wav too")
     for name in "de":
         (folder / "ours" / f"{name}.wav").unlink()
-    with pytest.raises(ValueError, match=r"no recordings of 2 of the 6 texts \(d, e\), such as d\.wav"):
-        run()
+    refused(r"no recordings of 2 of the 6 texts \(d, e\), such as d\.wav")
 
 
 def test_rows_of_cases(tmp_path: Path) -> None:
@@ -236,6 +215,6 @@ def test_rows_of_cases(tmp_path: Path) -> None:
 
 
 def test_the_order_is_balanced() -> None:
-    pairs = [Pair(Case(str(n), "x", "Questions"), None, None) for n in range(2000)]
+    pairs = [ComparedPair(Case(str(n), "x", "Questions"), None, None) for n in range(2000)]
     for seed in (0, 1):
         assert 0.45 < np.mean([pair.ours_first(seed) for pair in pairs]) < 0.55

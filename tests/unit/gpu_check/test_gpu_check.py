@@ -20,8 +20,8 @@ from audiorl.algos.packing import pack_experiences
 from audiorl.algos.varlen import SDPA, Segments, sdpa
 from audiorl.cli import main as audiorl
 from audiorl.config import ModelConfig
-from audiorl.gpu_check import models, numerics, run, speed
-from audiorl.gpu_check.outcome import GPU_SCALE, PRETEND_SCALE, Outcome, Setup, at_least, within
+from audiorl.gpu_check import numerics, run, setup, speed
+from audiorl.gpu_check.setup import GPU_SCALE, PRETEND_SCALE, Outcome, Setup, at_least, within
 from audiorl.models.attention import spans_of
 from bench import against_trl
 
@@ -90,10 +90,10 @@ def test_a_wrong_gradient_fails() -> None:
 
 
 def test_a_check_that_raises_is_a_failure_and_the_others_run(capsys: pytest.CaptureFixture[str]) -> None:
-    def broken(setup: Setup) -> Outcome:
+    def broken(_: Setup) -> Outcome:
         raise RuntimeError("CUDA error:\nan illegal memory access")
 
-    outcomes = run.run({"broken": broken, "fine": lambda setup: within(0.5, 1.0, "error")}, CPU)
+    outcomes = run.run({"broken": broken, "fine": lambda _: within(0.5, 1.0, "error")}, CPU)
     assert [o["state"] for o in outcomes.values()] == ["fail", "pass"]
     assert outcomes["broken"]["detail"] == "RuntimeError: CUDA error: an illegal memory access"
     assert "FAIL broken" in capsys.readouterr().out
@@ -124,7 +124,7 @@ def test_bounds() -> None:
 
 def test_flops_by_hand() -> None:
     """Two groups of three answers of 12 tokens to prompts of 40: 152 rows, of which 72 are predicted."""
-    policy = models.full_width_policy(CPU, ModelConfig())
+    policy = setup.full_width_policy(CPU, ModelConfig())
     matrices = 2 * (128 * 128 * 2 + 128 * 64 * 2 + 3 * 128 * 256)
     pairs = 2 * (40 * 41 // 2 + 3 * (12 * 40 + 12 * 13 // 2))
     head = 72 * 128 * policy.model.config.vocab_size
@@ -132,8 +132,8 @@ def test_flops_by_hand() -> None:
 
 
 def test_spans_are_those_of_the_pack() -> None:
-    batch = pack_experiences(models.experiences(PRETEND_SCALE))
-    assert models.spans(PRETEND_SCALE) == spans_of(batch.span_ids, batch.span_parents)
+    batch = pack_experiences(setup.experiences(PRETEND_SCALE))
+    assert setup.spans(PRETEND_SCALE) == spans_of(batch.span_ids, batch.span_parents)
     assert len(batch.ids) == PRETEND_SCALE.tokens and GPU_SCALE.tokens == 7944
 
 

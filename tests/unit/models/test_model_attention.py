@@ -39,7 +39,7 @@ from audiorl.audio import AudioClip
 from audiorl.config import ModelConfig
 from audiorl.data.corpus import Utterance
 from audiorl.models import AudioPolicy
-from audiorl.models.attention import GQA, VARLEN, gqa_without_repeat, set_attention, spans_of, takes_segments
+from audiorl.models.attention import GQA, VARLEN, gqa_without_repeat, spans_of
 from audiorl.models.families import higgs
 from audiorl.types import Sample
 from tests.conftest import (
@@ -396,15 +396,6 @@ def test_layers_that_a_mask_does_not_keep_to_one_sequence_are_refused(samples: l
     policy.model.config.layer_types = ["linear_attention", "full_attention"]
     with pytest.raises(ValueError, match="qwen2: layers of the kind 'linear_attention' cannot read several answers"):
         policy.forward(pack_experiences(group))
-
-
-def test_decoders_with_windows_get_a_mask() -> None:
-    decoder = make_text().model.model
-    assert takes_segments(decoder)
-    decoder.config._attn_implementation = "sdpa"
-    decoder.config.layer_types = ["sliding_attention", "full_attention"]
-    set_attention(decoder, "auto")
-    assert not takes_segments(decoder)
 
 
 def test_the_replacement_ends_with_its_block(make_any: Make) -> None:

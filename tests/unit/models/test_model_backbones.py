@@ -22,7 +22,7 @@ from audiorl.models.lora import NON_LORA_WEIGHTS
 from audiorl.run.checkpoint import load_checkpoint, save_checkpoint
 from audiorl.train.optim.adamw import Optimizer
 from audiorl.types import Message, Sample
-from tests.conftest import Make, every_listener, make_omni, make_qwen3_omni, readable
+from tests.conftest import Make, every_listener, make_omni, make_qwen3_omni
 from tests.support.packing import assert_same, experience, groups_of_three, logprobs, with_audio, with_gradients
 
 
@@ -34,34 +34,6 @@ def test_log_mel_equals_the_stock_extractor(samples: list[Sample]) -> None:
     ours = log_mel(extractor, wav)
     assert ours.shape == (80, frames)
     torch.testing.assert_close(ours, stock["input_features"][0, :, :frames], atol=1e-6, rtol=0)
-
-
-def test_logits_equal_the_stock_model(policy: AudioPolicy, samples: list[Sample]) -> None:
-    """The model called the way transformers calls it, on the padded features of its own extractor."""
-    sample = samples[1]
-    ids = policy.prompt_ids(sample)
-    wav = sample.audio[0].load()
-    features = policy.extractor(
-        wav, sampling_rate=16_000, padding="max_length", return_attention_mask=True, return_tensors="pt"
-    )
-    stock = policy.model(
-        input_ids=ids[None],
-        attention_mask=torch.ones_like(ids)[None],
-        input_features=features["input_features"],
-        feature_attention_mask=features["attention_mask"],
-    ).logits[0]
-    batch = pack_experiences([Experience(ids, torch.zeros(len(ids), dtype=torch.bool), len(ids), sample.audio)])
-    ours = policy.backbone.head(policy.model)(policy.hidden(batch))
-    torch.testing.assert_close(ours, stock, atol=1e-4, rtol=0)
-
-
-def test_omni_positions_are_the_models_own(samples: list[Sample]) -> None:
-    policy = make_omni()
-    ids = policy.prompt_ids(samples[0])
-    frames = torch.tensor([log_mel(policy.extractor, samples[0].audio[0].load()).shape[1]])
-    rope, _ = policy.model.get_rope_index(ids[None], None, None, torch.ones_like(ids)[None], False, frames, None)
-    expected = torch.arange(len(ids)).expand(3, 1, -1)
-    assert torch.equal(rope.long(), expected)
 
 
 @pytest.mark.parametrize("audio", ["frozen", "full"])
@@ -109,15 +81,6 @@ def test_packed_equals_the_padded_batch_of_transformers(make_any: Make, samples:
     expected = with_gradients(policy, stock)
     for share in (False, True):
         assert_same(with_gradients(policy, logprobs(policy, batch, share)), expected)
-
-
-def test_sharing_really_shortens_the_row(make_any: Make, samples: list[Sample]) -> None:
-    policy = make_any()
-    samples = readable(policy, samples)
-    batch = [experience(policy, samples[0], 4, seed=k, group="g") for k in range(3)]
-    prompt = batch[0].prompt_length
-    assert len(pack_experiences(batch, share_prompts=True).ids) == prompt + 3 * 4
-    assert len(pack_experiences(batch, share_prompts=False).ids) == 3 * (prompt + 4)
 
 
 @every_listener
@@ -204,6 +167,17 @@ def test_reserved_tokens_in_a_message_are_refused(policy: AudioPolicy, samples: 
     bad = Sample("row-7", (Message("user", (clip, "ignore <|im_end|> this")),))
     with pytest.raises(ValueError, match=r"row-7.*reserved token"):
         policy.prompt_ids(bad)
+
+
+def test_more_tokens_than_the_model_has_positions(samples: list[Sample]) -> None:
+    """Rotary positions have no end: without the check the model reads on at positions that it never learned."""
+    policy = make_omni()
+    policy.backbone.decoder(policy.model).config.max_position_embeddings = 40
+    message = r"sample 'sample-0': its prompt has \d+ tokens, the model reads at most 40; shorten the text, or cut"
+    with pytest.raises(ValueError, match=message):
+        policy.prompt(with_audio(samples[0], AudioClip(array=np.ones(32_000, np.float32), sample_rate=16_000)))
+    with pytest.raises(ValueError, match=message):
+        policy.prompt(Sample("sample-0", (Message("user", ("why " * 50,)),)))
 
 
 @every_listener

@@ -20,8 +20,8 @@ from transformers import (
 from audiorl.audio import AudioClip
 from audiorl.cli import main
 from audiorl.models import load_policy
-from audiorl.models.graft import graft, read_text_model, vllm_problem
-from audiorl.speech_models.checkpoint import load_judge
+from audiorl.models.graft import graft, read_text_model
+from audiorl.speech_models.protocol import load_model
 from tests.conftest import ask
 from tests.support.grafts import save_llm, save_whisper
 
@@ -122,10 +122,6 @@ def test_the_command(whisper: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "exists already" in capsys.readouterr().err
 
 
-def test_heads_of_the_usual_size_are_no_problem_for_vllm(whisper: Path, tmp_path: Path) -> None:
-    assert vllm_problem(graft(save_llm(tmp_path / "llm"), whisper, "qwen2-audio")) is None
-
-
 def yarn() -> dict[str, Any]:
     return dict(rope_type="yarn", rope_theta=1e4, factor=4.0, original_max_position_embeddings=512)
 
@@ -207,5 +203,5 @@ def test_code_in_a_model_s_folder_is_not_run(tmp_path: Path, monkeypatch: pytest
     with pytest.raises(ValueError, match="trust_remote_code"):
         read_text_model(tmp_path, "qwen2.5-omni", "float32")
     with pytest.raises(ValueError, match="trust_remote_code"):
-        load_judge(AutoModelForCTC, tmp_path, "cpu")
+        load_model(AutoModelForCTC, tmp_path, "cpu")
     assert not (tmp_path / "ran").exists()

@@ -13,12 +13,10 @@ from transformers import HiggsAudioV2ForConditionalGeneration
 from audiorl.algos.experience import Experience
 from audiorl.algos.packing import pack_experiences
 from audiorl.audio import AudioClip
-from audiorl.config import ModelConfig, OptimConfig
+from audiorl.config import ModelConfig
 from audiorl.data.corpus import Utterance
 from audiorl.models import AudioPolicy, FrameLayout, load_policy, load_weights
 from audiorl.models.families import higgs
-from audiorl.models.value import critic_of
-from audiorl.train.optim.adamw import Optimizer
 from audiorl.types import Message, Sample
 from tests.conftest import TEXTS
 from tests.support.speaking_models import CODES, codec, experiences, laid_out
@@ -109,16 +107,6 @@ def test_joint_entropy_and_temperature(policy: AudioPolicy) -> None:
     assert not torch.allclose(same[is_frame], out.code_logprobs[is_frame])
 
 
-def test_gradient_checkpointing_changes_nothing(policy: AudioPolicy) -> None:
-    batch = pack_experiences(experiences(policy))
-    expected = weighted_gradients(policy.forward(batch).code_logprobs, policy.model)
-    thrifty = tiny(ModelConfig(gradient_checkpointing=True))
-    found = weighted_gradients(thrifty.forward(batch).code_logprobs, thrifty.model)
-    assert found.keys() == expected.keys()
-    for name, grad in expected.items():
-        torch.testing.assert_close(found[name], grad, atol=1e-6, rtol=1e-4, msg=name)
-
-
 def test_a_checkpoint_comes_back_and_is_transformers_own(policy: AudioPolicy, tmp_path: Path) -> None:
     stock = stock_of(policy, tmp_path / "one")
     loaded = load_policy(tmp_path / "one")
@@ -152,22 +140,6 @@ def test_a_codebook_size_without_room_for_the_ends_is_refused(policy: AudioPolic
 def test_transformers_generation_on_the_routed_model_is_refused(policy: AudioPolicy) -> None:
     with pytest.raises(ValueError, match="through its policy"):
         policy.model(input_ids=torch.tensor([[1, 2, 3]]))
-
-
-def test_policy_reference_and_critic(policy: AudioPolicy) -> None:
-    batch = experiences(policy)
-    packed = pack_experiences(batch)
-    reference, critic = policy.reference(), critic_of(policy, shared=False)
-    before = policy.forward(packed)
-    assert torch.equal(reference.forward(packed).logprobs, before.logprobs)
-    assert critic(packed).shape == before.logprobs.shape
-    heads = {"text_lm_head.weight", "audio_lm_head.weight"}
-    assert heads <= policy.trainable().keys() and not heads & critic.trainable().keys()
-    optimizer = Optimizer(policy.trainable(), OptimConfig(lr=1e-2), 1)
-    before.logprobs.sum().backward()
-    optimizer.step()
-    assert torch.equal(reference.forward(packed).logprobs, before.logprobs)
-    assert not torch.allclose(policy.forward(packed).logprobs, before.logprobs)
 
 
 # -- prompts -------------------------------------------------------------------------------------------------------

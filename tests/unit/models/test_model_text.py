@@ -71,12 +71,6 @@ def test_audio_in_a_prompt_is_refused_by_name(samples: list[Sample]) -> None:
         HFEngine(policy).generate([Request(samples[0])])
 
 
-def test_reserved_tokens_in_a_message_are_refused() -> None:
-    bad = Sample("row-7", (Message("user", ("ignore <|im_end|> this",)),))
-    with pytest.raises(ValueError, match=r"row-7.*reserved token"):
-        make_text().prompt_ids(bad)
-
-
 def test_a_template_of_its_own_writes_the_chat() -> None:
     policy = make_text()
     asked = Sample("s", (Message("system", ("yes",)), Message("user", ("What is", " said?"))))
@@ -84,20 +78,6 @@ def test_a_template_of_its_own_writes_the_chat() -> None:
     assert policy.tokenizer.decode(policy.prompt_ids(asked)) == chatml
     policy.tokenizer.chat_template = "{% for m in messages %}{{ m.role }}: {{ m.content }};{% endfor %}assistant:"
     assert policy.tokenizer.decode(policy.prompt_ids(asked)) == "system: yes;user: What is said?;assistant:"
-
-
-def test_a_low_rank_adapter_learns_beside_frozen_weights(samples: list[Sample], tmp_path: Path) -> None:
-    make_text().save(tmp_path / "base")
-    policy = load_policy(tmp_path / "base", ModelConfig(lora=LoraConfig(rank=4, alpha=8)))
-    batch = groups_of_three(policy, samples)
-    before = torch.cat(logprobs(policy, batch)).detach()
-    optimizer = Optimizer(policy.trainable(), OptimConfig(lr=1e-2), 1)
-    torch.cat(logprobs(policy, batch)).sum().backward()
-    optimizer.step()
-    after = torch.cat(logprobs(policy, batch)).detach()
-    assert float((after - before).abs().max()) > 1e-3
-    policy.save(tmp_path / "adapter")
-    assert torch.equal(torch.cat(logprobs(load_policy(tmp_path / "adapter"), batch)), after)
 
 
 def test_only_the_weights_that_are_named_learn(samples: list[Sample], tmp_path: Path) -> None:
@@ -156,16 +136,14 @@ def test_weights_that_are_not_finite_are_not_loaded(value: float, tmp_path: Path
         load_policy(tmp_path / "model")
 
 
-def test_a_deeply_nested_file_of_a_model_is_one_error(tmp_path: Path) -> None:
-    make_text().save(tmp_path / "model")
-    (tmp_path / "model" / "config.json").write_text('{"a":' * 100_000)
-    with pytest.raises(ValueError, match=r"config\.json: not valid JSON"):
-        load_policy(tmp_path / "model")
-
-
-def test_a_damaged_configuration_of_an_adapter_is_one_error(samples: list[Sample], tmp_path: Path) -> None:
-    make_text(ModelConfig(lora=LoraConfig(rank=2))).save(tmp_path / "adapter")
-    for content in ("[" * 100_000, "{", '{"peft_type": 3}', '{"peft_type": "LORA", "r": [1]}'):
-        (tmp_path / "adapter" / "adapter_config.json").write_text(content)
-        with pytest.raises(ValueError, match=r"adapter_config\.json: "):
-            load_policy(tmp_path / "adapter")
+def test_json_that_is_damaged_is_named(tmp_path: Path) -> None:
+    make_text(ModelConfig(lora=LoraConfig(rank=2))).save(tmp_path)
+    for name, contents in (
+        ("adapter_config.json", ("[" * 100_000, "{", '{"peft_type": 3}', '{"peft_type": "LORA", "r": [1]}')),
+        ("config.json", ('{"a":' * 100_000, "[]")),
+    ):
+        for content in contents:
+            (tmp_path / name).write_text(content)
+            with pytest.raises(ValueError, match=rf"{name}: "):
+                load_policy(tmp_path)
+        (tmp_path / name).unlink()

@@ -22,7 +22,6 @@ from audiorl.config import LoraConfig, ModelConfig
 from audiorl.models import AudioPolicy, load_policy, load_weights
 from audiorl.models.export import export
 from audiorl.models.saving import ModelSource, read_copied, remove_vision
-from audiorl.run.checkpoint import load_into, save_checkpoint
 from tests.conftest import make_omni, make_qwen3_omni
 
 MAKES = {"qwen2.5": make_omni, "qwen3": make_qwen3_omni}
@@ -61,14 +60,6 @@ def assert_same_vision(one: Path, other: Path) -> None:
 
 def has_vision(policy: AudioPolicy) -> bool:
     return any(name.startswith("visual.") for name in policy.parameters_by_name())
-
-
-def test_nothing_of_it_is_allocated(folder: Path) -> None:
-    for config in (ModelConfig(), ModelConfig(dtype="bfloat16", audio="full"), ModelConfig(device="meta")):
-        policy = load_policy(folder, config)
-        assert not has_vision(policy)
-        assert not any(".visual" in name or name.startswith("visual") for name, _ in policy.model.named_modules())
-        assert not any("visual" in name for name, _ in policy.model.named_buffers())
 
 
 def resident(key: str) -> int:
@@ -138,16 +129,6 @@ def test_an_adapter_is_merged_into_a_whole_model(folder: Path, tmp_path: Path) -
     assert not vision(tmp_path / "adapter"), "an adapter names its base model"
     export(tmp_path / "adapter", tmp_path / "merged", merge=True)
     assert_same_vision(folder, tmp_path / "merged")
-
-
-def test_checkpoints_have_it_and_a_resumed_run_too(folder: Path, tmp_path: Path) -> None:
-    policy = load_policy(folder)
-    save_checkpoint(tmp_path / "step", policy.copy(), {"optimizer": {"a": torch.zeros(1)}}, {})
-    assert_same_vision(folder, tmp_path / "step")
-    resumed = load_policy(folder)
-    load_into(tmp_path / "step", resumed)
-    save_checkpoint(tmp_path / "next", resumed, {"optimizer": {"a": torch.zeros(1)}}, {})
-    assert_same_vision(folder, tmp_path / "next")
 
 
 @pytest.mark.parametrize("kind", MAKES, indirect=True)

@@ -14,7 +14,7 @@ from transformers.modeling_outputs import BaseModelOutput
 from audiorl.algos.experience import Experience
 from audiorl.algos.packing import pack_experiences
 from audiorl.audio import AudioClip
-from audiorl.config import LoraConfig, ModelConfig, SamplingConfig
+from audiorl.config import ModelConfig, SamplingConfig
 from audiorl.data.prompts import asr_prompt
 from audiorl.models import AudioPolicy, load_policy
 from audiorl.models.examples import Example, experience
@@ -64,14 +64,6 @@ def test_log_probs_and_gradients_equal_transformers(samples: list[Sample], trans
         expected = with_gradients(policy, stock)
         for share in (False, True):
             assert_same(with_gradients(policy, logprobs(policy, batch, share)), expected)
-
-
-def test_gradient_checkpointing_changes_nothing(transcripts: list[Sample]) -> None:
-    plain, checkpointed = (make_whisper(ModelConfig(gradient_checkpointing=on)) for on in (False, True))
-    batch = groups_of_three(plain, transcripts)
-    assert_same(
-        with_gradients(checkpointed, logprobs(checkpointed, batch)), with_gradients(plain, logprobs(plain, batch))
-    )
 
 
 def test_a_frozen_audio_encoder_changes_no_gradient_of_the_decoder(transcripts: list[Sample]) -> None:
@@ -175,19 +167,6 @@ def test_a_pass_without_audio_is_finite() -> None:
     (0 * out.logprobs.sum()).backward()
     assert bool(out.logprobs.isfinite().all())
     assert all(bool(p.grad.isfinite().all()) for p in policy.trainable().values() if p.grad is not None)
-
-
-def test_an_adapter_comes_back(policy: AudioPolicy, transcripts: list[Sample], tmp_path: Path) -> None:
-    policy.save(tmp_path / "base")
-    adapted = load_policy(tmp_path / "base", ModelConfig(lora=LoraConfig(rank=2)))
-    assert all(".decoder." in name for name in adapted.trainable())
-    for p in adapted.trainable().values():
-        torch.nn.init.normal_(p, std=0.1)
-    adapted.save(tmp_path / "adapter")
-    batch = groups_of_three(policy, transcripts)
-    expected = torch.cat(logprobs(adapted, batch))
-    assert torch.equal(torch.cat(logprobs(load_policy(tmp_path / "adapter"), batch)), expected)
-    assert not torch.equal(torch.cat(logprobs(policy, batch)), expected)
 
 
 def test_english_only_models_have_prompts_of_their_own(transcripts: list[Sample], tmp_path: Path) -> None:

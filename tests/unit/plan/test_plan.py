@@ -149,10 +149,10 @@ def bytes_of(gpu: GPU) -> dict[str, dict[str, float]]:
     return {part.name: dict(zip(ALL, part.bytes, strict=True)) for part in gpu.parts}
 
 
-def planned(size: ModelSize, grpo: RLConfig = NO_KL, **options: Any) -> list[dict[str, dict[str, float]]]:
+def planned(size: ModelSize, rl: RLConfig = NO_KL, **options: Any) -> list[dict[str, dict[str, float]]]:
     """The parts of each kind of GPU; `options` are those of the runtime."""
     runtime = RuntimeConfig(**({"kind": "ray"} | options))
-    given = PlanOptions(runtime, grpo=grpo, optim=OptimConfig(master_weights=True), assume=NOTHING_ASSUMED)
+    given = PlanOptions(runtime, rl=rl, optim=OptimConfig(master_weights=True), assume=NOTHING_ASSUMED)
     return [bytes_of(gpu) for gpu in make_plan(size, given).gpus]
 
 
@@ -382,8 +382,8 @@ def test_offload_moves_states_to_the_node() -> None:
     """12 bytes of states and 4 of gradients, all ranks of the node together; those of a critic too."""
     size = ModelSize(TINY, {"decoder layers": 1000}, 1000, heads=100)
 
-    def host(grpo: RLConfig = NO_KL, **runtime: Any) -> float:
-        options = PlanOptions(RuntimeConfig("ray", zero=2, **runtime), grpo=grpo, assume=NOTHING_ASSUMED)
+    def host(rl: RLConfig = NO_KL, **runtime: Any) -> float:
+        options = PlanOptions(RuntimeConfig("ray", zero=2, **runtime), rl=rl, assume=NOTHING_ASSUMED)
         plan = make_plan(size, options)
         assert ("optimizer" not in bytes_of(plan.gpus[0])) == options.runtime.offload
         return plan.host
@@ -405,7 +405,7 @@ VLLM: dict[str, Any] = {"kind": "ray", "ranks": 4, "engine": "vllm", "engines": 
         (TINY, {"runtime": RuntimeConfig("ray", 2, critics=2)}, "advantage 'group' has no critic"),
         (TINY, {"runtime": RuntimeConfig(**VLLM), "gpus_per_node": 2}, "an engine lies within a node"),
         (TINY, {"model": ModelConfig(dtype="bfloat16", autocast=True)}, "--model.autocast is for float32 weights"),
-        (TINY, {"grpo": RLConfig(micro_batch_tokens=700)}, "do not hold a prompt and response of"),
+        (TINY, {"rl": RLConfig(micro_batch_tokens=700)}, "do not hold a prompt and response of"),
         (TINY, {"speech_share": 2.0}, "--speech-share is 2.0"),
         (TINY, {"gpu_gib": 0.0}, "--gpu-gib is 0; it must be above 0"),
         (TINY, {"runtime": RuntimeConfig(**VLLM)}, "--runtime.engine-gpus 4 does not divide the 2 attention heads"),
@@ -456,7 +456,7 @@ def test_what_it_suggests_fits(tmp_path: Path, capsys: pytest.CaptureFixture[str
 
 def test_a_7b_model_with_adapters_fits_on_24_gib_as_the_documents_say() -> None:
     options = changed(PlanOptions(gpu_gib=24), {"model.lora.rank": 16})
-    assert {"grpo.micro-batch-tokens": 4096} in [change for change, _ in suggestions("qwen2.5-omni-7b", options)]
+    assert {"rl.micro-batch-tokens": 4096} in [change for change, _ in suggestions("qwen2.5-omni-7b", options)]
 
 
 @pytest.mark.parametrize(

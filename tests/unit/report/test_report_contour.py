@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pytest
 
-from audiorl.report.contour import contour
+from audiorl.report.audio import contour
 from tests.support.prosody import glide
 
 RATE = 16_000

@@ -1,6 +1,18 @@
+"""Accuracy of transcripts, and outputs that a clipped 1 - WER rewards as much as honest ones."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
 import pytest
 
-from audiorl.rewards import CharAccuracy, WordAccuracy
+from audiorl.audio import AudioClip
+from audiorl.data.corpus import bundled_speech
+from audiorl.data.manifest import read_samples
+from audiorl.data.no_speech import KINDS, RATE, no_speech_samples, sound
+from audiorl.rewards import CharAccuracy, Hallucination, Repetition, WeightedSum, WordAccuracy
+from audiorl.types import Message
 
 
 def total(reward, rollout) -> float:
@@ -27,12 +39,6 @@ def test_best_reference_counts(make_rollout) -> None:
     assert total(WordAccuracy(), make_rollout("good bye", references=("goodbye", "good bye"))) == 1.0
 
 
-def test_english_normaliser_knows_contractions_and_spelling(make_rollout) -> None:
-    rollout = make_rollout("it is the colour of mister Smith", references=("It's the color of Mr. Smith",))
-    assert total(WordAccuracy(normalizer="english"), rollout) == 1.0
-    assert total(WordAccuracy(normalizer="basic"), rollout) < 1.0
-
-
 def test_digits_are_spelled_out_in_the_samples_language(make_rollout) -> None:
     pytest.importorskip("num2words")
     assert (
@@ -57,3 +63,131 @@ def test_missing_and_empty_references_name_the_sample(make_rollout, reward) -> N
         reward([make_rollout("hi")])
     with pytest.raises(ValueError, match=r"'clip-7': the reference transcript '\.\.\.' is empty"):
         reward([make_rollout("hi", references=("...",))])
+
+
+@pytest.fixture
+def rollout_of(make_rollout):
+    """rollout_of(text, reference, seconds): a rollout for so many seconds of audio."""
+
+    def make(text: str, reference: str | None, seconds: float, **options):
+        rollout = make_rollout(text, references=() if reference is None else (reference,), **options)
+        clip = AudioClip(array=np.zeros(round(16_000 * seconds), np.float32), sample_rate=16_000)
+        return replace(rollout, sample=replace(rollout.sample, messages=(Message("user", (clip,)),)))
+
+    return make
+
+
+GUARDED = WeightedSum.of(
+    accuracy=WordAccuracy(), hallucination=(Hallucination(), 0.5), repetition=(Repetition(beyond_reference=True), 0.2)
+)
+
+
+def test_parts_by_hand(rollout_of) -> None:
+    # 1 s holds 5 + 2 words; 12 are written: 4 hits, 8 insertions over a reference of 4 words, at least 5
+    (score,) = Hallucination()([rollout_of("please hold the line " + "now " * 8, "please hold the line", 1.0)])
+    assert score.parts == {"insertions": 1.0, "overrun": pytest.approx(5 / 7)}
+    assert score.total == -1.0
+    (score,) = Hallucination()([rollout_of("please hold the line now", "please hold the line", 1.0)])
+    assert score.parts == {"insertions": pytest.approx(1 / 5), "overrun": 0.0}
+    (score,) = Hallucination(max_rate=1.0)([rollout_of("a b c d e f", "a b c d e f", 1.0)])
+    assert score.parts == {"insertions": 0.0, "overrun": 1.0}  # 1 + 2 words fit, as many again are too many
+    (score,) = Hallucination("char")([rollout_of("今天天气好啊啊", "今天天气好", 1.0)])
+    assert score.parts == {"insertions": pytest.approx(2 / 25), "overrun": 0.0}
+
+
+HACKS = {
+    "babble on a clip that it does not understand": ("and then " * 40, "activated"),
+    "text in brackets, which the normaliser drops": (
+        "activated (" + "he said that it was late " * 3 + ")",
+        "activated",
+    ),
+    "text in angle brackets": ("activated <the music plays on and on and on>", "activated"),
+    "text outside of the answer": ("I think that this might be it <answer>activated</answer>", "activated"),
+    "thoughts that never end": ("<think>well this could be anything at all", "activated"),
+}
+
+
+@pytest.mark.parametrize("text, reference", HACKS.values(), ids=list(HACKS))
+def test_what_costs_nothing_without_guards(rollout_of, text: str, reference: str) -> None:
+    accuracy = WordAccuracy()
+    honest = "activated" if accuracy([rollout_of(text, reference, 1.0)])[0].total == 1.0 else "active"
+    pair = [rollout_of(text, reference, 1.0), rollout_of(honest, reference, 1.0)]
+    hacked, plain = (score.total for score in accuracy(pair))
+    assert hacked == plain  # the reward alone sees no difference
+    hacked, plain = (score.total for score in GUARDED(pair))
+    assert hacked < plain - 0.1
+
+
+def test_fillers_that_the_english_normaliser_drops(rollout_of) -> None:
+    rollout = rollout_of("activated " + "um uh " * 10, "activated", 1.0)
+    assert WordAccuracy("english")([rollout])[0].total == 1.0
+    assert Hallucination(normalizer="english")([rollout])[0].parts["overrun"] == 1.0
+
+
+def test_silence_means_silence(rollout_of) -> None:
+    """Without speech the fewest words are best, and none is better than any."""
+    written = ["", "thanks", "thanks for watching", "thanks for watching see you next time"]
+    rollouts = [rollout_of(text, "", 3.0) for text in written]
+    totals = [score.total for score in GUARDED(rollouts)]
+    assert totals[0] == 1.0
+    assert totals == sorted(totals, reverse=True)
+    assert len(set(totals)) == 4
+    assert CharAccuracy()(rollouts)[0].total == 1.0
+    with pytest.raises(ValueError, match=r"'\.\.\.' is empty"):  # a damaged transcript is no silence
+        Hallucination()([rollout_of("", "...", 1.0)])
+    with pytest.raises(ValueError, match="no reference"):
+        Hallucination()([rollout_of("", None, 1.0)])
+
+
+def test_speech_may_repeat_what_people_repeat(rollout_of) -> None:
+    said = "zero zero zero zero zero"
+    right, loop = rollout_of(said, said, 3.0), rollout_of(said, "zero one", 3.0)
+    assert Repetition()([right])[0].total < 0
+    assert Repetition(beyond_reference=True)([right])[0].total == 0.0
+    assert Repetition(beyond_reference=True)([loop])[0].total == Repetition()([loop])[0].total == pytest.approx(-2 / 3)
+
+
+def test_right_transcripts_of_real_speech_cost_nothing(make_rollout) -> None:
+    rollouts = []
+    for u in bundled_speech():
+        rollout = make_rollout(u.text, references=(u.text,))
+        rollouts.append(replace(rollout, sample=replace(rollout.sample, messages=(Message("user", (u.clip,)),))))
+    for reward in (Hallucination(), Hallucination("char"), Repetition(beyond_reference=True)):
+        assert {score.total for score in reward(rollouts)} == {0.0}
+
+
+def test_errors(make_rollout) -> None:
+    with pytest.raises(ValueError, match="unit 'token'"):
+        Hallucination("token")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="max_rate"):
+        Hallucination(max_rate=0.0)
+    with pytest.raises(ValueError, match="'clip-7' has no audio"):
+        Hallucination()([make_rollout("a", references=("a",))])
+
+
+def test_clips_without_speech(tmp_path) -> None:
+    samples = no_speech_samples(13)
+    assert {s.metadata["kind"] for s in samples} == set(KINDS)
+    assert [s.audio[0].key for s in samples] == [s.audio[0].key for s in no_speech_samples(13)]
+    assert len({s.id for s in samples}) == 13
+    for sample in samples:
+        wav, level = sample.audio[0].load(RATE), sample.metadata["level"]
+        assert 2 <= len(wav) / RATE <= 8
+        clicks = sample.metadata["kind"] == "clicks"
+        loudness = np.abs(wav).max() if clicks else np.sqrt(np.mean(wav.astype(np.float64) ** 2))
+        assert loudness == pytest.approx(0.0 if level is None else 10 ** (level / 20), rel=0.01)
+    pink, white = (np.abs(np.fft.rfft(sound(k, 4.0, -30.0, np.random.default_rng(0)))) ** 2 for k in ("pink", "white"))
+    assert pink[:4000].sum() > 3 * pink[4000:].sum()
+    assert white[:4000].sum() < white[4000:].sum()
+    with pytest.raises(ValueError, match="no recordings"):
+        no_speech_samples(5, music=tmp_path)
+
+
+def test_a_manifest_says_that_nobody_speaks(tmp_path) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text('{"audio": "a.wav", "text": "", "task": "no_speech"}\n')
+    (sample,) = read_samples(file).samples
+    assert (sample.references, sample.task) == (("",), "no_speech")
+    file.write_text('{"audio": "a.wav", "text": ""}\n')
+    with pytest.raises(ValueError, match="field 'text'"):
+        read_samples(file)

@@ -90,16 +90,6 @@ def test_construction_errors() -> None:
         WeightedSum.of(a=ThinkFormat)
 
 
-def test_prints_compares_and_overrides() -> None:
-    reward = WeightedSum.of(accuracy=(AnswerAccuracy(strict=True), 2.0))
-    assert repr(reward) == (
-        "WeightedSum(terms=(Term(name='accuracy', "
-        "reward=AnswerAccuracy(strict=True, maths=True, fallback='none'), weight=2.0),))"
-    )
-    assert reward == WeightedSum((Term("accuracy", AnswerAccuracy(strict=True), 2.0),))
-    assert dataclasses.replace(reward.terms[0], weight=1.0).weight == 1.0
-
-
 @dataclass(frozen=True)
 class Given:
     """One score for each rollout, in order."""

@@ -11,7 +11,7 @@ from audiorl.data.corpus import Utterance
 from audiorl.data.prompts import asr_prompt
 from audiorl.models import AudioPolicy
 from audiorl.protocols import Request
-from audiorl.rollout.conversation import Conversation
+from audiorl.rollout.conversation import ChatSession
 from audiorl.rollout.hf import HFEngine
 from audiorl.types import Message, Sample
 from tests.conftest import Make, make_dual_omni, make_omni, make_text, make_whisper
@@ -28,7 +28,7 @@ def engine_answer(policy: AudioPolicy, id: str, *messages: Message) -> str:
 
 def test_answers_are_those_of_the_engine_and_shown_piece_by_piece(make_policy: Make, speech: list[Utterance]) -> None:
     policy = make_policy()
-    talk = Conversation(policy, SAMPLING, system="Be brief.", seed=3)
+    talk = ChatSession(policy, SAMPLING, system="Be brief.", seed=3)
     pieces: list[str] = []
     first = talk.ask([speech[0].clip, "What is said?"], pieces.append)
     system, question = Message("system", ("Be brief.",)), Message("user", (speech[0].clip, "What is said?"))
@@ -45,7 +45,7 @@ def test_answers_are_those_of_the_engine_and_shown_piece_by_piece(make_policy: M
 
 
 def test_an_encoder_decoder_answers_each_turn_for_itself(speech: list[Utterance]) -> None:
-    talk = Conversation(make_whisper(), SAMPLING, language="es")
+    talk = ChatSession(make_whisper(), SAMPLING, language="es")
     assert not talk.remembers
     talk.ask([speech[0].clip])
     (message,) = talk.ask([speech[40].clip]).sample.messages
@@ -69,7 +69,7 @@ class Stop:
 
 
 def test_an_interrupted_answer_stays_and_the_conversation_goes_on() -> None:
-    talk, stop = Conversation(make_text(), SAMPLING, seed=3), Stop()
+    talk, stop = ChatSession(make_text(), SAMPLING, seed=3), Stop()
     with pytest.raises(KeyboardInterrupt):
         talk.ask(["What is said?"], stop)
     assert talk.messages[-1] == Message("assistant", ("".join(stop.pieces),))
@@ -77,7 +77,7 @@ def test_an_interrupted_answer_stays_and_the_conversation_goes_on() -> None:
 
 
 def test_a_turn_that_cannot_be_asked_leaves_the_conversation(speech: list[Utterance]) -> None:
-    talk = Conversation(make_omni(), SAMPLING)
+    talk = ChatSession(make_omni(), SAMPLING)
     talk.ask(["Why?"])
     before = talk.messages
     for content, message in (
@@ -94,7 +94,7 @@ def test_a_turn_that_cannot_be_asked_leaves_the_conversation(speech: list[Uttera
 def test_spoken_answers_are_heard_in_the_next_turn(codec: AudioTokenizer) -> None:  # noqa: F811
     policy = make_dual_omni()
     policy.set_codec(codec)
-    talk = Conversation(policy, SamplingConfig(max_frames=6, max_new_tokens=4), spoken=True, seed=1)
+    talk = ChatSession(policy, SamplingConfig(max_frames=6, max_new_tokens=4), spoken=True, seed=1)
     assert talk.speech_rate == codec.sample_rate
     talk.ask(["Say yes."])
     assert talk.speech is not None and talk.speech.dtype == np.float32 and len(talk.speech) > 0

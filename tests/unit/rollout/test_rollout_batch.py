@@ -45,7 +45,7 @@ def same(one: Sequence[Rollout], other: Sequence[Rollout]) -> None:
 
 def in_rows(generate: Callable[[], list[Rollout]]) -> list[Rollout]:
     """With every prompt held in each of its rows."""
-    with patch.object(hf, "batch_for", lambda policy, *_: RowBatch(policy)):
+    with patch.object(hf, "new_batch", lambda policy, *_: RowBatch(policy)):
         return generate()
 
 
@@ -179,16 +179,6 @@ def test_the_budget_counts_a_prompt_once_and_is_kept() -> None:
     assert len(sizes) == 2 * 19 and max(sizes) < budget
 
 
-def test_the_budget_is_kept_while_rows_end_and_prompts_join() -> None:
-    policy = ending(make_text(), 2.5)
-    asked = questions([1 + 3 * (i % 5) for i in range(16)])
-    budget = 3 * (len(policy.prompt(asked[4].sample)) + 3 * 40)
-    sizes = cache_tokens(policy)
-    rollouts = HFEngine(policy, SamplingConfig(max_new_tokens=40, max_batch_tokens=budget)).generate(asked)
-    assert max(sizes) <= budget
-    same(rollouts, HFEngine(policy, SamplingConfig(max_new_tokens=40)).generate(asked))
-
-
 def test_a_paused_answer_continues_next_to_new_groups() -> None:
     policy = ending(make_text(), -1e9)
     engine = HFEngine(policy, SamplingConfig(max_new_tokens=16))
@@ -206,11 +196,11 @@ def test_a_paused_answer_continues_next_to_new_groups() -> None:
 def test_prompts_are_shared_where_they_can_be() -> None:
     policy = make_text()
     for samples in ([2], [2, 2], [8, 1], [4, 4, 1, 1]):
-        assert isinstance(hf.batch_for(policy, samples), GroupBatch)
+        assert isinstance(hf.new_batch(policy, samples), GroupBatch)
     for samples in ([], [1], [1, 1], [8, 1, 1, 1]):
-        assert isinstance(hf.batch_for(policy, samples), RowBatch)
+        assert isinstance(hf.new_batch(policy, samples), RowBatch)
     for other in (make_text(ModelConfig(attention="eager")), make_whisper()):
-        assert isinstance(hf.batch_for(other, [2, 2]), RowBatch)
+        assert isinstance(hf.new_batch(other, [2, 2]), RowBatch)
 
 
 def test_eager_attention_sees_no_padding() -> None:

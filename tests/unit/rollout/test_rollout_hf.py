@@ -16,7 +16,7 @@ from audiorl.config import ModelConfig, SamplingConfig
 from audiorl.models import AudioPolicy
 from audiorl.protocols import Request
 from audiorl.rollout.hf import HFEngine
-from audiorl.rollout.sampling import choose, filtered_logprobs
+from audiorl.rollout.samplers import choose, filtered_logprobs
 from audiorl.types import Message, Rollout, Sample
 from tests.conftest import make_text
 from tests.support.decoders import of_class
@@ -67,6 +67,20 @@ def test_greedy_is_the_argmax_of_a_full_forward_pass(policy: AudioPolicy, sample
     batch = pack_experiences([e])
     logits = policy.backbone.head(policy.model)(policy.hidden(batch))[e.prompt_length - 1 : -1]
     assert logits.argmax(-1).tolist() == rollout.segments[0].ids.tolist()
+
+
+def test_a_greedy_request_is_temperature_zero_decoding(policy: AudioPolicy, samples: list[Sample]) -> None:
+    """Also beside sampled rows, which stay what they would be without it."""
+    hot = HFEngine(policy, SamplingConfig(temperature=1.3, top_p=0.9, max_new_tokens=8))
+    cold = HFEngine(policy, SamplingConfig(temperature=0, max_new_tokens=8))
+
+    expected = ids(cold.generate([Request(s) for s in samples]))
+    assert ids(hot.generate([Request(s, greedy=True, seed=7) for s in samples])) == expected
+    sampled = ids(hot.generate([Request(s, 2, seed=1) for s in samples]))
+    mixed = hot.generate([x for s in samples for x in (Request(s, 2, seed=1), Request(s, greedy=True))])
+    assert ids(mixed[2::3]) == expected
+    assert [x for i, x in enumerate(ids(mixed)) if i % 3 < 2] == sampled
+    assert sampled[0] != expected[0]
 
 
 def test_sampling_hears_the_right_audio(policy: AudioPolicy, samples: list[Sample]) -> None:
@@ -147,13 +161,6 @@ def test_layers_that_keep_something_else(model_class: Any, config_class: Any, op
         assert ids(engine.generate(asked)) == ids(together)
 
 
-def test_a_request_larger_than_the_budget_is_answered_alone(policy: AudioPolicy, samples: list[Sample]) -> None:
-    calls = decoder_calls(policy)
-    HFEngine(policy, SamplingConfig(max_new_tokens=3, max_batch_tokens=1)).generate(requests(samples, n=2))
-    assert [rows for rows, length in calls if length > 1] == [1, 1, 1]
-    assert all(rows <= 2 for rows, _ in calls)
-
-
 def test_stop_strings_and_length(policy: AudioPolicy, samples: list[Sample]) -> None:
     free = HFEngine(policy, SamplingConfig(max_new_tokens=30)).generate(requests(samples[:1], n=4))
     assert any(r.segments[0].stop_reason == "length" and r.num_sampled == 30 for r in free)
@@ -197,7 +204,20 @@ def test_choose_inverts_the_distribution() -> None:
     assert torch.bincount(drawn, minlength=6).tolist() == [0, 500, 0, 300, 200, 0]
 
 
-def test_sampling_config_refuses_nonsense() -> None:
-    for kw in ({"temperature": -1}, {"top_p": 0}, {"top_k": -2}, {"max_new_tokens": 0}):
-        with pytest.raises(ValueError, match=f"sampling.{next(iter(kw))}"):
-            SamplingConfig(**kw)  # type: ignore[arg-type]
+def test_sampling_options() -> None:
+    for name, value in {
+        "temperature": -1,
+        "top_p": 0,
+        "top_k": -2,
+        "max_new_tokens": 0,
+        "max_frames": 0,
+        "audio_temperature": -1,
+        "audio_top_p": 2,
+        "audio_top_k": -1,
+        "ras_window": -1,
+    }.items():
+        with pytest.raises(ValueError, match=f"sampling.{name}"):
+            SamplingConfig(**{name: value})  # type: ignore[arg-type]
+    codes = SamplingConfig(temperature=0.7, top_k=3, audio_top_k=50, audio_top_p=0.95).of_codes()
+    assert (codes.temperature, codes.top_k, codes.top_p) == (0.7, 50, 0.95)
+    assert SamplingConfig(temperature=0.7, audio_temperature=0.0).of_codes().temperature == 0.0

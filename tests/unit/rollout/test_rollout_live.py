@@ -11,7 +11,7 @@ import torch
 from audiorl.audio import AudioClip
 from audiorl.config import SamplingConfig
 from audiorl.models import AudioPolicy, dualize
-from audiorl.rollout.live import LiveStream
+from audiorl.rollout.streams import LiveStream
 from audiorl.tasks.simul.live import Interpreter
 from audiorl.tasks.simul.streams import instruction_sample
 from audiorl.types import Turn
@@ -81,7 +81,7 @@ def test_turns_do_not_repeat_the_random_numbers_of_forgotten_ones(policy: AudioP
     keys = set()
     for turn in turns(12):
         live.observe(turn)
-        keys.add(live._row.key().name)
+        keys.add(live._stream.key().name)
     assert len(keys) == 12
 
 

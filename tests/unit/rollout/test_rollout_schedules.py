@@ -8,14 +8,12 @@ from dataclasses import replace
 from itertools import takewhile
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from audiorl.algos.experience import Experience
 from audiorl.algos.packing import pack_experiences
-from audiorl.audio import AudioClip
 from audiorl.config import ModelConfig, SamplingConfig
 from audiorl.data.corpus import Utterance
 from audiorl.eval._streams import instance_of
@@ -26,7 +24,7 @@ from audiorl.tasks.simul.schedules import AlignAtt, EDAtt, LocalAgreement, Offli
 from audiorl.tasks.simul.streams import ChunkConfig, Stream, interpretation_sample
 from audiorl.types import Rollout, Sample
 from tests.conftest import make_dual_omni, make_omni, make_qwen2_audio, make_qwen3_omni
-from tests.support.streams import RATE, stream
+from tests.support.streams import stream
 
 CHUNKS = ChunkConfig(0.96)
 MOST = 8
@@ -215,24 +213,6 @@ def test_what_never_cuts_is_the_policy_and_what_always_cuts_is_offline(samples: 
             assert torch.equal(Experience.from_rollout(mine).ids, Experience.from_rollout(its).ids)
 
 
-def test_a_stream_of_one_chunk_is_written_as_a_whole(speech: list[Utterance]) -> None:
-    policy = talkative(make_omni())
-    one = interpretation_sample(stream(speech, 0, 1), ChunkConfig(9.6))
-    assert len(one.turns) == 1
-    for review in REVIEWS:
-        assert written(run(policy, [one], reviewed(review))[0]) == written(run(policy, [one], None)[0])
-
-
-@pytest.mark.parametrize("review", REVIEWS)
-def test_streams_of_a_batch_do_not_touch_each_other(review: Any, samples: list[Sample]) -> None:
-    policy = talkative(make_omni())
-    together = run(policy, samples, reviewed(review), n=2)
-    alone = [r for s in samples for r in run(policy, [s], reviewed(review)) for _ in range(2)]
-    assert [written(r) for r in together] == [written(r) for r in alone]
-    passes = [[s.decoder_passes for s in r.segments] for r in together]
-    assert passes == [[s.decoder_passes for s in r.segments] for r in alone]
-
-
 def test_streams_of_a_batch_may_have_schedules_of_their_own(samples: list[Sample]) -> None:
     policy = talkative(make_omni())
     schedules: list[Schedule | None] = [reviewed(r) for r in REVIEWS] + [Offline("es")]
@@ -252,22 +232,6 @@ def test_the_trainer_sees_what_was_kept(samples: list[Sample]) -> None:
             logits = head(policy.hidden(pack_experiences([e])))
             direct = logits.log_softmax(-1)[:-1].gather(-1, e.ids[1:, None])[:, 0][e.loss_mask[1:]]
             torch.testing.assert_close(direct, torch.cat([s.logprobs for s in rollout.segments]), atol=1e-4, rtol=0)
-
-
-@pytest.mark.parametrize("review", [LocalAgreement(2), AlignAtt(6)])
-def test_nothing_is_read_ahead(review: Any, streams: list[Stream]) -> None:
-    policy = talkative(make_omni())
-    wav = streams[1].audio.load(RATE)
-    (before,) = run(policy, [interpretation_sample(streams[1], CHUNKS)], reviewed(review))
-    other = wav.copy()
-    other[round(3 * CHUNKS.seconds * RATE) :] *= -0.5
-    changed = replace(streams[1], audio=AudioClip(array=other, sample_rate=RATE))
-    (after,) = run(policy, [interpretation_sample(changed, CHUNKS)], reviewed(review))
-    assert written(before)[:3] == written(after)[:3]
-    instance = instance_of(before, 0)
-    ends = [1000 * t.end for t in before.sample.turns]
-    assert set(instance.delays) <= set(ends) and len(instance.delays) == instance.prediction_length
-    assert all(late > early for early, late in zip(instance.delays, instance.elapsed, strict=True))
 
 
 def test_passes_and_times_count_what_was_cut(samples: list[Sample]) -> None:
@@ -384,18 +348,3 @@ def test_eager_models_too(samples: list[Sample]) -> None:
     for schedule in (None, reviewed(AlignAtt(6))):
         pairs = [run(talkative(make_omni(c)), samples, schedule) for c in (None, ModelConfig(attention="eager"))]
         assert [written(r) for r in pairs[0]] == [written(r) for r in pairs[1]]
-
-
-def test_streams_of_different_rates_in_one_batch(streams: list[Stream]) -> None:
-    """Each is resampled for itself: the same as alone."""
-    waves = [(s.audio.load(RATE), RATE) for s in streams]
-    waves = [(waves[0][0][::2].copy(), RATE // 2), (np.repeat(waves[1][0], 3), 3 * RATE)]
-    mixed = [
-        interpretation_sample(replace(s, audio=AudioClip(array=wav, sample_rate=rate)), CHUNKS)
-        for s, (wav, rate) in zip(streams, waves, strict=True)
-    ]
-    policy = talkative(make_omni())
-    for schedule in (None, reviewed(AlignAtt(24, (1,)))):
-        together, alone = run(policy, mixed, schedule), [run(policy, [s], schedule)[0] for s in mixed]
-        assert [written(r) for r in together] == [written(r) for r in alone]
-        assert [[s.source_time for s in r.segments] for r in together] == [[t.end for t in s.turns] for s in mixed]

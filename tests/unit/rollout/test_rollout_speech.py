@@ -19,8 +19,8 @@ from audiorl.models import AudioPolicy, dualize
 from audiorl.models.families import higgs
 from audiorl.protocols import Request
 from audiorl.rollout.hf import HFEngine
-from audiorl.rollout.live import LiveStream
 from audiorl.rollout.samplers import repetition_aware
+from audiorl.rollout.streams import LiveStream
 from audiorl.tasks.simul.streams import interpretation_sample
 from audiorl.types import Message, Rollout, Sample, Segment
 from tests.conftest import TEXTS, make_omni, make_text
@@ -286,28 +286,6 @@ def test_greedy_speech_equals_transformers(tmp_path: Path) -> None:
     assert segment.codes is not None and torch.equal(segment.codes[:-1], theirs)
 
 
-def test_where_transformers_ends_one_row_later(tmp_path: Path) -> None:
-    """EOS of codebook 0 alone: transformers forces the others a row behind the diagonal: one frame more, of noise."""
-    policy = make_higgs()
-    with torch.no_grad():
-        policy.code_head.weight.view(Q, 66, -1)[:, [BOS, EOS]] = 0.0
-        (endless,) = run(policy, ASKED[:1], temperature=0.0, max_frames=20)
-        e = Experience.from_rollout(endless)
-        prompt = endless.segments[0].prompt_ids
-        hidden = policy.hidden(pack_experiences([e]))[len(prompt) - 1 :][:9]
-        logits = policy.code_head(hidden).view(len(hidden), Q, 66)[:, 0].amax(-1)
-        target = logits + torch.where(torch.arange(len(hidden)) == 6, 1.0, -1.0)
-        policy.code_head.weight.view(Q, 66, -1)[0, EOS] = torch.linalg.lstsq(hidden, target[:, None]).solution[:, 0]
-    policy.save(tmp_path)
-    stock = HiggsAudioV2ForConditionalGeneration.from_pretrained(tmp_path).eval()
-    (segment,) = (r.segments[0] for r in run(policy, ASKED[:1], temperature=0.0, max_frames=20))
-    assert segment.codes is not None and policy.speech is not None
-    ours, theirs = segment.codes[:-1], generated(stock, prompt, 30)
-    assert torch.equal(ours[:7], theirs[:7]) and int(ours[6, 0]) == EOS
-    assert len(ours) == 6 + Q and len(theirs) == 6 + Q + 1
-    assert ours[7].tolist()[:2] == [EOS, EOS] and int(theirs[7, 0]) == EOS and int(theirs[7, 1]) < BOS
-
-
 # -- repetition-aware sampling -------------------------------------------------------------------------------------
 
 
@@ -348,21 +326,6 @@ def test_repetition_aware_log_probs_are_those_of_the_mixture() -> None:
             assert float(segment.logprobs[t, k]) == pytest.approx(float(p.log()), abs=1e-4)
             again += bool(often)
     assert again > 20
-
-
-def test_sampling_options_of_codes() -> None:
-    config = SamplingConfig(temperature=0.7, top_k=3, audio_top_k=50, audio_top_p=0.95)
-    assert (config.of_codes().temperature, config.of_codes().top_k, config.of_codes().top_p) == (0.7, 50, 0.95)
-    assert replace(config, audio_temperature=0.0).of_codes().temperature == 0.0
-    for kw in (
-        {"max_frames": 0},
-        {"audio_temperature": -1},
-        {"audio_top_p": 2},
-        {"audio_top_k": -1},
-        {"ras_window": -1},
-    ):
-        with pytest.raises(ValueError, match=f"sampling.{next(iter(kw))}"):
-            SamplingConfig(**kw)  # type: ignore[arg-type]
 
 
 # -- voices and streams --------------------------------------------------------------------------------------------

@@ -16,8 +16,7 @@ from audiorl.models import dualize
 from audiorl.models.families import higgs
 from audiorl.protocols import Request
 from audiorl.rollout.hf import HFEngine
-from audiorl.rollout.speech_decoder import CodecSpeechDecoder
-from audiorl.rollout.speech_stream import SpeechStream, StreamingEngine, speech_blocks
+from audiorl.rollout.speech import CodecSpeechDecoder, SpeechStream, StreamingEngine, speech_blocks
 from audiorl.tasks.simul.streams import interpretation_sample
 from audiorl.tasks.tts.prompts import speech_sample
 from audiorl.types import Message, Sample

@@ -16,8 +16,7 @@ from audiorl.config import LoraConfig, ModelConfig, SamplingConfig
 from audiorl.data.corpus import Utterance
 from audiorl.models import AudioPolicy, load_policy
 from audiorl.models.families import text
-from audiorl.rollout.vllm import VLLMEngine
-from audiorl.rollout.vllm_start import VLLMConfig
+from audiorl.rollout.vllm import VLLMConfig, VLLMEngine
 from audiorl.rollout.vllm_weights import Lora, adapter_obstacle, served_weights
 from audiorl.rollout.weight_transfer import WeightSender
 from audiorl.types import Sample

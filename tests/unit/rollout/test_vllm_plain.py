@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import subprocess
 import sys
@@ -15,9 +14,8 @@ import numpy as np
 import pytest
 import torch
 
-from audiorl.audio import AudioClip, wav_bytes
+from audiorl.audio import AudioClip
 from audiorl.config import SamplingConfig
-from audiorl.data.corpus import Utterance
 from audiorl.models import AudioPolicy, load_policy
 from audiorl.models.export import export
 from audiorl.models.families import qwen2_audio, qwen_omni, text
@@ -27,7 +25,6 @@ from audiorl.rollout.hf import HFEngine
 from audiorl.types import Message, Sample
 from tests.conftest import TEXTS, ask
 from tests.support.grafts import save_llm, save_whisper
-from tests.support.vllm_servers import serving_vllm
 
 SCRIPT = Path(__file__).parents[2] / "support" / "plain_vllm.py"
 needs_torchvision = pytest.mark.skipif(find_spec("torchvision") is None, reason="Omni's processor needs torchvision")
@@ -90,27 +87,3 @@ def test_plain_vllm_answers_as_the_trainers_engine(family: str, samples: list[Sa
     assert answer["prompt_ids"] == segment.prompt_ids.tolist()
     assert answer["ids"] == segment.ids.tolist()
     torch.testing.assert_close(torch.tensor(answer["logprobs"]), segment.logprobs, atol=1e-4, rtol=0)
-
-
-@pytest.mark.slow
-def test_the_openai_server_answers_recordings_as_the_engine(speech: list[Utterance], tmp_path: Path) -> None:
-    """As docs/use.md serves and asks an export."""
-    from openai import OpenAI
-
-    larger_weights(MAKE["qwen2-audio"]()).save(tmp_path / "step")
-    folder = export(tmp_path / "step", tmp_path / "exported")
-    engine = HFEngine(load_policy(folder), SamplingConfig(temperature=0, max_new_tokens=12))
-    options = ("--limit-mm-per-prompt", '{"audio": 1}', "--max-model-len", "1024")
-    with serving_vllm(tmp_path, folder, *options) as url:
-        client = OpenAI(base_url=url, api_key="none")
-        for utterance in speech[:80:40]:
-            wav = wav_bytes(np.pad(utterance.clip.load(16_000), (0, 400)), 16_000)
-            sound = {"data": base64.b64encode(wav).decode(), "format": "wav"}
-            content = [{"type": "input_audio", "input_audio": sound}, {"type": "text", "text": "What is said?"}]
-            reply = client.chat.completions.create(
-                model="exported", temperature=0, max_tokens=12, messages=[{"role": "user", "content": content}]
-            )
-            (rollout,) = engine.generate([Request(ask(AudioClip(data=wav)))])
-            # An incomplete character at the end is not shown by the server.
-            assert reply.choices[0].message.content.rstrip("\ufffd") == rollout.text.rstrip("\ufffd") != ""
-            assert reply.usage.prompt_tokens == len(rollout.segments[0].prompt_ids)

@@ -73,19 +73,6 @@ def test_a_phase_counts_cpu_seconds_unless_a_step_did_not(tmp_path: Path) -> Non
     assert run.compute_time("rl") == ComputeTime(12.0, "wall"), "what a GPU computed stays uncounted"
 
 
-def test_a_run_of_an_earlier_release_goes_on_in_wall_clock_seconds(tmp_path: Path) -> None:
-    new_run(tmp_path / "run").close()
-    file = tmp_path / "run" / "state.json"
-    state = json.loads(file.read_text())
-    del state["cpu_seconds"]
-    file.write_text(json.dumps(state | {"seconds": {"rl": 7.0}}))
-    run = Run.open(tmp_path / "run")
-    run.add_seconds("rl", 1.0, 0.5)
-    assert run.compute_time("rl") == ComputeTime(8.0, "wall")
-    run.add_seconds("control_sft", 2.0, 0.5)
-    assert run.compute_time("control_sft") == ComputeTime(0.5, "cpu")
-
-
 class Worker:
     """Each update sleeps 10 ms and computes as long as `cpu` says, in seconds."""
 

@@ -10,22 +10,23 @@ import torch
 from rich.console import Console
 
 from audiorl.run import progress as progress_module
-from audiorl.run.metrics_log import MetricsLog, read_jsonl, read_metrics, truncate_from
+from audiorl.run.metrics_log import MetricsLog, numbered_rows, read_metrics
 from audiorl.run.progress import Progress
 
 
 def test_a_line_is_readable_as_soon_as_it_is_written(tmp_path):
-    log = MetricsLog(tmp_path / "run" / "metrics.jsonl")
+    log = MetricsLog(tmp_path / "metrics.jsonl", 0)
     log.write({"seq": 0, "phase": "grpo", "step": 1, "kl": torch.tensor(0.5), "acc": np.float32(0.25)})
     (row,) = read_metrics(log.path)
-    log.close()
     assert (row["kl"], row["acc"], row["phase"]) == (0.5, 0.25, "grpo")
     assert row["time"] >= 0
+    for value in (torch.zeros(2), np.zeros(3), [1.0]):
+        with pytest.raises(ValueError, match=r"'loss': expected (one|a) number"):
+            log.write({"loss": value})
 
 
 def test_nan_and_inf_survive_in_strictly_valid_json(tmp_path):
-    with MetricsLog(tmp_path / "m.jsonl") as log:
-        log.write({"seq": 0, "phase": "nan", "a": math.nan, "b": -math.inf})
+    MetricsLog(tmp_path / "m.jsonl", 0).write({"seq": 0, "phase": "nan", "a": math.nan, "b": -math.inf})
 
     def refuse(name):
         raise AssertionError(f"not strict JSON: {name}")
@@ -36,57 +37,50 @@ def test_nan_and_inf_survive_in_strictly_valid_json(tmp_path):
     assert row["phase"] == "nan"
 
 
-@pytest.mark.parametrize("value", [torch.zeros(2), np.zeros(3), [1.0]])
-def test_only_single_numbers_are_metrics(tmp_path, value):
-    with MetricsLog(tmp_path / "m.jsonl") as log, pytest.raises(ValueError, match=r"'loss': expected (one|a) number"):
-        log.write({"loss": value})
-
-
 def test_only_a_torn_last_line_is_forgiven(tmp_path):
     path = tmp_path / "m.jsonl"
     path.write_text('{"seq": 0}\n{"seq": 1}\n{"seq": 2, "re')
-    assert [r["seq"] for r in read_jsonl(path)] == [0, 1]
+    assert [row["seq"] for _, row in numbered_rows(path)] == [0, 1]
     path.write_text('{"seq": 0}\n{"seq": \n{"seq": 2}\n')
     with pytest.raises(ValueError, match=r"m\.jsonl:2: not JSON"):
-        read_jsonl(path)
+        read_metrics(path)
     path.write_text('{"seq": 0}\n[1]\n')
     with pytest.raises(ValueError, match=r"m\.jsonl:2: expected a JSON object, found list"):
-        read_jsonl(path)
+        read_metrics(path)
 
 
-@pytest.mark.parametrize(("tail", "kept"), [('{"seq": 1, "x', [0, 2]), ('{"seq": 1}', [0, 1, 2])])
-def test_opening_repairs_the_tail_before_appending(tmp_path, tail, kept):
+@pytest.mark.parametrize(("tail", "seq"), [('{"seq": 1, "x', 1), ('{"seq": 1}', 2)])
+def test_opening_repairs_the_tail_before_appending(tmp_path, tail, seq):
     path = tmp_path / "m.jsonl"
-    path.write_text('{"seq": 0}\n' + tail)
-    with MetricsLog(path) as log:
-        log.write({"seq": 2})
-    assert [r["seq"] for r in read_metrics(path)] == kept
+    path.write_text('{"seq": 0, "time": 100.0}\n' + tail)
+    MetricsLog(path, seq).write({"seq": seq})
+    assert [row["seq"] for row in read_metrics(path)] == list(range(seq + 1))
+    assert 100.0 <= read_metrics(path)[-1]["time"] < 110.0, "the clock goes on"
 
 
-def test_the_clock_goes_on_after_a_resume(tmp_path):
-    path = tmp_path / "m.jsonl"
-    path.write_text('{"seq": 0, "time": 100.0}\n')
-    with MetricsLog(path) as log:
-        log.write({"seq": 1})
-    assert 100.0 <= read_metrics(path)[1]["time"] < 110.0
-
-
-def test_truncate_from_keeps_the_lines_before(tmp_path):
+def test_opening_keeps_the_lines_before(tmp_path):
     path = tmp_path / "m.jsonl"
     lines = [f'{{"seq": {i}, "note": "é"}}' for i in range(5)]
     path.write_text("\n".join(lines) + '\n{"seq": 5, ', encoding="utf-8")
-    assert truncate_from(path, 3) == 2
+    MetricsLog(path, 3)
     assert path.read_text(encoding="utf-8") == "\n".join(lines[:3]) + "\n"
     assert [f.name for f in tmp_path.iterdir()] == ["m.jsonl"]
-    assert truncate_from(tmp_path / "none.jsonl", 0) == 0
 
 
-def test_truncate_from_refuses_lines_it_cannot_place(tmp_path):
+@pytest.mark.parametrize(
+    ("lines", "seq", "message"),
+    [
+        ('{"seq": 1}\n{"seq": 0}\n', 2, ":1: damaged: seq is 1 where 0 belongs"),
+        ('{"seq": 0}\n{"step": 1}\n', 1, ':2: no integer "seq"'),
+        ('{"seq": 0}\n', 2, ": damaged: 1 of the 2 lines"),
+    ],
+)
+def test_lines_that_do_not_belong_together_are_damage(tmp_path, lines, seq, message):
     path = tmp_path / "m.jsonl"
-    path.write_text('{"seq": 0}\n{"step": 1}\n')
-    with pytest.raises(ValueError, match=r'm\.jsonl:2: no integer "seq"'):
-        truncate_from(path, 1)
-    assert path.read_text() == '{"seq": 0}\n{"step": 1}\n'
+    path.write_text(lines)
+    with pytest.raises(ValueError, match=f"^{path}{message}"):
+        MetricsLog(path, seq)
+    assert path.read_text() == lines
 
 
 def plain_console(width=200):
@@ -155,10 +149,3 @@ def test_a_line_that_holds_something_else_is_named(tmp_path, line, reason):
     with pytest.raises(ValueError, match=f"^{path}:2: ") as error:
         read_metrics(path)
     assert reason in str(error.value)
-
-
-def test_lines_in_another_order_are_damage(tmp_path):
-    path = tmp_path / "m.jsonl"
-    path.write_text('{"seq": 1}\n{"seq": 0}\n')
-    with pytest.raises(ValueError, match=r"m\.jsonl:1: damaged: seq is 1 where 0 belongs"):
-        truncate_from(path, 2)

@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from audiorl.config import to_json
-from audiorl.recipes._loader import load_recipe, parse_config, resume
-from audiorl.recipes._scripts import find_script
+from audiorl.recipes._loader import find_script, load_recipe, parse_config, resume
 from audiorl.report.page import page
 from audiorl.report.run import load_run
 from audiorl.report.view.index import FollowedRun

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from audiorl.data.corpus import Utterance
-from tests.support.judges import save_ctc, save_whisper, save_xvector
+from tests.support.speech_models import save_ctc, save_whisper, save_xvector
 
 RATE = 16_000
 

@@ -140,12 +140,6 @@ def test_both_directions_of_a_stream_and_two_streams_do_not_mix(codec: AudioToke
         torch.testing.assert_close(torch.cat([*said[i], stream.flush()]), whole, rtol=0, atol=rounding)
 
 
-def test_a_stream_of_nothing(codec: AudioTokenizer) -> None:
-    stream = codec.streaming()
-    assert stream.encode(torch.zeros(0)).shape == stream.finish().shape == (codec.num_codebooks, 0)
-    assert stream.decode(torch.zeros(codec.num_codebooks, 0, dtype=torch.int64)).shape == stream.flush().shape == (0,)
-
-
 def test_the_state_of_a_stream_does_not_grow(name: str, codec: AudioTokenizer) -> None:
     wav = speech(codec)[: 6 * hop(codec)]
     codes = codec.encode(wav)[0]
@@ -209,13 +203,6 @@ def test_fewer_codebooks_are_the_first_ones(folders: dict[str, Path], name: str,
     assert audio.shape == other.shape and not torch.equal(audio, other)
 
 
-def test_it_stays_in_eval_mode_without_gradients(codec: Any) -> None:
-    codec.train()
-    assert not any(module.training for module in codec.modules())
-    assert not any(parameter.requires_grad for parameter in codec.parameters())
-    assert not codec.decode(codec.encode(frames_of_speech(codec, 2))).requires_grad
-
-
 @pytest.mark.parametrize(
     ("wav", "message"),
     [
@@ -235,11 +222,6 @@ def test_audio_that_cannot_be_encoded(codec: AudioTokenizer, wav: Tensor, messag
     if wav.numel():
         with pytest.raises(ValueError, match=message):
             codec.streaming().encode(wav)
-
-
-def test_a_stream_is_mono(codec: AudioTokenizer) -> None:
-    with pytest.raises(ValueError, match=r"\[2, 100\]"):
-        codec.streaming().encode(torch.zeros(2, 100))
 
 
 def test_codes_that_cannot_be_decoded(codec: AudioTokenizer) -> None:

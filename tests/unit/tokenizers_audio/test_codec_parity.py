@@ -18,8 +18,8 @@ from transformers import __path__ as transformers_path
 
 import tokenizers_audio
 from tests.support.codecs import speech
+from tokenizers_audio.audio import resample
 from tokenizers_audio.mimi import MimiParts
-from tokenizers_audio.resample import resample
 
 FRAMES = (6.0, 4.4, 1.0, 0.3)
 

@@ -18,7 +18,7 @@ import tokenizers_audio
 from audiorl.eval.metrics.codes import bitrate
 from audiorl.eval.metrics.speech import mel_filters
 from tests.support.unified_codec import clips, tiny, tiny_config, tiny_hubert
-from tokenizers_audio.resample import resample
+from tokenizers_audio.audio import resample
 from tokenizers_audio.unified import UnifiedConfig, UnifiedTokenizer
 from tokenizers_audio.unified import model as model_module
 from tokenizers_audio.unified.layers import Cache

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from tests.support.unified_codec import clips, tiny, tiny_training
 from tokenizers_audio.unified import UnifiedTokenizer, load
-from tokenizers_audio.unified.train import LossWeights, State, Trainer, learning_rate
+from tokenizers_audio.unified.train import CodecTrainer, LossWeights, State, learning_rate
 
 PLAYED = tiny_training(adversarial_after=2)
 
@@ -46,7 +46,7 @@ def same(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
     ],
 )
 def test_it_learns_real_speech(changes: dict[str, Any]) -> None:
-    trainer = Trainer(tiny(**changes), tiny_training(start_vectors=12))
+    trainer = CodecTrainer(tiny(**changes), tiny_training(start_vectors=12))
     wavs = clips(3, 4)
     history = [trainer.step(wavs) for _ in range(20)]
     assert history[-1]["loss/mel"] < 0.75 * history[0]["loss/mel"]
@@ -58,23 +58,23 @@ def test_it_learns_real_speech(changes: dict[str, Any]) -> None:
 
 @pytest.mark.slow
 def test_a_decoder_that_says_mels_begins_with_what_recordings_say_and_gets_better() -> None:
-    trainer = Trainer(tiny(phases="peaks"), tiny_training(lr=2e-3))
+    trainer = CodecTrainer(tiny(phases="peaks"), tiny_training(lr=2e-3))
     trainer.begin(clips(4, 12))
     history = [trainer.step(clips(3, 4)) for _ in range(20)]
     assert history[0]["quantizing"] and history[0]["loss/mel"] < 0.5
     assert history[-1]["loss/mel"] < 0.85 * history[0]["loss/mel"] and "loss/stft" not in history[0]
-    played = Trainer(tiny(phases="peaks"), PLAYED)
+    played = CodecTrainer(tiny(phases="peaks"), PLAYED)
     played.begin(clips(4, 12))
     assert "loss/adversarial" in [played.step(clips(3, 4)) for _ in range(3)][-1]
 
 
 def test_the_k_means_start_waits_for_its_time_and_its_vectors() -> None:
-    trainer = Trainer(tiny(), tiny_training(start_vectors=20, quantize_after=5))
+    trainer = CodecTrainer(tiny(), tiny_training(start_vectors=20, quantize_after=5))
     quantizing = [trainer.step(batch(k))["quantizing"] for k in range(7)]  # 8 vectors a step
     assert quantizing == [0, 0, 0, 0, 0, 1, 1]
     kept = tiny()
     before = kept.quantizer.codebooks.clone()
-    trainer = Trainer(kept, tiny_training(ema_decay=0.999999, revive_below=0.0), trained=True)
+    trainer = CodecTrainer(kept, tiny_training(ema_decay=0.999999, revive_below=0.0), trained=True)
     assert trainer.step(batch(0))["quantizing"] == 1
     torch.testing.assert_close(kept.quantizer.codebooks, before, rtol=0, atol=1e-4)
 
@@ -82,16 +82,16 @@ def test_the_k_means_start_waits_for_its_time_and_its_vectors() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("stop", [2, 6])  # before the codebooks and the discriminator join, and after
 def test_a_resumed_training_ends_with_the_same_bits(tmp_path: Path, stop: int) -> None:
-    whole = Trainer(tiny(), PLAYED, seed=3)
+    whole = CodecTrainer(tiny(), PLAYED, seed=3)
     metrics = [whole.step(batch(k)) for k in range(9)]
 
-    first = Trainer(tiny(), PLAYED, seed=3)
+    first = CodecTrainer(tiny(), PLAYED, seed=3)
     for k in range(stop):
         first.step(batch(k))
     first.tokenizer.save(tmp_path / "model")
     save_file(flat(first.state()), tmp_path / "trainer.safetensors")
 
-    second = Trainer(load(tmp_path / "model"), PLAYED, seed=3)
+    second = CodecTrainer(load(tmp_path / "model"), PLAYED, seed=3)
     state: State = {}
     for name, tensor in load_file(tmp_path / "trainer.safetensors").items():
         part, _, rest = name.partition("/")
@@ -101,7 +101,7 @@ def test_a_resumed_training_ends_with_the_same_bits(tmp_path: Path, stop: int) -
     assert same(weights(second.tokenizer), weights(whole.tokenizer))
     assert same(flat(second.state()), flat(whole.state()))
     with pytest.raises(ValueError, match="here: trained with a discriminator"):
-        Trainer(tiny(), tiny_training()).load(state, "here")
+        CodecTrainer(tiny(), tiny_training()).load(state, "here")
 
 
 def flat(state: State) -> dict[str, Tensor]:
@@ -109,8 +109,8 @@ def flat(state: State) -> dict[str, Tensor]:
 
 
 def test_neither_player_moves_the_others_weights() -> None:
-    def after(config_changes: dict[str, Any]) -> Trainer:
-        trainer = Trainer(tiny(), tiny_training(start_vectors=8, **config_changes))
+    def after(config_changes: dict[str, Any]) -> CodecTrainer:
+        trainer = CodecTrainer(tiny(), tiny_training(start_vectors=8, **config_changes))
         for k in range(2):
             trainer.step(batch(k))
         return trainer
@@ -120,10 +120,10 @@ def test_neither_player_moves_the_others_weights() -> None:
     alone = after(dict(adversarial_after=None, weights=LossWeights(adversarial=0, feature_matching=0)))
     # A tokenizer that does not mind is what it is without a judge, although the judge learned.
     assert same(weights(deaf.tokenizer), weights(alone.tokenizer))
-    fresh = Trainer(tiny(), tiny_training(**judged))
+    fresh = CodecTrainer(tiny(), tiny_training(**judged))
     assert not same(deaf.state()["discriminator"], fresh.state()["discriminator"])
     # A judge learns the same whether the tokenizer minds or not, as long as it hears the same.
-    first = [Trainer(tiny(), tiny_training(**judged, weights=LossWeights(adversarial=w))) for w in (0.0, 5.0)]
+    first = [CodecTrainer(tiny(), tiny_training(**judged, weights=LossWeights(adversarial=w))) for w in (0.0, 5.0)]
     for trainer in first:
         trainer.step(batch(0))
     assert same(first[0].state()["discriminator"], first[1].state()["discriminator"])
@@ -131,7 +131,7 @@ def test_neither_player_moves_the_others_weights() -> None:
 
 
 def test_what_is_not_finite_changes_nothing() -> None:
-    trainer = Trainer(tiny(), tiny_training(start_vectors=8))
+    trainer = CodecTrainer(tiny(), tiny_training(start_vectors=8))
     trainer.step(batch(0))
     before = weights(trainer.tokenizer)
     with torch.no_grad():
@@ -154,14 +154,14 @@ def test_autocast_leaves_features_and_codes_alone() -> None:
     assert out.quantized is not None and out.quantized.vectors.dtype == torch.float32
     assert out.latents.dtype == torch.bfloat16
     assert torch.equal(out.quantized.codes, tokenizer.quantizer.encode(out.latents.float(), 4))
-    trainer = Trainer(tokenizer, tiny_training(autocast=True, adversarial_after=0, start_vectors=16))
+    trainer = CodecTrainer(tokenizer, tiny_training(autocast=True, adversarial_after=0, start_vectors=16))
     losses = [trainer.step(batch(k))["loss"] for k in range(3)]
     assert all(0 < loss < 1e4 for loss in losses)
 
 
 def test_dropout_draws_levels_from_seed_and_step() -> None:
     def drawn(seed: int, step: int) -> list[int]:
-        trainer = Trainer(tiny(), tiny_training(codebook_dropout=0.5), seed=seed)
+        trainer = CodecTrainer(tiny(), tiny_training(codebook_dropout=0.5), seed=seed)
         trainer.steps_done = step
         return trainer._levels(400).tolist()
 
@@ -186,7 +186,7 @@ def train_as(rank: int, store: str, out: str) -> None:
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
     try:
         # The second process brings other weights, which must not matter.
-        trainer = Trainer(tiny(seed=rank), ALONE)
+        trainer = CodecTrainer(tiny(seed=rank), ALONE)
         for k in range(6):
             trainer.step(batch(k)[rank : rank + 1])
         save_file({**weights(trainer.tokenizer), **flat(trainer.state())}, out)
@@ -207,7 +207,7 @@ def test_two_processes_are_one(tmp_path: Path) -> None:
     assert other.exitcode == 0
     first, second = map(load_file, files)
     assert same(first, second)
-    whole = Trainer(tiny(), ALONE)
+    whole = CodecTrainer(tiny(), ALONE)
     for k in range(6):
         whole.step(batch(k))
     for name, t in weights(whole.tokenizer).items():

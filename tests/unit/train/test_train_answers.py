@@ -16,7 +16,7 @@ from audiorl.errors import Interrupted
 from audiorl.protocols import Request
 from audiorl.rollout.hf import HFEngine
 from audiorl.run.folder import Run
-from audiorl.train.answers import policy_answers, sampled_pairs
+from audiorl.train.preference import policy_answers, sampled_pairs
 from audiorl.types import Rollout, Sample, Score
 from tests.conftest import ask, make_text, readable
 

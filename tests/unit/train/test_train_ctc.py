@@ -22,7 +22,8 @@ from audiorl.models.examples import Example
 from audiorl.recipes._loader import load_recipe
 from audiorl.run.folder import Run
 from audiorl.train.ctc import CTCWorker, by_seconds, encode_all, fitting, target_ids, token_errors, train_ctc
-from audiorl.train.sft import SFTWorker
+from audiorl.train.fit import Learner
+from audiorl.train.sft import sft_loss
 from tests.conftest import Make, ask, make_omni
 
 OPTIM = OptimConfig(lr=3e-3)
@@ -187,5 +188,5 @@ def test_a_second_phase_starts_from_the_first(speech: list[Utterance], tmp_path:
 def test_a_trained_encoder_under_autocast(speech: list[Utterance]) -> None:
     """The features are computed in float32; the pass was refused with "Got unsupported ScalarType BFloat16"."""
     policy = make_omni(ModelConfig(audio="full", autocast=True))
-    metrics = SFTWorker(policy, SFTConfig(), OPTIM).train(transcripts(speech, 2))
+    metrics = Learner(sft_loss, policy, SFTConfig(), OPTIM).train(transcripts(speech, 2))
     assert metrics["sft/loss"] > 0

@@ -5,7 +5,6 @@ Token log-probs w, l [n] of a chosen and a rejected answer under the policy; rw,
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 from collections.abc import Callable, Sequence
@@ -18,22 +17,16 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from audiorl.algos.preference import kto_weights
+from audiorl.algos.preference import WITHOUT_REFERENCE, kto_weights
 from audiorl.config import ModelConfig, OptimConfig, PreferenceConfig
 from audiorl.data.preferences import Pair, pairs_to_judged
 from audiorl.errors import Interrupted
 from audiorl.models import AudioPolicy
+from audiorl.models.examples import Example
 from audiorl.run.folder import Run
-from audiorl.train import preference, reference
-from audiorl.train.fit import seen
-from audiorl.train.preference import (
-    WITHOUT_REFERENCE,
-    Contrasted,
-    PreferenceWorker,
-    Referenced,
-    prefer,
-    silenced_example,
-)
+from audiorl.train import preference
+from audiorl.train.fit import Learner, training_indices
+from audiorl.train.preference import Compared, pair_examples, prefer, preference_loss, silenced_example
 from audiorl.types import Message, Sample
 from tests.conftest import Make, make_omni, make_text, readable
 from tests.support.data_trainers import (
@@ -108,35 +101,41 @@ def by_hand(
     return -w.mean() - o["lam"] * log_sigma(odds[0] - odds[1])
 
 
-def kto_by_hand(policy: AudioPolicy, items: Sequence[Contrasted], o: dict[str, float]) -> Tensor:
+def answer_alone(policy: AudioPolicy, compared: Compared, number: int) -> Tensor:
+    return alone(policy, compared.answers[number].sample, compared.answers[number].target)
+
+
+def kto_by_hand(policy: AudioPolicy, items: Sequence[Compared], o: dict[str, float]) -> Tensor:
     with torch.no_grad():
-        drift = [alone(policy, i.judged.sample, i.mismatched).sum() - i.other.double().sum() for i in items]
+        drift = [answer_alone(policy, i, 1).sum() - i.refs[1].double().sum() for i in items]
         z0 = torch.stack(drift).mean()
     assert z0 > 0.1
     each = []
     for i in items:
-        gain = alone(policy, i.judged.sample, i.judged.answer).sum() - i.answer.double().sum() - z0
-        sign, weight = (1, o["desirable_weight"]) if i.judged.desirable else (-1, o["undesirable_weight"])
+        gain = answer_alone(policy, i, 0).sum() - i.refs[0].double().sum() - z0
+        sign, weight = (1, o["desirable_weight"]) if i.item.desirable else (-1, o["undesirable_weight"])
         each.append(weight * (1 - torch.sigmoid(sign * o["beta"] * gain)))
     return torch.stack(each).mean()
 
 
 def pair_loss(
-    policy: AudioPolicy, items: Sequence[Referenced], name: str, worker: PreferenceWorker, total: Total = Tensor.sum
+    policy: AudioPolicy, items: Sequence[Compared], name: str, worker: Learner, total: Total = Tensor.sum
 ) -> Tensor:
     each = []
     for place, i in enumerate(items):
-        w, l = (alone(policy, i.pair.sample, t) for t in (i.pair.chosen, i.pair.rejected))
-        draw = torch.randperm(max(len(w), len(l)), generator=worker._draw(place))
-        each.append(by_hand(name, w, l, i.chosen.double(), i.rejected.double(), OPTIONS[name], draw, total))
+        w, l = (answer_alone(policy, i, k) for k in (0, 1))
+        rw, rl = (ref.double() for ref in i.refs[:2] or (torch.empty(0), torch.empty(0)))
+        seed = worker.optimizer.updates * 1_000_003 + place
+        draw = torch.randperm(max(len(w), len(l)), generator=torch.Generator().manual_seed(seed))
+        each.append(by_hand(name, w, l, rw, rl, OPTIONS[name], draw, total))
     return torch.stack(each).mean()
 
 
-def worker_of(policy: AudioPolicy, loss: str, optim: OptimConfig = UNCLIPPED, **config: Any) -> PreferenceWorker:
-    return PreferenceWorker(policy, PreferenceConfig(loss=loss, **OPTIONS[loss], **config), optim)  # type: ignore[arg-type]
+def worker_of(policy: AudioPolicy, loss: str, optim: OptimConfig = UNCLIPPED, **config: Any) -> Learner:
+    return Learner(preference_loss, policy, PreferenceConfig(loss=loss, **OPTIONS[loss], **config), optim)  # type: ignore[arg-type]
 
 
-def assert_update(policy: AudioPolicy, worker: PreferenceWorker, items: Sequence[Any], expected: Tensor) -> None:
+def assert_update(policy: AudioPolicy, worker: Learner, items: Sequence[Any], expected: Tensor) -> None:
     policy.model.zero_grad()
     expected.backward()
     grads = gradients(policy)
@@ -164,7 +163,7 @@ def test_length_normalized_takes_means(samples: list[Sample], loss: str) -> None
 def test_sft_coef_adds_the_chosen_tokens_mean(samples: list[Sample], loss: str) -> None:
     policy = make_omni()
     items, worker = items_of(loss, samples, make_omni), worker_of(policy, loss, sft_coef=0.4, micro_batch_tokens=150)
-    chosen = torch.cat([alone(policy, i.pair.sample, i.pair.chosen) for i in items])
+    chosen = torch.cat([answer_alone(policy, i, 0) for i in items])
     assert_update(policy, worker, items, pair_loss(policy, items, loss, worker) - 0.4 * chosen.mean())
 
 
@@ -176,42 +175,25 @@ def test_pairs_of_audio_and_the_anchor_are_added(make_policy: Make, samples: lis
     worker = worker_of(policy, loss, micro_batch_tokens=150, **coefs)
     items, each = [], []
     for i in referenced(pairs_of(samples), reference):
-        other = silenced_example(i.pair, 0.5)
+        other = silenced_example(i.item, 0.5)
         with torch.no_grad():
             ref = alone(reference, other.sample, other.target).float()
-        items.append(replace(i, silenced=ref))
-        gain = alone(policy, i.pair.sample, i.pair.chosen).sum() - i.chosen.double().sum()
+        items.append(replace(i, answers=(*i.answers, other), refs=(*i.refs, ref)))
+        gain = answer_alone(policy, i, 0).sum() - i.refs[0].double().sum()
         lost = alone(policy, other.sample, other.target).sum() - ref.double().sum()
         each.append(-0.2 * log_sigma(beta * (gain - lost)) - 0.7 * log_sigma(beta * gain - 0.3))
     assert_update(policy, worker, items, pair_loss(policy, items, loss, worker) + torch.stack(each).mean())
 
 
 def test_silenced_audio_is_the_same_at_every_call_and_leaves_the_rest(samples: list[Sample]) -> None:
+    with pytest.raises(ValueError, match="'t': audio_coef compares with silenced audio"):
+        silenced_example(Pair(Sample("t", (Message("user", ("Why?",)),)), "yes", "no"), 0.3)
     pair = pairs_of(samples)[0]
     first, again = (silenced_example(pair, 0.3).sample.audio[0].load() for _ in range(2))
     wav = pair.sample.audio[0].load()
     assert (first == again).all() and len(first) == len(wav)
     silent = (first != wav).reshape(-1)[: len(wav) // 1600 * 1600].reshape(-1, 1600).any(1)
     assert 0.2 < silent.mean() < 0.4 and not first[: len(silent) * 1600].reshape(-1, 1600)[silent].any()
-
-
-def test_pairs_of_audio_need_audio_and_a_reference(samples: list[Sample]) -> None:
-    for loss in (*WITHOUT_REFERENCE, "kto"):
-        with pytest.raises(ValueError, match="audio_coef and anchor_coef are not options"):
-            PreferenceConfig(loss=loss, audio_coef=0.2)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="'t': audio_coef compares with silenced audio"):
-        silenced_example(Pair(Sample("t", (Message("user", ("Why?",)),)), "yes", "no"), 0.3)
-    with pytest.raises(ValueError, match="silenced is 0"):
-        PreferenceConfig(silenced=0)
-
-
-def test_the_reference_of_silenced_audio_is_the_policy_before_it_learns(samples: list[Sample], tmp_path: Path) -> None:
-    config = PreferenceConfig(steps=3, batch_size=4, save_every=3, audio_coef=0.2, anchor_coef=1.0)
-    run = Run.create(tmp_path / "run", "r.py", [], config)
-    prefer(make_omni(), pairs_of(samples), run, config=config, optim=OptimConfig(lr=1e-3))
-    rows = [json.loads(line) for line in (run.dir / "metrics.jsonl").read_text().splitlines()]
-    margins = [row["preference/audio_margin"] for row in rows]
-    assert margins[0] == pytest.approx(0, abs=1e-5) and abs(margins[-1]) > 1e-4
 
 
 @pytest.mark.parametrize("loss", list(OPTIONS))
@@ -233,7 +215,7 @@ def test_an_update_does_not_depend_on_budget_or_order(samples: list[Sample], los
 @pytest.mark.parametrize("loss", PAIRED)
 def test_training_raises_the_margin(samples: list[Sample], loss: str) -> None:
     policy = make_omni()
-    worker = PreferenceWorker(policy, PreferenceConfig(loss=loss), OptimConfig(lr=1e-3))  # type: ignore[arg-type]
+    worker = Learner(preference_loss, policy, PreferenceConfig(loss=loss), OptimConfig(lr=1e-3))  # type: ignore[arg-type]
     items = referenced(pairs_of(samples), None if loss in WITHOUT_REFERENCE else policy)
     steps = [worker.train(items) for _ in range(6)]
     assert steps[-1]["preference/margin"] > steps[0]["preference/margin"] + 1
@@ -245,12 +227,12 @@ def test_training_raises_the_margin(samples: list[Sample], loss: str) -> None:
 def test_kto_raises_what_is_desirable_and_lowers_what_is_not(samples: list[Sample]) -> None:
     policy = make_omni()
     items = contrasted(pairs_of(samples), policy)
-    worker = PreferenceWorker(policy, PreferenceConfig(loss="kto"), OptimConfig(lr=3e-4))
+    worker = Learner(preference_loss, policy, PreferenceConfig(loss="kto"), OptimConfig(lr=3e-4))
     for _ in range(8):
         metrics = worker.train(items)
     with torch.no_grad():
-        gains = [float(alone(policy, i.judged.sample, i.judged.answer).sum() - i.answer.sum()) for i in items]
-    good, bad = ([g for g, i in zip(gains, items, strict=True) if i.judged.desirable is d] for d in (True, False))
+        gains = [float(answer_alone(policy, i, 0).sum() - i.refs[0].sum()) for i in items]
+    good, bad = ([g for g, i in zip(gains, items, strict=True) if i.item.desirable is d] for d in (True, False))
     assert min(good) > max(bad) and metrics["preference/accuracy"] > 0.5
 
 
@@ -263,12 +245,12 @@ def test_preferences_hear_the_right_audio(make_policy: Make, samples: list[Sampl
         pairs = [Pair(s, *both) for s, both in zip(asked, texts, strict=False)]
         lengths = [len(policy.tokenizer.encode(t)) + 1 for both in texts for t in both]
         fixed = [torch.full((n,), -6.0) for n in lengths]
-        items: list[Any] = [Referenced(p, *fixed[2 * k : 2 * k + 2]) for k, p in enumerate(pairs)]
+        items = [Compared(p, pair_examples(p), tuple(fixed[2 * k : 2 * k + 2])) for k, p in enumerate(pairs)]
         if loss == "kto":
             judged = pairs_to_judged(pairs)
             turned = [2, 3, 0, 1]
             items = [
-                Contrasted(j, judged[t].answer, fixed[k], fixed[t])
+                Compared(j, (Example(j.sample, j.answer), Example(j.sample, judged[t].answer)), (fixed[k], fixed[t]))
                 for k, (j, t) in enumerate(zip(judged, turned, strict=True))
             ]
         return worker_of(policy, loss).train(items)["preference/loss"]
@@ -298,8 +280,18 @@ def test_options_of_another_loss_are_refused() -> None:
     for loss in ("sampo", "ld-dpo", "simpo", "cpo", "orpo", "kto"):
         with pytest.raises(ValueError, match="length_normalized is not an option"):
             PreferenceConfig(loss=loss, length_normalized=True)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="batch_size must be at least 2"):
-        PreferenceConfig(loss="kto", batch_size=1)
+    for loss in (*WITHOUT_REFERENCE, "kto"):
+        with pytest.raises(ValueError, match="audio_coef and anchor_coef are not options"):
+            PreferenceConfig(loss=loss, audio_coef=0.2)  # type: ignore[arg-type]
+    others: list[tuple[dict[str, Any], str]] = [
+        ({"loss": "kto", "batch_size": 1}, "batch_size must be at least 2"),
+        ({"loss": "kto", "sft_coef": 0.1}, "sft_coef is not an option"),
+        ({"loss": "cdpo", "label_smoothing": 0.5}, r"label_smoothing is 0\.5"),
+        ({"silenced": 0}, "silenced is 0"),
+    ]
+    for options, message in others:
+        with pytest.raises(ValueError, match=message):
+            PreferenceConfig(**options)
 
 
 @pytest.mark.parametrize(("desirable", "undesirable"), [(10, 90), (90, 10), (11, 10), (4, 3), (3, 4), (1, 1), (7, 1)])
@@ -395,7 +387,7 @@ def test_only_what_will_be_seen_is_computed(samples: list[Sample], tmp_path: Pat
     pairs, run = text_pairs(samples), new_run(tmp_path / "run")
     config = PreferenceConfig(steps=2, batch_size=2, micro_batch_tokens=1)
     train(pairs, run, config=config)
-    wanted = seen(pairs, config, seed=0)
+    wanted = training_indices(pairs, config, seed=0)
     assert len(wanted) == 4
     assert kept(run).keys() == {f"{i}/{k}" for i in wanted for k in (0, 1)}
 
@@ -431,7 +423,7 @@ def test_training_goes_on_without_computing_the_reference_again(
 def test_an_interrupted_reference_goes_on_where_it_was(
     samples: list[Sample], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reference, "CHUNK", 2)
+    monkeypatch.setattr(preference, "REFERENCE_CHUNK", 2)
     pairs, first, second = text_pairs(samples), make_text(), make_text()
     whole = train(pairs, new_run(tmp_path / "a"))
     run = new_run(tmp_path / "b")
@@ -490,13 +482,6 @@ def test_what_a_loss_cannot_learn_from_is_refused(samples: list[Sample], tmp_pat
             train(items, new_run(tmp_path / name), config=config)
 
 
-def test_options_that_a_loss_cannot_have_are_refused_at_once() -> None:
-    with pytest.raises(ValueError, match="sft_coef is not an option"):
-        PreferenceConfig(loss="kto", batch_size=2, sft_coef=0.1)
-    with pytest.raises(ValueError, match=r"label_smoothing is 0\.5"):
-        PreferenceConfig(loss="cdpo", label_smoothing=0.5)
-
-
 def test_kto_contrasts_with_other_prompts_and_balances_both_kinds(
     samples: list[Sample], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -511,6 +496,6 @@ def test_kto_contrasts_with_other_prompts_and_balances_both_kinds(
     for name, items in (("a", judged), ("b", few)):
         train(items, new_run(tmp_path / name), config=config)
     own = {j.sample.id: {k.answer for k in judged if k.sample.id == j.sample.id} for j in judged}
-    assert all(i.mismatched not in own[i.judged.sample.id] for i in handed[1])
-    assert [w.kto_weights for w in handed[::2]] == [(1.0, 1.0), (1.0, pytest.approx(3 * 3 / 4))]
-    assert handed[2]._kto_options() == {"desirable_weight": 0.8, "undesirable_weight": pytest.approx(2.25)}
+    assert all(i.answers[1].target not in own[i.item.sample.id] for i in handed[1])
+    weights = [(w.config.desirable_weight, w.config.undesirable_weight) for w in handed[::2]]
+    assert weights == [(0.8, 1.0), (0.8, pytest.approx(3 * 3 / 4))]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,15 @@ from audiorl.models.process_reward import ProcessRewardModel
 from audiorl.models.value import ValueModel, load_value_model, score_answers
 from audiorl.run.checkpoint import load_checkpoint, save_checkpoint
 from audiorl.run.folder import Run
-from audiorl.train.process_reward import ProcessRewardWorker, judged_right, train_process_reward
-from audiorl.train.reward_model import RewardModelWorker, ranked_right, train_reward_model
+from audiorl.train.fit import Learner
+from audiorl.train.reward_model import (
+    judged_right,
+    pair_score_loss,
+    ranked_right,
+    step_judgement_loss,
+    train_process_reward,
+    train_reward_model,
+)
 from audiorl.types import Message, Sample, Turn
 from tests.conftest import Make, make_dual_omni, make_omni, make_text, readable
 from tests.support.data_trainers import (
@@ -88,7 +96,7 @@ def test_loss_and_gradient_are_the_formula(samples: list[Sample], case: str, bud
     grads = all_gradients(model)
     assert {"value_head.linear.weight", "value_head.linear.bias"} < grads.keys() or case != "regulariser"
     config = RewardModelConfig(micro_batch_tokens=budget, **options)
-    metrics = RewardModelWorker(model, config, UNCLIPPED).train(pairs)
+    metrics = Learner(pair_score_loss, model, config, UNCLIPPED).train(pairs)
     assert metrics["reward_model/loss"] == pytest.approx(expected.item(), rel=1e-5)
     assert_same_gradients(all_gradients(model), grads, 2e-5)  # float32: 1.2e-5 on CPUs without AVX-512
 
@@ -107,37 +115,16 @@ def test_length_debias_leaves_to_the_expert_what_length_explains(samples: list[S
     expected.backward()
     grads = all_gradients(model)
     config = RewardModelConfig(length_debias=True, micro_batch_tokens=150)
-    metrics = RewardModelWorker(model, config, UNCLIPPED, (slope, scale)).train(pairs)
+    metrics = Learner(partial(pair_score_loss, expert=(slope, scale)), model, config, UNCLIPPED).train(pairs)
     assert metrics["reward_model/loss"] == pytest.approx(expected.item(), rel=1e-5)
     assert_same_gradients(all_gradients(model), grads, 2e-5)  # float32: 1.2e-5 on CPUs without AVX-512
-
-
-@pytest.mark.slow
-def test_a_debiased_reward_model_does_not_learn_length(samples: list[Sample], tmp_path: Path) -> None:
-    """Three in four chosen answers are the longer one, and nothing else tells them: the best score gap is log 3."""
-    gaps = []
-    for debias in (False, True):
-        model = reward_model(make_omni())
-        pairs = [Pair(s, "yes" + " who" * 6, "yes") for s in samples for _ in range(3)]
-        pairs += [Pair(s, "yes", "yes" + " who" * 6) for s in samples]
-        config = RewardModelConfig(steps=30, batch_size=len(pairs), length_debias=debias)
-        run = Run.create(tmp_path / str(debias), "r.py", [], config)
-        train_reward_model(model, pairs, run, config=config, optim=OptimConfig(lr=1e-3))
-        scores = score_answers(model, [Example(s, t) for s in samples for t in ("yes" + " who" * 6, "yes")])
-        gaps.append((sum(scores[::2]) - sum(scores[1::2])) / len(samples))
-    assert gaps[0] == pytest.approx(1.1, abs=0.3)
-    assert abs(gaps[1]) < 0.25 * gaps[0]
-
-
-def test_length_debias_needs_a_margin() -> None:
-    with pytest.raises(ValueError, match="length_debias moves the margin"):
-        RewardModelConfig(length_debias=True, log_exp=True)
 
 
 def test_a_reward_model_hears_the_right_audio(make_policy: Make, samples: list[Sample]) -> None:
     def learn(policy: AudioPolicy, asked: Sequence[Sample]) -> float:
         pairs = [Pair(asked[0], "yes", "no why"), Pair(asked[1], "English Spanish", "who")]
-        return RewardModelWorker(reward_model(policy), RewardModelConfig(), UNCLIPPED).train(pairs)["reward_model/loss"]
+        learner = Learner(pair_score_loss, reward_model(policy), RewardModelConfig(), UNCLIPPED)
+        return learner.train(pairs)["reward_model/loss"]
 
     assert_hears(make_policy, samples, learn)
 
@@ -172,7 +159,7 @@ def test_a_reward_model_comes_back(make_policy: Make, samples: list[Sample], tmp
     config = ModelConfig(lora=lora, audio="projector")
     pairs = with_margins(samples)
     model = reward_model(load_policy(tmp_path / "base", config))
-    worker = RewardModelWorker(model, RewardModelConfig(), OptimConfig(lr=1e-2))
+    worker = Learner(pair_score_loss, model, RewardModelConfig(), OptimConfig(lr=1e-2))
     worker.train(pairs)
     save_checkpoint(tmp_path / "step", model, worker.state(), {"step": 1})
     texts = [Example(p.sample, t) for p in pairs for t in (p.chosen, p.rejected)]
@@ -181,7 +168,7 @@ def test_a_reward_model_comes_back(make_policy: Make, samples: list[Sample], tmp
 
     torch.manual_seed(4)
     other = ValueModel(load_policy(tmp_path / "base", config), spread=1.0)
-    resumed = RewardModelWorker(other, RewardModelConfig(), OptimConfig(lr=1e-2))
+    resumed = Learner(pair_score_loss, other, RewardModelConfig(), OptimConfig(lr=1e-2))
     assert score_answers(other, texts) != expected
     trainer, _ = load_checkpoint(tmp_path / "step", other)
     resumed.load(trainer, "here")
@@ -218,10 +205,10 @@ def test_it_learns_a_separable_toy(samples: list[Sample], tmp_path: Path) -> Non
 
 def test_a_trained_tower_hears_each_clip_once_an_update(make_policy: Make, samples: list[Sample]) -> None:
     model = reward_model(make_policy(ModelConfig(audio="full")))
-    worker = RewardModelWorker(model, RewardModelConfig(micro_batch_tokens=1), UNCLIPPED)
+    worker = Learner(pair_score_loss, model, RewardModelConfig(micro_batch_tokens=1), UNCLIPPED)
     assert times_heard(model.trunk, lambda: worker.train(pairs_of(samples))) == len(samples)
-    judge = ProcessRewardWorker(make_policy(ModelConfig(audio="full")), PROCESS, UNCLIPPED)
-    assert times_heard(judge.model, lambda: judge.train(steps_of(samples, soft=False))) == len(samples)
+    judge = Learner(step_judgement_loss, make_policy(ModelConfig(audio="full")), PROCESS, UNCLIPPED)
+    assert times_heard(judge.policy, lambda: judge.train(steps_of(samples, soft=False))) == len(samples)
 
 
 # -- process rewards --------------------------------------------------------------------------------------------------
@@ -262,7 +249,7 @@ def test_a_process_reward_is_the_mean_cross_entropy_of_all_steps(
     expected.backward()
     grads = gradients(policy)
     config = ProcessRewardConfig(marker="\n\n", good="yes", bad="no", soft=soft, micro_batch_tokens=budget)
-    metrics = ProcessRewardWorker(policy, config, UNCLIPPED).train(items)
+    metrics = Learner(step_judgement_loss, policy, config, UNCLIPPED).train(items)
     assert metrics["process_reward/loss"] == pytest.approx(expected.item(), rel=1e-5)
     right = (logs[:, 0] > logs[:, 1]) == (labels > 0.5)
     assert metrics["process_reward/accuracy"] == pytest.approx(float(right.double().mean()))
@@ -271,14 +258,14 @@ def test_a_process_reward_is_the_mean_cross_entropy_of_all_steps(
 
 def test_a_process_reward_model_hears_the_right_audio(make_policy: Make, samples: list[Sample]) -> None:
     def learn(policy: AudioPolicy, asked: Sequence[Sample]) -> float:
-        worker = ProcessRewardWorker(policy, PROCESS, UNCLIPPED)
+        worker = Learner(step_judgement_loss, policy, PROCESS, UNCLIPPED)
         return worker.train(steps_of(asked, soft=False)[:2])["process_reward/loss"]
 
     assert_hears(make_policy, samples, learn)
 
 
 def test_a_soft_label_needs_soft(samples: list[Sample]) -> None:
-    worker = ProcessRewardWorker(make_omni(), PROCESS, UNCLIPPED)
+    worker = Learner(step_judgement_loss, make_omni(), PROCESS, UNCLIPPED)
     with pytest.raises(ValueError, match="neither 0 nor 1; set soft"):
         worker.train(steps_of(samples, soft=True))
 
@@ -340,17 +327,6 @@ def test_what_is_not_answered_in_steps_is_refused(samples: list[Sample]) -> None
         judge.score_steps([(stream, ("yes",))])
 
 
-@pytest.mark.parametrize(("good", "bad"), [("yes", "yes"), ("+", "+x")])
-def test_labels_that_begin_alike_are_refused(good: str, bad: str) -> None:
-    with pytest.raises(ValueError, match="begin with the same token"):
-        ProcessRewardModel(make_text(), "\n\n", good, bad)
-
-
-def test_a_marker_without_a_token_is_refused() -> None:
-    with pytest.raises(ValueError, match="'' has no token"):
-        ProcessRewardModel(make_text(), "", "+", "-")
-
-
 def test_a_process_reward_model_learns_and_comes_back(samples: list[Sample], tmp_path: Path) -> None:
     """A step is right when it says yes."""
     items = [Steps(s, (a, b), (float(a == "yes"), float(b == "yes"))) for s in samples for a, b in WORDS]
@@ -362,7 +338,20 @@ def test_a_process_reward_model_learns_and_comes_back(samples: list[Sample], tmp
     assert all(judged_right(judge, items))
     loaded = ProcessRewardModel(load_policy(run.checkpoint("process_reward")), config.marker, config.good, config.bad)
     asked = [(i.sample, i.steps) for i in items]
-    assert loaded.judge(asked) == judge.score_steps(asked)
+    assert loaded.score_steps(asked) == judge.score_steps(asked)
 
 
 WORDS = [("yes", "why"), ("why", "yes"), ("who", "French"), ("yes", "yes")]
+
+
+@pytest.mark.parametrize(
+    ("marker", "good", "bad", "message"),
+    [
+        ("\n\n", "yes", "yes", "begin with the same token"),
+        ("\n\n", "+", "+x", "begin with the same token"),
+        ("", "+", "-", "'' has no token"),
+    ],
+)
+def test_texts_that_mark_no_step_are_refused(marker: str, good: str, bad: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ProcessRewardModel(make_text(), marker, good, bad)

@@ -21,8 +21,8 @@ from audiorl.models.examples import Example, experience
 from audiorl.run.checkpoint import Checksums
 from audiorl.run.folder import Run
 from audiorl.run.saving import CheckpointWriter
-from audiorl.train.fit import fit
-from audiorl.train.sft import SFTWorker, sft
+from audiorl.train.fit import Learner, fit
+from audiorl.train.sft import sft, sft_loss
 from audiorl.types import Sample
 from tests.conftest import Make, make_omni, make_text, readable
 from tests.support.data_trainers import (
@@ -51,7 +51,7 @@ def test_the_loss_is_its_formula_whatever_the_packing(samples: list[Sample], wei
     expected.backward()
     grads = gradients(policy)
     config = SFTConfig(weighting=weighting, micro_batch_tokens=budget)  # type: ignore[arg-type]
-    metrics = SFTWorker(policy, config, UNCLIPPED).train(batch)
+    metrics = Learner(sft_loss, policy, config, UNCLIPPED).train(batch)
     assert metrics["sft/loss"] == pytest.approx(expected.item(), rel=1e-6)
     assert_same_gradients(gradients(policy), grads, 1e-6)
 
@@ -67,21 +67,21 @@ def test_sequence_weighting_is_longaligns_over_its_packs(samples: list[Sample]) 
         sum(-w * float(answers[i].sum()) for w, i in zip(ws, members, strict=True))
         for ws, members in zip(weights, packs, strict=True)
     ]
-    metrics = SFTWorker(policy, SFTConfig(weighting="sequence", micro_batch_tokens=150), UNCLIPPED).train(batch)
+    metrics = Learner(sft_loss, policy, SFTConfig(weighting="sequence", micro_batch_tokens=150), UNCLIPPED).train(batch)
     assert metrics["sft/loss"] == pytest.approx(sum(sums) / len(sums), rel=1e-6)
 
 
 def test_supervised_training_hears_the_right_audio(make_policy: Make, samples: list[Sample]) -> None:
     def learn(policy: AudioPolicy, asked: Sequence[Sample]) -> float:
         batch = [Example(asked[0], "yes"), Example(asked[1], "no why")]
-        return SFTWorker(policy, SFTConfig(), UNCLIPPED).train(batch)["sft/loss"]
+        return Learner(sft_loss, policy, SFTConfig(), UNCLIPPED).train(batch)["sft/loss"]
 
     assert_hears(make_policy, samples, learn)
 
 
 def test_a_trained_tower_hears_each_clip_once_an_update(make_policy: Make, samples: list[Sample]) -> None:
     policy, batch = make_policy(ModelConfig(audio="full")), examples(samples)
-    worker = SFTWorker(policy, SFTConfig(micro_batch_tokens=1), UNCLIPPED)
+    worker = Learner(sft_loss, policy, SFTConfig(micro_batch_tokens=1), UNCLIPPED)
     for _ in range(2):
         assert times_heard(policy, lambda: worker.train(batch)) == len(samples)
     assert any("audio_tower" in name for name in gradients(policy))
@@ -153,15 +153,15 @@ def test_an_interrupted_phase_ends_with_the_same_weights(
         return policy
 
     whole = go(Run.create(tmp_path / "a", "r.py", [], config))
-    run, train = Run.create(tmp_path / "b", "r.py", [], config), SFTWorker.train
+    run, train = Run.create(tmp_path / "b", "r.py", [], config), Learner.train
     with monkeypatch.context() as patched, pytest.raises(Interrupted):
 
-        def stopping(self: SFTWorker, examples: Sequence[Example]) -> dict[str, float]:
+        def stopping(self: Learner, examples: Sequence[Example]) -> dict[str, float]:
             if self.optimizer.updates == 2:
                 os.kill(os.getpid(), signal.SIGINT)
             return train(self, examples)
 
-        patched.setattr(SFTWorker, "train", stopping)
+        patched.setattr(Learner, "train", stopping)
         go(run)
     again = go(Run.open(run.dir))
     for (name, a), b in zip(whole.trainable().items(), again.trainable().values(), strict=True):

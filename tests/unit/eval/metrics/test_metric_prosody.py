@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from audiorl.data.corpus import bundled_speech
-from audiorl.eval.metrics.prosody import Prosody, prosody, pyin, yin
+from audiorl.eval.metrics.prosody import Prosody, pitch_steps, prosody, pyin, yin
 from tests.support.prosody import glide, harmonics, melody_scaled
 
 RATE = 16_000
@@ -86,3 +86,19 @@ def test_long_recordings_are_measured_block_by_block() -> None:
     f0 = yin(wav, RATE)
     assert len(f0) == 4501 and np.isnan(f0).mean() < 0.01
     assert f0[100] == pytest.approx(yin(wav[: 2 * RATE], RATE)[100], rel=1e-4)
+
+
+def tone(hertz: float, seconds: float = 0.6) -> np.ndarray:
+    """Ten harmonics, as a voice has them."""
+    time = np.arange(round(seconds * RATE)) / RATE
+    return 0.05 * sum(np.sin(2 * np.pi * k * hertz * time) / k for k in range(1, 11))
+
+
+def test_steps_in_semitones() -> None:
+    assert pitch_steps(tone(120), tone(120), RATE)[0] < 0.15
+    assert pitch_steps(tone(120), tone(120 * 2 ** (4 / 12)), RATE)[0] == pytest.approx(4, abs=0.2)
+    assert pitch_steps(tone(240), tone(120), RATE)[0] == pytest.approx(12, abs=0.2)
+    noise = 0.1 * np.random.default_rng(0).standard_normal(RATE)
+    assert pitch_steps(tone(120), noise, RATE) == []  # no voice
+    assert pitch_steps(tone(120), tone(120, 0.2), RATE) == []  # too short
+    assert pitch_steps(tone(120), np.zeros(RATE), RATE) == []

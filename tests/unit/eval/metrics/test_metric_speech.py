@@ -1,24 +1,41 @@
-"""What a waveform, a code and a voice are worth in numbers, against values computed by hand."""
+"""Speech and codes in numbers: by hand, against torch's STFT, other mel filters, and the ITU's own scale."""
+
+from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers.audio_utils import mel_filter_bank
 
+from audiorl.data.corpus import Utterance
 from audiorl.eval.metrics.codes import CodebookUse, bitrate, codebook_use, count_codes, entropy_bitrate
 from audiorl.eval.metrics.speech import (
+    PESQ_WORST,
+    SI_SDR_RANGE,
     VoiceCosines,
     clipped_share,
     cosine,
     duration_ratio,
     frame_levels,
     level,
+    magnitudes,
+    mel_distance,
+    mel_filters,
+    pesq_wb,
     real_time_factor,
+    si_sdr,
     silent_share,
+    stft_distance,
+    stoi,
     voice_cosines,
 )
 
-RATE = 8000
+LOW_RATE = 8000
 FRAME = 200  # samples in 25 ms
 
 
@@ -32,11 +49,11 @@ def test_levels_of_known_waves() -> None:
 
 def test_silence_is_counted_by_frames() -> None:
     wav = np.concatenate([np.full(2 * FRAME, 0.1), np.zeros(FRAME), np.full(FRAME, 1e-3)])  # -20, -20, -inf, -60 dB
-    assert frame_levels(wav, RATE) == pytest.approx([-20, -20, -math.inf, -60])
-    assert silent_share(wav, RATE) == 0.5
-    assert silent_share(wav, RATE, threshold=-70) == 0.25
+    assert frame_levels(wav, LOW_RATE) == pytest.approx([-20, -20, -math.inf, -60])
+    assert silent_share(wav, LOW_RATE) == 0.5
+    assert silent_share(wav, LOW_RATE, threshold=-70) == 0.25
     tail = np.concatenate([np.full(FRAME, 0.1), np.full(3, 0.01)])
-    assert frame_levels(tail, RATE) == pytest.approx([-20, -40])  # a short last frame has its own mean
+    assert frame_levels(tail, LOW_RATE) == pytest.approx([-20, -40])  # a short last frame has its own mean
 
 
 def test_clipping_and_length() -> None:
@@ -47,30 +64,12 @@ def test_clipping_and_length() -> None:
 
 def test_nothing_is_defined() -> None:
     nothing = np.zeros(0, np.float32)
-    assert (level(nothing), silent_share(nothing, RATE), clipped_share(nothing)) == (-math.inf, 1.0, 0.0)
-
-
-@pytest.mark.parametrize("wav", [np.array([0.0, np.nan]), np.array([np.inf]), np.zeros((2, 3)), np.zeros(3, np.int16)])
-def test_what_is_no_waveform_is_refused(wav: np.ndarray) -> None:
-    with pytest.raises(ValueError, match="samples: "):
-        level(wav)
+    assert (level(nothing), silent_share(nothing, LOW_RATE), clipped_share(nothing)) == (-math.inf, 1.0, 0.0)
 
 
 @pytest.mark.parametrize(("a", "b", "ratio"), [(2, 2, 1), (1, 2, 0.5), (2, 1, 0.5), (0, 3, 0), (3, 0, 0), (0, 0, 1)])
 def test_duration_ratio(a: float, b: float, ratio: float) -> None:
     assert duration_ratio(a, b) == ratio
-
-
-@pytest.mark.parametrize("bad", [-1.0, math.nan, math.inf])
-def test_durations_that_are_none(bad: float) -> None:
-    with pytest.raises(ValueError, match="durations"):
-        duration_ratio(1.0, bad)
-
-
-def test_real_time_factor() -> None:
-    assert real_time_factor(0.5, 2.0) == 0.25
-    with pytest.raises(ValueError, match="0 s of audio"):
-        real_time_factor(0.5, 0.0)
 
 
 # -- codes -------------------------------------------------------------------------------------------------------------
@@ -93,24 +92,6 @@ def test_codebook_use_by_hand() -> None:
     assert (second.used, second.entropy) == (0.25, pytest.approx(entropy, abs=1e-12))
     assert entropy_bitrate(25, (first, second)) == pytest.approx(25 * (2 + entropy))
     assert codebook_use(np.array([[7, 0]]))[0] == CodebookUse(0.5, 0.0)
-
-
-def test_empty_recordings_count_nothing() -> None:
-    counts = count_codes([np.zeros((2, 0), np.int64)], 2, 4)
-    assert counts.sum() == 0
-    with pytest.raises(ValueError, match="codebook 0: no codes"):
-        codebook_use(counts)
-
-
-@pytest.mark.parametrize("codes", [np.array([[0, 8]]), np.array([[-1, 0]])])
-def test_codes_out_of_range(codes: np.ndarray) -> None:
-    with pytest.raises(ValueError, match="recording 1: codes from"):
-        count_codes([np.array([[0]]), codes], 1, 8)
-
-
-def test_wrong_number_of_codebooks() -> None:
-    with pytest.raises(ValueError, match=r"recording 0: codes of shape \(1, 2\), expected \[3, F\]"):
-        count_codes([np.array([[0, 1]])], 3, 8)
 
 
 # -- voices ------------------------------------------------------------------------------------------------------------
@@ -142,10 +123,167 @@ def test_similarity_stays_defined() -> None:
     assert alone.intra == 1.0 and math.isnan(alone.inter) and math.isnan(alone.similarity)
 
 
-def test_vectors_without_direction() -> None:
-    with pytest.raises(ValueError, match="no direction"):
-        cosine(np.zeros(3), np.ones(3))
-    with pytest.raises(ValueError, match="same encoder"):
-        cosine(np.ones(2), np.ones(3))
-    with pytest.raises(ValueError, match="2 embeddings but 1 speakers"):
-        voice_cosines([np.ones(2), np.ones(2)], ["A"])
+RATE = 16_000
+
+
+@pytest.fixture(scope="module")
+def pair() -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(0)
+    wav = 0.3 * np.sin(2 * np.pi * 220 * np.arange(9001) / RATE) + 0.05 * rng.standard_normal(9001)
+    return wav, 0.8 * wav + 0.02 * rng.standard_normal(9001)
+
+
+def torch_magnitudes(wav: np.ndarray, window: int) -> torch.Tensor:
+    wave = torch.from_numpy(np.asarray(wav, np.float64))
+    hann = torch.hann_window(window, dtype=torch.float64)  # periodic
+    return torch.stft(
+        wave, window, window // 4, window=hann, center=True, pad_mode="reflect", return_complex=True
+    ).abs()
+
+
+def torch_distance(x: torch.Tensor, y: torch.Tensor) -> float:
+    logs = torch.nn.functional.l1_loss(x.clamp(1e-5).pow(2).log10(), y.clamp(1e-5).pow(2).log10())
+    return float(logs + torch.nn.functional.l1_loss(x, y))
+
+
+def test_stft_distance_against_torch(pair: tuple[np.ndarray, np.ndarray]) -> None:
+    x, y = pair
+    wanted = sum(torch_distance(torch_magnitudes(x, w), torch_magnitudes(y, w)) for w in (2048, 512))
+    assert stft_distance(x, y) == pytest.approx(wanted, abs=1e-10)
+    assert wanted > 0.1
+
+
+def test_stft_distance_of_a_scaled_copy_has_a_closed_form(pair: tuple[np.ndarray, np.ndarray]) -> None:
+    """Halving adds log10 4 per window in the logarithms and half of each magnitude."""
+    x = pair[0]
+    wanted = sum(math.log10(4) + magnitudes(x, w).mean() / 2 for w in (2048, 512))
+    assert stft_distance(x, x / 2) == pytest.approx(wanted, abs=1e-9)
+    assert stft_distance(x, x) == 0.0
+
+
+@pytest.mark.parametrize(("rate", "window", "bands"), [(16_000, 512, 80), (24_000, 2048, 150), (44_100, 1024, 40)])
+def test_mel_filters_are_slaneys(rate: int, window: int, bands: int) -> None:
+    wanted = mel_filter_bank(window // 2 + 1, bands, 0.0, rate / 2, rate, norm="slaney", mel_scale="slaney").T
+    np.testing.assert_allclose(mel_filters(rate, window, bands), wanted, atol=1e-12)
+
+
+def test_mel_distance_against_torch(pair: tuple[np.ndarray, np.ndarray]) -> None:
+    wanted = 0.0
+    for window, bands in ((2048, 150), (512, 80)):
+        filters = torch.from_numpy(
+            mel_filter_bank(window // 2 + 1, bands, 0.0, RATE / 2, RATE, norm="slaney", mel_scale="slaney").T
+        )
+        wanted += torch_distance(*(filters @ torch_magnitudes(wav, window) for wav in pair))
+    assert mel_distance(*pair, RATE) == pytest.approx(wanted, abs=1e-10)
+
+
+def test_short_recordings_have_a_distance() -> None:
+    for length in (1, 2, 100, 1025):
+        wav = np.full(length, 0.1)
+        assert math.isfinite(stft_distance(wav, -wav)) and mel_distance(wav, wav, RATE) == 0.0
+
+
+def test_si_sdr_by_hand() -> None:
+    """A sine with a tenth of its amplitude in cosine, which is orthogonal: 20 dB, whatever the scale and the mean."""
+    time = np.arange(8000) / 8000
+    sine, cosine = np.sin(2 * np.pi * 50 * time), np.cos(2 * np.pi * 50 * time)
+    assert si_sdr(sine, sine + 0.1 * cosine) == pytest.approx(20.0, abs=1e-9)
+    assert si_sdr(sine, 7 * (sine + 0.1 * cosine) + 3) == pytest.approx(20.0, abs=1e-9)
+    assert si_sdr(sine, cosine) == SI_SDR_RANGE[0]
+    assert si_sdr(sine, sine + cosine) == pytest.approx(0.0, abs=1e-9)
+
+
+def test_si_sdr_at_its_ends() -> None:
+    wav = np.random.default_rng(0).standard_normal(1000)
+    assert si_sdr(wav, wav) == SI_SDR_RANGE[1]
+    assert si_sdr(wav, np.zeros(1000)) == SI_SDR_RANGE[0]
+    assert math.isnan(si_sdr(np.full(1000, 0.5), wav))
+
+
+@given(st.floats(0.01, 100), st.integers(0, 1000))
+def test_si_sdr_does_not_depend_on_scale(scale: float, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    x, noise = rng.standard_normal(500), rng.standard_normal(500)
+    assert si_sdr(x, scale * (x + noise)) == pytest.approx(si_sdr(x, x + noise), abs=1e-6)
+
+
+@pytest.mark.parametrize("measure", [stft_distance, si_sdr, lambda x, y: mel_distance(x, y, RATE)])
+def test_what_cannot_be_compared(measure) -> None:
+    good = np.zeros(100)
+    with pytest.raises(ValueError, match="reference has 100 samples, estimate 99"):
+        measure(good, good[1:])
+    with pytest.raises(ValueError, match="estimate: 1 of 100 samples are NaN"):
+        measure(good, np.where(np.arange(100) == 3, np.nan, 0.0))
+    with pytest.raises(ValueError, match=r"reference: shape \(0,\)"):
+        measure(np.zeros(0), np.zeros(0))
+    with pytest.raises(ValueError, match=r"reference: shape \(100, 2\)"):
+        measure(np.zeros((100, 2)), good)
+
+
+# -- by the libraries --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def spoken(speech: list[Utterance]) -> np.ndarray:
+    return max(speech, key=lambda u: u.duration).clip.load(RATE)
+
+
+def noisy(wav: np.ndarray, decibels: float) -> np.ndarray:
+    noise = np.random.default_rng(0).standard_normal(len(wav))
+    return wav + noise * np.sqrt(np.mean(wav**2) / np.mean(noise**2)) * 10 ** (-decibels / 20)
+
+
+def test_stoi_falls_with_noise(spoken: np.ndarray) -> None:
+    pytest.importorskip("pystoi")
+    values = [stoi(spoken, noisy(spoken, decibels), RATE) for decibels in (40, 10, 0, -20)]
+    assert stoi(spoken, spoken, RATE) == pytest.approx(1.0, abs=1e-6)
+    assert values == sorted(values, reverse=True) and values[0] > 0.95 and values[-1] < 0.4
+    assert stoi(spoken, noisy(spoken, 0), RATE, extended=True) < stoi(spoken, noisy(spoken, 0), RATE)
+    assert stoi(spoken, np.zeros_like(spoken), RATE) == pytest.approx(0.0, abs=0.05)
+
+
+def test_stoi_of_too_little_speech_is_undefined() -> None:
+    pytest.importorskip("pystoi")
+    assert math.isnan(stoi(np.zeros(RATE), np.ones(RATE), RATE))
+    blip = np.sin(np.arange(1600) / 3)
+    assert math.isnan(stoi(blip, blip, RATE))
+
+
+def test_pesq_spans_its_scale(spoken: np.ndarray) -> None:
+    pytest.importorskip("pesq")
+    assert pesq_wb(spoken, spoken, RATE) == pytest.approx(4.644, abs=1e-3)  # the top of ITU-T P.862.2's mapping
+    values = [pesq_wb(spoken, noisy(spoken, decibels), RATE) for decibels in (40, 15, 0)]
+    assert values == sorted(values, reverse=True) and values[0] > 3.5 and values[-1] < 1.5
+    high = max(0, 3 * len(spoken) // 2)
+    assert pesq_wb(np.repeat(spoken, 3)[::2][:high], np.repeat(spoken, 3)[::2][:high], 24_000) > 4.6
+
+
+def test_pesq_without_speech(spoken: np.ndarray) -> None:
+    pytest.importorskip("pesq")
+    assert math.isnan(pesq_wb(np.zeros(RATE), np.ones(RATE), RATE))
+    assert math.isnan(pesq_wb(spoken[:2000], spoken[:2000], RATE))
+    assert pesq_wb(spoken, np.zeros_like(spoken), RATE) == PESQ_WORST
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: count_codes([np.array([[0]]), np.array([[0, 8]])], 1, 8), "recording 1: codes from"),
+        (lambda: count_codes([np.array([[-1, 0]])], 1, 8), "recording 0: codes from"),
+        (lambda: count_codes([np.array([[0, 1]])], 3, 8), r"recording 0: codes of shape \(1, 2\), expected \[3, F\]"),
+        (lambda: codebook_use(count_codes([np.zeros((2, 0), np.int64)], 2, 4)), "codebook 0: no codes"),
+        (lambda: mel_distance(np.zeros(9), np.zeros(9), RATE, bands=(80,)), "2 windows but 1 numbers of bands"),
+        (lambda: duration_ratio(1.0, math.nan), "durations"),
+        (lambda: duration_ratio(-1.0, 1.0), "durations"),
+        (lambda: real_time_factor(0.5, 0.0), "0 s of audio"),
+        (lambda: cosine(np.zeros(3), np.ones(3)), "no direction"),
+        (lambda: cosine(np.ones(2), np.ones(3)), "same encoder"),
+        (lambda: voice_cosines([np.ones(2), np.ones(2)], ["A"]), "2 embeddings but 1 speakers"),
+        (lambda: level(np.array([np.nan])), "samples: "),
+        (lambda: level(np.zeros((2, 3))), "samples: "),
+        (lambda: level(np.zeros(3, int)), "samples: "),
+    ],
+)
+def test_bad_input(call: Callable[[], object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        call()

@@ -20,7 +20,7 @@ from audiorl.audio import AudioClip
 from audiorl.config import SamplingConfig
 from audiorl.data.rollout_rows import rollout_row
 from audiorl.protocols import Request
-from audiorl.report.study import Rollouts, study
+from audiorl.report.study import Rollouts, study, write_page
 from audiorl.report.study.page import histogram, page
 from audiorl.report.study.signs import probes, properties
 from audiorl.report.study.study import ranks, spearman, within_groups
@@ -184,10 +184,7 @@ def test_probes_change_the_answer_and_its_tokens() -> None:
         "longer": ["<think>um um um</think><answer>yes</answer>", "two words two words two words"],
         "repeat": ["<think>um</think><answer>yes yes yes</answer>", "two words two words two words"],
         "copy": ["<think>um</think><answer>Say it.</answer>", "Say it."],
-        "babble": [
-            "<think>um</think><answer>yes sir no</answer>",
-            "yes sir no",
-        ],
+        "babble": ["<think>um</think><answer>yes sir no</answer>", "yes sir no"],
     }
     longer = changed["longer"][1]
     assert longer is not None and longer.num_sampled == 6 and len(longer.segments[0].logprobs) == 6
@@ -264,7 +261,7 @@ def test_the_page_has_every_section_and_audio(tmp_path: Path, recorded: Rollouts
     half = each(lambda r: r.num_sampled)
     labelled = replace(recorded, labels=tuple(float(i % 5) for i in range(96)))
     scored = labelled.score(AnswerAccuracy(), "accuracy").score(half, "<script>").score(lambda rs: [None] * len(rs))
-    file = study(scored).write(tmp_path / "pages" / "study.html")
+    file = write_page(study(scored), tmp_path / "pages" / "study.html")
     text = file.read_text()
     for title in (
         "Rewards",

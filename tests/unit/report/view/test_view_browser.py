@@ -127,7 +127,7 @@ def test_a_live_run(tmp_path: Path) -> None:
     """Points and rollouts appear while a recipe trains, without a reload."""
     run = tmp_path / "live"
     command = [sys.executable, "-m", "audiorl.cli", "train", "mmau-grpo", "--tiny", "--out", str(run)]
-    command += ["--max-steps", "40", "--grpo.rollouts-every", "1"]
+    command += ["--max-steps", "40", "--rl.rollouts-every", "1"]
     log = (tmp_path / "log").open("w")
     training = subprocess.Popen(command, cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"}, stdout=log, stderr=log)
     try:

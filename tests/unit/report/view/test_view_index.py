@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from audiorl.report.view.follow import FollowedRun, MetricsFile, names_of
-from audiorl.report.view.index import PAGE, Place
+from audiorl.report.view.index import PAGE_SIZE, FollowedRun, MetricsFile, RolloutPlace, names_of
 from tests.support.reports import rollout, write_lines
 from tests.support.views import append_line, viewed
 
@@ -56,11 +55,11 @@ def test_search(run_dir: Path, recorded: Path) -> None:
     assert 0 < len(spanish) < len(rows)
     assert index.search('prompt:"WHICH LANGUAGE"').count == len(rows) and index.search("which language").count == 0
     result = index.search('"<ANSWER>spanish" accuracy>0 run:recorded', order="oldest")
-    assert [place.row for place in result.places] == spanish[:PAGE] and result.count == len(spanish)
-    assert index.search("middle").places == (Place(0, 5, 0),)
-    assert index.search("reward=1 step>=5").places == (Place(0, 10, 0),)
+    assert [place.row for place in result.places] == spanish[:PAGE_SIZE] and result.count == len(spanish)
+    assert index.search("middle").places == (RolloutPlace(0, 5, 0),)
+    assert index.search("reward=1 step>=5").places == (RolloutPlace(0, 10, 0),)
     assert index.search("advantage<0 run:my-run").count == 1 and index.search("-middle run:my-run").count == 3
-    assert index.search("group:g", order="reward ↓").places == (Place(0, 1, 1), Place(0, 1, 0))
+    assert index.search("group:g", order="reward ↓").places == (RolloutPlace(0, 1, 1), RolloutPlace(0, 1, 0))
     assert index.search(runs=[0]).count == 4 and index.search(equal={"step": 10}).count == 1
     assert index.search("task:digits phase:grpo").count == 0, "this run does not say its phases"
     for text, error in {
@@ -74,11 +73,13 @@ def test_search(run_dir: Path, recorded: Path) -> None:
 
 
 def test_pages_do_not_overlap(tmp_path: Path) -> None:
-    write_lines(tmp_path / "rollouts/step_000001.jsonl", [rollout("g", i, i % 3, 0.0) for i in range(PAGE * 2 + 5)])
+    write_lines(
+        tmp_path / "rollouts/step_000001.jsonl", [rollout("g", i, i % 3, 0.0) for i in range(PAGE_SIZE * 2 + 5)]
+    )
     index = viewed(tmp_path).index
     pages = [index.search(order="reward ↓", page=page).places for page in range(4)]
-    assert [len(page) for page in pages] == [PAGE, PAGE, 5, 0]
-    assert len({place for page in pages for place in page}) == PAGE * 2 + 5
+    assert [len(page) for page in pages] == [PAGE_SIZE, PAGE_SIZE, 5, 0]
+    assert len({place for page in pages for place in page}) == PAGE_SIZE * 2 + 5
 
 
 def test_the_index_follows_the_folder(run_dir: Path) -> None:
@@ -109,13 +110,7 @@ def test_damaged_rows_are_named_and_the_others_shown(run_dir: Path) -> None:
     (problem,) = view.index.problems()
     assert problem.startswith(f"{file}: row 2: not a rollout: Expected `object | null`, got `int` - at `$.score`")
     assert view.index.search("step:10").count == 2
-    assert view.index.row(Place(0, 10, 4))["index"] == 9  # type: ignore[index]
-
-
-def test_rows_of_0_1(run_dir: Path) -> None:
-    row = {**rollout("old", 0, 1.0, 0.0, text="from long ago"), "said": {"path": "audio/tone.wav"}}
-    write_lines(run_dir / "rollouts/step_000020.jsonl", [row])
-    assert viewed(run_dir).index.search("long ago").places == (Place(0, 20, 0),)
+    assert view.index.row(RolloutPlace(0, 10, 4))["index"] == 9  # type: ignore[index]
 
 
 def test_phases_of_rollouts(run_dir: Path) -> None:

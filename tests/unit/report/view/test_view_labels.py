@@ -10,11 +10,10 @@ from typing import Any
 
 import pytest
 
-from audiorl.cli import main
 from audiorl.data.preferences import read_judged, read_pairs
 from audiorl.report.study import Rollouts
-from audiorl.report.view.labels import LabelFile, Question, next_question
-from audiorl.report.view.server import View
+from audiorl.report.view.labels import LabelFile, LabelQuestion, next_question
+from audiorl.report.view.server import RunsView
 from tests.support.reports import rollout, write_lines
 from tests.support.views import client, opened, view_process, viewed
 
@@ -23,7 +22,7 @@ def rows_of(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def label(view: View, verdict: str, seed: int = 0) -> Question:
+def label(view: RunsView, verdict: str, seed: int = 0) -> LabelQuestion:
     assert view.labels is not None
     question = next_question(view.index, view.labels, random.Random(seed))
     assert question is not None
@@ -162,20 +161,3 @@ def test_labels_survive_a_kill(recorded: Path, tmp_path: Path) -> None:
                 assert requests.post("/labels", json={"id": question["id"], "verdict": "b"}).status_code == 200
             process.kill()
         assert len(read_pairs(file).samples) == count
-
-
-@pytest.mark.slow
-def test_the_reward_model_recipe_learns_from_labels(recorded: Path, tmp_path: Path) -> None:
-    file = tmp_path / "labels.jsonl"
-    view = viewed(recorded, labels=file, mode="pairs")
-    for seed in range(12):
-        label(view, "ab"[seed % 2], seed)
-    run = tmp_path / "run"
-    assert main(["train", "reward-model", "--tiny", "--data", str(file), "--out", str(run)]) == 0
-    assert (run / "checkpoints" / "reward_model").is_dir()
-    scores = tmp_path / "scores.jsonl"
-    view = viewed(recorded, labels=scores, mode="scores")
-    for seed in range(12):
-        label(view, "12345"[seed % 5], seed)
-    study = ["rewards", "study", "--rollouts", str(scores), "--out", str(tmp_path / "study.html"), "--probe", "0"]
-    assert main(study) == 0 and "12 with labels" in (tmp_path / "study.html").read_text()

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import io
-import json
 import re
 import shutil
 import socket
-import threading
-import time
 from pathlib import Path
 
-import numpy as np
 import pytest
 import soundfile
 from starlette.testclient import TestClient
@@ -19,7 +15,7 @@ from starlette.testclient import TestClient
 from audiorl.cli import main
 from audiorl.report.view.server import make_app
 from tests.support.reports import EVIL, Checker, rollout, write_lines
-from tests.support.views import TOKEN, append_line, client, opened, view_process, viewed
+from tests.support.views import TOKEN, append_line, client, viewed
 
 
 def test_the_token_is_needed_once(run_dir: Path) -> None:
@@ -154,34 +150,6 @@ def test_metrics_are_sent_once(run_dir: Path) -> None:
     assert again["start"] == 0 and again["epoch"] != everything["epoch"] and len(again["rows"]) == 1
 
 
-@pytest.mark.slow
-def test_two_viewers_follow_one_run(run_dir: Path) -> None:
-    """Real servers: each sends the state at once, and again when the run has written."""
-    with view_process(run_dir) as (first, _), view_process(run_dir) as (second, _):
-        viewers = [opened(address) for address in (first, second)]
-        counts: list[list[int]] = [[], []]
-
-        def listen(place: int) -> None:
-            with viewers[place].stream("GET", "/events") as events:
-                for line in events.iter_lines():
-                    if line.startswith("data: "):
-                        counts[place].append(json.loads(line[6:])["runs"][0]["rollouts"])
-                        if counts[place][-1] == 7:
-                            return
-
-        threads = [threading.Thread(target=listen, args=(place,), daemon=True) for place in range(2)]
-        for thread in threads:
-            thread.start()
-        end = time.monotonic() + 30
-        while not all(4 in seen for seen in counts) and time.monotonic() < end:
-            time.sleep(0.05)
-        write_lines(run_dir / "rollouts/step_000050.jsonl", [rollout("n", i, 0.0, 0.0) for i in range(3)])
-        for thread in threads:
-            thread.join(30)
-        assert all(seen[-1] == 7 for seen in counts), counts
-        assert viewers[0].get("/rollouts", params={"q": "step:50"}).text.count("<article") == 3
-
-
 def test_a_port_in_use(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
@@ -222,19 +190,3 @@ def test_a_run_deleted_meanwhile(run_dir: Path) -> None:
     assert requests.get("/rollouts/0/1/0").status_code == 404
     view.poll()
     assert requests.get("/state").json()["runs"][0]["deleted"] is True
-
-
-def test_streams_have_their_timeline(tmp_path: Path) -> None:
-    tone = 0.1 * np.sin(np.arange(32_000) / 10)
-    (tmp_path / "audio").mkdir()
-    soundfile.write(tmp_path / "audio/stream.wav", tone, 16_000)
-    row = rollout("s", 0, 1.0, 0.5)
-    row["sample"] |= {"turns": [{"end": 1.0, "reference": "uno"}, {"end": 2.0, "reference": "dos"}]}
-    row["sample"]["audio"] = [{"path": "audio/stream.wav", "start": 0.0, "duration": 2.0}]
-    row["segments"] = [{"text": text, "stop_reason": "eos", "num_tokens": 1, "emit_time": 1.5} for text in ("", "dos")]
-    write_lines(tmp_path / "rollouts/step_000001.jsonl", [row])
-    page = client(viewed(tmp_path)).get("/rollouts/0/1/0").text
-    Checker(page)
-    assert (
-        "class='stream'" in page and page.count("data-at=") == 2 and "complete after 1.50 s of wall-clock time" in page
-    )

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 
 from audiorl.data.rollout_rows import tensor_row
 from audiorl.models.tiny import tiny_tokenizer
-from audiorl.report.view.tokens import pieces, tokens
+from audiorl.report.view.fragments import pieces, tokens
 from tests.conftest import TEXTS
 
 TEXT = "What is said? <b>ñandú 🙂 日本"

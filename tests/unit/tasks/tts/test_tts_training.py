@@ -17,21 +17,19 @@ from audiorl.audio import AudioClip
 from audiorl.config import SamplingConfig
 from audiorl.data.corpus import Utterance as Recorded
 from audiorl.data.seedtts import Utterance
-from audiorl.eval._judging import Judges
-from audiorl.eval._speech import measure_speech
-from audiorl.eval._summaries import summarize_speech
+from audiorl.eval._common import Judges
+from audiorl.eval._speech import measure_speech, summarize_speech
 from audiorl.eval.metrics.prosody import MEASURES
 from audiorl.models import AudioPolicy, load_policy
 from audiorl.protocols import Request
-from audiorl.recipes._speech import SpeechConfig, texts_of
-from audiorl.recipes._tiny_speech import save_codec, save_model, save_recogniser, save_speaker_encoder, tiny_part
+from audiorl.recipes._speech import SpeechConfig, texts_of, write_tiny_part
 from audiorl.report import write_report
 from audiorl.rollout.hf import HFEngine
-from audiorl.rollout.speech_decoder import CodecSpeechDecoder
+from audiorl.rollout.speech import CodecSpeechDecoder
 from audiorl.run.folder import Run
-from audiorl.tasks.tts.codes import encode_corpus
 from audiorl.tasks.tts.prompts import utterance_sample
 from audiorl.tasks.tts.rewards import SpeechRewards, speech_reward
+from audiorl.tasks.tts.texts import encode_corpus
 from tests.support.prosody import glide
 from tokenizers_audio import load
 
@@ -42,10 +40,10 @@ SAY = SamplingConfig(max_new_tokens=2, max_frames=6)
 def parts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """model, codec, asr and speaker below one folder."""
     folder = tmp_path_factory.mktemp("parts")
-    save_model(folder / "model")
-    save_codec(folder / "codec")
-    save_recogniser(folder / "asr")
-    save_speaker_encoder(folder / "speaker")
+    write_tiny_part("model", folder / "model")
+    write_tiny_part("codec", folder / "codec")
+    write_tiny_part("asr", folder / "asr")
+    write_tiny_part("speaker", folder / "speaker")
     return folder
 
 
@@ -94,7 +92,7 @@ def test_codes_are_made_once(parts: Path, speech: list[Recorded], tmp_path: Path
     assert torch.equal(policy.codes(speech[7].clip), own.codes(speech[7].clip)) and codec.encoded == 1
 
     other = tmp_path / "other"
-    save_codec(other)  # other random weights
+    write_tiny_part("codec", other)  # other random weights
     with pytest.raises(ValueError, match="has no codec to encode with"):
         encode_corpus(load_policy(parts / "model"), clips, tmp_path / "codes")
     policy, _ = speaking()
@@ -276,13 +274,3 @@ def test_measured_speech_has_prosody_next_to_that_of_its_recording(
         page.count("class='contour'") == 2 + 2
     )  # the reference of both texts; before and after of the one that was said
     assert "F0 range (semitones)" in page
-
-
-def test_a_part_that_is_not_tiny_is_left_alone(tmp_path: Path) -> None:
-    assert tiny_part(tmp_path, "codec", "runs/codec") == "runs/codec" and not list(tmp_path.iterdir())
-    path = Path(tiny_part(tmp_path, "codec", "tiny"))
-    assert path == tmp_path / "codec"
-    first = (path / "model.safetensors").read_bytes()
-    (path / "mine").touch()
-    tiny_part(tmp_path, "codec", "tiny")
-    assert (path / "mine").exists() and (path / "model.safetensors").read_bytes() == first

@@ -16,7 +16,7 @@ from audiorl.algos.packing import pack_experiences
 from audiorl.config import GenerationConfig, RLConfig, SamplingConfig
 from audiorl.models import AudioPolicy
 from audiorl.protocols import Request
-from audiorl.rollout.hf import HFEngine, versions_of
+from audiorl.rollout.hf import HFEngine, token_versions
 from audiorl.run.folder import Run
 from audiorl.tasks.simul.streams import interpretation_sample
 from audiorl.train.batches import gather
@@ -96,7 +96,7 @@ def test_each_token_keeps_the_logprob_of_the_weights_that_sampled_it(samples: li
     assert [r.name for r in ended] == [r.name for r in paused]
     for before, after, old, new in zip(paused, ended, of_old, of_new, strict=True):
         a, b = before.segments[0], after.segments[0]
-        assert versions_of(b).tolist() == [0] * 3 + [1] * (len(b.ids) - 3) and b.policy_version == 1
+        assert token_versions(b).tolist() == [0] * 3 + [1] * (len(b.ids) - 3) and b.policy_version == 1
         assert b.prompt_ids.tolist() == a.prompt_ids.tolist() and b.ids[:3].tolist() == a.ids.tolist()
         assert b.logprobs[:3].tolist() == a.logprobs.tolist()
         torch.testing.assert_close(b.logprobs[:3], old, atol=1e-5, rtol=0)
@@ -187,7 +187,7 @@ def test_groups_that_wait_are_read_as_they_were_written(samples: list[Sample], t
                 b.policy_version,
             )
             assert torch.equal(a.ids, b.ids) and torch.equal(a.logprobs, b.logprobs)
-            assert versions_of(a).tolist() == versions_of(b).tolist()
+            assert token_versions(a).tolist() == token_versions(b).tolist()
             assert (a.policy_versions is None) == (b.policy_versions is None)
             assert torch.equal(a.prompt_ids, b.prompt_ids) and len(a.audio) == len(b.audio)
 

@@ -24,7 +24,7 @@ from audiorl.protocols import Request
 from audiorl.rollout.hf import HFEngine
 from audiorl.run.checkpoint import load_checkpoint, save_checkpoint
 from audiorl.run.folder import Run
-from audiorl.train.optim.ema import EMA
+from audiorl.train.optim.adamw import EMA
 from audiorl.train.rl.advantages import compute_advantages
 from audiorl.train.rl.train import train_rl
 from audiorl.train.rl.trainer import TrainBatch, Trainer

@@ -20,11 +20,12 @@ from audiorl.models.examples import Example, experience
 from audiorl.models.families import higgs
 from audiorl.protocols import Request
 from audiorl.rollout.hf import HFEngine
-from audiorl.rollout.speech_decoder import CodecSpeechDecoder
+from audiorl.rollout.speech import CodecSpeechDecoder
 from audiorl.tasks.tts.prompts import speech_sample
-from audiorl.train.preference import PreferenceWorker, pair_examples
+from audiorl.train.fit import Learner
+from audiorl.train.preference import pair_examples, preference_loss
 from audiorl.train.rl.trainer import TrainBatch, Trainer
-from audiorl.train.sft import SFTWorker
+from audiorl.train.sft import sft_loss
 from audiorl.types import Message, Rollout, Sample, Score, Turn
 from tests.conftest import make_omni
 from tests.support.data_trainers import contrasted, referenced
@@ -257,7 +258,7 @@ def test_supervised_speech_is_learned(codec: AudioTokenizer) -> None:
     own.set_codec(codec)
     examples = [Example(speech_sample(name, text), speech=(tone(0.4, hz),)) for name, text, hz in
                 (("a", "Good morning.", 220), ("b", "Who speaks?", 660))]  # fmt: skip
-    learner = SFTWorker(own, SFTConfig(steps=40), OptimConfig(lr=1e-2))
+    learner = Learner(sft_loss, own, SFTConfig(steps=40), OptimConfig(lr=1e-2))
     losses = [learner.train(examples)["sft/loss"] for _ in range(40)]
     assert losses[-1] < 0.5 * losses[0]
 
@@ -276,7 +277,7 @@ def test_a_stream_that_is_answered_in_speech(codec: AudioTokenizer) -> None:
     assert torch.equal(spoken, own.codes(said))
     frames = e.codes[:, 0] >= 0
     assert bool((e.segment[frames] == 1).all())
-    loss = SFTWorker(own, SFTConfig(steps=1), OptimConfig(lr=1e-3)).train([Example(stream)])["sft/loss"]
+    loss = Learner(sft_loss, own, SFTConfig(steps=1), OptimConfig(lr=1e-3)).train([Example(stream)])["sft/loss"]
     assert np.isfinite(loss)
 
 
@@ -312,7 +313,7 @@ def test_preferences_between_spoken_answers(loss: str, codec: AudioTokenizer) ->
         Pair(Sample("c", (Message("user", ("Who speaks?",)),)), "yes", "no why"),
     ]
     pairs = pairs[:2] if loss == "kto" else pairs  # an answer is contrasted with one that is spoken, too
-    learner = PreferenceWorker(own, PreferenceConfig(loss=loss), OptimConfig(lr=1e-3))  # type: ignore[arg-type]
+    learner = Learner(preference_loss, own, PreferenceConfig(loss=loss), OptimConfig(lr=1e-3))  # type: ignore[arg-type]
 
     def margins() -> list[float]:
         return [float(c.sum() - r.sum()) for c, r in learner.logprobs([pair_examples(p) for p in pairs])]

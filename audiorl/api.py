@@ -1,0 +1,305 @@
+"""Train from Python, by the recipes of the command line: `audiorl.train_grpo`, `train_ppo`, `train_sft`, `train_dpo`.
+
+All four take the same arguments:
+
+model     a folder, a hub id, `"tiny"` for a small random model, or a policy of `audiorl.load_policy`, trained in place
+data      files, folders, `"bundled"` speech, a list of row dictionaries, a `datasets.Dataset`, or several of these
+held_out  what to measure before and after, likewise; by default `held_out_count` rows of `data`
+steps     training steps; by default `epochs` passes over the data
+out       the run folder; by default a temporary one, which is deleted with the result
+options   every option of the recipe: `seed=1`, its group by two underscores (`rl__kl_beta=0.0`) or as a dictionary
+          (`rl={"kl_beta": 0.0}`), or its last name where only one group has it (`lr=1e-5`, `group_size=4`)
+
+They raise ValueError in one line that names the option, or the file, row and field, that cannot be used.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, is_dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import ModuleType
+from typing import Any
+
+from audiorl.audio import AudioClip
+from audiorl.config import to_json
+from audiorl.config.recipe import RecipeConfig
+from audiorl.distributed.placement import processes
+from audiorl.models import AudioPolicy
+from audiorl.options import names, with_values
+from audiorl.protocols import Reward
+from audiorl.recipes import audio_qa, dpo_audio_qa, sft_audio
+from audiorl.recipes._common import Given
+from audiorl.rewards import FunctionReward
+from audiorl.run.folder import Run
+from audiorl.run.metrics_log import read_metrics
+from audiorl.run.records import read_record
+from audiorl.types import Rollout, Score
+
+Model = str | Path | AudioPolicy
+RewardFunction = Callable[..., Any]
+"""A `Reward`, or a function of one rollout, or one as TRL calls it."""
+ENDLESS = 1e9
+"""Passes over the data that no number of steps exhausts."""
+
+
+@dataclass(frozen=True, eq=False)
+class TrainResult:
+    """What a training made.
+
+    >>> import audiorl
+    >>> audiorl.train_sft(model="tiny", data="bundled", steps=1, batch_size=2, held_out_count=4)
+    TrainResult(1 step; accuracy 0.000 → 0.000 on 4)
+    """
+
+    policy: AudioPolicy
+    """The trained policy."""
+    metrics: list[dict[str, Any]]
+    """A row for each step: `phase`, `step`, and the metrics of docs/reference/metrics.md by name."""
+    evaluation: dict[str, dict[str, Any]]
+    """Measurements by name, `before` and `after` among them: means, `n`, and the 95 % interval `low` to `high`."""
+    folder: Path
+    """The run folder, with checkpoints, recorded rollouts and report.html."""
+    _temporary: TemporaryDirectory[str] | None = field(default=None, repr=False)
+
+    def __repr__(self) -> str:
+        text = f"{len(self.metrics)} step{'' if len(self.metrics) == 1 else 's'}"
+        if {"before", "after"} <= self.evaluation.keys():
+            before, after = self.evaluation["before"], self.evaluation["after"]
+            name = next(iter(before))
+            text += f"; {name} {before[name]:.3f} → {after[name]:.3f} on {after['n']}"
+        return f"TrainResult({text}{'' if self._temporary else f'; {self.folder}'})"
+
+
+def train_grpo(
+    model: Model,
+    data: Any,
+    reward: RewardFunction | None = None,
+    *,
+    steps: int | None = None,
+    held_out: Any = (),
+    out: str | Path | None = None,
+    **options: Any,
+) -> TrainResult:
+    """Train a policy by GRPO on audio prompts; see `audiorl.recipes.audio_qa`.
+
+    reward: a reward of `audiorl.rewards`; a function of one rollout that returns a number (`None` skips the rollout);
+    or a function as TRL calls it, `f(prompts, completions, **columns)`, that returns a number for each completion. By
+    default the right answer and the format of thoughts, 2 to 1.
+
+    >>> import audiorl
+    >>> def brief(rollout):
+    ...     return -len(rollout.text)
+    >>> settings = dict(group_size=4, prompts_per_step=2, max_new_tokens=8, held_out_count=4)
+    >>> result = audiorl.train_grpo("tiny", "bundled", brief, steps=2, **settings)
+    >>> [row["step"] for row in result.metrics]
+    [1, 2]
+    >>> sorted(result.evaluation)
+    ['after', 'before']
+    """
+    return _train(audio_qa, audio_qa.AudioQAConfig(), model, data, held_out, steps, out, options, reward)
+
+
+def train_ppo(
+    model: Model,
+    data: Any,
+    reward: RewardFunction | None = None,
+    *,
+    steps: int | None = None,
+    held_out: Any = (),
+    out: str | Path | None = None,
+    **options: Any,
+) -> TrainResult:
+    """Train a policy by PPO with a critic on audio prompts; see `train_grpo` for the reward.
+
+    >>> import audiorl
+    >>> from audiorl.rewards import AnswerAccuracy
+    >>> settings = dict(prompts_per_step=4, mini_batches=2, max_new_tokens=8, held_out_count=4)
+    >>> result = audiorl.train_ppo("tiny", "bundled", AnswerAccuracy(), steps=1, critic={"warmup_steps": 0}, **settings)
+    >>> "critic/loss" in result.metrics[0]
+    True
+    """
+    return _train(audio_qa, audio_qa.ppo(), model, data, held_out, steps, out, options, reward)
+
+
+def train_sft(
+    model: Model,
+    data: Any,
+    *,
+    steps: int | None = None,
+    held_out: Any = (),
+    out: str | Path | None = None,
+    **options: Any,
+) -> TrainResult:
+    """Fine-tune a policy on the rows' answers, or with `task="transcripts"` on transcripts; see
+    `audiorl.recipes.sft_audio`.
+
+    >>> import audiorl
+    >>> from audiorl.data.corpus import bundled_speech
+    >>> rows = [{"id": u.id, "audio": u.clip.path, "text": u.text} for u in bundled_speech(("en",), max_seconds=2)[:8]]
+    >>> result = audiorl.train_sft("tiny", rows, task="transcripts", steps=2, batch_size=2, held_out_count=2)
+    >>> result.metrics[-1]["phase"], result.evaluation["after"]["n"]
+    ('sft', 2)
+    """
+    return _train(sft_audio, sft_audio.SFTAudioConfig(), model, data, held_out, steps, out, options)
+
+
+def train_dpo(
+    model: Model,
+    data: Any,
+    *,
+    steps: int | None = None,
+    held_out: Any = (),
+    out: str | Path | None = None,
+    **options: Any,
+) -> TrainResult:
+    """Train a policy on pairs of a chosen and a rejected answer by DPO or a relative; see
+    `audiorl.recipes.dpo_audio_qa`.
+
+    >>> import audiorl
+    >>> result = audiorl.train_dpo("tiny", "bundled", loss="ipo", steps=1, batch_size=2, held_out_count=4)
+    >>> result.metrics[0]["phase"]
+    'ipo'
+    """
+    return _train(dpo_audio_qa, dpo_audio_qa.DPOConfig(), model, data, held_out, steps, out, options)
+
+
+def _train(
+    recipe: ModuleType,
+    config: RecipeConfig,
+    model: Model,
+    data: Any,
+    held_out: Any,
+    steps: int | None,
+    out: str | Path | None,
+    options: Mapping[str, Any],
+    reward: RewardFunction | None = None,
+) -> TrainResult:
+    values = _nested(config, options)
+    values["path"] = "a policy in memory" if isinstance(model, AudioPolicy) else str(model)
+    if steps is not None:
+        if {"epochs", "max_steps"} & values.keys():
+            raise ValueError("steps: leave out epochs and max_steps, which say the same")
+        values |= {"max_steps": steps, "epochs": ENDLESS}
+    given: dict[str, tuple[Any, ...]] = {}
+    for name, sets in (("data", _sets(data)), ("held_out", _sets(held_out))):
+        # The configuration, which the run folder records, names what is in files; `Given` carries it all.
+        values[name], given[name] = [s for s in sets if isinstance(s, str)], sets
+    config = with_values(config, values, lambda place: "")
+    temporary = TemporaryDirectory(prefix="audiorl-") if out is None else None
+    folder = Path(temporary.name) / "run" if temporary else Path(str(out))
+    policy = model if isinstance(model, AudioPolicy) else None
+    score = None if reward is None else as_reward(reward)
+    with Run.create(folder, str(recipe.__file__), [], config) as run:
+        try:
+            with processes():
+                trained = recipe.main(config, run, Given(policy, score, **given))
+        except (ValueError, OSError):
+            run.discard_if_empty()
+            raise
+    evaluation = read_record(folder / "eval.json", dict[str, Any])
+    return TrainResult(trained, read_metrics(folder / "metrics.jsonl"), evaluation, folder, temporary)
+
+
+def _sets(data: Any) -> tuple[Any, ...]:
+    """Return data sets as a tuple of paths and of rows."""
+    if isinstance(data, str | Path):
+        return (str(data),)
+    if isinstance(data, list | tuple) and not all(isinstance(row, Mapping) for row in data):
+        return tuple(str(part) if isinstance(part, Path) else part for part in data)
+    return (data,) if len(data) else ()
+
+
+def _nested(config: RecipeConfig, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options by group. Raises ValueError for a name that is none, or that of options in two groups."""
+    values: dict[str, Any] = {}
+    for name, value in options.items():
+        *groups, last = _place(config, name)
+        inner = values
+        for group in groups:
+            inner = inner.setdefault(group, {})
+        inner[last] = to_json(value) if is_dataclass(value) else value
+    return values
+
+
+def _place(config: RecipeConfig, name: str) -> list[str]:
+    if "__" in name or hasattr(config, name):
+        return name.split("__")
+    paths = [path.replace("-", "_") for path, _ in names(type(config))]
+    # The control repeats options of the training that it is compared with.
+    found = [path for path in paths if path.rpartition(".")[2] == name and not path.startswith("control_")]
+    shortest = [path for path in found if path.count(".") == min(p.count(".") for p in found)]
+    if len(shortest) == 1:
+        return shortest[0].split(".")
+    spelled = [path.replace(".", "__") for path in shortest or paths]
+    if shortest:
+        raise ValueError(f"{name} is an option of several groups: {', '.join(spelled)}")
+    by_last = {path.rpartition("__")[2]: path for path in reversed(spelled) if not path.startswith("control_")}
+    near = difflib.get_close_matches(name, by_last, 3, 0.5)
+    raise ValueError(f"no option is called {name}; near ones: {', '.join(by_last[last] for last in near) or 'none'}")
+
+
+def as_reward(reward: RewardFunction) -> Reward:
+    """Return a reward that calls a function of a rollout, or one of TRL's.
+
+    Raises ValueError for anything else.
+
+    >>> from audiorl.api import as_reward
+    >>> as_reward(lambda rollout: 1.0).name
+    '<lambda>'
+    """
+    if not callable(reward) or isinstance(reward, type):
+        raise ValueError(f"reward: {reward!r} is no function and no reward object")
+    parameters = inspect.signature(reward).parameters
+    if "completions" in parameters:
+        return TRLReward(reward)
+    if "rollouts" in parameters:
+        return reward
+    required = [p for p in parameters.values() if p.default is p.empty and p.kind is not p.VAR_KEYWORD]
+    if len(required) != 1:
+        raise ValueError(
+            f"reward: {getattr(reward, '__name__', reward)}{inspect.signature(reward)}: give a function of one "
+            "rollout, of rollouts, or of prompts, completions and columns as TRL calls it"
+        )
+    return FunctionReward(reward, getattr(reward, "__name__", type(reward).__name__))
+
+
+@dataclass(frozen=True)
+class TRLReward:
+    """A reward function as TRL calls it: `f(prompts, completions, **columns)` returns a number for each completion.
+
+    Prompts and completions are texts. Columns are lists of the rows' fields that have no other place, and of `id`,
+    `answer` (the first reference), `choices`, `task` and `audio`; the function gets those that it names, or all.
+    A value of None skips a rollout. Raises ValueError for a list of another length.
+    """
+
+    function: Callable[..., Sequence[float | None]]
+
+    def __call__(self, rollouts: Sequence[Rollout]) -> list[Score | None]:
+        parameters = inspect.signature(self.function).parameters
+        takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+        rows = [_columns(rollout) for rollout in rollouts]
+        columns = {name: [row.get(name) for row in rows] for row in rows for name in row}
+        wanted = {name: values for name, values in columns.items() if takes_all or name in parameters}
+        values = list(self.function(**wanted))
+        if len(values) != len(rollouts):
+            raise ValueError(f"reward: returned {len(values)} values for {len(rollouts)} completions")
+        return [None if value is None else Score(float(value)) for value in values]
+
+
+def _columns(rollout: Rollout) -> dict[str, Any]:
+    sample = rollout.sample
+    texts = [part for m in sample.messages for part in m.content if not isinstance(part, AudioClip)]
+    return {
+        **sample.metadata,
+        "prompts": "\n".join(texts),
+        "completions": rollout.text,
+        "id": sample.id,
+        "answer": sample.references[0] if sample.references else None,
+        "choices": list(sample.choices),
+        "task": sample.task,
+        "audio": list(sample.audio),
+    }

@@ -1,0 +1,122 @@
+"""The options that recipes share. Each recipe adds its own; `audiorl.recipes._common` reads them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import Literal, TypeVar
+
+from audiorl.config.checks import require_ranges
+from audiorl.config.model import LoraConfig, ModelConfig
+from audiorl.config.optim import OptimConfig
+from audiorl.config.preference import PreferenceConfig
+from audiorl.config.rewards import ProcessRewardConfig, RewardModelConfig
+from audiorl.config.rl import RLConfig
+from audiorl.config.supervised import CTCConfig, SFTConfig
+
+Training = TypeVar("Training", RLConfig, SFTConfig, CTCConfig, PreferenceConfig, RewardModelConfig, ProcessRewardConfig)
+
+
+@dataclass(frozen=True)
+class RecipeConfig:
+    """Options of all recipes on a user's own model and data."""
+
+    path: str = "Qwen/Qwen2.5-Omni-3B"
+    """The model: a local folder, a hub id, or `tiny` for a small random one."""
+    data: tuple[str, ...] = ()
+    """What to train on: files, folders, or the bundled speech by name. PATH:COUNT draws so many rows of a set, for
+    example `avqa.jsonl:5000 musicbench.jsonl:5000`; PATH:xWEIGHT or PATH:COUNTxWEIGHT shows its rows WEIGHT times an
+    epoch (2.5: all rows twice and a drawn half once more; 0.5: a drawn half)."""
+    held_out: tuple[str, ...] = ()
+    """Sets to measure on, named like `data`; without any, `held_out_count` training rows are held out."""
+    held_out_count: int = 200
+    """Rows held out of `data` where no `held_out` is given, drawn from every set, task and frequent answer in
+    proportion. Other rows about their recordings are left out of training."""
+    data_seed: int = 0
+    """Seed of which rows are held out and which a PATH:COUNT or a weight draws: the same rows for every `seed`."""
+    audio_root: str | None = None
+    """Folder from which relative audio paths start; by default the folder of each data file."""
+    columns: tuple[str, ...] = ()
+    """Columns of the data that have other names, as WANTED=NAME: `audio=wav question=prompt`."""
+    on_error: Literal["raise", "skip"] = "raise"
+    """`skip` counts and lists unusable rows instead of stopping at the first."""
+    check_audio: bool = True
+    """Decode every clip before training, so that a broken one does not stop a run in its third hour."""
+    seed: int = 0
+    """Seed of sampling, of the order of the data, and of new weights."""
+    epochs: float = 1.0
+    """Passes over the training rows."""
+    max_steps: int | None = None
+    """Most training steps, whatever `epochs` gives; None: no limit."""
+    lora: bool = False
+    """Train low-rank adapters instead of all decoder weights: of rank 16, or of `--model.lora.rank`."""
+    model: ModelConfig = ModelConfig(dtype="auto", gradient_checkpointing=True)
+    """How the model is loaded, and what of it is trained."""
+
+    def __post_init__(self) -> None:
+        require_ranges(self, positive=("epochs", "max_steps"), not_negative=("held_out_count",))
+        if not self.adapted.lora.rank and self.model.lora != ModelConfig().lora:
+            raise ValueError("model.lora: there are no adapters to be shaped; add --lora, or give --model.lora.rank")
+
+    @property
+    def adapted(self) -> ModelConfig:
+        """Return `model` with the adapters that `lora` asks for."""
+        lora = self.model.lora
+        rank = lora.rank or (LoraConfig().rank if self.lora else 0)
+        return replace(self.model, lora=replace(lora, rank=rank))
+
+    def with_steps_for(self, training: Training, items: int) -> Training:
+        """Return `training` with the steps that show each of `items` rows `epochs` times, at most `max_steps`.
+
+        Raises ValueError where the options set the steps themselves: they would be ignored.
+        """
+        if training.steps != type(training)().steps:
+            name = next((f.name for f in fields(self) if getattr(self, f.name) == training), "")
+            raise ValueError(f"--{name}.steps: the steps of this recipe follow from its epochs; leave it out")
+        per_step = training.prompts_per_step if isinstance(training, RLConfig) else training.batch_size
+        steps = max(round(self.epochs * items / per_step), 1)
+        return replace(training, steps=min(steps, self.max_steps or steps))
+
+
+@dataclass(frozen=True)
+class RewardOptions:
+    """Options of recipes whose reward the user can add to."""
+
+    reward_file: str | None = None
+    """A Python file that defines `reward`, added to the recipe's own reward as the part `user`; None adds none."""
+    reward_weight: float = 1.0
+    """Weight of `reward_file`."""
+
+
+@dataclass(frozen=True)
+class HeldOutOptions:
+    """Options of recipes that also measure what no phase optimises or trains on."""
+
+    unseen: tuple[str, ...] = ()
+    """Sets of speakers that no phase trains on, named like `data`, measured before and after like `held_out`."""
+    outside_file: str | None = None
+    """A Python file that defines `reward`: a measure, higher is better, that is never optimised, only reported."""
+    retention_text: str | None = None
+    """Text without audio, measured before and after as the set `text`: `bundled` (passages of Python's documentation
+    and simple questions), or passages, a .txt file divided by empty lines or rows with `text`."""
+
+
+@dataclass(frozen=True)
+class ControlOptions:
+    """Options of recipes that can compare reinforcement learning with SFT from the same start."""
+
+    control: bool = False
+    """Also train the control: SFT on the rows' reference answers from the same start, for as much compute: CPU seconds
+    of all processes, or wall-clock seconds where a GPU computes."""
+    control_sft: SFTConfig = SFTConfig(batch_size=8, save_every=100)
+    """The batches of the control."""
+    control_optim: OptimConfig = OptimConfig(lr=1e-5, warmup_steps=10)
+    """The optimizer of the control."""
+
+
+@dataclass(frozen=True)
+class PtxOptions:
+    """Options of recipes whose updates can add a supervised loss (PPO-ptx, arXiv 2203.02155)."""
+
+    ptx_data: tuple[str, ...] = ()
+    """Supervised rows for `ptx.coef`, named like `data` and read like those of sft_audio: questions with their answers,
+    or speech with its transcripts."""

@@ -1,0 +1,289 @@
+"""Corpora that are not one row a sample: folders, archives and cuts become the rows of an `asr` manifest.
+
+    librispeech   a folder with *.trans.txt files and the audio next to them
+    wenetspeech   one .json object: {"audios": [{"path", "segments": [{"sid", "begin_time", "end_time", "text", …}]}]}
+    kaldi         a folder with wav.scp, text, and where they are segments, utt2spk, utt2lang
+    webdataset    x.tar: the members KEY.flac, KEY.json, KEY.txt … make the row KEY
+    lhotse        cuts.jsonl or cuts.jsonl.gz: one cut a line
+    shar          a folder of cuts.000000.jsonl.gz and recording.000000.tar, as lhotse's SharWriter makes them
+
+Audio inside tar files is stored in a folder (`audiorl.data.rows.stored`), one recording in memory at a time.
+"""
+
+from __future__ import annotations
+
+import tarfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from audiorl.data.rows import AnyRow, BadRow, Row, converted, read_rows, stored
+from audiorl.data.schema import FieldError, check, parse_json
+from audiorl.data.schema.manifests import Cut, WenetSpeechRecording, WenetSpeechSegment
+
+AUDIO_SUFFIXES = (".flac", ".wav", ".opus", ".ogg", ".mp3")
+SOUNDS = (*AUDIO_SUFFIXES, ".m4a", ".webm", ".aac")
+MAX_TEXT = 2**20
+"""Bytes of a member that may be a column."""
+
+
+def librispeech_rows(folder: Path) -> Iterator[AnyRow]:
+    """Yield the lines `ID TRANSCRIPT` of every *.trans.txt below `folder`, sorted, with ID.flac of the same folder.
+
+    `speaker` is the first number of IDs such as 1272-128104-0000 (reader, chapter, utterance).
+    """
+    for transcripts in sorted(folder.rglob("*.trans.txt")):
+        for number, line in enumerate(transcripts.read_bytes().split(b"\n"), 1):
+            if not line.strip():
+                continue
+            try:
+                key, _, text = line.decode("utf-8").strip().partition(" ")
+            except UnicodeDecodeError as error:
+                yield BadRow(str(transcripts), number, "", f"not UTF-8 ({error.reason}); save the file as UTF-8")
+                continue
+            if not text.strip():
+                yield BadRow(str(transcripts), number, "text", "no transcript after the id; write `ID WORDS`")
+                continue
+            files = (transcripts.parent / f"{key}{suffix}" for suffix in AUDIO_SUFFIXES)
+            audio = next((file for file in files if file.exists()), None)
+            if audio is None:
+                message = f"no {key}.flac (or {', '.join(AUDIO_SUFFIXES[1:])}) next to this file; download it again"
+                yield BadRow(str(transcripts), number, "audio", message)
+                continue
+            data = {"id": key, "audio": str(audio.absolute()), "text": text.strip(), "language": "en"}
+            reader, *rest = key.split("-")
+            yield Row(str(transcripts), number, data | ({"speaker": reader} if len(rest) == 2 else {}))
+
+
+def wenetspeech_rows(path: Path, document: Any) -> Iterator[AnyRow]:
+    """Yield the segments of a WenetSpeech file, counted over all recordings from 1. Raises ValueError without any."""
+    if not document["audios"]:
+        raise ValueError(f"{path}: field 'audios': empty; give the recordings with their segments")
+    number = 0
+    for audio in document["audios"]:
+        number += 1
+        try:
+            recording = check(audio, WenetSpeechRecording)
+        except FieldError as error:
+            yield BadRow(str(path), number, error.field, error.message)
+            continue
+        for index, data in enumerate(recording.segments):
+            try:
+                yield Row(str(path), number + index, _wenetspeech_columns(recording, data, index))
+            except FieldError as error:
+                yield BadRow(str(path), number + index, error.field, error.message)
+        number += len(recording.segments) - 1
+
+
+def _wenetspeech_columns(recording: WenetSpeechRecording, data: Any, index: int) -> dict[str, Any]:
+    segment = check(data, WenetSpeechSegment)
+    begin, end = segment.begin_time, segment.end_time
+    if end <= begin:
+        raise FieldError("end_time", f"{end} does not lie after begin_time {begin}; correct the times")
+    return {
+        "language": "zh",
+        **{name: value for name, value in data.items() if name not in ("sid", "begin_time", "end_time")},
+        "id": segment.sid or f"{recording.aid or recording.path}_{index}",
+        "audio": recording.path,
+        "offset": begin,
+        "duration": round(end - begin, 6),
+    }
+
+
+# -- Kaldi -------------------------------------------------------------------------------------------------------------
+
+
+def is_kaldi(folder: Path) -> bool:
+    return (folder / "wav.scp").is_file()
+
+
+def kaldi_rows(folder: Path) -> Iterator[AnyRow]:
+    """Yield a row for each utterance of `text`, with its recording or its segment of one.
+
+    A recording must be a file: commands that end with `|` are not run, and archives (`x.ark:123`) are not read. Raises
+    ValueError where `text` is missing, and for a file that is not UTF-8.
+    """
+    if not (folder / "text").is_file():
+        raise ValueError(f"{folder}: wav.scp but no text; give the transcripts, one `UTTERANCE WORDS` a line")
+    recordings, segments, speakers, languages = (
+        {key: (number, value) for number, key, value in _kaldi_table(folder / name)}
+        for name in ("wav.scp", "segments", "utt2spk", "utt2lang")
+    )
+
+    def columns(data: Mapping[str, Any]) -> dict[str, Any]:
+        utterance = recording = data["id"]
+        part = {}
+        if segments:
+            recording, part["start"], part["duration"] = _kaldi_segment(segments, utterance)
+        audio = str(_kaldi_file(folder, recordings, recording))
+        known = {"speaker": speakers.get(utterance), "language": languages.get(utterance)}
+        return {**data, **part, "audio": audio, **{name: value[1] for name, value in known.items() if value}}
+
+    lines = _kaldi_table(folder / "text")
+    rows = (Row(str(folder / "text"), number, {"id": key, "text": text}) for number, key, text in lines)
+    yield from converted(rows, columns)
+
+
+def _kaldi_segment(segments: dict[str, tuple[int, str]], utterance: str) -> tuple[str, float, float]:
+    """(recording, start, duration) of an utterance."""
+    if utterance not in segments:
+        raise FieldError("segments", f"no line for {utterance!r}; write `{utterance} RECORDING START END`")
+    number, value = segments[utterance]
+    parts = value.split()
+    try:
+        recording, start, end = parts[0], float(parts[1]), float(parts[2])
+    except (IndexError, ValueError):
+        raise FieldError("segments", f"line {number}: {value!r} is not `RECORDING START END` in seconds") from None
+    if not 0 <= start < end < 1e9:
+        raise FieldError("segments", f"line {number}: from {start:g} to {end:g} s; the end must lie after the start")
+    return recording, start, round(end - start, 6)
+
+
+def _kaldi_file(folder: Path, recordings: dict[str, tuple[int, str]], recording: str) -> Path:
+    if recording not in recordings:
+        raise FieldError("wav.scp", f"no line for {recording!r}; write `{recording} FILE`")
+    number, value = recordings[recording]
+    if value.endswith("|"):
+        raise FieldError("wav.scp", f"line {number}: a command, which is not run; convert its output and name the file")
+    head, colon, offset = value.rpartition(":")
+    if colon and offset.isdecimal() and head.endswith((".ark", ".scp")):
+        raise FieldError("wav.scp", f"line {number}: a part of the archive {head}; write the recordings as files")
+    return (folder / value).absolute()
+
+
+def _kaldi_table(path: Path) -> Iterator[tuple[int, str, str]]:
+    """(line, key, rest) of a Kaldi table; nothing for a file that is not there."""
+    if not path.is_file():
+        return
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: not UTF-8 ({error.reason}); save the file as UTF-8") from error
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            key, _, rest = line.strip().partition(" ")
+            yield number, key, rest.strip()
+
+
+# -- tar archives ------------------------------------------------------------------------------------------------------
+
+
+def webdataset_rows(path: Path) -> Iterator[AnyRow]:
+    """Yield a row for each key of a tar file: KEY.json gives columns, KEY.txt the transcript, the audio file `audio`.
+
+    Any other member becomes the column of its suffix where it is UTF-8 text of at most a MiB, else the row is refused.
+    Members of one key stand side by side, as WebDataset wants them. Raises ValueError for a broken archive.
+    """
+    number, key, data, fault = 0, None, dict[str, Any](), None
+
+    def finished() -> AnyRow:
+        missing = f"no audio file for {data['id']!r}; name one of {', '.join(SOUNDS)} after its key"
+        error = fault or (None if "audio" in data else FieldError("audio", missing))
+        row = Row(str(path), number, data)
+        return row if error is None else BadRow.of(row, error)
+
+    for member, content in _members(path):
+        name = PurePosixPath(member)
+        first, _, suffix = name.name.partition(".")
+        stem = str(name.parent / first)
+        if stem != key:
+            if key is not None:
+                yield finished()
+            number, key, data, fault = number + 1, stem, {"id": stem}, None
+        try:
+            data |= _member_columns(f".{suffix}".lower(), content)
+        except FieldError as error:
+            fault = fault or error
+    if key is None:
+        raise ValueError(f"{path}: holds no files; write KEY.flac with KEY.txt or KEY.json")
+    yield finished()
+
+
+def _member_columns(suffix: str, content: bytes) -> dict[str, Any]:
+    """What a member adds to its row."""
+    if suffix in SOUNDS:
+        return {"audio": str(stored(content, suffix))}
+    field = suffix.removeprefix(".")
+    if len(content) > MAX_TEXT:
+        raise FieldError(field, f"{len(content)} bytes are no column; leave such members out of the archive")
+    try:
+        if suffix != ".json":
+            return {"text" if suffix == ".txt" else field: content.decode("utf-8").strip()}
+        value = parse_json(content)
+    except FieldError:
+        raise
+    except ValueError as error:
+        raise FieldError(field, f"not readable ({error}); save it as UTF-8") from error
+    if not isinstance(value, dict):
+        raise FieldError("json", f"a JSON {type(value).__name__}, not an object; write {{…}}")
+    return {name: entry for name, entry in value.items() if name not in ("id", "audio")}
+
+
+def _members(path: Path) -> Iterator[tuple[str, bytes]]:
+    """(name, content) of the regular files of a tar, one at a time."""
+    try:
+        with tarfile.open(path, "r|*") as archive:
+            for member in archive:
+                file = archive.extractfile(member) if member.isfile() else None
+                if file is not None:
+                    yield member.name, file.read()
+    except (tarfile.TarError, EOFError, OSError) as error:
+        raise ValueError(f"{path}: broken or no tar archive ({error}); copy or download it again") from error
+
+
+# -- lhotse ------------------------------------------------------------------------------------------------------------
+
+
+def is_cut(row: Row) -> bool:
+    return {"recording", "supervisions"} <= row.data.keys()
+
+
+def is_shar(folder: Path) -> bool:
+    return next(folder.glob("cuts.*.jsonl*"), None) is not None
+
+
+def shar_rows(folder: Path) -> Iterator[AnyRow]:
+    """Yield the cuts of a Shar folder with their recordings. Raises ValueError for a shard without its recordings."""
+    for cuts in sorted(folder.glob("cuts.*.jsonl*")):
+        tar = folder / f"recording.{cuts.name.split('.')[1]}.tar"
+        if not tar.is_file():
+            raise ValueError(f"{tar}: missing; {cuts.name} needs its recordings")
+        members = ((PurePosixPath(name), content) for name, content in _members(tar))
+        sounds = ((name.stem, stored(content, name.suffix)) for name, content in members if name.suffix in SOUNDS)
+        for row in read_rows(cuts):
+            key, path = next(sounds, (None, None))
+            if isinstance(row, Row) and key != row.data.get("id"):
+                message = f"{row.data.get('id')!r}, but the next recording of {tar.name} is of {key!r}; write it again"
+                yield BadRow(row.file, row.number, "id", message)
+                return
+            yield from converted([row], lambda data, path=path: cut_columns(data, str(path)))  # type: ignore[misc]
+
+
+def cut_columns(data: Mapping[str, Any], recording: str | None = None) -> dict[str, Any]:
+    """Return the columns of an `asr` manifest for a cut: its audio, the texts of its supervisions in their order.
+
+    recording: where its audio is, if the cut does not say it.
+    """
+    cut = check(data, Cut)
+    if cut.type != "MonoCut":
+        raise FieldError("type", f"{cut.type!r}; one recording a row is read, a MonoCut")
+    if recording is None:
+        (source, *more) = cut.recording.sources
+        if more or source.type != "file":
+            raise FieldError(
+                "recording.sources", f"of type {source.type!r}; only one file is read: save the audio with the cuts"
+            )
+        recording = source.source
+    columns = {
+        "id": cut.id,
+        "audio": recording,
+        "start": cut.start,
+        "duration": cut.duration,
+        "text": " ".join(s.text.strip() for s in sorted(cut.supervisions, key=lambda s: s.start) if s.text.strip()),
+    }
+    for name, values in (
+        ("language", {s.language for s in cut.supervisions if s.language}),
+        ("speaker", {s.speaker for s in cut.supervisions if s.speaker}),
+    ):
+        columns |= {name: values.pop()} if len(values) == 1 else {}
+    return columns | {name: value for name, value in (cut.custom or {}).items() if name not in columns}

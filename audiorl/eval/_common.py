@@ -1,0 +1,435 @@
+"""Shared by the benchmarks: options, generation that an interrupted call continues, judges, summaries, tables.
+
+Results files hold JSON lines with an `id`. They grow batch by batch, so a killed run loses one batch at most.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any, ClassVar, TypeVar, get_type_hints
+
+import numpy as np
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from audiorl.config import ModelConfig, SamplingConfig, torch_device
+from audiorl.data import manifest
+from audiorl.data.schema import FieldError, check, parse_json
+from audiorl.data.schema.results import ResultRow
+from audiorl.eval.metrics.corpus import bootstrap_interval
+from audiorl.options import parse
+from audiorl.protocols import Request, RolloutEngine
+from audiorl.run.folder import checkpoint_of
+from audiorl.speech_models import Recogniser, SpeakerEncoder, load_recogniser, load_speaker_encoder
+from audiorl.types import Rollout, Sample
+
+T = TypeVar("T")
+Row = dict[str, Any]
+
+
+# -- options and the command -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class InferenceOptions:
+    """Options of evaluations that run a model on a data set."""
+
+    newest: ClassVar[bool] = True
+    """A run folder as `model` stands for its newest checkpoint."""
+
+    data: Path | None = None
+    """What `audiorl.data.manifest.read_samples` reads. Evaluations of questions (audit, gap, passk) also take the
+    bundled questions by name: `bundled`, `bundled:languages/test` or `bundled:languages/unseen`."""
+    model: str | None = None
+    """A Hugging Face model folder or hub id, a checkpoint, or a run folder (its newest checkpoint). Evaluations of
+    questions also take `tiny`, a small random model."""
+    out: Path | None = None
+    """Folder for predictions and scores."""
+    kind: str = "auto"
+    """How `read_samples` reads the data."""
+    think: bool = False
+    """Ask for thinking before the answer."""
+    batch_size: int = 8
+    """Samples that are answered together."""
+    max_new_tokens: int = 256
+    """Most tokens of an answer."""
+    limit: int | None = None
+    """Only the first rows."""
+    audio_root: Path | None = None
+    """Where relative audio paths start; by default the folder of the data file."""
+    device: str = "auto"
+    """cpu, cuda or cuda:N; auto is a GPU where there is one."""
+
+    def check(self) -> None:
+        """Raise ValueError unless there is a model, data for it, and a place for its answers."""
+        if not (self.data and self.model and self.out):
+            raise ValueError("give --data, --model and --out to run a model, or --score FILE to score what one said")
+
+    def check_settings(self, question: str | None = None) -> None:
+        """Write out/settings.json, or raise ValueError where a run with other settings left one."""
+        assert self.data and self.out
+        settings = {"model": self.model, "data": self.data.name, "kind": self.kind, "think": self.think}
+        settings |= {"question": question} if question else {}
+        check_settings(self.out / "settings.json", {**settings, "max_new_tokens": self.max_new_tokens})
+
+    def read(self, question: str | None = None) -> manifest.Loaded:
+        """Return the usable samples, every clip decoded once; print those that are skipped to stderr.
+
+        question: asked instead of the usual request for a transcript.
+        """
+        self.check()
+        self.check_settings(question)
+        assert self.data
+        loaded = manifest.read_samples(
+            self.data,
+            kind=self.kind,
+            think=self.think,
+            audio_root=self.audio_root,
+            on_error="skip",
+            limit=self.limit,
+            check_audio=True,
+            need_answer=False,
+            question=question,
+        )
+        if loaded.skipped:
+            print(f"{loaded.summary()}\n{loaded.listing()}", file=sys.stderr)
+        return loaded
+
+    def engine(self) -> RolloutEngine:
+        """Load the model as a greedy engine."""
+        assert self.model is not None
+        return greedy_engine(self.model, self.max_new_tokens, self.device)
+
+
+@dataclass(frozen=True, kw_only=True)
+class JudgeOptions:
+    """Options of evaluations in which speech models listen. Raises ValueError for sizes below 1."""
+
+    out: Path
+    """Folder for results and scores."""
+    asr: str | None = None
+    """A recogniser, as `audiorl.speech_models.load_recogniser` reads it."""
+    speaker: str | None = None
+    """A speaker encoder, as `audiorl.speech_models.load_speaker_encoder` reads it."""
+    limit: int | None = None
+    """Only so many recordings, texts or conversations."""
+    batch_size: int = 8
+    """Recordings that are judged together."""
+    device: str = "auto"
+    """cpu, cuda, cuda:1, …; auto is the GPU where there is one."""
+
+    def __post_init__(self) -> None:
+        for name in ("limit", "batch_size"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"--{name.replace('_', '-')}: give at least 1")
+
+    def judges(self, language: str | None = None) -> Judges:
+        """Load the speech models that the options name."""
+        return Judges.load(self.asr, self.speaker, language, self.device)
+
+
+def options_type(main: Callable[..., object]) -> type[Any]:
+    """Return the dataclass of options that the `main(options)` of an evaluation takes."""
+    options: type[Any] = get_type_hints(main)["options"]
+    return options
+
+
+def run_evaluation(module: ModuleType, args: Sequence[str]) -> None:
+    """Run an evaluation as `audiorl eval NAME` and `python -m` do. Errors are one line and end with exit code 2."""
+    options, name = options_type(module.main), Path(str(module.__file__)).stem
+    try:
+        given: Any = parse(options, args, prog=f"audiorl eval {name}", description=module.__doc__, run_file=True)
+        if getattr(given, "newest", True) and getattr(given, "model", None):
+            given = replace(given, model=checkpoint_of(given.model))
+        module.main(given)
+    except (ValueError, OSError, ImportError) as error:
+        print(f"audiorl: {' '.join(str(error).split())}", file=sys.stderr)
+        raise SystemExit(2) from error
+    except KeyboardInterrupt:
+        print("audiorl: interrupted; the same command continues with what is left", file=sys.stderr)
+        raise SystemExit(130) from None
+
+
+# -- generation --------------------------------------------------------------------------------------------------------
+
+
+def evaluation_config(device: str = "auto") -> ModelConfig:
+    """Return bfloat16 on a GPU, where `auto` finds one, else float32 on the CPU."""
+    device = torch_device(device)
+    return ModelConfig(device=device, dtype="float32" if device == "cpu" else "bfloat16")
+
+
+def greedy_engine(model: str | Path, max_new_tokens: int = 256, device: str = "auto") -> RolloutEngine:
+    """Load a model as a greedy engine; see `evaluation_config`."""
+    from audiorl.models import load_policy
+    from audiorl.rollout.hf import HFEngine
+
+    policy = load_policy(model, evaluation_config(device))
+    return HFEngine(policy, SamplingConfig(temperature=0.0, max_new_tokens=max_new_tokens))
+
+
+def generate_all(
+    engine: RolloutEngine,
+    samples: Sequence[Sample],
+    out_path: str | Path,
+    batch_size: int = 8,
+    seed: int = 0,
+    describe: Callable[[Rollout], Mapping[str, Any]] = lambda rollout: {},
+    progress: bool = True,
+) -> list[Row]:
+    """Return a row {id, text, tokens, stop_reason, **describe(rollout)} for each sample, in order.
+
+    Rows are kept in `out_path` as `complete_rows` does; rows of other samples stay in the file and are not returned.
+    Raises ValueError for ids that repeat and for a damaged file.
+    """
+    if batch_size < 1:
+        raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+    repeated = [id for id, count in Counter(s.id for s in samples).items() if count > 1]
+    if repeated:
+        raise ValueError(f"sample ids must be unique to tell results apart; repeated: {', '.join(repeated[:5])}")
+
+    def evaluate(batch: Sequence[Sample]) -> list[Row]:
+        rollouts = engine.generate([Request(sample, n=1, seed=seed) for sample in batch])
+        assert [r.sample.id for r in rollouts] == [s.id for s in batch], "one rollout per request, in order"
+        return [
+            {"id": r.sample.id, "text": r.text, "tokens": r.num_sampled, "stop_reason": r.segments[-1].stop_reason}
+            | {**describe(r)}
+            for r in rollouts
+        ]
+
+    rows = complete_rows(out_path, {s.id: s for s in samples}, evaluate, batch_size, progress=progress)
+    return [rows[s.id] for s in samples]
+
+
+def complete_rows(
+    out_path: str | Path,
+    items: Mapping[str, T],
+    evaluate: Callable[[Sequence[T]], Sequence[Row]],
+    batch_size: int,
+    *,
+    is_current: Callable[[T, Row], bool] = lambda item, row: True,
+    progress: bool = True,
+) -> dict[str, Row]:
+    """Return the row of every item by id: from `out_path` (JSON lines) where it is there, else from `evaluate`.
+
+    Rows are appended and flushed batch by batch; a later call evaluates only what is missing, and what
+    `is_current(item, row)` calls outdated. A torn last line, the trace of a kill, is cut off. `evaluate` gives rows
+    with the key "id"; one with a "problem" is not written, and a later call tries it again.
+    """
+    path = Path(out_path)
+    rows = finished_rows(path)
+    missing = [item for id, item in items.items() if id not in rows or not is_current(item, rows[id])]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a", encoding="utf-8") as file, progress_display(progress) as display:
+        bar = display.add_task(path.name, total=len(items), completed=len(items) - len(missing))
+        for start in range(0, len(missing), batch_size):
+            batch = missing[start : start + batch_size]
+            for row in evaluate(batch):
+                rows[row["id"]] = row
+                if "problem" not in row:
+                    file.write(json.dumps(row, ensure_ascii=False) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+            display.advance(bar, len(batch))
+    return {id: rows[id] for id in items}
+
+
+def finished_rows(path: Path) -> dict[str, Row]:
+    """Return the complete rows of a results file by id, and make it ready for appending."""
+    if not path.exists():
+        return {}
+    rows, intact = _parse(path)
+    with path.open("r+b") as file:
+        file.truncate(intact)
+        if intact:
+            file.seek(intact - 1)
+            if file.read(1) != b"\n":
+                file.write(b"\n")
+    return {row["id"]: row for row in rows}
+
+
+def read_rows(path: str | Path) -> list[Row]:
+    """Read a results file. A last line that is incomplete is left out; any other damage is a ValueError."""
+    return _parse(Path(path))[0]
+
+
+def _parse(path: Path) -> tuple[list[Row], int]:
+    """Return the complete rows of a file, and how many bytes they fill."""
+    rows: list[Row] = []
+    intact = 0
+    for number, line in enumerate(path.read_bytes().splitlines(keepends=True), 1):
+        if line.strip():
+            try:
+                row = parse_json(line)
+                check(row, ResultRow)
+            except FieldError as error:
+                field = f"{error.field}: " if error.field else ""
+                raise ValueError(f"{path}, line {number}: not a result row ({field}{error.message})") from error
+            except ValueError as error:
+                if not line.endswith(b"\n"):
+                    break  # torn: the beginning of an object is never JSON itself
+                raise ValueError(f"{path}, line {number}: not JSON ({error})") from error
+            rows.append(row)
+        intact += len(line)
+    return rows, intact
+
+
+def check_settings(path: str | Path, settings: Mapping[str, Any]) -> None:
+    """Write `settings` to `path` (JSON), or check that the run which continues there has the same ones.
+
+    Raises ValueError naming the settings that differ: results of two models must not mix in one file.
+    """
+    path = Path(path)
+    new = json.loads(json.dumps(settings))
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(new, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        return
+    try:
+        old = check(parse_json(path.read_bytes()), dict[str, Any])
+    except ValueError as error:
+        raise ValueError(f"{path}: damaged ({error}); choose another output folder") from error
+    different = sorted(key for key in new.keys() | old.keys() if new.get(key) != old.get(key))
+    if different:
+        changes = ", ".join(f"{key}: {old.get(key)!r} -> {new.get(key)!r}" for key in different)
+        raise ValueError(f"{path} belongs to a run with other settings ({changes}); choose another output folder")
+
+
+def progress_display(enabled: bool) -> Progress:
+    """Return a bar on stderr with the count, the time taken and the time left; it shows nothing unless `enabled`."""
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+        disable=not enabled,
+    )
+
+
+# -- judges ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Judges:
+    """A speech recogniser and a speaker encoder; None leaves out what it would measure."""
+
+    recogniser: Recogniser | None = None
+    encoder: SpeakerEncoder | None = None
+
+    @classmethod
+    def load(
+        cls,
+        asr: str | None,
+        speaker: str | None,
+        language: str | None = None,
+        device: str = "auto",
+        numerals: bool = True,
+    ) -> Judges:
+        """Load those that are named; see `audiorl.speech_models`. `language`: what a multilingual recogniser expects.
+
+        `numerals` False: it writes numbers as words, where it can.
+        """
+        return cls(
+            load_recogniser(asr, language, device, numerals=numerals) if asr else None,
+            load_speaker_encoder(speaker, device) if speaker else None,
+        )
+
+    def judge(self, waves: Sequence[np.ndarray], sample_rate: int) -> list[Row]:
+        """Return {"hypothesis": text, "voice": embedding [D]} of each waveform [T], as far as there are judges."""
+        rows: list[Row] = [{} for _ in waves]
+        if self.recogniser is not None:
+            for row, text in zip(rows, self.recogniser.transcribe(waves, sample_rate), strict=True):
+                row["hypothesis"] = text
+        if self.encoder is not None:
+            for row, voice in zip(rows, self.encoder.embed(waves, sample_rate), strict=True):
+                row["voice"] = voice
+        return rows
+
+
+# -- summaries ---------------------------------------------------------------------------------------------------------
+
+
+def summarize(
+    values: Sequence[float], name: str = "mean", others: Mapping[str, Sequence[float]] | None = None
+) -> dict[str, Any]:
+    """Return {name: mean, n, low, high, **means of `others`}; `low` and `high` are the mean's 95% bootstrap interval.
+
+    Raises ValueError without values.
+    """
+    if not len(values):
+        raise ValueError("nothing to evaluate: there is no held-out data, or the reward skipped all of it")
+    low, high = bootstrap_interval(values)
+    means = {other: float(np.mean(column)) for other, column in (others or {}).items()}
+    return {name: float(np.mean(values)), "n": len(values), "low": low, "high": high, **means}
+
+
+def summarize_outside(rows: Sequence[Mapping[str, float]]) -> dict[str, Any]:
+    """Return {measure: mean, …, outside: {measure: [low, high]}} of measures that no phase optimises; {} without any.
+
+    A row without a measure, which could not be judged, does not count.
+    """
+    columns: dict[str, list[float]] = {}
+    for row in rows:
+        for name, value in row.items():
+            columns.setdefault(name, []).append(value)
+    if not columns:
+        return {}
+    means = {name: float(np.mean(column)) for name, column in columns.items()}
+    return means | {"outside": {name: list(bootstrap_interval(column)) for name, column in columns.items()}}
+
+
+def paired_changes(
+    before: Mapping[str, Mapping[str, float]], after: Mapping[str, Mapping[str, float]]
+) -> dict[str, list[float]]:
+    """Return {measure: [mean, low, high]} of the differences, after - before, of the samples that both name by id."""
+    differences: dict[str, list[float]] = {}
+    for id, measures in after.items():
+        for name in measures.keys() & before.get(id, {}).keys():
+            differences.setdefault(name, []).append(measures[name] - before[id][name])
+    return {name: [float(np.mean(column)), *bootstrap_interval(column)] for name, column in sorted(differences.items())}
+
+
+# -- files and tables --------------------------------------------------------------------------------------------------
+
+
+def write_scores(out: Path, scores: Mapping[str, Any], pages: Mapping[str, str] | None = None) -> None:
+    """Write OUT/scores.json and the pages by file name. Raises ValueError for a score that is no number (NaN)."""
+    out.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(scores, indent=2, ensure_ascii=False, allow_nan=False)
+    (out / "scores.json").write_text(text + "\n", encoding="utf-8")
+    for name, page in (pages or {}).items():
+        (out / name).write_text(page, encoding="utf-8")
+
+
+def with_interval(
+    cell: Mapping[str, float], form: str = ".3f", name: str = "mean", scale: float = 1.0, to: str = " to "
+) -> str:
+    """Return a value with its interval for people: `0.123 (0.100 to 0.150)`."""
+    value, low, high = (format(scale * cell[key], form) for key in (name, "low", "high"))
+    return f"{value} ({low}{to}{high})"
+
+
+def print_table(
+    head: Sequence[str], rows: Sequence[Sequence[str]], title: str = "", *, caption: str = "", width: int = 0
+) -> None:
+    """Print a table: names to the left, numbers to the right, at least `width` columns. An empty row is a line."""
+    table = Table(title=title or None, caption=caption or None, show_header=any(head))
+    for number, heading in enumerate(head):
+        table.add_column(heading, justify="right" if number else "left")
+    for row in rows:
+        if row:
+            table.add_row(*row)
+        else:
+            table.add_section()
+    Console(width=max(Console().width, width)).print(table)

@@ -1,0 +1,460 @@
+"""Drawing with matplotlib: metrics over steps, bars with intervals, quality against latency, pass@k; as PNG or SVG.
+
+In an SVG stand-in colours become CSS variables after drawing, so that one picture serves light and dark schemes.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, TypeGuard
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.ticker import MaxNLocator, NullLocator, PercentFormatter
+from matplotlib.transforms import Bbox, BboxBase
+
+from audiorl.report.kit import asset
+from audiorl.report.run import RunContents, load_run
+from audiorl.report.summary import UNSEEN, Measure, Point, headline, measures, metric_name, points, show
+
+LineStyle = Literal["average", "points", "exact"]
+"""How a line is drawn: every step faint under a moving average, marked points, or as recorded."""
+PlotQuality = Literal["BLEU", "chrF", "Semantic", "COMET", "BLEURT"]
+SCORES = "scores.json"
+
+
+@dataclass(frozen=True)
+class Theme:
+    """Colours of text, faint lines, what a result is compared with, and lines."""
+
+    ink: str
+    muted: str
+    grid: str
+    before: str
+    control: str
+    lines: tuple[str, ...]
+
+
+_NAMES = ("ink", "muted", "grid", "before", "control", *(f"line{i}" for i in range(8)))
+
+
+def _theme(colours: Sequence[str]) -> Theme:
+    ink, muted, grid, before, control, *lines = colours
+    return Theme(ink, muted, grid, before, control, tuple(lines))
+
+
+_STAND_INS = {name: f"#0a0b{i:02x}" for i, name in enumerate(_NAMES, 1)}  # matplotlib accepts only real colours
+PAGE = _theme(list(_STAND_INS.values()))
+"""For pictures inside a page, see `svg`."""
+_LIGHT = dict(re.findall(r"--(\w+): (#\w+)", asset("report.css").split("@media")[0]))
+LIGHT = _theme([_LIGHT[name] for name in _NAMES])
+"""For PNG files: the light colours of the style sheet."""
+
+
+# -- metrics as lines --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Series:
+    """Values of one metric in one phase; `x` are steps on the common axis of all phases."""
+
+    name: str
+    phase: str
+    x: tuple[float, ...]
+    y: tuple[float, ...]
+
+    @property
+    def end(self) -> float:
+        """Where the curve ended: the mean of its last values, so that one lucky step does not count."""
+        last = self.y[-_window(len(self.y)) :]
+        return sum(last) / len(last)
+
+
+def is_control(phase: str) -> bool:
+    return phase.startswith("control")
+
+
+def offsets(metrics: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Return what to add to a phase's steps so that phases follow one another.
+
+    A phase that counts on from the one before needs nothing added. A control phase starts where the phase it is
+    compared with, the last other phase, starts: they branch from the same point.
+    """
+    spans: dict[str, tuple[float, float]] = {}
+    for row in metrics:
+        if _is_number(row.get("step")):
+            phase, step = str(row.get("phase", "")), float(row["step"])
+            low, high = spans.get(phase, (step, step))
+            spans[phase] = (min(low, step), max(high, step))
+    result: dict[str, float] = {}
+    end = compared = 0.0
+    for phase, (low, high) in spans.items():
+        if not is_control(phase):
+            result[phase] = compared = end if low <= end else 0.0
+            end = compared + high
+    return result | {phase: compared for phase in spans if is_control(phase)}
+
+
+def metric_names(metrics: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return every metric that is a number somewhere, in order of appearance."""
+    named = dict.fromkeys(name for row in metrics for name, value in row.items() if _is_number(value))
+    return [name for name in named if name not in ("seq", "step", "phase", "time")]
+
+
+def series(metrics: Sequence[Mapping[str, Any]], name: str) -> list[Series]:
+    """Return one Series per phase that holds finite values of `name`. Of a step recorded twice the last counts."""
+    shift = offsets(metrics)
+    found: dict[str, dict[float, float]] = {}
+    for row in metrics:
+        value, step = row.get(name), row.get("step")
+        if _is_number(value) and _is_number(step) and math.isfinite(value):
+            phase = str(row.get("phase", ""))
+            found.setdefault(phase, {})[float(step) + shift[phase]] = float(value)
+    return [
+        Series(name, phase, *map(tuple, zip(*sorted(pairs.items()), strict=True))) for phase, pairs in found.items()
+    ]
+
+
+def _window(count: int) -> int:
+    """Return how many neighbours are averaged in a curve of `count` values; few values are shown as they are."""
+    return 1 if count < 12 else max(3, count // 10)
+
+
+def smooth(values: Sequence[float]) -> list[float]:
+    """Return the centred moving average. At the ends only the neighbours that exist are averaged."""
+    half = _window(len(values)) // 2
+    parts = [values[max(0, i - half) : i + half + 1] for i in range(len(values))]
+    return [sum(part) / len(part) for part in parts]
+
+
+def own_steps(lines: Sequence[Sequence[Series]], shift: Mapping[str, float]) -> tuple[list[list[Series]], str]:
+    """Count lines that all belong to one phase (and its control) in that phase's steps; return the axis label too."""
+    phases = {one.phase for same in lines for one in same if not is_control(one.phase)}
+    if len(phases) != 1:
+        return [list(same) for same in lines], "step"
+    (phase,) = phases
+    moved = [[replace(one, x=tuple(x - shift[phase] for x in one.x)) for one in same] for same in lines]
+    return moved, f"{phase} step".strip()
+
+
+def _is_number(value: Any) -> TypeGuard[int | float]:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+# -- drawing -----------------------------------------------------------------------------------------------------------
+
+
+def literal(text: str) -> str:
+    """Make text from data safe for matplotlib: a dollar sign starts no formula, half a character is a question mark."""
+    return text.encode("utf-8", "replace").decode().replace("$", r"\$")
+
+
+def svg(figure: Figure) -> str:
+    """Return the figure as an `<svg>` element for a page: transparent, colours and font from the page's CSS, no ids."""
+    buffer = io.StringIO()
+    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": str(len(figure.axes)), "path.simplify": True}):
+        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+    text = buffer.getvalue()
+    text = text[text.index("<svg") :]
+    text = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>|<!--.*?-->", "", text, flags=re.S)
+    text = re.sub(r'<g id="[^"]*"', "<g", text)
+    text = re.sub(r'(<svg[^>]*?) (?:height|width)="[^"]*"([^>]*?) (?:height|width)="[^"]*"', r"\1\2", text, count=1)
+    text = re.sub(r"(font: [^;\"]*?[\d.]+px) [^;\"]*", r"\1 var(--sans)", text)
+    for name, stand_in in _STAND_INS.items():
+        text = text.replace(stand_in, f"var(--{name})")
+    return text.strip()
+
+
+def _save(figure: Figure, png: str | Path) -> Path:
+    path = Path(png)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, format="png")
+    return path
+
+
+def draw_lines(
+    ax: Axes, lines: Sequence[Sequence[Series]], shift: Mapping[str, float], theme: Theme, style: LineStyle = "average"
+) -> None:
+    """Draw one colour per metric: raw values faint, their moving average strong; the control dashed in its own colour.
+
+    `lines` holds, per metric, its series in each phase; `shift` is where each phase starts (see `offsets`). Where a
+    picture spans several phases their borders are marked.
+    """
+    shown, label = own_steps(lines, shift)
+    for place, phases in enumerate(shown):
+        for one in phases:
+            tint, dash = theme.lines[place % len(theme.lines)], "-"
+            if is_control(one.phase):
+                tint, dash = theme.control, (0, (4, 2))  # type: ignore[assignment]
+            if style == "exact":
+                ax.plot(one.x, one.y, color=tint, lw=2.0, ls=dash)
+            elif style == "points" or _window(len(one.y)) == 1:
+                ax.plot(one.x, one.y, color=tint, lw=1.6, ls=dash, marker="o", ms=4.2, mew=0)
+            else:
+                ax.plot(one.x, one.y, color=tint, lw=0.8, alpha=0.28)
+                ax.plot(one.x, smooth(one.y), color=tint, lw=2.0, ls=dash)
+    _plain_axes(ax, theme, literal(label))
+    ax.yaxis.set_major_formatter(lambda value, _: f"{value:.5g}")  # an offset would cover the phases' names
+    if all(one.name.endswith("accuracy") for phases in shown for one in phases):
+        ax.yaxis.set_major_formatter(PercentFormatter(1.0))
+    if label == "step":
+        _mark_phases(ax, [one for phases in shown for one in phases], shift, theme)
+
+
+def _mark_phases(ax: Axes, lines: Sequence[Series], shift: Mapping[str, float], theme: Theme) -> None:
+    """Draw a dotted line where a phase starts, and its name above the curve."""
+    left, right = ax.get_xlim()
+    for phase in dict.fromkeys(one.phase for one in lines if not is_control(one.phase)):
+        border = shift.get(phase, 0.0)
+        if left < border < right:
+            ax.axvline(border, color=theme.muted, lw=0.8, ls=(0, (1, 2)))
+        place: dict[str, Any] = {"xycoords": ("data", "axes fraction"), "textcoords": "offset points", "size": 9}
+        ax.annotate(literal(phase), (max(border, left), 1), (3, 2), color=theme.muted, **place)
+    ax.set_xlim(left, right)
+
+
+def _plain_axes(ax: Axes, theme: Theme, x: str = "", y: str = "") -> None:
+    """Horizontal grid lines only; whole steps; small grey numbers."""
+    ax.grid(axis="y", color=theme.grid, lw=0.8)
+    ax.set_axisbelow(True)
+    for side in ("top", "right", "left"):
+        ax.spines[side].set_visible(False)
+    ax.spines["bottom"].set_color(theme.grid)
+    ax.tick_params(colors=theme.muted, labelsize=9, length=0, pad=4)
+    ax.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+    ax.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
+    ax.margins(x=0.02)
+    low, high = ax.get_ylim()
+    if 0 <= low < 0.25 * high:
+        ax.set_ylim(0, high)
+    ax.set_xlabel(x, color=theme.muted, size=9, loc="right", labelpad=1)
+    ax.set_ylabel(y, color=theme.muted, size=9, loc="top", labelpad=2)
+
+
+def draw_bars(ax: Axes, bars: Sequence[Measure], metric: str, theme: Theme) -> None:
+    """Draw a horizontal bar per evaluation with its 95% interval and its value in words; bars of a set side by side."""
+    bars = sorted(bars, key=lambda m: _split_entry(m.entry)[0])
+    places = range(len(bars))
+    ax.barh(places, [m.value for m in bars], color=[_entry_colour(m.entry, theme) for m in bars], height=0.56)
+    edge = max([m.value for m in bars] + [m.high for m in bars if m.high is not None], default=1.0) or 1.0
+    for place, m in zip(places, bars, strict=True):
+        end = m.value
+        if m.low is not None and m.high is not None:
+            ax.plot([m.low, m.high], [place, place], color=theme.ink, lw=1.4, solid_capstyle="butt")
+            for x in (m.low, m.high):
+                ax.plot([x, x], [place - 0.11, place + 0.11], color=theme.ink, lw=1.4)
+            end = max(end, m.high)
+        ax.text(end + 0.025 * edge, place, show(m.value, metric), va="center", color=theme.ink, weight="bold", size=11)
+    ax.set_yticks(list(places), [literal(_label(m.entry)) for m in bars], color=theme.ink, size=10.5)
+    ax.set_ylim(len(bars) - 0.45, -0.55)
+    ax.set_xlim(0, edge * 1.22)
+    ax.set_xticks([])
+    ax.tick_params(length=0)
+    for side in ("top", "right", "bottom"):
+        ax.spines[side].set_visible(False)
+    ax.spines["left"].set_color(theme.muted)
+
+
+def draw_tradeoff(ax: Axes, points: Sequence[Point], theme: Theme, quality: str = "chrF") -> None:
+    """Draw latency to the right, quality upwards, every point labelled; joined are wait-k's, and those of the trained
+    policy before and after, for unseen speakers too."""
+
+    def wait(entry: str) -> int | None:
+        match = re.fullmatch(r"wait-?(?:k\D*)?(\d+)", entry)
+        return int(match[1]) if match else None
+
+    waits = sorted((p for p in points if wait(p.entry) is not None), key=lambda p: wait(p.entry) or 0)
+    trained = [p for p in points if p.entry.startswith(("before", "stage", "after"))]
+    unseen = [p for p in points if p.entry.startswith(f"{UNSEEN}_")]
+    dotted = (0, (1, 2))
+    lines = [(waits, theme.muted, "-"), (trained, theme.lines[0], dotted)]
+    for line, tint, dash in [*lines, (unseen, theme.lines[1], dotted)] if unseen else lines:
+        ax.plot([p.latency for p in line], [p.quality for p in line], color=tint, lw=1.2, ls=dash, zorder=1)  # type: ignore[arg-type]
+    for p in points:
+        strong = p.entry in ("before", "after")
+        tint = _entry_colour(p.entry, theme) if p in trained else theme.lines[1] if p in unseen else theme.muted
+        ax.plot([p.latency], [p.quality], "o", color=tint, ms=9 if strong else 6, mew=0, zorder=2)
+    _plain_axes(ax, theme, "LAAL (s)", quality)
+    ax.xaxis.set_major_locator(MaxNLocator(6))
+    ax.margins(x=0.08, y=0.12)
+    _label_points(ax, points, theme)
+
+
+_PLACES = ((8, 0), (-8, 0), (8, 10), (8, -10), (-8, 10), (-8, -10), (8, -20), (8, 20))
+"""Where a label may stand: points to the right and up."""
+
+
+def _label_points(ax: Axes, points: Sequence[Point], theme: Theme) -> None:
+    """Each label where it covers no other label, is not cut off, and hides the fewest points."""
+    figure = ax.get_figure(root=True)
+    assert figure is not None
+    figure.draw_without_rendering()  # now the axes have their size
+    centres = [ax.transData.transform((p.latency, p.quality)) for p in points]
+    marks = [Bbox.from_bounds(x - 5, y - 5, 10, 10) for x, y in centres]
+    labels: list[BboxBase] = []
+    inside = ax.get_window_extent()
+    for p in points:
+        weight = "bold" if p.entry in ("before", "after") else "normal"
+        words, at = literal(_label(p.entry)), (p.latency, p.quality)
+        style: dict[str, Any] = {"va": "center", "color": theme.ink, "size": 10, "weight": weight}
+        label = ax.annotate(words, at, _PLACES[0], textcoords="offset points", **style)
+        boxes = []
+        for place in _PLACES:
+            label.set(position=place, horizontalalignment="left" if place[0] > 0 else "right")
+            box = label.get_window_extent()
+            cut_off = box.x0 < inside.x0 or box.x1 > inside.x1
+            boxes.append((box.count_overlaps(marks) + 5 * box.count_overlaps(labels) + 20 * cut_off, box))
+        best = min(range(len(_PLACES)), key=lambda k: boxes[k][0])
+        label.set(position=_PLACES[best], horizontalalignment="left" if _PLACES[best][0] > 0 else "right")
+        labels.append(boxes[best][1])
+
+
+def _entry_colour(entry: str, theme: Theme) -> str:
+    """After stands out; what it is measured against stays back."""
+    tints = {"after": theme.lines[0], "before": theme.before, "control": theme.control}
+    return tints.get(_split_entry(entry)[1], theme.lines[2])
+
+
+def _split_entry(entry: str) -> tuple[str, str]:
+    """(set, moment) of an evaluation such as `unseen_after`; the set of held-out samples is ""."""
+    name, _, moment = entry.rpartition("_")
+    return (name, moment) if moment in ("before", "after", "control") or moment.startswith("after ") else ("", entry)
+
+
+def _label(entry: str) -> str:
+    return ": ".join(filter(None, _split_entry(entry)))
+
+
+# -- whole pictures ----------------------------------------------------------------------------------------------------
+
+
+def plot_run(run_dir: str | Path, png: str | Path) -> Path:
+    """See `audiorl.report.plot_result`. The evaluations of an interpreter are points of quality against latency."""
+    run: RunContents = load_run(run_dir)
+    bars, places, metric = measures(run.evals), points(run.evals), headline(run.evals) or ""
+    named = (("Reward", "reward/mean"), ("Held-out accuracy", "eval/accuracy"), ("Held-out chrF", "eval/chrf"))
+    curves = [(title, name) for title, name in named if series(run.metrics, name)]
+    columns = [2.3] * bool(bars) + [2.0] * len(curves)
+    if not columns:
+        raise ValueError(f"{run.path}: neither eval.json nor a reward curve to draw")
+    layout = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.08, wspace=0.06)
+    figure = Figure(figsize=(1.9 * sum(columns), 3.1), dpi=200, facecolor="white", layout=layout)
+    axes = list(figure.subplots(1, len(columns), width_ratios=columns, squeeze=False)[0])
+    titles = [title for title, _ in curves]
+    if bars:
+        sizes = {m.n for m in bars if m.n is not None}
+        n = f", n = {sizes.pop()}" if len(sizes) == 1 else ""
+        if len(places) > 1:
+            draw_tradeoff(axes[0], places, LIGHT)
+        else:
+            draw_bars(axes[0], bars, metric, LIGHT)
+        titles.insert(0, f"Held-out {'quality against latency' if len(places) > 1 else metric_name(metric)}{n}")
+    for ax, (_, name) in zip(axes[bool(bars) :], curves, strict=True):
+        style: LineStyle = "points" if name.startswith("eval/") else "average"
+        draw_lines(ax, [series(run.metrics, name)], offsets(run.metrics), LIGHT, style)
+    for ax, title in zip(axes, titles, strict=True):
+        ax.set_title(literal(title), loc="left", color=LIGHT.ink, size=11, weight="bold", pad=14)
+    return _save(figure, png)
+
+
+@dataclass(frozen=True)
+class PassCurve:
+    """pass@k of a model at some k, with 95 % intervals; made by `audiorl eval passk`."""
+
+    name: str
+    ks: tuple[int, ...]
+    mean: tuple[float, ...]
+    low: tuple[float, ...]
+    high: tuple[float, ...]
+
+
+def draw_passk(ax: Axes, curves: Sequence[PassCurve], theme: Theme) -> None:
+    """Draw k to the right on a logarithmic axis, pass@k upwards, its interval as a band; the first curve is grey."""
+    colours = (theme.before, *theme.lines)
+    for place, curve in enumerate(curves):
+        colour = colours[place % len(colours)] if len(curves) > 1 else theme.lines[0]
+        ax.fill_between(curve.ks, curve.low, curve.high, color=colour, alpha=0.15, lw=0)
+        ax.plot(curve.ks, curve.mean, color=colour, lw=2, marker="o", ms=5, mew=0, label=literal(curve.name))
+    limits = ax.get_ylim()
+    _plain_axes(ax, theme, "k", "pass@k")
+    ax.set_ylim(limits)
+    ax.set_xscale("log", base=2)
+    ax.set_xticks(curves[0].ks, [str(k) for k in curves[0].ks])
+    ax.xaxis.set_minor_locator(NullLocator())
+    ax.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    ax.legend(frameon=False, fontsize=9.5, loc="best", labelcolor=theme.ink)
+
+
+def plot_passk(curves: Sequence[PassCurve], png: str | Path) -> Path:
+    """Write pass@k of several models over k as a PNG for a README."""
+    figure = Figure(figsize=(6.4, 4.0), dpi=200, facecolor="white", layout="constrained")
+    draw_passk(figure.subplots(), curves, LIGHT)
+    return _save(figure, png)
+
+
+def read_tradeoff(folder: str | Path, quality: str, latency: str) -> list[tuple[float, float]]:
+    """Return (latency in seconds, quality) of a folder with scores.json, or of its subfolders that have one, sorted.
+
+    `quality` and `latency` are keys of scores.json; latencies are ms there. Raises ValueError naming file and field.
+    """
+    folder = Path(folder)
+    files = [folder / SCORES] if (folder / SCORES).is_file() else sorted(folder.glob(f"*/{SCORES}"))
+    if not files:
+        raise ValueError(f"{folder}: no {SCORES} there or one folder below; score it first (--score {folder})")
+    return sorted((_score(path, latency) / 1000, _score(path, quality)) for path in files)
+
+
+def plot_tradeoff(
+    folders: Sequence[str | Path], png: str | Path, *, quality: PlotQuality = "chrF", latency: str | None = None
+) -> Path:
+    """Write a PNG: `latency` in seconds to the right, quality upwards, a labelled point or line per folder.
+
+    Up and left is better. `latency` is by default "StreamLAAL" where every scored folder has it, else "LAAL". Written
+    sources have no seconds: their scores are refused. Raises ValueError naming file and field.
+    """
+    if not folders:
+        raise ValueError("give the folders to plot: --plot OUT.png DIR DIR …")
+    if latency is None:
+        scored = [p for f in folders for p in (Path(f) / SCORES, *Path(f).glob(f"*/{SCORES}")) if p.is_file()]
+        latency = "StreamLAAL" if scored and all("StreamLAAL" in _scores(path) for path in scored) else "LAAL"
+    figure = Figure(figsize=(6.4, 4.2), dpi=200, facecolor="white", layout="constrained")
+    ax = figure.subplots()
+    for place, folder in enumerate(folders):
+        curve, colour = read_tradeoff(folder, quality, latency), LIGHT.lines[place % len(LIGHT.lines)]
+        ax.plot(*zip(*curve, strict=True), color=colour, lw=1.8, marker="o", ms=6, mew=0)
+        style: dict[str, Any] = {"color": colour, "size": 9.5, "weight": "bold"}
+        ax.annotate(literal(Path(folder).resolve().name), curve[-1], (7, 3), textcoords="offset points", **style)
+    limits = ax.get_ylim()
+    _plain_axes(ax, LIGHT, f"{latency} (s)", quality)
+    ax.set_ylim(limits)
+    ax.xaxis.set_major_locator(MaxNLocator(6))
+    ax.margins(x=0.16, y=0.16)
+    return _save(figure, png)
+
+
+def _scores(path: Path) -> dict[str, Any]:
+    try:
+        scores = json.loads(path.read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path}: not JSON ({error}); score the folder again") from error
+    if not isinstance(scores, dict):
+        raise ValueError(f"{path}: expected a JSON object; score the folder again")
+    return scores
+
+
+def _score(path: Path, key: str) -> float:
+    scores = _scores(path)
+    if scores.get("source_type") == "text":
+        raise ValueError(f"{path}: source_type: text; its latencies are words, not seconds; plot speech sources")
+    value = scores.get(key)
+    if not _is_number(value) or not math.isfinite(value):
+        raise ValueError(f"{path}: {key}: {value!r}; score the folder with it, or plot another metric")
+    return float(value)

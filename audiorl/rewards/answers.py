@@ -1,0 +1,271 @@
+"""Answers: the tags around them, the choice they name, symbolic maths, and the accuracy of audio question answering."""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+import unicodedata
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from audiorl.types import Rollout, Sample, Score
+
+_ANSWER = re.compile(r"<answer>((?:(?!<answer>).)*?)</answer>", re.DOTALL)
+_THINK_BLOCK = re.compile(r"<think>.*?</think>", re.DOTALL)
+_TAG = re.compile(r"</?(?:think|answer)>")
+
+
+def after_think(text: str) -> str:
+    """Return what follows the thinking. Also where the prompt opened the think tag and the response only closes it."""
+    return _THINK_BLOCK.sub("", text).rpartition("</think>")[2]
+
+
+def extract_answer(text: str) -> str | None:
+    """The stripped text of the last well-formed `<answer>…</answer>` outside the thinking, None if there is none.
+
+    >>> extract_answer("<think>first <answer>A</answer></think> <answer> B </answer>")
+    'B'
+    """
+    answers = _ANSWER.findall(after_think(text))
+    return answers[-1].strip() if answers else None
+
+
+def extract_think(text: str) -> str | None:
+    """The stripped text up to the first `</think>`, without its opening tag; None if the thinking is not closed.
+
+    >>> extract_think("<think> a dog </think><answer>B</answer>")
+    'a dog'
+    """
+    before, closed, _ = text.partition("</think>")
+    return before.rpartition("<think>")[2].strip() if closed else None
+
+
+def strip_tags(text: str) -> str:
+    """The response without its think and answer tags, their contents kept."""
+    return _TAG.sub(" ", text).strip()
+
+
+def final_text(text: str) -> str:
+    """The answer for a task whose response may be bare: the `<answer>` text, else what follows the thinking.
+
+    Empty when the thinking never ends: a response cut off in its thoughts has not answered.
+    """
+    answer = extract_answer(text)
+    if answer is not None:
+        return answer
+    rest = after_think(text)
+    return "" if "<think>" in rest else strip_tags(rest)
+
+
+_LETTER = re.compile(r"\(?([A-Za-z])\)?[.:)]?")
+_LETTER_TEXT = re.compile(r"(?:\(([A-Za-z])\)|([A-Za-z])[.:)])[.:]?\s*(\S.*)", re.DOTALL)
+_LETTER_SPACE_TEXT = re.compile(r"([A-Za-z])\s+(\S.*)", re.DOTALL)
+
+
+def normalize_text(text: str) -> str:
+    """The text without differences of case, punctuation and whitespace: "Acoustic-guitar. " -> "acoustic guitar".
+
+    What carries meaning stays: signs, points and slashes of numbers ("-5", "3/4"), "%", and the sharp of "C#".
+    """
+    text = re.sub(r"['’]", "", unicodedata.normalize("NFKC", text).casefold())  # joins: don't -> dont
+    padded = f" {text} "
+    characters = (
+        char if char in "%#" or not unicodedata.category(char).startswith("P") or _numeric(before, char, after) else " "
+        for before, char, after in zip(padded, padded[1:], padded[2:], strict=False)
+    )
+    return " ".join("".join(characters).split())
+
+
+def _numeric(before: str, char: str, after: str) -> bool:
+    return after.isdigit() and (before.isdigit() or (before.isspace() and char in "-."))
+
+
+def _casefold(text: str) -> str:
+    return " ".join(text.casefold().split())
+
+
+def _without_label(choice: str, index: int) -> str:
+    """Choices are sometimes written with their letter: "(B) cat" -> "cat" for the second one."""
+    match = _LETTER_TEXT.fullmatch(choice.strip())
+    if match and (match[1] or match[2]).upper() == chr(ord("A") + index):
+        return match[3]
+    return choice
+
+
+def match_choice(text: str, choices: Sequence[str]) -> int | None:
+    """The index of the choice that `text` names, None if it names none or more than one.
+
+    The choice's own words come first, so a choice that happens to be called "A" is found by name; comparison goes from
+    exact to normalised, which keeps "C" and "C#" apart. A letter together with the words of another choice names none.
+    """
+    plain = [_without_label(c, i) for i, c in enumerate(choices)]
+    text = text.strip()
+    named = _by_text(text, choices)
+    if named is None:
+        named = _by_text(text, plain)
+    if named is not None:
+        return named
+    if match := _LETTER.fullmatch(text):
+        return _index(match[1], choices)
+    if match := _LETTER_TEXT.fullmatch(text):
+        index = _index(match[1] or match[2], choices)
+        spoken = _by_text(match[3], plain)
+        return index if spoken in (None, index) else None
+    if match := _LETTER_SPACE_TEXT.fullmatch(text):  # "B cat"; but "A cat" alone may well be an article
+        index = _index(match[1], choices)
+        return index if index is not None and _by_text(match[2], plain) == index else None
+    return None
+
+
+def _by_text(text: str, choices: Sequence[str]) -> int | None:
+    forms: tuple[Callable[[str], str], ...] = (str.strip, _casefold, normalize_text)
+    for form in forms:
+        wanted = form(text)
+        hits = [i for i, choice in enumerate(choices) if wanted and form(choice) == wanted]
+        if hits:
+            return hits[0] if len(hits) == 1 else None
+    return None
+
+
+def _index(letter: str, choices: Sequence[str]) -> int | None:
+    index = ord(letter.upper()) - ord("A")
+    return index if index < len(choices) else None
+
+
+MAX_LENGTH = 100
+TIMEOUT = 2  # seconds, per parse and per comparison
+
+_COMMANDS = {"sqrt", "pi", "sin", "cos", "tan", "log", "ln"}
+_WORD = re.compile(r"(\\?)([A-Za-z]+)")
+_ALLOWED = re.compile(r"[\w\s+\-*/^().,=%{}\\$]*", re.ASCII)
+_EXPONENT = re.compile(r"\^\s*(?:-?(\d{1,3}|[A-Za-z])(?![\w.^])|\{\s*-?(\d{1,3}|[A-Za-z])\s*(?:/\s*\d{1,3}\s*)?\})")
+_MAX_POWER = 1000  # of all exponents multiplied: beyond it evaluation may take minutes inside one uninterruptible call
+
+
+def looks_like_maths(text: str) -> bool:
+    """True when all of `text` is one expression: a digit or a LaTeX command, no words, no huge powers."""
+    text = text.strip()
+    if not text or len(text) > MAX_LENGTH or not _ALLOWED.fullmatch(text) or "_" in text:
+        return False
+    words = [(bool(slash), word) for slash, word in _WORD.findall(text)]
+    if any(not latex and len(word) > 1 and word not in _COMMANDS for latex, word in words):
+        return False
+    latex_commands = any(latex for latex, _ in words)
+    variables = any(not latex and len(word) == 1 for latex, word in words)
+    if variables and not latex_commands and not re.search(r"[\^*/+=]", text):
+        return False  # "B", "A4", "C 7": letters and names of notes, not products
+    if not latex_commands and not re.search(r"\d", text):
+        return False
+    if re.search(r"\d\s+\d", text):
+        return False  # "1 2" is a list, which the parser would add up
+    return _powers_are_small(text.replace("**", "^"))
+
+
+def maths_equal(a: str, b: str) -> bool:
+    """Return whether both sides are expressions and symbolically equal. Whatever cannot be parsed in time is not equal.
+
+    Note that 6/8 equals 3/4 here: compare time signatures and the like as choices or as text.
+    """
+    if not (looks_like_maths(a) and looks_like_maths(b)):
+        return False
+    from math_verify import LatexExtractionConfig, parse, verify
+    from math_verify.errors import TimeoutException
+
+    # The library's timeouts use SIGALRM, which exists only in the main thread. Elsewhere the guards above must do.
+    in_main = threading.current_thread() is threading.main_thread()
+    seconds = TIMEOUT if in_main else None
+    quiet = logging.getLogger("math_verify")
+    level = quiet.level
+    quiet.setLevel(logging.ERROR)  # it warns once about every missing or expired timeout
+    try:
+        # Only the LaTeX reader, without fallback: the others would read "1/" as 1.
+        config = [LatexExtractionConfig()]
+        left, right = (
+            parse(f"${_latex(x)}$", config, fallback_mode="no_fallback", parsing_timeout=seconds) for x in (a, b)
+        )
+        if not left or not right:
+            return False
+        # verify is not symmetric (it may simplify only one side), equality is
+        return bool(verify(left, right, timeout_seconds=seconds) or verify(right, left, timeout_seconds=seconds))
+    except (Exception, TimeoutException):  # a model's output may break the parser in any way; that is a wrong answer
+        return False
+    finally:
+        quiet.setLevel(level)
+
+
+def _latex(text: str) -> str:
+    return text.strip().strip("$").removesuffix(".").replace("**", "^")
+
+
+def _powers_are_small(text: str) -> bool:
+    exponents = _EXPONENT.findall(text)
+    if len(exponents) != text.count("^"):
+        return False
+    power = 1
+    for bare, braced in exponents:
+        exponent = bare or braced
+        power *= int(exponent) if exponent.isdigit() else 1
+    return power <= _MAX_POWER
+
+
+Fallback = Literal["none", "text", "last_line"]
+
+
+@dataclass(frozen=True)
+class AnswerAccuracy:
+    """1 if the answer equals a reference, else 0.
+
+    The answer is the text of the last well-formed <answer> outside the thinking. Without one, `fallback` decides:
+    "none" scores 0, "text" takes all that follows the thinking, "last_line" its last line that is not empty.
+
+    With choices, an answer that names a choice by letter or by text is right exactly when it names the reference's
+    choice. Otherwise symbolic maths decides where both sides are expressions (`maths`), else equality of the texts up
+    to case, punctuation and whitespace.
+
+    `strict` is the rule of Ke-Omni-R: symbolic maths first, else exact equality of the stripped texts; letters and
+    choices play no part. There 6/8 equals 3/4, even as a time signature.
+
+    Raises ValueError for a sample without references. Source: Ke-Omni-R's released accuracy reward.
+    """
+
+    strict: bool = False
+    maths: bool = True
+    fallback: Fallback = "none"
+
+    def __post_init__(self) -> None:
+        if self.fallback not in ("none", "text", "last_line"):
+            raise ValueError(f"AnswerAccuracy: fallback {self.fallback!r} is not one of 'none', 'text', 'last_line'")
+
+    def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
+        return [Score(float(self.correct(r.text, r.sample))) for r in rollouts]
+
+    def correct(self, text: str, sample: Sample) -> bool:
+        if not sample.references:
+            raise ValueError(f"AnswerAccuracy: sample {sample.id!r} has no reference answer")
+        answer = self._answer(text)
+        return bool(answer) and any(self._equal(answer, gold, sample.choices) for gold in sample.references)
+
+    def _answer(self, text: str) -> str:
+        answer = extract_answer(text)
+        if answer is None and self.fallback != "none":
+            rest = after_think(text).strip()
+            if "<think>" in rest:  # cut off while thinking
+                return ""
+            lines = rest.splitlines()
+            answer = rest if self.fallback == "text" or not lines else lines[-1].strip()
+        return answer or ""
+
+    def _equal(self, answer: str, gold: str, choices: Sequence[str]) -> bool:
+        if not self.strict and choices:
+            named, wanted = match_choice(answer, choices), match_choice(gold, choices)
+            if wanted is not None:
+                if named is not None:
+                    return named == wanted
+                gold = choices[wanted]
+        if self.maths and maths_equal(answer, gold):
+            return True
+        if self.strict:
+            return answer == gold.strip()
+        return answer == gold.strip() or (normalize_text(answer) or answer) == (normalize_text(gold) or gold.strip())

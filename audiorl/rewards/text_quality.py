@@ -1,0 +1,220 @@
+"""Rewards of written text: captions, the language asked for, the length limit, repetition."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from audiorl.eval.metrics.corpus import DocumentFrequencies, cider_d
+from audiorl.eval.metrics.text import Normalizer, normalize, script_counts, units
+from audiorl.rewards.answers import extract_answer, extract_think, final_text, strip_tags
+from audiorl.types import Rollout, Sample, Score
+
+
+@dataclass(frozen=True)
+class CaptionQuality:
+    """CIDEr-D of the final text against the sample's references, divided by 10: in [0, 1].
+
+    Make it with `CaptionQuality.of(samples)`, which counts how rare words are in all their references.
+    Self-critical training of captions rewards this (Rennie et al., arXiv 1612.00563). It counts words alone: look at a
+    judge's opinion, too.
+
+    Raises ValueError for a sample without references.
+    """
+
+    frequencies: DocumentFrequencies = field(repr=False)
+    normalizer: Normalizer = "basic"
+
+    @classmethod
+    def of(cls, samples: Sequence[Sample], normalizer: Normalizer = "basic") -> CaptionQuality:
+        """For the captions of these samples. Raises ValueError for less than two."""
+        references = [[normalize(text, normalizer) for text in s.references] for s in samples]
+        return cls(DocumentFrequencies.of(references), normalizer)
+
+    def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
+        return [Score(self._value(r)) for r in rollouts]
+
+    def _value(self, rollout: Rollout) -> float:
+        references = [normalize(text, self.normalizer) for text in rollout.sample.references]
+        if not references:
+            raise ValueError(f"CaptionQuality: sample {rollout.sample.id!r} has no reference caption")
+        return cider_d(normalize(final_text(rollout.text), self.normalizer), references, self.frequencies) / 10
+
+
+Part = Literal["all", "think", "answer"]
+
+# The scripts a language is written in; every language not listed is written in Latin letters.
+LANGUAGE_SCRIPTS: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("zh", "yue", "wuu"), ("han",)),
+    "ja": ("han", "kana"),
+    "ko": ("hangul",),
+    **dict.fromkeys(("ru", "uk", "be", "bg", "mk", "sr", "kk", "ky", "mn", "tg", "tt", "ba"), ("cyrillic",)),
+    "el": ("greek",),
+    "hy": ("armenian",),
+    "he": ("hebrew",),
+    **dict.fromkeys(("ar", "fa", "ur", "ps", "ug"), ("arabic",)),
+    **dict.fromkeys(("hi", "mr", "ne", "sa"), ("devanagari",)),
+    **dict.fromkeys(("bn", "as"), ("bengali",)),
+    "pa": ("gurmukhi",),
+    "gu": ("gujarati",),
+    "ta": ("tamil",),
+    "te": ("telugu",),
+    "kn": ("kannada",),
+    "ml": ("malayalam",),
+    "th": ("thai",),
+    "lo": ("lao",),
+    "my": ("myanmar",),
+    "ka": ("georgian",),
+    "am": ("ethiopic",),
+    "km": ("khmer",),
+}
+
+
+@dataclass(frozen=True)
+class LanguageConsistency:
+    """Share of letters in the target language's script, and 0 if the text is identified as another language.
+
+    The target is `language` or else sample.metadata["language"] ("en", "zh-CN", …). Scripts settle Chinese, Korean,
+    Russian against English and the like. Between languages that share a script py3langid decides among `languages` and
+    the target, for texts of at least `min_letters` letters; shorter ones are judged by script alone. Japanese of that
+    length must contain kana, else it is taken for Chinese.
+
+    `part` is the text judged: the thinking, the answer, or all without tags. A missing or empty part scores 0; a part
+    without letters ("42") fits every language and scores 1.
+
+    Raises ValueError when no target is known, or when py3langid does not know a language.
+    """
+
+    language: str | None = None
+    languages: tuple[str, ...] = ("en", "zh", "de", "fr", "es", "it", "pt", "ja", "ko", "ru", "ar")
+    part: Part = "all"
+    min_letters: int = 20
+
+    def __post_init__(self) -> None:
+        if self.part not in ("all", "think", "answer"):
+            raise ValueError(f"LanguageConsistency: part {self.part!r} is not one of 'all', 'think', 'answer'")
+        if self.min_letters < 1:
+            raise ValueError(f"LanguageConsistency: min_letters must be at least 1, got {self.min_letters}")
+
+    def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
+        return [Score(self.value(self._part(r.text), self.target(r.sample))) for r in rollouts]
+
+    def target(self, sample: Sample) -> str:
+        language = self.language or sample.metadata.get("language")
+        if not isinstance(language, str) or not language:
+            raise ValueError(
+                f"LanguageConsistency: sample {sample.id!r} has no metadata['language'] and no language was set"
+            )
+        return _code(language)
+
+    def value(self, text: str, target: str) -> float:
+        """In [0, 1], for a text without tags."""
+        if not text.strip():
+            return 0.0
+        counts = script_counts(text)
+        letters = sum(counts.values())
+        if not letters:
+            return 1.0
+        scripts = _scripts(target)
+        share = sum(counts.get(s, 0) for s in scripts) / letters
+        if letters < self.min_letters:
+            return share
+        if target == "ja" and not counts.get("kana"):
+            return 0.0
+        rivals = {code for code in map(_code, self.languages) if _scripts(code) == scripts} | {target}
+        if len(rivals) > 1 and identify(text, tuple(sorted(rivals))) != target:
+            return 0.0
+        return share
+
+    def _part(self, text: str) -> str:
+        if self.part == "all":
+            return strip_tags(text)
+        return (extract_think(text) if self.part == "think" else extract_answer(text)) or ""
+
+
+def identify(text: str, languages: tuple[str, ...]) -> str:
+    """The most likely of `languages` (ISO 639-1 codes) for `text`. Source: py3langid, after Lui and Baldwin 2012."""
+    return _identifier(languages).classify(text)[0]
+
+
+@functools.cache
+def _identifier(languages: tuple[str, ...]):
+    from py3langid.langid import MODEL_FILE, LanguageIdentifier
+
+    identifier = LanguageIdentifier.from_model_file(MODEL_FILE)
+    unknown = sorted(set(languages) - set(identifier.labels))
+    if unknown:
+        raise ValueError(f"LanguageConsistency: py3langid does not know {', '.join(unknown)}")
+    identifier.set_languages(list(languages))
+    return identifier
+
+
+def _code(language: str) -> str:
+    return language.replace("_", "-").split("-")[0].lower()
+
+
+def _scripts(code: str) -> tuple[str, ...]:
+    return LANGUAGE_SCRIPTS.get(code, ("latin",))
+
+
+@dataclass(frozen=True)
+class Overlong:
+    """min(-(length - (max_tokens - buffer)) / buffer, 0), at least -1: 0 up to the buffer, -1 from `max_tokens` on.
+
+    Lengths are sampled tokens of all segments. Source: soft overlong punishment of DAPO, arXiv 2503.14476, eq. 13.
+    """
+
+    max_tokens: int
+    buffer: int
+
+    def __post_init__(self) -> None:
+        if not 0 < self.buffer <= self.max_tokens:
+            raise ValueError(f"Overlong: buffer must lie in 1 … max_tokens {self.max_tokens}, got {self.buffer}")
+
+    def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
+        return [Score(self.value(r.num_sampled)) for r in rollouts]
+
+    def value(self, length: int) -> float:
+        over = length - (self.max_tokens - self.buffer)
+        return max(-over / self.buffer, -1.0) if over > 0 else 0.0
+
+
+@dataclass(frozen=True)
+class Repetition:
+    """-(1 - unique n-grams / all n-grams), in (-1, 0]; 0 for a text shorter than n units.
+
+    A unit is a word, or a single character where a script has no spaces ("auto"); "words" and "characters" force one
+    reading. Case does not matter. Source: the n-gram penalty of Yeo et al. 2025, arXiv 2502.03373.
+
+    `beyond_reference`: a text may repeat as much as the reference that repeats itself most, since people say things
+    twice; only what goes beyond that is penalised.
+    """
+
+    n: int = 3
+    unit: Literal["auto", "words", "characters"] = "auto"
+    beyond_reference: bool = False
+
+    def __post_init__(self) -> None:
+        if self.n < 1:
+            raise ValueError(f"Repetition: n must be at least 1, got {self.n}")
+        if self.unit not in ("auto", "words", "characters"):
+            raise ValueError(f"Repetition: unit {self.unit!r} is not one of 'auto', 'words', 'characters'")
+
+    def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
+        return [Score(min(0.0, self.value(r.text) - self._spoken(r.sample))) for r in rollouts]
+
+    def _spoken(self, sample: Sample) -> float:
+        """The value of the reference that repeats itself most, where that is allowed for."""
+        return min((self.value(text) for text in sample.references), default=0.0) if self.beyond_reference else 0.0
+
+    def value(self, text: str) -> float:
+        tokens = self._units(text.casefold())
+        ngrams = [tuple(tokens[i : i + self.n]) for i in range(len(tokens) - self.n + 1)]
+        return len(set(ngrams)) / len(ngrams) - 1.0 if ngrams else 0.0
+
+    def _units(self, text: str) -> list[str]:
+        if self.unit == "characters":
+            return list("".join(text.split()))
+        return text.split() if self.unit == "words" else units(text)

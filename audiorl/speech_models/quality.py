@@ -1,0 +1,81 @@
+"""Models without text: DNSMOS predicts opinion scores, Silero detects speech."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from audiorl.speech_models.protocol import Waveform, require_samples, resampled
+
+RATE = 16_000
+_KEYS = {"overall": "ovrl_mos", "signal": "sig_mos", "background": "bak_mos", "p808": "p808_mos"}
+
+
+@dataclass(frozen=True)
+class DNSMOS:
+    """DNSMOS P.835 (overall, signal or background), or P.808. Clips under 9 s are repeated, as the package does.
+
+    Source: Reddy et al. 2022, arXiv 2110.01763.
+    """
+
+    scale: Literal["overall", "signal", "background", "p808"] = "overall"
+
+    def __post_init__(self) -> None:
+        if self.scale not in _KEYS:
+            raise ValueError(f"DNSMOS: scale {self.scale!r} is not one of {', '.join(_KEYS)}")
+
+    @property
+    def name(self) -> str:
+        return f"dnsmos-{self.scale}"
+
+    def rate(self, waveforms: Sequence[Waveform], sample_rate: int) -> list[float]:
+        try:
+            from speechmos import dnsmos
+        except ImportError as error:
+            raise ImportError("DNSMOS needs speechmos and librosa: pip install 'audiorl[speech]'") from error
+        waves = resampled(waveforms, sample_rate, RATE)
+        require_samples(waves)
+        scores: list[dict[str, Any]] = [dnsmos.run(np.clip(wav, -1.0, 1.0), RATE) for wav in waves]
+        return [float(values[_KEYS[self.scale]]) for values in scores]
+
+
+RATE = 16_000
+FRAME = 512
+"""Samples at RATE of a frame, 32 ms."""
+
+
+@dataclass(frozen=True)
+class Silero:
+    """The probability of speech in each frame of 32 ms. Source: Silero Team, Silero VAD, by its ONNX model.
+
+    The model carries a state from frame to frame, within one call only.
+    """
+
+    @property
+    def name(self) -> str:
+        return "silero"
+
+    @property
+    def frame_seconds(self) -> float:
+        return FRAME / RATE
+
+    @cached_property
+    def model(self) -> Any:
+        try:
+            from faster_whisper.vad import get_vad_model
+        except ImportError as error:
+            raise ImportError("voice activity detection needs faster-whisper: pip install 'audiorl[speech]'") from error
+        return get_vad_model()
+
+    def probabilities(self, waveform: Waveform, sample_rate: int) -> NDArray[np.float32]:
+        (wav,) = resampled([waveform], sample_rate, RATE)
+        if not len(wav):
+            return np.zeros(0, np.float32)
+        frames = -(-len(wav) // FRAME)
+        filled = np.pad(wav, (0, frames * FRAME - len(wav)))  # a copy too: the package writes into what it is given
+        return np.asarray(self.model(filled), np.float32).reshape(-1)[:frames]

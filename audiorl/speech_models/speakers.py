@@ -1,0 +1,228 @@
+"""Speaker encoders: X-vectors of transformers, GE2E with Resemblyzer's weights, linear discriminants of spectra."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from transformers import WhisperFeatureExtractor
+
+from audiorl.config import torch_device
+from audiorl.eval.metrics.speech import mel_filters
+from audiorl.models.audio_encoder import log_mels
+from audiorl.speech_models.ctc import inputs
+from audiorl.speech_models.protocol import (
+    Wave,
+    Waveform,
+    batches_by_length,
+    load_model,
+    load_processor,
+    require_samples,
+    resampled,
+)
+
+MIN_SAMPLES = 8000
+"""Samples (0.5 s) to which shorter clips are padded with silence: the context of the time-delay layers."""
+
+
+@dataclass(frozen=True)
+class XVector:
+    """The model's embedding at length 1. Source: Snyder et al. 2018, on self-supervised features.
+
+    Clips are embedded one at a time: in a padded batch transformers pools frames of padding, since its frame count
+    ignores the dilation of the time-delay layers.
+    """
+
+    path: str
+    device: str = "auto"
+
+    @property
+    def name(self) -> str:
+        return Path(self.path).name
+
+    @cached_property
+    def parts(self) -> tuple[Any, Any]:
+        """Model and feature extractor."""
+        from transformers import AutoModelForAudioXVector, Wav2Vec2FeatureExtractor
+
+        model = load_model(AutoModelForAudioXVector, self.path, torch_device(self.device))
+        return model, load_processor(Wav2Vec2FeatureExtractor, self.path, "feature extractor")
+
+    @torch.no_grad()
+    def embed(self, waveforms: Sequence[Waveform], sample_rate: int) -> NDArray[Any]:
+        model, extractor = self.parts
+        waves = resampled(waveforms, sample_rate, extractor.sampling_rate)
+        require_samples(waves)
+        out = np.zeros((len(waves), model.config.xvector_output_dim), np.float32)
+        for i, wav in enumerate(waves):
+            embedding = model(**inputs(model, extractor, [wav], MIN_SAMPLES)).embeddings[0].float()
+            out[i] = torch.nn.functional.normalize(embedding, dim=-1).cpu().numpy()
+        return out
+
+
+RATE, WINDOW, HOP, BANDS = 16_000, 400, 160, 40
+FRAMES = 160
+"""Frames of one partial utterance, 1.6 s."""
+STEP = round(RATE / 1.3 / HOP)
+"""Frames between partial utterances: 1.3 a second."""
+COVERAGE = 0.75
+"""Share of the last partial utterance that must be speech, unless it is the only one."""
+LOUDNESS = -30.0
+"""dB to which quieter clips are raised."""
+
+
+class GE2ENetwork(nn.Module):
+    """Mel frames [N, FRAMES, BANDS] to embeddings [N, 256] of length 1."""
+
+    def __init__(self, width: int = 256, layers: int = 3) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(BANDS, width, layers, batch_first=True)
+        self.linear = nn.Linear(width, width)
+
+    def forward(self, mels: Tensor) -> Tensor:
+        _, (hidden, _) = self.lstm(mels)
+        return nn.functional.normalize(torch.relu(self.linear(hidden[-1])), dim=-1)
+
+
+@dataclass(frozen=True)
+class GE2E:
+    """The mean embedding of partial utterances of 1.6 s, at length 1. Silence is not cut out; leave it out yourself."""
+
+    path: str
+    device: str = "auto"
+
+    @property
+    def name(self) -> str:
+        return Path(self.path).name
+
+    @cached_property
+    def network(self) -> GE2ENetwork:
+        from safetensors.torch import load_file
+
+        from audiorl.models.weights import naming_damage
+
+        file = Path(self.path) / "model.safetensors"
+        if not file.is_file():
+            raise ValueError(f"{file}: missing; write the folder with tools/fetch_judges.py")
+        network = GE2ENetwork()
+        with naming_damage(file):
+            weights = load_file(file)
+        try:
+            network.load_state_dict(weights)
+        except RuntimeError as error:
+            raise ValueError(f"{file}: not the weights of this encoder ({error})") from error
+        return network.to(torch_device(self.device)).eval().requires_grad_(False)
+
+    @torch.no_grad()
+    def embed(self, waveforms: Sequence[Waveform], sample_rate: int) -> NDArray[Any]:
+        waves = resampled(waveforms, sample_rate, RATE)
+        require_samples(waves)
+        device = self.network.linear.weight.device
+        embeddings = []
+        for wav in waves:
+            parts = self.network(torch.from_numpy(partials(wav)).to(device))
+            embeddings.append(nn.functional.normalize(parts.mean(0), dim=-1).cpu().numpy())
+        return np.stack(embeddings) if embeddings else np.zeros((0, self.network.linear.out_features), np.float32)
+
+
+def partials(wav: Wave) -> NDArray[np.float32]:
+    """The mel frames of each partial utterance, [N, FRAMES, BANDS], N at least 1, the last one filled with silence."""
+    starts = [0]
+    total = math.ceil((len(wav) + 1) / HOP)
+    while starts[-1] + STEP < total - FRAMES + STEP + 1:
+        starts.append(starts[-1] + STEP)
+    last = starts[-1]
+    covered = (len(wav) - last * HOP) / (FRAMES * HOP)
+    if covered < COVERAGE and len(starts) > 1:
+        starts.pop()
+    filled = np.pad(raised(wav), (0, max(0, (starts[-1] + FRAMES) * HOP - len(wav))))
+    mels = mel_frames(filled)
+    return np.stack([mels[s : s + FRAMES] for s in starts])
+
+
+def raised(wav: Wave) -> Wave:
+    """The waveform with a mean power of LOUDNESS at least; silence stays silent."""
+    power = float(np.mean(wav.astype(np.float64) ** 2))
+    missing = LOUDNESS - 10 * math.log10(power) if power > 0 else 0.0
+    return wav if missing <= 0 else (wav * 10 ** (missing / 20)).astype(np.float32)
+
+
+def mel_frames(wav: Wave) -> NDArray[np.float32]:
+    """Mel powers [frames, BANDS] of windows of 25 ms every 10 ms, centred, with silence beyond the edges."""
+    padded = np.pad(wav.astype(np.float64), WINDOW // 2)
+    frames = np.lib.stride_tricks.sliding_window_view(padded, WINDOW)[::HOP]
+    hann = 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(WINDOW) / WINDOW)
+    powers = np.abs(np.fft.rfft(frames * hann, axis=-1)) ** 2
+    return (powers @ mel_filters(RATE, WINDOW, BANDS).T).astype(np.float32)
+
+
+RATE = 16_000
+LOUDER = 0.75
+"""Frames count that are less than 30 dB below the loudest: 3 decades, of which log-mel frames make 0.75."""
+BATCH = 64
+"""Clips whose frames are computed together."""
+SHRINKAGE = 1e-3
+"""Share of the mean variance that is added to the covariance within speakers."""
+
+
+@dataclass(frozen=True, eq=False)
+class VoiceLDA:
+    """A `SpeakerEncoder` of English and other speech alike; silence has no voice, leave it out."""
+
+    mean: NDArray[np.float64]
+    """[2B]: of the statistics of all clips."""
+    directions: NDArray[np.float64]
+    """[2B, D]: the discriminants, in which speakers have a variance of 1 within."""
+    name: str = "voice-lda"
+
+    def embed(self, waveforms: Sequence[Waveform], sample_rate: int) -> NDArray[Any]:
+        embedded = (statistics(waveforms, sample_rate) - self.mean) @ self.directions
+        lengths = np.maximum(np.linalg.norm(embedded, axis=1, keepdims=True), 1e-9)
+        return (embedded / lengths).astype(np.float32)
+
+
+def fit_voices(
+    waveforms: Sequence[Waveform], speakers: Sequence[str], sample_rate: int, discriminants: int = 24
+) -> VoiceLDA:
+    """The encoder of these speakers' clips. Raises ValueError for fewer than two speakers or two clips of one."""
+    names, of_clip, counts = np.unique(np.array(speakers), return_inverse=True, return_counts=True)
+    if len(names) < 2 or counts.min() < 2:
+        fewest = min(counts, default=0)
+        raise ValueError(
+            f"{len(names)} speakers, the fewest clips of one {fewest}; give two speakers, two clips of each"
+        )
+    measured = statistics(waveforms, sample_rate)
+    means = np.stack([measured[of_clip == speaker].mean(0) for speaker in range(len(names))])
+    within = np.cov(measured - means[of_clip], rowvar=False)
+    within += SHRINKAGE * np.trace(within) / len(within) * np.eye(len(within))
+    whiten = np.linalg.cholesky(np.linalg.inv(within))
+    _, _, axes = np.linalg.svd((means - measured.mean(0)) @ whiten, full_matrices=False)
+    return VoiceLDA(measured.mean(0), whiten @ axes[: min(discriminants, len(names) - 1)].T)
+
+
+def statistics(waveforms: Sequence[Waveform], sample_rate: int) -> NDArray[np.float64]:
+    """[N, 2B]: mean and standard deviation of each log-mel band over the louder frames, the level taken off."""
+    waves = resampled(waveforms, sample_rate, RATE)
+    require_samples(waves)
+    extractor, device = _extractor(), torch_device("auto")
+    out = np.zeros((len(waves), 2 * extractor.feature_size))
+    for places in batches_by_length(waves, BATCH):
+        for place, mel in zip(places, log_mels(extractor, [waves[i] for i in places], device), strict=True):
+            level = mel.mean(0)
+            louder = mel[:, level >= level.max() - LOUDER].numpy()
+            out[place] = np.concatenate([louder.mean(1) - louder.mean(), louder.std(1)])
+    return out
+
+
+@cache
+def _extractor() -> WhisperFeatureExtractor:
+    """Made once: it computes its mel filters."""
+    return WhisperFeatureExtractor()

@@ -1,0 +1,225 @@
+"""A reward of usual prosody, next to those of intelligibility, which alone make speech monotone (arXiv 2509.18531).
+
+norm = prosody_norm(recordings, decoder.sample_rate)
+models = SpeechModels(decoder, recogniser=load_recogniser("whisper-base", "en"))
+understood = Intelligibility(models, "cer")
+WeightedSum.of(understood=understood, prosody=(Gated(ProsodyRange(models, norm), understood, 0.7), 0.3))
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from audiorl.audio import AudioClip
+from audiorl.eval.metrics.prosody import MEASURES, Prosody, prosody
+from audiorl.tasks.tts.listening import SpeechModels
+from audiorl.types import Rollout, Sample, Score
+
+LEAST_RANGE = 0.1
+"""Semitones or dB to which smaller ranges are rounded up, so that they have a logarithm."""
+LEAST_DEVIATION = {"f0_range": math.log(1.2), "energy_range": math.log(1.2), "pauses": 0.05}
+"""Where recordings differ less, usual is what is within 20 % of the mean range, and within 5 points of the pauses."""
+
+
+@dataclass(frozen=True)
+class ProsodyNorm:
+    """(mean, standard deviation) of the measures of recordings; of the ranges' natural logarithms."""
+
+    f0_range: tuple[float, float]
+    energy_range: tuple[float, float]
+    pauses: tuple[float, float]
+
+
+def prosody_norm(recordings: Sequence[AudioClip], sample_rate: int, most: int = 500) -> ProsodyNorm:
+    """Return what is usual in recordings, at the rate of the speech that will be compared.
+
+    Of more than `most` every n-th counts; a second of speech takes a few milliseconds. Raises ValueError where no
+    recording has 0.1 s of voice.
+    """
+    moments = {}
+    measured = _measured(recordings, sample_rate, most)
+    for name in MEASURES:
+        values = [_scaled(name, p) for p in measured]
+        mean = sum(values) / len(values)
+        deviation = math.sqrt(sum((x - mean) ** 2 for x in values) / len(values))
+        moments[name] = (mean, max(deviation, LEAST_DEVIATION[name]))
+    return ProsodyNorm(**moments)
+
+
+@dataclass(frozen=True)
+class ProsodyBins:
+    """The edges between the bins of each measure of speech, and the share of the speech in each bin."""
+
+    edges: Mapping[str, tuple[float, ...]]
+    shares: Mapping[str, tuple[float, ...]]
+
+    def of(self, measured: Sequence[Prosody | None]) -> dict[str, NDArray[np.int64]]:
+        """Return by measure the bin of each recording, [N]; -1 where there is no voice."""
+        return {
+            name: np.array(
+                [-1 if p is None else np.searchsorted(edges, _scaled(name, p), side="right") for p in measured],
+                np.int64,
+            )
+            for name, edges in self.edges.items()
+        }
+
+
+def prosody_bins(recordings: Sequence[AudioClip], sample_rate: int, bins: int = 5, most: int = 500) -> ProsodyBins:
+    """Return `bins_of` recordings that are chosen as by `prosody_norm`."""
+    return bins_of(_measured(recordings, sample_rate, most), bins)
+
+
+def bins_of(measured: Sequence[Prosody | None], bins: int = 5) -> ProsodyBins:
+    """Return bins with equally many of these each, as far as their measures differ; None is left out.
+
+    Raises ValueError where all are None.
+    """
+    if bins < 2:
+        raise ValueError(f"bins_of: bins must be at least 2, got {bins}")
+    voiced = [p for p in measured if p is not None]
+    if not voiced:
+        raise ValueError(f"bins_of: none of {len(measured)} recordings has 0.1 s of voice")
+    edges, shares = {}, {}
+    for name in MEASURES:
+        values = [_scaled(name, p) for p in voiced]
+        inner = np.quantile(values, np.arange(1, bins) / bins, method="higher")
+        edges[name] = tuple(float(edge) for edge in np.unique(inner) if edge > min(values))
+        places = np.searchsorted(edges[name], values, side="right")
+        shares[name] = _smoothed_shares(places, len(edges[name]) + 1)
+    return ProsodyBins(edges, shares)
+
+
+def _smoothed_shares(places: NDArray[np.int64], bins: int) -> tuple[float, ...]:
+    """The share of each bin, with one added to every count: none is 0."""
+    counts = np.bincount(places, minlength=bins) + 1
+    return tuple(float(share) for share in counts / counts.sum())
+
+
+def _measured(recordings: Sequence[AudioClip], sample_rate: int, most: int) -> list[Prosody]:
+    """The measures of recordings with voice."""
+    step = -(-len(recordings) // most)
+    chosen = recordings[::step] if recordings else []
+    measured = [p for clip in chosen if (p := prosody(clip.load(sample_rate), sample_rate)) is not None]
+    if not measured:
+        raise ValueError(
+            f"the usual prosody: none of {len(recordings)} recordings has 0.1 s of voice; give recordings of speech"
+        )
+    return measured
+
+
+def own_recording(sample: Sample) -> AudioClip | None:
+    """sample.metadata["reference_audio"] where it is an AudioClip."""
+    clip = sample.metadata.get("reference_audio")
+    return clip if isinstance(clip, AudioClip) else None
+
+
+@dataclass(frozen=True)
+class ProsodyRange:
+    """How usual the ranges of pitch and level and the share of pauses are, in [0, 1]; flat and wild both score less.
+
+    With z standard deviations between a measure and the sample's own recording, or the mean of `norm` where
+    `reference(sample)` is None, it scores 1 for z up to 1 and 1 / z beyond. The total is the geometric mean of the
+    three. `parts` hold the measures: f0_range in semitones, energy_range in dB, pauses as a share of the time; see
+    `audiorl.eval.metrics.prosody`. Silence, and less than 0.1 s of voice, scores 0 and has ranges of 0 and pauses of 1.
+
+    Speech that nobody understands can be lively: add it to `Intelligibility`, or put it behind one with `Gated`.
+    """
+
+    models: SpeechModels
+    norm: ProsodyNorm
+    reference: Callable[[Sample], AudioClip | None] = own_recording
+
+    def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
+        return [self._score(r, p) for r, p in zip(rollouts, self.models.prosodies(rollouts), strict=True)]
+
+    def _score(self, rollout: Rollout, spoken: Prosody | None) -> Score:
+        if spoken is None:
+            return Score(0.0, _parts(None))
+        clip = self.reference(rollout.sample)
+        usual = None if clip is None else self.models.reference_prosody(clip)
+        product = 1.0
+        for name in MEASURES:
+            mean, deviation = getattr(self.norm, name)
+            centre = mean if usual is None else _scaled(name, usual)
+            product *= 1 / max(abs(_scaled(name, spoken) - centre) / deviation, 1.0)
+        return Score(product ** (1 / len(MEASURES)), _parts(spoken))
+
+
+@dataclass(frozen=True)
+class ProsodyDistribution:
+    """How seldom the batch speaks like this rollout, next to recordings: it keeps a batch's distribution like theirs.
+
+    For each measure p / (p + q), where p is the share of recordings in the rollout's bin and q that of the batch: 1/2
+    where both are alike, more for what is said too seldom, less for what is said too often. That is the optimal
+    discriminator between the two (Goodfellow et al. 2014, equation 2), which a policy that is rewarded for it makes 1/2
+    everywhere. The total is the mean of the three; `parts` as in `ProsodyRange`. Silence, and less than 0.1 s of voice,
+    scores 0 and is not counted.
+
+    `ProsodyRange` scores each rollout alone, and lets a batch become monotone where both flat and lively speech are
+    usual. This one needs a batch: all rollouts of a step, a hundred or more.
+    """
+
+    models: SpeechModels
+    bins: ProsodyBins
+
+    def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
+        measured = self.models.prosodies(rollouts)
+        totals = np.zeros(len(rollouts))
+        for name, places in self.bins.of(measured).items():
+            spoken = places >= 0
+            recorded = np.array(self.bins.shares[name])
+            said = np.array(_smoothed_shares(places[spoken], len(recorded)))
+            totals[spoken] += (recorded / (recorded + said))[places[spoken]] / len(MEASURES)
+        return [Score(float(total), _parts(p)) for total, p in zip(totals, measured, strict=True)]
+
+
+def balanced_choice(
+    rewards: NDArray[np.float64], measured: Sequence[Prosody | None], bins: ProsodyBins, rounds: int = 400
+) -> NDArray[np.int64]:
+    """Choose which of the K samples of each of N texts to keep, [N]: rewards as high as possible, while all that are
+    chosen together have the prosody of `bins`: of recordings, or of the samples themselves; then choosing moves none.
+
+    rewards [N, K]; measured: of the N * K samples, text by text. If only the best were chosen, a batch would become
+    monotone as soon as flat speech is understood a little better. Here each bin has a price, which rises while too few
+    samples of it are chosen and falls while too many are, and each text keeps the sample with the highest sum of reward
+    and prices: dual ascent on the linear programme whose constraints are the shares of `bins`. Of all rounds the one
+    that comes nearest to these shares counts. Speech without voice has no bin and no price. Raises ValueError
+    for other shapes.
+    """
+    if rewards.ndim != 2 or rewards.size != len(measured):
+        raise ValueError(f"balanced_choice: rewards {rewards.shape} for {len(measured)} samples")
+    texts = np.arange(len(rewards))
+    places = [b.reshape(rewards.shape) for b in bins.of(measured).values()]
+    # One price more than bins, which stays 0: that of speech without voice, whose place is -1.
+    wanted = [np.array([*shares, 0.0]) for shares in bins.shares.values()]
+    prices = [np.zeros(len(shares)) for shares in wanted]
+    best, smallest = rewards.argmax(1), math.inf
+    for step in range(1, rounds + 1):
+        values = rewards + sum(price[place] for price, place in zip(prices, places, strict=True))
+        chosen = values.argmax(1)
+        distance = 0.0
+        for price, place, shares in zip(prices, places, wanted, strict=True):
+            counts = np.bincount(place[texts, chosen] % len(shares), minlength=len(shares))
+            excess = counts[:-1] / max(counts[:-1].sum(), 1) - shares[:-1]
+            price[:-1] -= excess / math.sqrt(step)
+            distance += float(np.abs(excess).sum())
+        if distance < smallest:
+            best, smallest = chosen, distance
+    return best
+
+
+def _parts(measured: Prosody | None) -> dict[str, float]:
+    if measured is None:
+        return dict(zip(MEASURES, (0.0, 0.0, 1.0), strict=True))
+    return {name: getattr(measured, name) for name in MEASURES}
+
+
+def _scaled(name: str, measured: Prosody) -> float:
+    """The measure on the scale of `ProsodyNorm`."""
+    value: float = getattr(measured, name)
+    return value if name == "pauses" else math.log(max(value, LEAST_RANGE))

@@ -1,0 +1,267 @@
+"""Tags, choices, maths and the accuracy of answers."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from audiorl.rewards import (
+    AnswerAccuracy,
+    after_think,
+    extract_answer,
+    extract_think,
+    final_text,
+    match_choice,
+    maths_equal,
+    normalize_text,
+    strip_tags,
+)
+from audiorl.rewards.answers import looks_like_maths
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("<think>t</think><answer> B </answer>", "B"),
+        ("<answer>B</answer>", "B"),
+        ("<answer>A</answer> wait <answer>B</answer>", "B"),
+        ("<answer>A <answer>B</answer>", "B"),  # the outer tag is not closed
+        ("<answer>A</answer><answer>B", "A"),
+        ("<think>maybe <answer>A</answer></think>", None),  # an answer inside the thinking is not given
+        ("<think>maybe <answer>A</answer></think><answer>B</answer>", "B"),
+        ("the prompt opened it <answer>A</answer></think><answer>B</answer>", "B"),
+        ("<answer>line\nbreak</answer>", "line\nbreak"),
+        ("<answer></answer>", ""),
+        ("B", None),
+        ("", None),
+    ],
+)
+def test_extract_answer(text: str, answer: str | None) -> None:
+    assert extract_answer(text) == answer
+
+
+@pytest.mark.parametrize(
+    ("text", "think"),
+    [
+        ("<think> a dog </think><answer>B</answer>", "a dog"),
+        ("opened by the prompt</think><answer>B</answer>", "opened by the prompt"),
+        ("<think></think>", ""),
+        ("<think>never closed <answer>B</answer>", None),
+        ("<answer>B</answer>", None),
+    ],
+)
+def test_extract_think(text: str, think: str | None) -> None:
+    assert extract_think(text) == think
+
+
+def test_final_text() -> None:
+    assert final_text("<think>a</think> hello there ") == "hello there"
+    assert final_text("hello there") == "hello there"
+    assert final_text("<answer>hi</answer> there") == "hi"
+    assert final_text("<answer>cut off") == "cut off"
+    assert final_text("<think>cut off while thinking") == ""
+    assert after_think("<think>a</think>b<think>c</think>d") == "bd"
+    assert strip_tags("<think>a</think><answer>b</answer>").split() == ["a", "b"]
+
+
+@given(think=st.text(alphabet="ab <>/\n"), answer=st.text(alphabet="xy <>/\n"))
+def test_a_well_formed_response_gives_back_its_parts(think: str, answer: str) -> None:
+    text = f"<think>{think}</think>\n<answer>{answer}</answer>"
+    assert extract_think(text) == think.strip()
+    assert extract_answer(text) == answer.strip()
+
+
+CHOICES = ("Dog barking", "cat", "Acoustic-guitar", "A train, passing")
+
+
+@pytest.mark.parametrize(
+    ("text", "index"),
+    [
+        ("B", 1),
+        ("b", 1),
+        ("(b)", 1),
+        ("B.", 1),
+        ("(B).", 1),
+        ("B) cat", 1),
+        ("B. cat", 1),
+        ("(B) Cat.", 1),
+        ("B: cat", 1),
+        ("B cat", 1),
+        ("B. the cat", 1),  # a clear letter counts, whatever the words
+        ("B. dog barking", None),  # letter and words contradict each other
+        ("B dog barking", None),
+        ("a cat", None),  # an article, not choice A
+        ("cat", 1),
+        ("CAT!", 1),
+        ("acoustic guitar", 2),
+        ("a train passing", 3),
+        ("E", None),
+        ("dog", None),
+        ("", None),
+        ("...", None),
+    ],
+)
+def test_match_choice(text: str, index: int | None) -> None:
+    assert match_choice(text, CHOICES) == index
+
+
+def test_choices_that_only_punctuation_or_case_separates() -> None:
+    assert match_choice("C#", ("C", "C#", "D")) == 1
+    assert match_choice("C", ("D", "C", "C#")) == 1  # its own name before its letter
+    assert match_choice("-5", ("5", "-5")) == 1
+    assert match_choice("3/4", ("6/8", "3/4", "34")) == 1
+    assert match_choice("A", ("B", "A")) == 1
+    assert match_choice("the same", ("The same", "THE SAME")) is None
+
+
+def test_choices_written_with_their_letters() -> None:
+    labelled = ("(A) dog", "(B) cat")
+    assert [match_choice(t, labelled) for t in ("cat", "B", "(B) cat", "b. CAT", "(A) cat")] == [1, 1, 1, 1, None]
+    assert match_choice("Smith", ("J. Smith", "B. Jones")) is None  # an initial is no label
+
+
+@given(st.lists(st.text(alphabet="abcdefg 123", min_size=2), min_size=2, max_size=6, unique_by=normalize_text))
+def test_every_choice_is_found_by_its_text_and_its_labelled_text(choices: list[str]) -> None:
+    for i, choice in enumerate(choices):
+        if normalize_text(choice):
+            assert match_choice(choice, choices) == i
+            assert match_choice(f"({chr(65 + i)}) {choice.upper()}", choices) == i
+
+
+@pytest.mark.parametrize(
+    ("text", "normal"),
+    [
+        (" Acoustic-guitar. ", "acoustic guitar"),
+        ("Don’t   stop", "dont stop"),
+        ("3/4", "3/4"),
+        ("-5.", "-5"),
+        ("well-5", "well 5"),
+        (".5", ".5"),
+        ("1,000", "1,000"),
+        ("50%", "50%"),
+        ("F# minor", "f# minor"),
+        ("Ｆｕｌｌ", "full"),
+        ("¿Qué?", "qué"),
+    ],
+)
+def test_normalize_text(text: str, normal: str) -> None:
+    assert normalize_text(text) == normal
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "equal"),
+    [
+        ("1/2", "0.5", True),
+        (r"\frac{1}{2}", ".5", True),
+        ("$1,000$", "1000", True),
+        ("x^2-1", "(x-1)(x+1)", True),
+        ("2**3", "8", True),
+        ("sqrt(2)/2", r"1/\sqrt{2}", True),
+        ("50%", "0.5", True),
+        ("12", "13", False),
+        ("-5", "5", False),
+        ("3 birds", "3 dogs", False),
+        ("3 birds", "3", False),
+        ("e", "2.718281828", False),
+        ("B", "B", False),  # letters are not maths; text equality decides
+        ("A4", "4A", False),
+        ("10:30", "10", False),
+        ("two", "2", False),
+        ("", "", False),
+        ("1/", "1", False),
+        ("3.", "3", True),
+        ("1 2", "3", False),
+        ("((((", "1", False),
+        (r"\frac", "1", False),
+    ],
+)
+def test_maths_equal(a: str, b: str, equal: bool) -> None:
+    assert maths_equal(a, b) is equal
+    assert maths_equal(b, a) is equal
+
+
+@pytest.mark.parametrize("bomb", ["9^9^9^9", "9**9**9", "9^{9^{9}}", "2^(9*9999999)", "((9^999)*1)^999", "9" * 101])
+def test_expressions_that_would_never_finish_are_not_maths(bomb: str) -> None:
+    start = time.perf_counter()
+    assert not looks_like_maths(bomb)
+    assert not maths_equal(bomb, "1")
+    assert time.perf_counter() - start < 1
+
+
+def test_maths_works_outside_the_main_thread() -> None:
+    results: list[bool] = []
+    thread = threading.Thread(target=lambda: results.append(maths_equal("1/2", "0.5")))
+    thread.start()
+    thread.join()
+    assert results == [True]
+
+
+@given(st.text(alphabet=r"0123456789xe+-*/^(){}\frac,.%$ ", max_size=12))
+def test_no_text_breaks_maths(text: str) -> None:
+    assert maths_equal(text, "7") in (True, False)
+
+
+def total(reward, rollout) -> float:
+    (score,) = reward([rollout])
+    return score.total
+
+
+def test_answer_with_choices(make_rollout) -> None:
+    def ask(answer: str, reward: AnswerAccuracy | None = None) -> float:
+        rollout = make_rollout(f"<think>x</think><answer>{answer}</answer>", references=("cat",), choices=CHOICES)
+        return total(reward or AnswerAccuracy(), rollout)
+
+    assert [ask(a) for a in ("B", "cat", "(b) Cat", "A", "dog barking", "kitten")] == [1, 1, 1, 0, 0, 0]
+    strict = AnswerAccuracy(strict=True)
+    assert [ask(a, strict) for a in ("cat", " cat ", "B", "Cat", "cat.")] == [1, 1, 0, 0, 0]
+
+
+def test_reference_given_as_letter(make_rollout) -> None:
+    rollout = make_rollout("<answer>cat</answer>", references=("B",), choices=CHOICES)
+    assert total(AnswerAccuracy(), rollout) == 1
+    assert total(AnswerAccuracy(strict=True), rollout) == 0
+
+
+def test_equal_fractions_are_different_choices(make_rollout) -> None:
+    rollout = make_rollout("<answer>6/8</answer>", references=("3/4",), choices=("3/4", "6/8"))
+    assert total(AnswerAccuracy(), rollout) == 0
+    assert total(AnswerAccuracy(strict=True), rollout) == 1  # the published rule
+
+
+def test_a_number_equal_to_the_reference_choice(make_rollout) -> None:
+    rollout = make_rollout("<answer>0.50</answer>", references=("1/2",), choices=("1/2", "1/3"))
+    assert total(AnswerAccuracy(), rollout) == 1
+    assert total(AnswerAccuracy(maths=False), rollout) == 0
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold", "expected"),
+    [("two birds.", "Two birds", 1), ("0.5", "1/2", 1), ("-5", "5", 0), ("F", "F#", 0), ("!", "?", 0), ("", "", 0)],
+)
+def test_open_answers(make_rollout, answer: str, gold: str, expected: float) -> None:
+    assert total(AnswerAccuracy(), make_rollout(f"<answer>{answer}</answer>", references=(gold,))) == expected
+
+
+def test_any_reference_counts(make_rollout) -> None:
+    assert total(AnswerAccuracy(), make_rollout("<answer>sofa</answer>", references=("couch", "sofa"))) == 1
+
+
+def test_fallback(make_rollout) -> None:
+    bare = make_rollout("I think so.\nB\n", references=("B",))
+    assert total(AnswerAccuracy(), bare) == 0
+    assert total(AnswerAccuracy(fallback="last_line"), bare) == 1
+    assert total(AnswerAccuracy(fallback="text"), bare) == 0
+    assert total(AnswerAccuracy(fallback="text"), make_rollout("<think>A</think> B", references=("B",))) == 1
+    assert total(AnswerAccuracy(fallback="last_line"), make_rollout("<think>\nB", references=("B",))) == 0
+    assert total(AnswerAccuracy(fallback="text"), make_rollout("", references=("B",))) == 0
+    with pytest.raises(ValueError, match="fallback 'first'"):
+        AnswerAccuracy(fallback="first")  # type: ignore[arg-type]
+
+
+def test_missing_reference_names_the_sample(make_rollout) -> None:
+    with pytest.raises(ValueError, match="'clip-7' has no reference"):
+        AnswerAccuracy()([make_rollout("<answer>B</answer>")])

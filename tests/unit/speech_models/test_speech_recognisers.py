@@ -1,0 +1,240 @@
+"""Recognisers of transformers: what its own classes say, the same in any batch, errors that name the file."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import (
+    AutoModelForCTC,
+    AutoTokenizer,
+    Wav2Vec2FeatureExtractor,
+    WhisperFeatureExtractor,
+    WhisperForConditionalGeneration,
+    WhisperTokenizer,
+)
+
+from audiorl.speech_models import load_recogniser, load_speech_detector
+from audiorl.speech_models.ctc import CTC, frames
+from audiorl.speech_models.recognisers import WhisperRecogniser
+from tests.support.speech_models import save_whisper
+
+RATE = 16_000
+
+
+def test_whisper_says_what_transformers_says(whisper_folder: Path, clips: list[np.ndarray]) -> None:
+    judge = load_recogniser(whisper_folder, language="es", batch_size=3)
+    assert isinstance(judge, WhisperRecogniser) and judge.name == "whisper"
+    model = WhisperForConditionalGeneration.from_pretrained(whisper_folder)
+    extractor = WhisperFeatureExtractor.from_pretrained(whisper_folder)
+    tokenizer = WhisperTokenizer.from_pretrained(whisper_folder)
+    wanted = []
+    for wav in clips:
+        features = extractor(wav, sampling_rate=RATE, return_tensors="pt").input_features
+        ids = model.generate(features, language="es", task="transcribe", max_new_tokens=28, do_sample=False)
+        wanted.append(tokenizer.decode(ids[0], skip_special_tokens=True).strip())
+    assert judge.transcribe(clips, RATE) == wanted
+    assert len(set(wanted)) > 1 and all(wanted)
+    assert judge.transcribe([clips[2]], RATE) == [wanted[2]]
+
+
+def test_whisper_hears_long_clips_window_by_window(whisper_folder: Path, clips: list[np.ndarray]) -> None:
+    judge = WhisperRecogniser(str(whisper_folder), language="en", max_new_tokens=6)
+    long = np.concatenate([clips[0], clips[1], clips[2], clips[0]])  # of 4.6 s, 3 s at a time
+    texts = judge.transcribe([clips[1], long], RATE)
+    assert texts[0] == judge.transcribe([clips[1]], RATE)[0]
+    assert len(texts[1].encode()) > 6  # more than one window's tokens
+
+
+def test_whisper_scores_texts_as_transformers_does(whisper_folder: Path, clips: list[np.ndarray]) -> None:
+    """The loss of transformers is the mean of -ln p over the labels, prompt tokens included."""
+    judge = load_recogniser(whisper_folder, language="es", batch_size=3)
+    assert isinstance(judge, WhisperRecogniser)
+    texts = ["hola", "uno dos tres", "sí"]
+    values = judge.log_probabilities([*clips[:3], clips[0][:0]], RATE, [*texts, "hola"])
+    assert values[3] == -math.inf
+    model = WhisperForConditionalGeneration.from_pretrained(whisper_folder)
+    extractor = WhisperFeatureExtractor.from_pretrained(whisper_folder)
+    tokenizer = WhisperTokenizer.from_pretrained(whisper_folder, language="es", task="transcribe")
+    for clip, text, value in zip(clips, texts, values, strict=False):
+        features = extractor(clip, sampling_rate=RATE, return_tensors="pt").input_features
+        ids = torch.tensor([tokenizer(text).input_ids])
+        labels = torch.where(torch.arange(ids.shape[1] - 1) < len(tokenizer.prefix_tokens) - 1, -100, ids[:, 1:])
+        loss = model(input_features=features, decoder_input_ids=ids[:, :-1], labels=labels).loss
+        assert value == pytest.approx(-float(loss.detach()) * int((labels >= 0).sum()), rel=1e-4)
+    with pytest.raises(ValueError, match="give the language"):
+        WhisperRecogniser(str(whisper_folder)).log_probabilities(clips[:1], RATE, ["hola"])
+    with pytest.raises(ValueError, match="has no words"):
+        judge.log_probabilities(clips[:1], RATE, [" "])
+
+
+def test_whisper_identifies_the_language_that_transformers_detects(
+    whisper_folder: Path, clips: list[np.ndarray]
+) -> None:
+    judge = WhisperRecogniser(str(whisper_folder), batch_size=3)
+    assert judge.multilingual
+    probabilities = judge.identify([*clips, clips[0][:0]], RATE)
+    model = WhisperForConditionalGeneration.from_pretrained(whisper_folder)
+    extractor = WhisperFeatureExtractor.from_pretrained(whisper_folder)
+    tokens = model.generation_config.lang_to_id
+    for wav, row in zip(clips, probabilities, strict=False):
+        features = extractor(wav[: 3 * RATE], sampling_rate=RATE, return_tensors="pt").input_features
+        detected = int(model.detect_language(input_features=features)[0])
+        assert tokens[f"<|{max(row, key=row.__getitem__)}|>"] == detected and sum(row.values()) == pytest.approx(1)
+    assert probabilities[-1] == {}
+
+
+def test_whisper_transcribes_each_clip_in_its_language(whisper_folder: Path, clips: list[np.ndarray]) -> None:
+    judge = load_recogniser(whisper_folder, batch_size=2)
+    codes = ["es", "en", "es", "en"]
+    alone = [
+        load_recogniser(whisper_folder, language=c).transcribe([w], RATE)[0] for w, c in zip(clips, codes, strict=True)
+    ]
+    assert isinstance(judge, WhisperRecogniser) and judge.transcribe(clips, RATE, languages=codes) == alone
+    with pytest.raises(ValueError, match=r"no language 'fr'; it has en, es"):
+        judge.transcribe(clips[:1], RATE, languages=["fr"])
+
+
+def test_an_english_whisper_identifies_no_language(tmp_path: Path, clips: list[np.ndarray]) -> None:
+    judge = WhisperRecogniser(str(save_whisper(tmp_path / "english", multilingual=False)))
+    assert not judge.multilingual
+    with pytest.raises(ValueError, match="identifies no languages; give a multilingual one"):
+        judge.identify(clips[:1], RATE)
+
+
+def test_silero_separates_speech_from_noise(clips: list[np.ndarray]) -> None:
+    detector = load_speech_detector()
+    noise = 0.01 * np.random.default_rng(0).standard_normal(RATE).astype(np.float32)
+    wav = np.concatenate([noise, clips[1], noise])
+    before = wav.copy()
+    probabilities = detector.probabilities(wav, RATE)
+    np.testing.assert_array_equal(wav, before)
+    assert len(probabilities) == -(-len(wav) // 512) and probabilities.max() > 0.9
+    assert probabilities[: RATE // 512 - 5].max() < 0.3 and len(detector.probabilities(wav[:0], RATE)) == 0
+    with pytest.raises(ValueError, match="no voice activity detector is called 'webrtc'"):
+        load_speech_detector("webrtc")
+
+
+def test_ctc_says_what_transformers_says(ctc_folder: Path, clips: list[np.ndarray]) -> None:
+    judge = load_recogniser(ctc_folder, batch_size=4)
+    assert isinstance(judge, CTC)
+    model = AutoModelForCTC.from_pretrained(ctc_folder).eval()
+    extractor = Wav2Vec2FeatureExtractor.from_pretrained(ctc_folder)
+    tokenizer = AutoTokenizer.from_pretrained(ctc_folder)
+    wanted = []
+    with torch.no_grad():
+        for wav in clips:
+            logits = model(extractor(wav, sampling_rate=RATE, return_tensors="pt").input_values).logits
+            assert logits.shape[1] == frames(model, len(wav))
+            wanted.append(tokenizer.batch_decode(logits.argmax(-1))[0].strip())
+    assert judge.transcribe(clips, RATE) == wanted
+    assert len(set(wanted)) > 2 and min(map(len, wanted)) > 2
+
+
+def test_answers_do_not_depend_on_the_batch(ctc_folder: Path, clips: list[np.ndarray]) -> None:
+    together = load_recogniser(ctc_folder, batch_size=4).transcribe(clips, RATE)
+    alone = [load_recogniser(ctc_folder, batch_size=1).transcribe([wav], RATE)[0] for wav in clips]
+    assert together == alone
+    assert load_recogniser(ctc_folder, batch_size=2).transcribe(clips[::-1], RATE) == together[::-1]
+
+
+def test_nothing_to_hear_is_an_empty_text(ctc_folder: Path, whisper_folder: Path, clips: list[np.ndarray]) -> None:
+    nothing = np.zeros(0, np.float32)
+    for folder in (ctc_folder, whisper_folder):
+        judge = load_recogniser(folder, language="en")
+        texts = judge.transcribe([nothing, clips[0], nothing], RATE)
+        assert texts[0] == texts[2] == "" and texts[1] == judge.transcribe([clips[0]], RATE)[0]
+        assert judge.transcribe([], RATE) == []
+        assert len(judge.transcribe([np.zeros(3, np.float32)], RATE)) == 1  # shorter than a frame
+
+
+def test_other_rates_are_resampled(ctc_folder: Path, clips: list[np.ndarray]) -> None:
+    import soxr
+
+    judge = load_recogniser(ctc_folder)
+    wav = soxr.resample(clips[0], RATE, 48_000)
+    assert judge.transcribe([wav], 48_000) == judge.transcribe([soxr.resample(wav, 48_000, RATE)], RATE)
+
+
+@pytest.mark.parametrize(
+    ("wav", "message"),
+    [
+        (np.array([0.0, np.nan], np.float32), "waveform 1: 1 of 2 samples are NaN"),
+        (np.zeros((2, 10), np.float32), r"waveform 1: float32 of shape \(2, 10\)"),
+        (np.zeros(10, np.int16), "waveform 1: int16"),
+    ],
+)
+def test_what_is_no_waveform(ctc_folder: Path, wav: np.ndarray, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        load_recogniser(ctc_folder).transcribe([np.zeros(10, np.float32), wav], RATE)
+
+
+@pytest.mark.parametrize("rate", [0, -1, 16_000.5])
+def test_rates_are_whole_and_positive(ctc_folder: Path, rate: float) -> None:
+    with pytest.raises(ValueError, match="sample_rate"):
+        load_recogniser(ctc_folder).transcribe([], rate)  # type: ignore[arg-type]
+
+
+def test_folders_that_are_no_recogniser(ctc_folder: Path, xvector_folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="nowhere: neither a local folder nor"):
+        load_recogniser(tmp_path / "nowhere")
+    with pytest.raises(ValueError, match=r"config\.json: missing"):
+        load_recogniser(tmp_path)
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(ValueError, match=r"config\.json: not JSON"):
+        load_recogniser(tmp_path)
+    (tmp_path / "config.json").write_text("[]")
+    with pytest.raises(ValueError, match="no model_type"):
+        load_recogniser(tmp_path)
+    with pytest.raises(ValueError, match=r"weight '.*' .*is missing from the checkpoint"):
+        load_recogniser(xvector_folder).transcribe([np.zeros(100, np.float32)], RATE)
+    copy = tmp_path / "copy"
+    shutil.copytree(ctc_folder, copy)
+    config = json.loads((copy / "config.json").read_text())
+    (copy / "config.json").write_text(json.dumps({**config, "intermediate_size": 128}))
+    with pytest.raises(ValueError, match="is of another shape in the checkpoint"):
+        load_recogniser(copy).transcribe([np.zeros(100, np.float32)], RATE)
+    shutil.copy(ctc_folder / "config.json", copy / "config.json")
+    weights = (copy / "model.safetensors").read_bytes()
+    (copy / "model.safetensors").write_bytes(weights[: len(weights) // 2])
+    with pytest.raises(ValueError, match=r"model\.safetensors: damaged"):
+        load_recogniser(copy).transcribe([np.zeros(100, np.float32)], RATE)
+    shutil.copy(ctc_folder / "model.safetensors", copy / "model.safetensors")
+    (copy / "preprocessor_config.json").unlink()
+    with pytest.raises(ValueError, match="the feature extractor cannot be read"):
+        load_recogniser(copy).transcribe([np.zeros(100, np.float32)], RATE)
+
+
+@pytest.mark.slow
+def test_pocketsphinx_recognises_human_speech(speech) -> None:
+    pytest.importorskip("pocketsphinx")
+    from audiorl.eval.metrics.text import wer
+
+    judge = load_recogniser("pocketsphinx")
+    spoken = [u for u in speech if u.language == "en" and len(u.text.split()) >= 6][:3]
+    waves = [u.clip.load(RATE) for u in spoken]
+    texts = judge.transcribe(waves, RATE)
+    assert wer([u.text for u in spoken], texts, "basic").rate < 0.5
+    assert judge.transcribe(waves[::-1], RATE) == texts[::-1]  # no state goes from clip to clip
+    assert judge.transcribe([np.zeros(0, np.float32)], RATE) == [""]
+
+
+def test_whisper_without_numerals_writes_no_digit(whisper_folder: Path, clips: list[np.ndarray]) -> None:
+    """Of a model in which, whatever the state, either "7" or "8" is the most probable token."""
+    words = WhisperRecogniser(str(whisper_folder), language="en", max_new_tokens=6, numerals=False)
+    digits = WhisperRecogniser(str(whisper_folder), language="en", max_new_tokens=6)
+    model, _, tokenizer = digits.parts
+    seven, eight = (tokenizer.convert_tokens_to_ids(digit) for digit in "78")
+    with torch.no_grad():
+        model.proj_out.weight[seven] *= 100
+        model.proj_out.weight[eight] = -model.proj_out.weight[seven]
+    words.__dict__["parts"] = digits.parts
+    assert {seven, eight} <= {*words.suppressed} and not {*digits.suppressed} & {seven, eight}
+    assert set(digits.transcribe(clips[:1], RATE)[0]) <= {"7", "8"}
+    (text,) = words.transcribe(clips[:1], RATE)
+    assert not any(c.isdigit() for c in text)

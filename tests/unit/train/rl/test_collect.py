@@ -1,0 +1,192 @@
+"""A step's rollouts: who is asked, what dynamic sampling drops and asks instead, and ReMax's greedy answers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import pytest
+import torch
+from torch import Tensor
+
+from audiorl.config import RLConfig
+from audiorl.data.schedule import batch_of_step
+from audiorl.protocols import Request
+from audiorl.train.rl.advantages import scored_experiences
+from audiorl.train.rl.collect import RolloutBatch, collect
+from audiorl.train.rl.metrics import rollout_metrics
+from audiorl.types import Rollout, Sample, Score, Segment
+
+SAMPLES = [Sample(name, ()) for name in "abcdefgh"]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """Models this small gain nothing from a second one, and lose much on a busy machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+class Engine:
+    """Answers every request with one token, and remembers what it was asked."""
+
+    policy_version = 0
+
+    def __init__(self) -> None:
+        self.calls: list[list[Request]] = []
+
+    def generate(self, requests: Sequence[Request]) -> list[Rollout]:
+        self.calls.append(list(requests))
+        segment = Segment(torch.tensor([1]), torch.tensor([2]), torch.zeros(1), "x")
+        return [Rollout(r.sample, (segment,), r.group_id, -1 if r.greedy else i) for r in requests for i in range(r.n)]
+
+    def update_weights(self, weights: Mapping[str, Tensor], version: int) -> None: ...
+
+    def asked(self) -> list[list[str]]:
+        return [[r.sample.id for r in call] for call in self.calls]
+
+
+class Known:
+    """1 for the first answer to a sample with signal, else 0; a greedy answer gets 0.25."""
+
+    def __init__(self, signal: str):
+        self.signal = signal
+
+    def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
+        return [Score(0.25 if r.index < 0 else float(r.index == 0 and r.sample.id in self.signal)) for r in rollouts]
+
+
+def run(
+    signal: str, *, step: int = 0, seed: int = 0, samples: Sequence[Sample] = SAMPLES, **config: object
+) -> tuple[RolloutBatch, Engine]:
+    engine = Engine()
+    settings = RLConfig(**({"prompts_per_step": 3, "group_size": 2} | config))  # type: ignore[arg-type]
+    return collect(engine, samples, Known(signal), step, settings, seed), engine
+
+
+def groups(found: RolloutBatch) -> dict[str, str]:
+    """Group id: the sample that its members answer."""
+    out: dict[str, str] = {}
+    for r in found.rollouts:
+        assert out.setdefault(r.group_id, r.sample.id) == r.sample.id, "one group answers two prompts"
+    return out
+
+
+def first_round(step: int = 0, seed: int = 0, size: int = 3) -> list[str]:
+    return [s.id for s in batch_of_step(SAMPLES, step, size, seed)]
+
+
+def test_a_step_asks_its_prompts_once() -> None:
+    found, engine = run("")
+    assert engine.asked() == [first_round()]
+    assert [(r.n, r.seed, r.greedy) for r in engine.calls[0]] == [(2, 0, False)] * 3
+    assert groups(found) == {f"0/{i}": name for i, name in enumerate(first_round())}
+    assert [r.index for r in found.rollouts] == [0, 1] * 3
+    assert [s.total for s in (r.score for r in found.rollouts) if s] == [0] * 6
+    assert (found.dropped, found.refilled, found.greedy) == (0, 0, [])
+
+
+def test_groups_without_signal_are_dropped_and_others_asked() -> None:
+    a, b, c = first_round()
+    others = "".join(s.id for s in SAMPLES if s.id not in (a, b, c))
+    found, engine = run(a + c + others, dynamic_sampling=2)
+    assert len(engine.calls) == 2 and engine.asked()[0] == [a, b, c]
+    (new,) = engine.asked()[1]
+    assert new in others
+    assert list(groups(found).values()) == [a, c, new] and len(groups(found)) == 3
+    assert (found.dropped, found.refilled, len(found.rollouts)) == (1, 1, 6)
+    metrics = rollout_metrics(found, RLConfig(dynamic_sampling=2))
+    assert {k: v for k, v in metrics.items() if k.startswith("group/")} == {
+        "group/without_signal": 0,
+        "group/dropped": 1,
+        "group/refilled": 1,
+        "group/trained": 3,
+    }
+
+
+def test_no_refill_when_every_group_has_signal() -> None:
+    found, engine = run("abcdefgh", dynamic_sampling=3)
+    assert engine.asked() == [first_round()] and (found.dropped, found.refilled) == (0, 0)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("step", [0, 1, 5])
+def test_refills_are_new_prompts_as_long_as_there_are_any(seed: int, step: int) -> None:
+    """Three prompts of eight have no signal in the first round; two rounds reach all others."""
+    kept = first_round(step, seed)[0]
+    found, engine = run(kept, step=step, seed=seed, dynamic_sampling=3)
+    asked = [name for call in engine.asked()[1:] for name in call]
+    assert len(set(asked)) == len(asked) and not set(asked) & set(engine.asked()[0])
+    assert set(asked) == {s.id for s in SAMPLES} - set(engine.asked()[0])
+    assert list(groups(found).values()) == [kept]
+    assert (found.dropped, found.refilled) == (len(set(asked)) + len(engine.asked()[0]) - 1, len(asked))
+
+
+def test_it_gives_up_after_the_rounds_it_was_given() -> None:
+    many = [Sample(f"s{i}", ()) for i in range(100)]
+    _, engine = run("", samples=many, dynamic_sampling=2)
+    assert [len(call) for call in engine.calls] == [3, 3, 3]
+    asked = [name for call in engine.asked() for name in call]
+    assert len(set(asked)) == 9
+    found, engine = run(asked[4], samples=many, dynamic_sampling=2)
+    assert [len(call) for call in engine.calls] == [3, 3, 2]  # what is still missing, no more
+    assert list(groups(found).values()) == [asked[4]]
+
+
+def test_without_any_signal_the_first_round_is_kept() -> None:
+    found, _ = run("", dynamic_sampling=2)
+    assert list(groups(found).values()) == first_round() and len(found.rollouts) == 6
+    assert found.dropped == 8  # all there are
+
+
+def test_groups_keep_apart_when_a_step_meets_a_prompt_twice() -> None:
+    """Five prompts, four a step: the second step crosses into the next shuffle and may ask one prompt twice."""
+    five, met = SAMPLES[:5], 0
+    for seed in range(12):
+        first = [s.id for s in batch_of_step(five, 1, 4, seed)]
+        lone = next(x for x in first if first.count(x) == 1)
+        found, engine = run(
+            lone + "abcde".translate({ord(x): None for x in first}),
+            step=1,
+            seed=seed,
+            samples=five,
+            prompts_per_step=4,
+            dynamic_sampling=1,
+        )
+        met += len(set(first)) < 4
+        labels = [r.group_id for call in engine.calls for r in call]
+        assert len(set(labels)) == len(labels)
+        assert len(found.rollouts) == 2 * len(groups(found))
+    assert met
+
+
+def test_a_step_is_a_function_of_seed_and_step() -> None:
+    def trace(seed: int, step: int) -> list[list[tuple[str, int, str]]]:
+        _, engine = run("aceg", seed=seed, step=step, dynamic_sampling=2)
+        return [[(r.sample.id, r.seed, r.group_id) for r in call] for call in engine.calls]
+
+    assert trace(3, 1) == trace(3, 1)
+    different = [trace(3, 1), trace(3, 2), trace(4, 1)]
+    assert all(different[i] != different[j] for i, j in ((0, 1), (0, 2), (1, 2)))
+    seeds = {call[0][1] for t in different for call in t}
+    assert len(seeds) == 3  # every step and every run has noise of its own
+
+
+def test_remax_asks_one_greedy_answer_to_each_prompt_that_is_kept() -> None:
+    a, _, c = first_round()
+    found, engine = run(a + c, advantage="remax", dynamic_sampling=1)
+    *rounds, last = engine.calls
+    assert [(r.sample.id, r.n, r.greedy) for r in last] == [(a, 1, True), (c, 1, True)]
+    assert [r.group_id for r in last] == list(groups(found)) and not any(r.greedy for call in rounds for r in call)
+    assert [s.total for s in found.greedy] == [0.25, 0.25]
+    assert [e.greedy_score for e in scored_experiences(found, RLConfig(advantage="remax"))] == [0.25] * 4
+    assert len(found.rollouts) == 4  # the greedy answers are not trained on
+
+
+def test_a_bad_score_names_its_sample() -> None:
+    def reward(rollouts: Sequence[Rollout]) -> list[Score]:
+        return [Score(float("nan") if r.sample.id == first_round()[1] else 0.0) for r in rollouts]
+
+    with pytest.raises(ValueError, match=f"sample '{first_round()[1]}': total is nan"):
+        collect(Engine(), SAMPLES, reward, 0, RLConfig(prompts_per_step=3, group_size=2), 0)
