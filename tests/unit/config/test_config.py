@@ -101,5 +101,5 @@ def test_names_that_are_no_estimator_and_no_loss() -> None:
     with pytest.raises(ValueError, match=r"advantage 'grop': give one of grpo, rloo, .*, or FILE\.py:FUNCTION"):
         RLConfig(advantage="grop")
     with pytest.raises(ValueError, match=r"loss 'clip': give one of ppo, gspo, .*, or FILE\.py:FUNCTION"):
-        RLConfig(loss="ppo")
+        RLConfig(**{"loss": "clip"})
     assert RLConfig(loss="mine.py:loss", advantage="mine.py:advantage").loss == "mine.py:loss"

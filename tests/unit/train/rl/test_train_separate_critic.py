@@ -115,7 +115,7 @@ def test_a_checkpoint_without_a_critic(samples: list[Sample], tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("config", "words"),
     [
-        (RLConfig(), r"runtime\.critics 2: advantage 'group' has no critic"),
+        (RLConfig(), r"runtime\.critics 2: advantage 'grpo' has no critic"),
         (RLConfig(advantage="gae", critic=CriticConfig(shared=True)), r"the policy's trunk \(critic\.shared\)"),
     ],
 )
