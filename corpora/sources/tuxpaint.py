@@ -4,8 +4,8 @@ A stamp X has the texts in X.txt, whose first line is English and whose others a
 X_desc_CODE.ogg; X_desc.ogg is English. Several stamps have the same text ("The letter J." filled and outlined).
 
 Some recordings are older than the texts. Those of English and some of Spanish and French were checked (see
-`voices.confirmed`), and recordings are left out from which a recogniser reads something else. The other texts are as published. The English
-recordings name the object without the article of the text, so it is removed.
+`voices.confirmed`), and recordings are left out from which a recogniser reads something else. The other texts are as
+published. The English recordings name the object without the article of the text, so it is removed.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ import torch
 
 from audiorl.audio import AudioClip
 from audiorl.config import SamplingConfig
-from audiorl.data.corpus import TextToSay as Recorded
+from audiorl.data.corpus import Utterance as Recorded
 from audiorl.data.seedtts import TextToSay
 from audiorl.eval._common import Judges
 from audiorl.eval._speech import measure_speech, summarize_speech
