@@ -180,7 +180,7 @@ class SpokenText:
 
     @cached_property
     def fingerprint(self) -> str:
-        """A digest of the recording as it is now: what was judged before must be the same."""
+        """Return a digest of the recording as it is now: what was judged before must be the same."""
         assert self.clip is not None and self.clip.path is not None
         content = Path(self.clip.path).read_bytes()
         return hashlib.sha256(content + f"{self.clip.start} {self.clip.duration}".encode()).hexdigest()[:16]
