@@ -1,4 +1,4 @@
-"""What recipes of speaking models share: read texts and voices, load the model, measure its speech, tiny parts."""
+"""Parts that recipes of speaking models share: read texts and voices, load models, measure speech, tiny parts."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class SpeechConfig(RecipeConfig):
     voice: str | None = None
     """A recording whose voice says all texts that bring none of their own (no prompt_audio)."""
     voice_text: str = ""
-    """What is said in `voice`."""
+    """Text that is said in `voice`."""
     clone: bool = False
     """Texts that bring no voice: take another recording of the same speaker for it, drawn once."""
     tags: bool = False
@@ -79,7 +79,7 @@ class SpeechConfig(RecipeConfig):
     language: str | None = None
     """Language for multilingual recognisers, such as en; None: they guess."""
     normalizer: Normalizer = "basic"
-    """What is left out when the judge's text is compared."""
+    """How the judge's text is normalised before it is compared."""
     sampling: SamplingConfig = SamplingConfig(max_new_tokens=8, max_frames=750)
     """How texts are said; 750 frames are 30 s of Higgs's codec."""
 
