@@ -51,13 +51,8 @@ def scripts(kind: ScriptKind) -> dict[str, Path]:
     if spec is None or not spec.submodule_search_locations:
         raise ValueError(f"audiorl.{kind} is not installed; reinstall audiorl")
     files = sorted(Path(next(iter(spec.submodule_search_locations))).glob("*.py"))
-<<<<<<< HEAD
-    # rl_loop.py is run by itself, for readers: it has no run folder.
-    return {f.stem.replace("_", "-"): f for f in files if not f.stem.startswith("_") and f.stem != "rl_loop"}
-=======
     named = {file.stem.replace("_", "-"): file for file in files if not file.stem.startswith("_")}
     return {n: f for n, f in named.items() if kind == "eval" or "\ndef tiny(" in f.read_text(encoding="utf-8")}
->>>>>>> main
 
 
 def find_script(kind: ScriptKind, name: str | Path) -> Path:

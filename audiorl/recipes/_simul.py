@@ -60,13 +60,8 @@ class StreamRewards:
     weights: dict[str, float] = field(default_factory=dict)
     """Weights of rewards by name; 1 for those that are not named."""
     hpo: bool = False
-<<<<<<< HEAD
-    """In both stages HPO's reward in place of these: the quality of the stream, and promptness above `hinge` (0.5 where
-    it is None). It wants the advantage `gdpo`, several rollouts of a stream, and the KL in the loss."""
-=======
     """Reward both stages by HPO instead: the quality of the stream, and promptness above `hinge` (0.5 where
-    it is None). It wants the advantage `decoupled`, several rollouts of a stream, and the KL in the loss."""
->>>>>>> main
+    it is None). It wants the advantage `gdpo`, several rollouts of a stream, and the KL in the loss."""
 
     def of_stages(
         self, frame_rate: float | None = None
