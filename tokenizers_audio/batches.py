@@ -1,4 +1,4 @@
-"""Many recordings through a codec: those of equal length together, so that nothing is padded and no code changes."""
+"""Many recordings through a codec: those of equal length together, where nothing is padded and no code changes."""
 
 from __future__ import annotations
 

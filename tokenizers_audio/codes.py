@@ -145,7 +145,7 @@ def _compact(codes: Tensor, tokenizer: AudioTokenizer, what: object) -> Tensor:
 
 
 def _save(path: Path, tensors: dict[str, Tensor], tokenizer: AudioTokenizer, more: dict[str, str]) -> None:
-    """Written under another name and renamed, so that a file of this name is always complete."""
+    """Write under another name and rename: a file of this name is always complete."""
     partial = path.with_name(f".{path.name}.partial")
     save_file(tensors, partial, {"format": FORMAT, "tokenizer": tokenizer.identity, **more})
     os.replace(partial, path)

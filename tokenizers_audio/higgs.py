@@ -36,7 +36,7 @@ def load(
 
 
 class HiggsAudioV2TokenizerModel(XcodecModel):
-    """Named like transformers' class, so that folders that it saves are read by either."""
+    """Named like transformers' class: either reads the folders that it saves."""
 
     config_class = HiggsAudioV2TokenizerConfig
     base_model_prefix = "higgs_audio_v2_tokenizer"

@@ -21,8 +21,8 @@ from audiorl.algos.shapes import check_shapes
 class PairLogprobs:
     """Log-probs [n] of every token of P pairs of answers, under the policy and under the frozen reference.
 
-    `per_token`: h of mean instead of summed log-probs. `seeds`: one a pair, of SamPO's draw. Raises ValueError for an
-    answer without tokens and for one of another length under the reference.
+    `per_token`: h of mean instead of summed log-probs. `seeds`: one a pair, of SamPO's draw. Raises ValueError for
+    answers that do not make pairs, for one without tokens and for one of another length under the reference.
     """
 
     chosen: Sequence[Tensor]
@@ -33,6 +33,9 @@ class PairLogprobs:
     seeds: Sequence[int] = ()
 
     def __post_init__(self) -> None:
+        given = [answers for answers in (self.chosen, self.rejected, self.ref_chosen, self.ref_rejected) if answers]
+        if len(set(map(len, given))) > 1:
+            raise ValueError(f"{', '.join(str(len(answers)) for answers in given)} answers do not make pairs")
         for answers, refs in ((self.chosen, self.ref_chosen), (self.rejected, self.ref_rejected)):
             for i, answer in enumerate(answers):
                 if not len(answer):

@@ -16,7 +16,7 @@ from tyro.conf import Positional
 
 from audiorl.config import to_json
 from audiorl.options import parse
-from audiorl.plan.memory import ALL, GIB, GPU, Change, MemoryPlan, PlanOptions, make_plan, suggestions
+from audiorl.plan.memory import GIB, GPU, PHASES, Change, MemoryPlan, PlanOptions, make_plan, suggestions
 from audiorl.plan.models import RELEASED
 
 
@@ -85,7 +85,7 @@ def _memory(gpu: GPU) -> Table:
     title = f"{gpu.name}: GiB on each of {gpu.count} GPUs of {gpu.size / GIB:g}"
     table = Table("part", title=title, title_justify="left")
     table.add_column("from", style="dim")
-    for phase in ALL:
+    for phase in PHASES:
         table.add_column(phase, justify="right")
     for part in gpu.parts:
         table.add_row(part.name, part.how, *(f"{x / GIB:.2f}" if x else "" for x in part.bytes))
@@ -103,8 +103,8 @@ def _print_json(options: Options, result: MemoryPlan, advice: Sequence[tuple[Cha
         "gpus": [
             {
                 **{"name": gpu.name, "count": gpu.count, "bytes": gpu.size, "fits": gpu.fits, "peak": gpu.peak},
-                "total": dict(zip(ALL, gpu.totals, strict=True)),
-                "parts": {part.name: dict(zip(ALL, part.bytes, strict=True)) for part in gpu.parts},
+                "total": dict(zip(PHASES, gpu.totals, strict=True)),
+                "parts": {part.name: dict(zip(PHASES, part.bytes, strict=True)) for part in gpu.parts},
                 "cache": to_json(gpu.cache),
             }
             for gpu in result.gpus
@@ -121,7 +121,7 @@ def _command_line(change: Change) -> str:
 
 
 def _phase(gpu: GPU) -> str:
-    return ALL[gpu.totals.index(gpu.peak)]
+    return PHASES[gpu.totals.index(gpu.peak)]
 
 
 def _peak(result: MemoryPlan) -> float:

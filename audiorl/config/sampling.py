@@ -56,6 +56,6 @@ class SamplingConfig:
             require(0 < getattr(self, name) <= 1, f"sampling.{name}", getattr(self, name), "in (0, 1]")
 
     def of_codes(self) -> SamplingConfig:
-        """The same with the codes' temperature, top_p and top_k in place of the text's."""
+        """Return these options with the codes' temperature, top_p and top_k for the text's."""
         temperature = self.temperature if self.audio_temperature is None else self.audio_temperature
         return dataclasses.replace(self, temperature=temperature, top_p=self.audio_top_p, top_k=self.audio_top_k)

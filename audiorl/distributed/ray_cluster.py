@@ -390,7 +390,7 @@ def _attempt(function: Any, *args: Any) -> tuple[WorkerFailure | None, Any]:
 
 
 def _on_cpu(value: Any) -> Any:
-    """Tensors, also in dicts, moved to the CPU, so that a process without a GPU can unpickle them."""
+    """Move tensors, also in dicts, to the CPU: a process without a GPU must be able to unpickle them."""
     if isinstance(value, Tensor):
         return value.detach().cpu()
     if isinstance(value, dict):

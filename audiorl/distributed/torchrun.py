@@ -1,7 +1,7 @@
 """Groups of workers under torchrun: rank 0 runs the recipe and sends commands, the other ranks execute them.
 
 Every other rank waits in `follow` for commands of rank 0: make a worker from a function and its arguments, call a
-method of it, end. All ranks execute a command at the same time, so that the workers' collective operations match. Only
+method of it, end. All ranks execute a command at the same time: the workers' collective operations must match. Only
 rank 0 has a run folder.
 
 An error on one rank ends all ranks. That rank writes the reason to torch's key-value store; the others, whose

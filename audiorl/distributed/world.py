@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 T = TypeVar("T")
 BUCKET = 64 * 2**20
-"""Bytes of gradients that are summed at once."""
+"""Bytes of gradients that are summed in one message."""
 
 
 @dataclass(frozen=True)

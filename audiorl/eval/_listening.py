@@ -74,10 +74,7 @@ def answered_by_rollout(policy: AudioPolicy, rollout: Rollout, sample: Sample) -
 
 
 def audio_gains(
-    policy: AudioPolicy,
-    answers: Sequence[Answer],
-    views: Sequence[str] = DEFAULT_VIEWS,
-    budget: int = 8192,
+    policy: AudioPolicy, answers: Sequence[Answer], views: Sequence[str] = DEFAULT_VIEWS, budget: int = 8192
 ) -> list[Gain]:
     """Measure for each view the gain of the right audio over it, on given or sampled answers.
 

@@ -13,7 +13,6 @@ import numpy as np
 from audiorl.config import SamplingConfig
 from audiorl.data.text import TextQuestion
 from audiorl.eval._common import paired_changes, progress_display, read_rows, summarize, summarize_outside
-from audiorl.eval.metrics.corpus import UNSEEN as UNSEEN
 from audiorl.eval.text import measure_text_phase
 from audiorl.models import AudioPolicy
 from audiorl.protocols import Request, Reward, RolloutEngine

@@ -52,10 +52,7 @@ class InterpreterAgent(SpeechToTextAgent):  # type: ignore[misc]
         parser.add_argument("--source-language", required=True, help="ISO code")
         parser.add_argument("--target-language", required=True, help="ISO code")
         parser.add_argument(
-            "--context",
-            type=float,
-            default=ChunkConfig().context,
-            help="seconds encoded before a chunk",
+            "--context", type=float, default=ChunkConfig().context, help="seconds encoded before a chunk"
         )
         parser.add_argument("--history", type=float, help="most seconds of the past that are carried; default: all")
         parser.add_argument("--max-new-tokens", type=int, default=48, help="maximum number of tokens after one chunk")

@@ -170,12 +170,7 @@ def _some(names: Sequence[str]) -> str:
 
 
 def compare(
-    pairs: Sequence[ComparedPair],
-    judge: ListeningJudge,
-    out: Path,
-    settings: Mapping[str, Any],
-    *,
-    seed: int = 0,
+    pairs: Sequence[ComparedPair], judge: ListeningJudge, out: Path, settings: Mapping[str, Any], *, seed: int = 0
 ) -> dict[str, Row]:
     """Return a row a pair, by name: {id, category, depth, first, winner, win, reason}, or {id, …, problem}.
 

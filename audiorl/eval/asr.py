@@ -45,15 +45,7 @@ from audiorl.eval._common import (
     write_scores,
 )
 from audiorl.eval.metrics.corpus import Score, estimate, ratio, repeated, translation_counts
-from audiorl.eval.metrics.text import (
-    CorpusErrors,
-    ErrorCounts,
-    Normalizer,
-    char_errors,
-    normalize,
-    units,
-    word_errors,
-)
+from audiorl.eval.metrics.text import CorpusErrors, ErrorCounts, Normalizer, char_errors, normalize, units, word_errors
 from audiorl.protocols import RolloutEngine
 from audiorl.report.listening import article, clips_page
 from audiorl.rewards.answers import final_text

@@ -39,13 +39,7 @@ from audiorl.eval._common import (
     with_interval,
     write_scores,
 )
-from audiorl.eval._questions import (
-    question_policy,
-    read_questions,
-    right_answers,
-    sample_answers,
-    tokenizer_digest,
-)
+from audiorl.eval._questions import question_policy, read_questions, right_answers, sample_answers, tokenizer_digest
 from audiorl.eval.metrics.choice import crossings, pass_at_k
 from audiorl.report.charts import PAGE, PassCurve, draw_passk, plot_passk, svg
 from audiorl.report.kit import eval_page, number_table

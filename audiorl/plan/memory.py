@@ -34,7 +34,7 @@ from audiorl.plan.models import ModelSize, Shape, Tower, size_of
 
 GIB = 2**30
 BYTES = {"auto": 2, "bfloat16": 2, "float16": 2, "float32": 4}
-ALL = ("generate", "score", "backward", "step", "sync")
+PHASES = ("generate", "score", "backward", "step", "sync")
 """Phases of a step: the engine generates; log-probs and values without gradients; backward passes; the optimizer;
 weights on their way to the engine. The phase that needs most decides."""
 _ZERO_BUCKET, _ZERO_LIVE = 500_000_000, 1_000_000_000
@@ -127,6 +127,7 @@ class PlanOptions:
 
     @property
     def gpus(self) -> int:
+        """GPUs of the whole run."""
         r = self.runtime
         return r.ranks + r.references + r.critics + (0 if r.shares_gpus else r.engines * r.engine_gpus)
 
@@ -299,6 +300,7 @@ class GPU:
 
     @property
     def totals(self) -> tuple[float, ...]:
+        """Bytes in each phase."""
         return tuple(sum(column) for column in zip(*(p.bytes for p in self.parts), strict=True))
 
     @property
@@ -324,7 +326,7 @@ class MemoryPlan:
 
 
 def _part(name: str, how: str, size: float, *phases: str) -> Part:
-    return Part(name, how, tuple(size * (phase in (phases or ALL)) for phase in ALL))
+    return Part(name, how, tuple(size * (phase in (phases or PHASES)) for phase in PHASES))
 
 
 def _text(number: int) -> str:
@@ -456,7 +458,7 @@ class _Planner:
         live = 2 * layers / size.shape.layers if self.runtime.fsdp else max(_ZERO_LIVE, size.largest)
         gathered = min((size.total - layers + min(layers, live)) * wide, held)
         spread = (layers * wide if self.runtime.fsdp else held) / n
-        at_work = tuple(spread + (gathered if phase == "backward" else held) for phase in ALL)
+        at_work = tuple(spread + (gathered if phase == "backward" else held) for phase in PHASES)
         return Part(name, f"{how}, / {n} and whole between updates", at_work)
 
     def _autocast(self, models: int, *phases: str) -> Part:
@@ -479,7 +481,7 @@ class _Planner:
             backward = (gradient - outside) / n + outside + 2 * 4 * in_layers / size.shape.layers
             how += f" / {n}, whole outside of the layers until the step"
         by_phase = {"backward": backward, "step": step}
-        parts = [Part(f"{name}gradients", how, tuple(by_phase.get(phase, 0.0) for phase in ALL))]
+        parts = [Part(f"{name}gradients", how, tuple(by_phase.get(phase, 0.0) for phase in PHASES))]
         if not r.offload:
             states, how = self._optimizer(trained, n)
             in_float32 = self.master or r.zero > 0
@@ -507,7 +509,7 @@ class _Planner:
         if distill.coef == 0 or distill.teacher in ("reference", "policy"):
             return []
         teacher = size_of(distill.teacher, replace(o.model, lora=LoraConfig(rank=0), audio="frozen", only=()))
-        score = ALL.index("score")
+        score = PHASES.index("score")
         more = (sum(part.bytes[score] for part in self._activations(size)) for size in (teacher, self.size))
         extra = max(next(more) - next(more), 0)
         return [
@@ -538,14 +540,14 @@ class _Planner:
             for phase, gradient in (("score", False), ("backward", True))
         }
         how = f"{row.predicted} predicted x {shape.vocabulary}"
-        parts.append(Part("logits", how, tuple(logits.get(phase, 0.0) for phase in ALL)))
+        parts.append(Part("logits", how, tuple(logits.get(phase, 0.0) for phase in PHASES)))
         if shape.tower is not None:
             trained = o.model.audio == "full"
             alone = tower_bytes(shape.tower, o.clip_seconds, 1, p.compute, False, False)
             encoder = tower_bytes(shape.tower, o.clip_seconds, o.clips, p.compute, trained, checkpointing)
             by_phase = {"generate": alone, "score": alone, "backward": encoder}
             how = f"{o.clips if trained else 1} x {o.clip_seconds:g} s"
-            parts.append(Part("audio tower's activations", how, tuple(by_phase.get(phase, 0.0) for phase in ALL)))
+            parts.append(Part("audio tower's activations", how, tuple(by_phase.get(phase, 0.0) for phase in PHASES)))
         return parts
 
     # Engines and CPU memory.
@@ -566,7 +568,7 @@ class _Planner:
         sync = bucket if self.sends_adapter else max(bucket, size.largest * self.number)
         # On the trainers' GPUs it sleeps while they work.
         asleep = self.runtime.shares_gpus
-        loaded, running = (("generate", "sync"), ("generate",)) if asleep else (ALL, ALL)
+        loaded, running = (("generate", "sync"), ("generate",)) if asleep else (PHASES, PHASES)
         split = f"{_text(served)} x {self.number} bytes" + (f", the decoder / {tp}" if tp > 1 else "")
         copies = f"2 x {_text(size.adapters)} x {self.number} bytes: as they came, and where they are used"
         parts = [
@@ -603,7 +605,7 @@ class _Planner:
 
 
 def _only(part: Part, *phases: str) -> Part:
-    kept = tuple(number * (phase in phases) for number, phase in zip(part.bytes, ALL, strict=True))
+    kept = tuple(number * (phase in phases) for number, phase in zip(part.bytes, PHASES, strict=True))
     return Part(part.name, part.how, kept)
 
 

@@ -1,4 +1,4 @@
-"""What recipes do around their training call: read and split data, load the policy, measure before and after, report.
+"""Parts that recipes share: read and split data, load the policy, measure before and after training, report.
 
 A recipe is its settings and one training call between two measurements. Those that train on the scores of a reward
 share all of it, `train_with_reward`; the others call `evaluate_around_training` themselves::
@@ -51,11 +51,11 @@ Sum = TypeVar("Sum", bound=WeightedSum | StandardisedSum)
 
 @dataclass(frozen=True)
 class Given:
-    """What a Python caller has in memory. Whatever is None or empty is read as the options say."""
+    """Parts that a Python caller has in memory; each that is None or empty is read as the options say."""
 
     policy: AudioPolicy | None = None
     reward: Reward | None = None
-    """Trains in place of the recipe's own reward."""
+    """Replaces the recipe's own reward."""
     data: tuple[Any, ...] = ()
     """Row dictionaries in lists, or `datasets.Dataset`s, read like the files of `data`."""
     held_out: tuple[Any, ...] = ()

@@ -116,8 +116,11 @@ def main(config: AudioQAConfig, run: Run, given: Given = NOTHING) -> AudioPolicy
     policy = given.policy or policy_from(config)
     reward, outside, metric = answer_reward(config.think), None, "accuracy"
     if given.reward is not None:
-        reward, metric = WeightedSum.of(reward=given.reward), "reward"
-        if all(s.references for s in held_out):
+        own = given.reward
+        reward = own if isinstance(own, WeightedSum) else WeightedSum.of(reward=own)
+        metric = reward.terms[0].name
+        # Accuracy is reported next to any other reward, where the rows have answers.
+        if all(s.references for s in held_out) and all(t.reward != AnswerAccuracy() for t in reward.terms):
             outside = WeightedSum.of(accuracy=AnswerAccuracy())
     if config.reward_model is not None:
         model = ModelReward(config.reward_model, device=config.model.device)

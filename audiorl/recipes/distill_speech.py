@@ -4,7 +4,7 @@
         --data spoken_questions.jsonl --held-out spoken_questions_test.jsonl
 
 Every row needs its transcript in `text`: questions in `question` and `answer`, or with `--task transcripts` speech
-alone. The teacher is the policy as training begins, with the transcript in place of the audio; `--rl.distill.teacher
+alone. The teacher is the policy as training begins, with the transcript instead of the audio; `--rl.distill.teacher
 policy` takes the policy as it is now, and a folder another model with the same tokenizer, such as the text model that
 the policy was made of. `--rl.distill.view` changes what the teacher reads.
 

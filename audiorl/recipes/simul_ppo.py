@@ -81,7 +81,7 @@ class SimulPPOConfig(PtxOptions, RewardOptions, RecipeConfig):
     sft_optim: OptimConfig = OptimConfig(lr=1e-5, warmup_steps=20, schedule="cosine")
     """The optimizer of the supervised start."""
     rewards: StreamRewards = StreamRewards()
-    """What is rewarded. `reward_file` adds to both stages, standardised over the batch like the others."""
+    """Rewards of the stages. `reward_file` adds to both stages, standardised over the batch like the others."""
     stage1: RLConfig = PPO
     """PPO with the rewards of single turns."""
     stage2: RLConfig = PPO

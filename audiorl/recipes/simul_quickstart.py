@@ -76,7 +76,7 @@ WEIGHTS = {
     "initiative": 1.0,
     "format": 1.0,
 }
-"""What is named here can be changed, as by `--rewards.weights.initiative 0`."""
+"""Weights by name, which options change: `--rewards.weights.initiative 0`."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class SimulQuickstartConfig(StreamOptions):
     codec: str | None = None
     """A codec's folder, such as `runs/tts/codec`: the interpreter speaks what it writes, in the recordings' voice."""
     ks: tuple[int, ...] = (1, 2, 3, 5, 8)
-    """Of the wait-k baselines; none leaves them out."""
+    """k of the wait-k baselines; none leaves them out."""
     model: ModelConfig = ModelConfig(audio="projector")
     """How the model is held, and what of it is trained."""
     vocabulary: int = 700
@@ -119,7 +119,7 @@ class SimulQuickstartConfig(StreamOptions):
     rewards: StreamRewards = field(
         default_factory=lambda: StreamRewards(longest_wait=0.0, waits="available", weights=WEIGHTS)
     )
-    """What is rewarded. Each reward is standardised, and detection and initiative ask for speed already."""
+    """Rewards of the stages. Each is standardised, and detection and initiative ask for speed already."""
     stage1: RLConfig = PPO
     """PPO with the rewards of single turns."""
     stage2: RLConfig = PPO

@@ -41,7 +41,7 @@ from audiorl.train.rl.train import train_rl
 @dataclass(frozen=True)
 class TTSGRPOConfig(PtxOptions, RewardOptions, SpeechConfig):
     rewards: SpeechRewards = SpeechRewards()
-    """What is rewarded, and by which judges."""
+    """Rewards, and the speech models that they ask."""
     rl: RLConfig = RLConfig(
         prompts_per_step=8,
         group_size=8,

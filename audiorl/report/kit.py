@@ -25,6 +25,7 @@ NOTHING = "<span class='note'>wrote nothing</span>"
 
 
 def asset(name: str) -> str:
+    """Return the text of a style sheet or script."""
     return (ASSETS / name).read_text(encoding="utf-8")
 
 
@@ -66,6 +67,7 @@ def section(title: str, body: str, lead: str = "") -> str:
 
 
 def note(text: str, tag: str = "p") -> str:
+    """Return a remark in small grey letters; `tag` "span" is one within a line."""
     return f"<{tag} class='note'>{escape(text)}</{tag}>"
 
 
@@ -75,6 +77,7 @@ def more(count: int, what: str) -> str:
 
 
 def fact(label: str, value: Any) -> str:
+    """Return a small label with its value."""
     return f"<span class='fact'>{escape(label)} <b>{escape(str(value))}</b></span>"
 
 

@@ -56,10 +56,12 @@ def written_text(row: Row) -> str:
 
 
 def total(row: Row) -> float:
+    """Return the reward of a rollout; 0 without one."""
     return float((row.get("score") or {}).get("total") or 0.0)
 
 
 def parts(row: Row) -> dict[str, float]:
+    """Return the reward parts of a rollout."""
     return (row.get("score") or {}).get("parts") or {}
 
 

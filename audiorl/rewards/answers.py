@@ -166,6 +166,8 @@ def looks_like_maths(text: str) -> bool:
 def maths_equal(a: str, b: str) -> bool:
     """Return whether both sides are expressions and symbolically equal. Whatever cannot be parsed in time is not equal.
 
+    Guarded, since most answers about audio are words, and words are not maths: "e minor" must not become Euler's
+    number, nor "3 birds" equal "3 dogs".
     Note that 6/8 equals 3/4 here: compare time signatures and the like as choices or as text.
     """
     if not (looks_like_maths(a) and looks_like_maths(b)):

@@ -252,7 +252,7 @@ def state_file(rank: int, size: int, writers: Writers = "trainer") -> str:
 
 
 def save_state(partial: Path, trainer: TrainerState, rank: int, size: int, writers: Writers = "trainer") -> Path:
-    """Write this rank's part of a state. Of a tensor that is not whole the file's metadata give place and shape."""
+    """Write this rank's part of a state. The file's metadata give place and shape of tensors that are not whole."""
     tensors: dict[str, Tensor] = {}
     pieces: dict[str, list[int]] = {}
     addresses: set[int] = set()

@@ -110,7 +110,7 @@ class ComputeTime(NamedTuple):
 
 
 class StopRequest:
-    """Whether a signal asked to stop while `awaited` was entered. In the main thread only."""
+    """Remembers whether a signal asked to stop while `awaited` was entered. In the main thread only."""
 
     def __init__(self) -> None:
         self.received = False
@@ -309,7 +309,7 @@ class Run:
 
     @property
     def is_saving(self) -> bool:
-        """Whether a checkpoint was begun and not ended."""
+        """True from the begin of a checkpoint to its end."""
         return self._saving is not None
 
     def end_save(self, files: Checksums) -> Path:

@@ -72,7 +72,7 @@ class Progress:
         self._show(due=step >= self.total)
 
     def note(self, text: str) -> None:
-        """Show what goes on besides the steps, such as "held-out 64/200", until the next note."""
+        """Show what happens besides the steps, such as "held-out 64/200", until the next note."""
         self._note = text
         if text or self._live is not None:
             self._show()

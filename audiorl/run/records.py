@@ -34,7 +34,7 @@ class RunState(msgspec.Struct):
     seconds: dict[str, float]
     rollout_offsets: dict[str, Count] = {}
     cpu_seconds: dict[str, float] = {}
-    """Of the phases whose steps all ran on CPUs."""
+    """By phase, for those whose steps all ran on CPUs."""
 
 
 class TrainerMeta(msgspec.Struct, omit_defaults=True):

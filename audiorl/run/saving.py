@@ -50,7 +50,7 @@ M = TypeVar("M", AudioPolicy, ValueModel)
 class CheckpointWriter:
     """Writes this rank's files, one checkpoint at a time. Made before the optimizer, which may shard `model`.
 
-    Of critics in processes of their own only the state is written: `model`, their trunk, is a part of it.
+    Critics in processes of their own write only the state: `model`, their trunk, is a part of it.
     """
 
     def __init__(self, model: Saved, world: World | None = None, writers: Writers = "trainer"):

@@ -77,8 +77,8 @@ def open_trackers(
 ) -> tuple[Tracker, ...]:
     """Open trackers by name (`TRACKERS`). `config`: the recipe's configuration as JSON values, which they show.
 
-    A run that is resumed goes on in the same W&B, Trackio or MLflow run: ids are kept in RUN/trackers.json. `seq` is
-    the first line that it will log. Steps after the checkpoint that it goes on from are computed again: TensorBoard
+    A run that is resumed continues the same W&B, Trackio or MLflow run: ids are kept in RUN/trackers.json. `seq` is
+    the first line that it will log. Steps after the checkpoint that it continues from are computed again: TensorBoard
     shows their new values, the others, which only append, keep the first ones. Raises ValueError for an unknown name
     and for a library that is not installed.
     """
@@ -134,7 +134,7 @@ class Wandb:
             )
         except wandb.Error as error:
             raise ValueError(f"--log wandb: {error}; log in with 'wandb login', or set WANDB_MODE=offline") from error
-        # Each sitting of an offline run has a folder of its own, so that wandb does not know what was logged.
+        # Each sitting of an offline run has a folder of its own, and wandb does not know what was logged.
         self._logged: Path | None = folder / "wandb" / "next_step"
         self._first = max(self._run.step, int(self._logged.read_text()) if self._logged.is_file() else 0)
 

@@ -94,7 +94,11 @@ class GE2ENetwork(nn.Module):
 
 @dataclass(frozen=True)
 class GE2E:
-    """The mean embedding of partial utterances of 1.6 s, at length 1. Silence is not cut out; leave it out yourself."""
+    """The mean embedding of partial utterances of 1.6 s, at length 1. Silence is not cut out; leave it out yourself.
+
+    Source: Wan et al. 2018, with Resemblyzer's weights from a folder that tools/fetch_judges.py writes. Resemblyzer's
+    own package needs a compiled voice activity detector that current setuptools cannot import.
+    """
 
     path: str
     device: str = "auto"
@@ -175,7 +179,13 @@ SHRINKAGE = 1e-3
 
 @dataclass(frozen=True, eq=False)
 class VoiceLDA:
-    """A `SpeakerEncoder` of English and other speech alike; silence has no voice, leave it out."""
+    """What distinguishes speakers in the long-term spectrum; silence has no voice, leave it out.
+
+    Made by `fit_voices`. It knows voices like those that it was fitted on; as a reward for the voice of the prompt it
+    leaves a neural encoder free to measure. Kept are the mean and the deviation of each log-mel band over a clip's
+    louder frames; Fisher's linear discriminants (Fisher 1936; with a shrunk covariance) say which directions of these
+    differ between speakers and not within one. N clips, B mel bands, D discriminants.
+    """
 
     mean: NDArray[np.float64]
     """[2B]: of the statistics of all clips."""
@@ -192,7 +202,7 @@ class VoiceLDA:
 def fit_voices(
     waveforms: Sequence[Waveform], speakers: Sequence[str], sample_rate: int, discriminants: int = 24
 ) -> VoiceLDA:
-    """The encoder of these speakers' clips. Raises ValueError for fewer than two speakers or two clips of one."""
+    """Fit an encoder to these speakers' clips. Raises ValueError for fewer than two speakers or two clips of one."""
     names, of_clip, counts = np.unique(np.array(speakers), return_inverse=True, return_counts=True)
     if len(names) < 2 or counts.min() < 2:
         fewest = min(counts, default=0)

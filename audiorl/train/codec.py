@@ -193,7 +193,7 @@ def _worker(
 
 
 @dataclass(frozen=True)
-class CodecCopy:
+class HeldOutCopy:
     """A held-out recording and what the codec made of it, mono [T] at the codec's rate, and how far they are apart."""
 
     original: np.ndarray
@@ -202,7 +202,7 @@ class CodecCopy:
     stft: float
 
 
-def measures(tokenizer: AudioTokenizer, clips: Sequence[AudioClip]) -> tuple[dict[str, float], list[CodecCopy]]:
+def measures(tokenizer: AudioTokenizer, clips: Sequence[AudioClip]) -> tuple[dict[str, float], list[HeldOutCopy]]:
     """Measure mean mel and STFT distance, and how much of the codebooks recordings use. Returns the copies, too."""
     copies, codes = [], []
     for clip in clips:
@@ -212,7 +212,7 @@ def measures(tokenizer: AudioTokenizer, clips: Sequence[AudioClip]) -> tuple[dic
         codes.append(encoded[0].cpu().numpy())
         original, decoded = wav.numpy(), tokenizer.decode(encoded)[0, : len(wav)].cpu().numpy()
         mel, stft = mel_distance(original, decoded, tokenizer.sample_rate), stft_distance(original, decoded)
-        copies.append(CodecCopy(original, decoded, mel, stft))
+        copies.append(HeldOutCopy(original, decoded, mel, stft))
     if not copies:
         raise ValueError("nothing to measure: no recording is held out")
     use = codebook_use(count_codes(codes, tokenizer.num_codebooks, tokenizer.codebook_size))

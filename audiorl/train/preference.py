@@ -67,8 +67,8 @@ SAVE_SECONDS = 60.0
 class Compared:
     """A pair or a judged answer, the answers that its loss compares, and the reference's log-probs [n] of each.
 
-    Of a pair: chosen, rejected and, with `audio_coef`, the chosen one after silenced audio. Of a judged answer: itself
-    and a mismatched one to the same prompt, for KTO's baseline. No log-probs where the loss needs none.
+    A pair has the answers chosen, rejected and, with `audio_coef`, chosen after silenced audio. A judged answer has
+    itself and a mismatched one to the same prompt, for KTO's baseline. No log-probs where the loss needs none.
     """
 
     item: Pair | Judged

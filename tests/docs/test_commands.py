@@ -40,6 +40,7 @@ PAGES = [
     ROOT / "CONTRIBUTING.md",
     ROOT / "experiments" / "README.md",
     *sorted((ROOT / "docs").rglob("*.md")),
+    *sorted((ROOT / "recipes").glob("*/README.md")),
 ]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 PROGRAMS = ("audiorl", "python", "python3", "torchrun", "make", "pip", "simuleval", "lmms-eval", "vllm", "ray", "aplay")

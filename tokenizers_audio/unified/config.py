@@ -52,7 +52,7 @@ class UnifiedConfig:
     """With `spectrum_hop`: the decoder learns spectra with their phases, or it says log-mels, `mels` of them, and the
     phases are worked out from the peaks, which is understood after minutes of training."""
     activation: Literal["snake", "elu"] = "snake"
-    """Of the acoustic branch. Snake suits a branch on samples, ELU one on spectra, where it is quicker too."""
+    """Of the acoustic branch: Snake suits a branch on samples, ELU one on spectra, where it is quicker too."""
     acoustic_dim: int = 256
     """Width of the acoustic branch's output."""
     semantic: Literal["none", "mel", "model"] = "mel"

@@ -108,7 +108,7 @@ def residual_units(channels: int, dilations: Sequence[int], act: Activation) -> 
 
 
 def full_precision(x: Tensor) -> torch.autocast:
-    """Inside, autocast leaves what is computed from x alone: codes must not depend on how networks are trained."""
+    """Keep autocast away from what is computed from x: codes must not depend on how networks are trained."""
     return torch.autocast(x.device.type, enabled=False)
 
 

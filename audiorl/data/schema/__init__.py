@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields as dataclass_fields
 from dataclasses import is_dataclass
 from types import UnionType
@@ -130,5 +130,7 @@ def _descriptions(
         yield depth, f"an object; give {{{', '.join(fields)}}}"
         if depth < len(path) and path[depth] in fields:
             yield from _descriptions(fields[str(path[depth])], path, depth + 1, is_dataclass(hint))
+    elif plain and kind in (dict, Mapping):
+        yield depth, f"an object; give {{name: {_PLAIN.get(arguments[1], '…')}}}"
     elif plain and hint in _PLAIN:
         yield depth, _PLAIN[hint]

@@ -217,20 +217,14 @@ def char_errors(
 
 
 def wer(
-    references: Sequence[str],
-    hypotheses: Sequence[str],
-    normalizer: Normalizer = "none",
-    language: str | None = None,
+    references: Sequence[str], hypotheses: Sequence[str], normalizer: Normalizer = "none", language: str | None = None
 ) -> CorpusErrors:
     """Align a corpus by words: `.rate` is its WER, `.utterances` the counts of each line."""
     return _corpus_errors(word_errors, references, hypotheses, normalizer, language)
 
 
 def cer(
-    references: Sequence[str],
-    hypotheses: Sequence[str],
-    normalizer: Normalizer = "none",
-    language: str | None = None,
+    references: Sequence[str], hypotheses: Sequence[str], normalizer: Normalizer = "none", language: str | None = None
 ) -> CorpusErrors:
     """Align a corpus by characters: `.rate` is its CER."""
     return _corpus_errors(char_errors, references, hypotheses, normalizer, language)

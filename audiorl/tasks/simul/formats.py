@@ -28,7 +28,7 @@ import os
 import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -64,7 +64,9 @@ class UnitColumns(Struct):
     speaker: AnyText | None = None
 
 
-class WordColumns(Struct):
+class Word(Struct):
+    """A spoken word, `start` and `end` in seconds."""
+
     word: AnyText
     start: Seconds
     end: Seconds
@@ -83,7 +85,7 @@ class StreamColumns(Struct):
     ) = None
     source: AnyText | None = None
     target: AnyText | None = None
-    words: Annotated[list[WordColumns], Meta(description="a list of words; give [{word, start, end}, …]")] | None = None
+    words: Annotated[list[Word], Meta(description="a list of words; give [{word, start, end}, …]")] | None = None
     source_language: Language | None = None
     target_language: Language | None = None
     seconds: Seconds | None = None
@@ -94,17 +96,11 @@ class StreamColumns(Struct):
 _CLAUSE = re.compile(r"""(?<=[,;:.!?…،؛؟۔।])["'”’»)\]]*\s+|(?<=[，、；：。！？])["”’」』）]*\s*""")
 
 
-@dataclass(frozen=True)
-class Word:
-    """A spoken word, `start` and `end` in seconds."""
-
-    word: str
-    start: float
-    end: float
-
-
 def clauses(text: str) -> list[str]:
-    """The clauses of a text with their punctuation; marks without a letter join the clause before or after.
+    """Return the clauses of a text with their punctuation; marks without a letter join the clause before or after.
+
+    A clause ends at one of `, ; : . ! ? …` (or its Chinese, Japanese, Arabic or Devanagari form) before a space, a
+    closing quote or the end of the text; full-width marks need no space.
 
     >>> clauses("Wait, 3.5 minutes: please hold…")
     ['Wait,', '3.5 minutes:', 'please hold…']
@@ -123,7 +119,10 @@ def clauses(text: str) -> list[str]:
 
 
 def align_clauses(source: str, target: str, words: Sequence[Word]) -> tuple[Unit, ...]:
-    """The units of a sentence pair by the rule above.
+    """Return the units of a sentence pair: pairs of clauses where both sides have equally many, else the whole pair.
+
+    The n-th clauses form a unit, from the start of its first word to the end of its last. No word alignment is needed,
+    and no unit ends before its source as long as the translation keeps the order of the clauses.
 
     Raises ValueError for words that are not those of `source`, that end before they start or are not in order.
     """
@@ -343,7 +342,7 @@ def _pair(columns: StreamColumns) -> tuple[Unit, ...] | Unit:
     if not columns.words:
         return Unit(0.0, 0.0, target, source)
     try:
-        return align_clauses(source, target, [Word(w.word.strip(), w.start, w.end) for w in columns.words])
+        return align_clauses(source, target, columns.words)
     except ValueError as error:
         raise FieldError("words", str(error)) from error
 

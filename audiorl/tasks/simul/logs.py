@@ -292,7 +292,10 @@ def _in_order(values: Sequence[float], name: str, where: str) -> None:
 
 
 def playback_track(rollout: Rollout, speech_decoder: CodecSpeechDecoder) -> tuple[np.ndarray, list[Interval]]:
-    """The interpreter's track, float32 [T] from the source's beginning on, and the interval of each turn's speech (ms).
+    """Return the interpreter's track, float32 [T] from the source's beginning on, and the interval of each turn (ms)::
+
+        |chunk 1|chunk 2|chunk 3|chunk 4|        source
+                |un momento…|  |adiós|    a turn's speech begins after its chunk and after the speech before it
 
     A turn without speech has no interval; without any speech the track is empty.
     """

@@ -297,7 +297,11 @@ class Degeneracy:
 
 
 def degeneracy(instances: Sequence[Instance], language: str, scores: Mapping[str, float] | None = None) -> Degeneracy:
-    """Measure the text output of whole streams.
+    """Look for signs of a policy that gains in one metric by doing nothing useful, in the text output of whole streams.
+
+    Latency falls when more is said and rises with silence, and chrF weighs what is missing more than what is too much:
+    a policy that babbles, or says everything at the end, can look good in a table. No sign measures quality; they say
+    which numbers not to trust.
 
     scores: LengthRatio and Repetition, where `score` has counted them for these streams as a whole; else they are
     counted here. Raises ValueError for no instances and for one without reference.

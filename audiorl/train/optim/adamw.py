@@ -69,7 +69,7 @@ def adamw(parameters: Mapping[str, nn.Parameter], config: OptimConfig, fused: bo
 def lost_updates(parameters: Sequence[nn.Parameter], size: float) -> float:
     """Return the fraction of 16-bit weights, among these, that do not change when `size` is added to them.
 
-    AdamW's first updates are of the size of the learning rate. Of a large weight 2²⁰ numbers are looked at.
+    AdamW's first updates are of the size of the learning rate. A large weight is judged by 2²⁰ of its numbers.
     """
     same = total = 0
     for p in parameters:
@@ -89,7 +89,7 @@ def check_shape(state: Mapping[str, Tensor], name: str, shape: torch.Size, where
 class Optimizer:
     """AdamW over named parameters. `step` clips, refuses gradients that are not finite, and frees them afterwards.
 
-    Of 16-bit weights it updates a float32 copy (`OptimConfig.master_weights`) and rounds that to the weights. Load
+    It updates a float32 copy of 16-bit weights (`OptimConfig.master_weights`) and rounds that to the weights. Load
     other weights into the model before the optimizer is made, or with `load`.
 
     Losses are sums over the ranks of `world`, so their gradients are added up, by `gather_gradients` before a step.

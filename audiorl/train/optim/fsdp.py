@@ -5,9 +5,9 @@ pass, and its gradients are reduced after every micro-batch. Embeddings, heads a
 passes also use them outside of their own forward; only their gradients and their AdamW state are divided, each weight
 into one range of its numbers for every rank. AdamW's state lies with the shards.
 
-Between updates every rank holds all weights, and FSDP2's hooks are removed, so that ranks generate, evaluate and save
-independently and a decoded token pays nothing. A micro-batch without audio, or without frames, leaves weights without a
-gradient on some ranks: FSDP2 adds zeros there, and a weight that no rank had a gradient for is not updated.
+Between updates every rank holds all weights, and FSDP2's hooks are removed: ranks generate, evaluate and save
+independently, and a decoded token pays nothing. A micro-batch without audio, or without frames, leaves weights without
+a gradient on some ranks: FSDP2 adds zeros there, and a weight that no rank had a gradient for is not updated.
 """
 
 from __future__ import annotations
@@ -207,7 +207,7 @@ class _Layers:
             layer.set_gradient_divide_factor(1.0)  # losses are sums over ranks
             layer.set_force_sum_reduction_for_comms(True)
         others = {p for p in decoder.parameters() if id(p) not in inside and not isinstance(p, DTensor)}
-        fully_shard(decoder, mesh=mesh, ignored_params=others)  # the root, so that layers gather ahead of each other
+        fully_shard(decoder, mesh=mesh, ignored_params=others)  # the root: then layers gather ahead of each other
         decoder.set_reduce_scatter_unused_params(True)
         decoder._get_fsdp_state()._lazy_init()
         for module in self._modules:

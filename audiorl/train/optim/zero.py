@@ -7,7 +7,7 @@ batch of rollouts does not: one rank's micro-batch has audio, another's has none
   exist depends on the micro-batch. Every pass runs all decoder layers, so a layer's gradients are reduced when its
   backward pass is over, and all others after the whole pass.
 - From stage 2 on gradients are reduced after every micro-batch, so all ranks run equally many (`every_pass`).
-- At stage 3 weights are partitioned only during an update. Between updates every rank holds all of them, so that
+- At stage 3 weights are partitioned only during an update. Between updates every rank holds all of them:
   ranks generate, evaluate and save independently. During an update the decoder's layers are gathered one by one.
   Embeddings, heads and the audio encoder stay gathered, because passes also use them outside of their own forward.
 """
@@ -282,7 +282,7 @@ def _set_zero_gradient(p: nn.Parameter, shape: torch.Size) -> None:
 
 
 class _Snapshot:
-    """Attributes of a module and its weights, so that those that DeepSpeed adds can be removed."""
+    """Attributes of a module and its weights from before DeepSpeed, which adds some that `restore` removes."""
 
     def __init__(self, module: nn.Module):
         self._modules = [(m, dict(m.__dict__)) for m in module.modules()]

@@ -1,9 +1,8 @@
 """An attack on what reads files, requests and options: mutated inputs, and a judge of every input that is accepted.
 
 mutation.py   changes bytes, JSON documents and safetensors headers by a `random.Random`
-targets.py    what is attacked: seeds, the call, and the judge of its result
-rows.py, audio.py, folders.py, servers.py, options.py   the targets
-process.py    runs inputs in a process of their own with limits of memory and time, and counts outcomes
+targets.py    what an attack consists of; data.py, runs.py, servers.py, options.py: what is attacked
+process.py    runs inputs in a process of their own with limits of memory and time
 
 `tests/attack` runs it in tiers, `tools/attack.py` with a new seed and any number of inputs.
 """

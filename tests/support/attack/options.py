@@ -20,7 +20,7 @@ from audiorl.options import parse
 from audiorl.recipes._loader import load_recipe, parse_config
 from audiorl.rewards.serve import _check
 from corpora.cli import BuildCorpus
-from tests.support.attack.targets import FileTarget, Input
+from tests.support.attack.targets import Input, Target
 
 COMMANDS = {
     "resume": ResumeOptions,
@@ -67,43 +67,16 @@ def _parse(given: Input, folder: Path) -> Any:
         return options
 
 
-POSITIVE = tuple(
-    [
-        "lr",
-        "eps",
-        "max_grad_norm",
-        "clip_low",
-        "clip_high",
-        "ratio_cap",
-        "engine_cap",
-        "kl_target",
-        "kl_horizon",
-        "steps",
-        "prompts_per_step",
-        "group_size",
-        "mini_batches",
-        "save_every",
-        "rollouts_every",
-        "micro_batch_tokens",
-        "batch_size",
-        "max_new_tokens",
-        "max_frames",
-        "epochs",
-        "max_batch",
-        "max_bytes",
-        "concurrency",
-        "max_seconds",
-        "ranks",
-        "max_steps",
-        "top_p",
-        "audio_top_p",
-        "alpha",
-    ]
-)
-NOT_NEGATIVE = (
+POSITIVE = {
+    "lr", "eps", "max_grad_norm", "clip_low", "clip_high", "ratio_cap", "engine_cap", "kl_target", "kl_horizon",
+    "steps", "prompts_per_step", "group_size", "mini_batches", "save_every", "rollouts_every", "micro_batch_tokens",
+    "batch_size", "max_new_tokens", "max_frames", "epochs", "max_batch", "max_bytes", "concurrency", "max_seconds",
+    "ranks", "max_steps", "top_p", "audio_top_p", "alpha",
+}  # fmt: skip
+NOT_NEGATIVE = {
     "kl_beta", "temperature", "audio_temperature", "top_k", "weight_decay", "warmup_steps", "coef", "rank", "port",
     "held_out_count", "advantage_eps", "eval_every", "audio_cache_mb", "dynamic_sampling", "ptx_coef",
-)  # fmt: skip
+}  # fmt: skip
 AT_MOST_ONE = ("gamma", "lam", "top_p", "audio_top_p", "ema_decay", "betas")
 
 
@@ -159,4 +132,4 @@ def _lines() -> list[Input]:
     return [Input(name, line.replace(" ", "\n").encode()) for name, line in LINES.items()]
 
 
-TARGETS = [FileTarget("options", _parse, _judge, _mutate, 1.0, _lines, lambda given, folder: ("",))]
+TARGETS = [Target("options", _parse, _judge, _mutate, 1.0, _lines, lambda given, folder: ("",))]

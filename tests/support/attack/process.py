@@ -21,7 +21,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from tests.support.attack.targets import FileTarget, Input, Outcome, Target
+from tests.support.attack.targets import Input, Outcome, Target
 
 ROOT = Path(__file__).parents[3]
 SECONDS = 30.0
@@ -113,7 +113,7 @@ def _end_badly(given: Input, folder: Path) -> None:
             raise ValueError(f"{folder}: something is wrong")
 
 
-BAD = FileTarget("bad", _end_badly, lambda given, result: iter(["wrong"] if given.data == b"wrong" else []))
+BAD = Target("bad", _end_badly, lambda given, result: iter(["wrong"] if given.data == b"wrong" else []))
 
 
 def outcome(target: Target, given: Input, folder: Path) -> Outcome:

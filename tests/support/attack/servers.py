@@ -28,7 +28,7 @@ from audiorl.rewards import RemoteReward, load_reward
 from audiorl.rewards.serve import make_app
 from audiorl.types import Message, Rollout, Sample, Segment
 from tests.support.attack.mutation import mutate_bytes, mutate_json
-from tests.support.attack.targets import FileTarget, Input
+from tests.support.attack.targets import Input, Target
 
 REWARD = """
 from audiorl.types import Score
@@ -213,8 +213,8 @@ def _mutate_answer(rng: Random, data: bytes, others: tuple[bytes, ...]) -> bytes
 
 
 TARGETS = [
-    FileTarget("server bodies", _post, _judge_answer, mutate_json, 1.5, _bodies, lambda given, folder: ("server:",)),
-    FileTarget(
+    Target("server bodies", _post, _judge_answer, mutate_json, 1.5, _bodies, lambda given, folder: ("server:",)),
+    Target(
         "client answers", _ask, _judge_scores, _mutate_answer, 1.0, _answers, lambda given, folder: ("reward server",)
     ),
 ]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from random import Random
-from typing import Any, Protocol
+from typing import Any
 
 from tests.support.attack.mutation import mutate_json
 
@@ -36,64 +36,34 @@ OUTCOMES = ("accepted", "error", "unnamed", "traceback", "hang", "death", "silen
 GOOD = ("accepted", "error")
 
 
-class Target(Protocol):
-    name: str
-    weight: float
-    """Its share of the inputs."""
-
-    def seeds(self) -> Sequence[Input]: ...
-
-    def mutate(self, rng: Random, given: Input, others: tuple[bytes, ...]) -> bytes: ...
-
-    def run(self, given: Input, folder: Path) -> Any:
-        """Read the input; `folder` is new and empty. What it returns has been accepted."""
-        ...
-
-    def judge(self, given: Input, result: Any) -> Iterator[str]:
-        """What of an accepted input should not have been accepted, worked out from the input itself."""
-        ...
-
-    def names(self, given: Input, folder: Path) -> Sequence[str]:
-        """Words of which an error has at least one."""
-        ...
-
-
 @dataclass
-class FileTarget:
-    """A target whose seeds are the files of a folder of `tests/attack/seeds`."""
+class Target:
+    """Something that reads inputs, and a judge of what it accepts.
+
+    run: reads the input in a new folder; what it returns has been accepted. judge: what of an accepted input should not
+    have been accepted, worked out from the input itself. more_seeds: besides the files of `tests/attack/seeds/NAME`.
+    names: words of which an error has at least one.
+    """
 
     name: str
-    run_input: Callable[[Input, Path], Any]
-    judge_result: Callable[[Input, Any], Iterator[str]]
+    run: Callable[[Input, Path], Any]
+    judge: Callable[[Input, Any], Iterator[str]]
     mutation: Callable[[Random, bytes, tuple[bytes, ...]], bytes] = mutate_json
     weight: float = 1.0
     more_seeds: Callable[[], Sequence[Input]] = field(default=lambda: ())
-    named: Callable[[Input, Path], Sequence[str]] = lambda given, folder: (str(folder),)
+    names: Callable[[Input, Path], Sequence[str]] = lambda given, folder: (str(folder),)
 
     def seeds(self) -> Sequence[Input]:
         files = sorted((SEEDS / self.name).glob("*"))
         return [*(Input(file.name, file.read_bytes()) for file in files if file.is_file()), *self.more_seeds()]
 
-    def mutate(self, rng: Random, given: Input, others: tuple[bytes, ...]) -> bytes:
-        return self.mutation(rng, given.data, others)
-
-    def run(self, given: Input, folder: Path) -> Any:
-        return self.run_input(given, folder)
-
-    def judge(self, given: Input, result: Any) -> Iterator[str]:
-        return self.judge_result(given, result)
-
-    def names(self, given: Input, folder: Path) -> Sequence[str]:
-        return self.named(given, folder)
-
 
 @cache
 def all_targets() -> dict[str, Target]:
     """Every target by its name."""
-    from tests.support.attack import audio, folders, options, rows, servers, views
+    from tests.support.attack import data, options, runs, servers
 
-    files = (*rows.TARGETS, *audio.TARGETS, *folders.TARGETS, *views.TARGETS)
-    targets: list[Target] = [*files, *servers.TARGETS, *options.TARGETS]
+    targets = (*data.TARGETS, *runs.TARGETS, *servers.TARGETS, *options.TARGETS)
     return {target.name: target for target in targets}
 
 
@@ -101,7 +71,7 @@ def draw(target: Target, rng: Random) -> Input:
     """A mutated seed of the target."""
     seeds = _seeds(target.name)
     given = rng.choice(seeds)
-    return Input(given.name, target.mutate(rng, given, tuple(seed.data for seed in seeds)))
+    return Input(given.name, target.mutation(rng, given.data, tuple(seed.data for seed in seeds)))
 
 
 @cache

@@ -118,6 +118,8 @@ def test_answers_that_do_not_match_are_refused() -> None:
         pair(LONG, SHORT, SHORT, REF_SHORT)
     with pytest.raises(ValueError, match=r"pair 0.*no tokens"):
         PairLogprobs([LONG], [t()])
+    with pytest.raises(ValueError, match="2, 1 answers do not make pairs"):
+        PairLogprobs([LONG, LONG], [SHORT])
 
 
 def test_simpo() -> None:

@@ -105,8 +105,6 @@ RAY = ("--runtime.kind", "ray", "--runtime.ranks", "2")
         ([*RAY, "--runtime.references=-1"], "runtime.references is -1; it must be at least 0"),
         (["--runtime.address", "127.0.0.1:6379"], "only --runtime.kind ray connects to a cluster"),
         (["--runtime.engines", "1"], "engines with their own processes need --runtime.kind ray"),
-        ([*RAY, "--runtime.placement", "together"], "runtime.placement together is now called colocated"),
-        ([*RAY, "--runtime.placement=apart"], "runtime.placement apart is now called dedicated"),
         ([*RAY, "--runtime.engine-gpus", "2"], "only --runtime.engine vllm can use several"),
         (["--runtime.critics", "1"], "a critic with its own process needs --runtime.kind ray"),
         ([*RAY, "--runtime.critics", "1", "--runtime.zero", "2"], "divide nothing on one critic; take at least 2"),

@@ -1,4 +1,4 @@
-"""What runs measure: held-out rows and strangers, by the reward and by measures that nothing optimises."""
+"""What runs measure: held-out samples and unseen speakers, by the reward and by measures that nothing optimises."""
 
 from __future__ import annotations
 

@@ -255,10 +255,7 @@ def test_operating_points(file: Path, tmp_path: Path, capsys) -> None:
 
 def test_schedules(tmp_path: Path) -> None:
     def named(
-        schedule: str,
-        rate: float | None = None,
-        streams: list[Stream] | None = None,
-        layers: tuple[int, ...] = (),
+        schedule: str, rate: float | None = None, streams: list[Stream] | None = None, layers: tuple[int, ...] = ()
     ) -> Schedule | None:
         options = simul.SimulOptions(model="m", schedule=(schedule,), rate=rate, attention_layers=layers)
         return simul.schedule_of(options, schedule, streams or [speak("a", *UNITS)], 0.5)

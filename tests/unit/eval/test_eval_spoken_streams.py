@@ -11,14 +11,7 @@ import pytest
 
 from audiorl.audio import AudioClip
 from audiorl.eval._common import Judges
-from audiorl.eval._streams import (
-    durations,
-    measure_spoken,
-    own_voice,
-    speaker_parts,
-    transcript_quality,
-    turn_speakers,
-)
+from audiorl.eval._streams import durations, measure_spoken, own_voice, speaker_parts, transcript_quality, turn_speakers
 from audiorl.tasks.simul.streams import Stream, Unit, interpretation_sample
 from audiorl.types import Rollout
 from tests.support.step_codec import DECODER, said

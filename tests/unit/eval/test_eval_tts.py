@@ -81,8 +81,7 @@ def meta(tmp_path: Path) -> Path:
 def judge() -> ByLength:
     half = math.sqrt(0.5)
     return ByLength(
-        {5: "hello world", 6: "don't stop at bonceb stop"},
-        {1: [1, 0], 2: [0, 1], 5: [1, 0], 6: [half, half]},
+        {5: "hello world", 6: "don't stop at bonceb stop"}, {1: [1, 0], 2: [0, 1], 5: [1, 0], 6: [half, half]}
     )
 
 

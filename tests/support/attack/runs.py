@@ -1,9 +1,10 @@
-"""What runs write: checkpoints, model folders, run folders, recorded rollouts, and the report that is made of them."""
+"""Targets that are what runs write: run folders, their reports and views, recorded rollouts, checkpoints, models."""
 
 from __future__ import annotations
 
 import json
 import math
+import random
 import shutil
 import tempfile
 import zlib
@@ -27,13 +28,16 @@ from audiorl.models.families.text import tiny
 from audiorl.models.weights import copy_weights, read_tensors
 from audiorl.recipes._loader import find_script, load_recipe, parse_config, recorded_recipe
 from audiorl.report import write_report
+from audiorl.report.view.labels import next_question
 from audiorl.run.checkpoint import load_checkpoint, save_checkpoint
 from audiorl.run.folder import Run
 from audiorl.run.metrics_log import read_metrics
 from audiorl.types import Message, Rollout, Sample, Score, Segment, Turn
+from tests.support.attack.data import rows_of
 from tests.support.attack.mutation import mutate_json, mutate_safetensors
-from tests.support.attack.targets import FileTarget, Input
+from tests.support.attack.targets import Input, Target
 from tests.support.reports import Checker
+from tests.support.views import client, viewed
 
 
 @dataclass
@@ -199,9 +203,7 @@ def _rollouts(given: Input, folder: Path) -> Any:
 
 
 def _judge_rollouts(given: Input, result: Sequence[Rollout]) -> Iterator[str]:
-    from tests.support.attack.rows import rows_of
-
-    rows = rows_of(given.data)
+    rows = list(rows_of(given.data).values())
     if len(rows) != len(result):
         yield f"{len(result)} rollouts of {len(rows)} rows"
         return
@@ -311,13 +313,60 @@ def _model_seeds() -> list[Input]:
     return [Input(file.name, file.read_bytes()) for file in files if file.is_file()]
 
 
+# -- views -------------------------------------------------------------------------------------------------------------
+
 RECORDS = ("config.json", "state.json", "metrics.jsonl")
 SHOWN = ("config.json", "metrics.jsonl", "eval.json", "eval/before.jsonl", "eval/after.jsonl")
 ROLLOUTS = "rollouts/step_000001.jsonl"
+LABELS = "labels.jsonl"
+PAGES = ("/", "/state", "/metrics/0", "/rollouts", "/rollouts?q=reward>0 answer&order=reward ↓")
+EVALUATIONS = "/evaluations?left=0/before&right=0/after&show=all"
+
+
+def _views(given: Input, folder: Path) -> dict[str, Any]:
+    """The answers to all pages. A damaged file of labels is refused as the view starts."""
+    run = written(given, folder)
+    view = viewed(run, labels=run / LABELS, mode="pairs")
+    requests = client(view)
+    paths = [*PAGES, EVALUATIONS, *(f"/rollouts/{place}" for place in view.index.search().places)]
+    answers = {path: requests.get(path) for path in [*paths, "/question"]}
+    assert view.labels is not None
+    question = next_question(view.index, view.labels, random.Random(0))
+    if question is not None:
+        try:
+            view.labels.add(question, "a", view.index)
+        except ValueError as error:  # a row that the page shows, but that is no complete rollout
+            assert str(error)
+    return answers
+
+
+def _judge_views(given: Input, answers: dict[str, Any]) -> Iterator[str]:
+    for path, answer in answers.items():
+        refused = 400 if path == EVALUATIONS and given.name.startswith("eval/") else 404
+        if answer.status_code not in (200, refused):
+            yield f"{path}: {answer.status_code} {answer.text[:200]}"
+        if answer.status_code == 200 and path.startswith(("/rollouts", "/evaluations")):
+            try:
+                if "script" in Checker(answer.text).tags:
+                    yield f"{path}: a script"
+            except AssertionError as error:
+                yield f"{path}: unbalanced tags: {error}"
+        if b"root:" in answer.content:
+            yield f"{path}: a file that is not the run's"
+
+
+def _view_seeds() -> list[Input]:
+    run = run_folder()
+    label = b'{"verdict": "a", "prompt": [], "chosen": "x", "rejected": "y", "label_of": ["0", "1"], "time": 1.0}\n'
+    names = (*SHOWN, "state.json", ROLLOUTS, ROLLOUTS, ROLLOUTS)
+    return [*(Input(name, (run / name).read_bytes()) for name in names), Input(LABELS, label * 2)]
+
+
 TARGETS = [
-    FileTarget("run folders", _open, _judge_run, mutate_json, 1.5, _run_seeds(*RECORDS)),
-    FileTarget("reports", _report, _judge_report, mutate_json, 0.4, _run_seeds(*SHOWN, ROLLOUTS, ROLLOUTS)),
-    FileTarget("rollouts", _rollouts, _judge_rollouts, mutate_json, 1.0, _run_seeds(ROLLOUTS)),
-    FileTarget("checkpoints", _checkpoint, _judge_checkpoint, _mutate_file, 1.0, _checkpoint_seeds),
-    FileTarget("models", _model, _judge_model, _mutate_file, 0.3, _model_seeds),
+    Target("run folders", _open, _judge_run, mutate_json, 1.5, _run_seeds(*RECORDS)),
+    Target("reports", _report, _judge_report, mutate_json, 0.4, _run_seeds(*SHOWN, ROLLOUTS, ROLLOUTS)),
+    Target("rollouts", _rollouts, _judge_rollouts, mutate_json, 1.0, _run_seeds(ROLLOUTS)),
+    Target("checkpoints", _checkpoint, _judge_checkpoint, _mutate_file, 1.0, _checkpoint_seeds),
+    Target("models", _model, _judge_model, _mutate_file, 0.3, _model_seeds),
+    Target("views", _views, _judge_views, mutate_json, 0.4, _view_seeds),
 ]
