@@ -25,7 +25,7 @@ from audiorl.distributed.local import changes_worker
 from audiorl.distributed.world import World
 from audiorl.models import AudioPolicy
 from audiorl.models.policy import Reference
-from audiorl.models.value import critic_of
+from audiorl.models.value import make_critic
 from audiorl.run.checkpoint import StatePiece, TrainerState
 from audiorl.train.batches import counts, fill, fill_fields, gather, idle_batch, logprobs_by_code
 from audiorl.train.checks import check_finite, read_pass
@@ -130,7 +130,7 @@ class Trainer:
         updates = updates_of(config)
         self.critic: Critic | None = None
         if config.advantage == "gae" and not separate.critic:
-            self.critic = Critic(critic_of(policy, config.critic.shared), config.critic, optim, updates, self.world)
+            self.critic = Critic(make_critic(policy, config.critic.shared), config.critic, optim, updates, self.world)
         self.optimizer = optimizer_for(policy, optim, updates, self.world)
         self.ema = None if config.ema_decay is None else EMA(policy.trainable(), config.ema_decay)
 
