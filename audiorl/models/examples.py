@@ -73,7 +73,7 @@ def _experience(policy: AudioPolicy, example: Example, group_id: str) -> Experie
         answer = _answer(policy, example.target, example.speech, opened=wants_speech(sample))
         segments = [replace(answer, prompt_ids=prompt.ids, prompt_codes=prompt.codes, audio=prompt.audio)]
     laid_out = Experience.from_rollout(Rollout(sample, tuple(segments), group_id))
-    return laid_out.replace(engine_logprobs=None, name=repr(sample.id))
+    return laid_out.replace(rollout_logprobs=None, name=repr(sample.id))
 
 
 def _answer(policy: AudioPolicy, text: str, speech: tuple[AudioClip, ...], opened: bool = False) -> Segment:

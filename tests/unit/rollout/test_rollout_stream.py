@@ -63,7 +63,7 @@ def test_trainer_logprobs_are_the_engines(policy: AudioPolicy, samples: list[Sam
     experiences = [Experience.from_rollout(r) for r in rollouts]
     for shared in (True, False):
         out = policy.forward(pack_experiences(experiences, shared)).logprobs.detach()
-        engine = torch.cat([e.engine_logprobs[e.loss_mask] for e in experiences if e.engine_logprobs is not None])
+        engine = torch.cat([e.rollout_logprobs[e.loss_mask] for e in experiences if e.rollout_logprobs is not None])
         torch.testing.assert_close(out, engine, atol=1e-5, rtol=0)
 
 
