@@ -1,4 +1,4 @@
-"""Read a codec's files from a folder or hub id, with one clear error for what is missing, damaged or of another model."""
+"""Read a codec's files from a folder or hub id; one clear error for what is missing, damaged or of another model."""
 
 from __future__ import annotations
 
