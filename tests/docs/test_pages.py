@@ -49,7 +49,7 @@ def test_the_hook_writes_tables(tmp_path: Path) -> None:
         "| `--rl.eval-every` | `int or None` | `3` | In steps; 0: never. |",
         "| `--rl.plain` | `str` | `required` |  |",
     ]
-    assert HOOK["table"](source, "Config", "grpo.").splitlines() == expected
+    assert HOOK["table"](source, "Config", "rl.").splitlines() == expected
     with pytest.raises(ValueError, match="no class Missing"):
         HOOK["table"](source, "Missing", "")
 
