@@ -24,8 +24,7 @@ from audiorl.eval.metrics.text import char_errors, normalize
 from audiorl.speech_models.recognisers import WhisperRecogniser
 from corpora.sources.build import VOICES
 from corpora.sources.packages import package_files
-from corpora.sources.verdicts import CLASSES, TABLES, Verdict, write_verdicts
-from corpora.sources.voice import RATE, Recording
+from corpora.sources.voices import CLASSES, RATE, TABLES, SourceRecording, Verdict, write_verdicts
 
 WINDOWS = (10, 30)
 """Seconds that the encoder reads: 10, three times as fast, for recordings that are shorter, otherwise Whisper's 30."""
@@ -36,7 +35,7 @@ def letters(text: str, language: str) -> str:
     return normalised(normalize(text, "basic", language)).replace(" ", "")
 
 
-def verdicts(recordings: Sequence[Recording], transcripts: Sequence[str], language: str) -> list[Verdict]:
+def verdicts(recordings: Sequence[SourceRecording], transcripts: Sequence[str], language: str) -> list[Verdict]:
     """One verdict for each recording."""
     words: dict[str, set[str]] = {}
     for recording in recordings:
@@ -55,7 +54,7 @@ def verdicts(recordings: Sequence[Recording], transcripts: Sequence[str], langua
 
 
 def transcribe(
-    recordings: Sequence[Recording], recognisers: Mapping[int, WhisperRecogniser], batch: int = 64
+    recordings: Sequence[SourceRecording], recognisers: Mapping[int, WhisperRecogniser], batch: int = 64
 ) -> list[str]:
     """One transcript each; equal audio is transcribed once."""
     keys: list[bytes] = []

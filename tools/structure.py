@@ -32,14 +32,14 @@ ROOT = Path(__file__).resolve().parents[1]
 # audiorl/types.py, belong to "audiorl".
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("audiorl", "tokenizers_audio"),
-    ("audiorl.algos", "audiorl.config", "audiorl.eval.metrics", "audiorl.distributed"),
+    ("audiorl.algos", "audiorl.config", "audiorl.options", "audiorl.eval.metrics", "audiorl.distributed"),
     ("audiorl.data", "audiorl.models"),
     ("audiorl.rollout", "audiorl.speech_models", "audiorl.run", "audiorl.plan"),
     ("audiorl.rewards", "audiorl.tasks"),
     ("audiorl.report",),
     ("audiorl.eval", "audiorl.train"),
     ("audiorl.recipes", "audiorl.gpu_check"),
-    ("audiorl.cli",),
+    ("audiorl.api", "audiorl.cli"),
     ("corpora",),
 )
 # What a step needs besides its own path: options, the user's rows and rewards, processes, the run's folder and pages.
@@ -145,7 +145,7 @@ def check(root: Path) -> int:
             arrows[module].add(imported)
         room, other = room_of(module), room_of(imported)
         between |= {(room, other)} if room != other else set()
-        if layer_of.get(room, len(LAYERS)) < layer_of.get(other, 0):
+        if module != "audiorl" and layer_of.get(room, len(LAYERS)) < layer_of.get(other, 0):
             findings.append(f"upward: {module}:{line} imports {imported}, which lies above it")
     findings = list(dict.fromkeys(findings))
     findings += [f"no layer: add {room} to LAYERS" for room in {room_of(m) for m in modules} - layer_of.keys()]

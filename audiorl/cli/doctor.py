@@ -35,7 +35,7 @@ State = Literal["ok", "missing", "problem", "info"]
 
 @dataclass(frozen=True)
 class DoctorOptions:
-    """What is installed and what is missing, with one training step as a test; or the GPU memory that a run needs."""
+    """Check what is installed and missing, with one training step as a test; or the GPU memory that a run needs."""
 
     plan: str | None = None
     """A model's folder or name: print the GPU memory of a run with it. `audiorl doctor --plan MODEL --help` lists more
@@ -223,7 +223,7 @@ def check_accelerator() -> list[Check]:
 
 
 def check_cpu_bf16(capabilities: Mapping[str, object]) -> Check:
-    """Whether a CPU multiplies bfloat16 faster than float32; `bench/precision.py` measures it."""
+    """Check how fast a CPU multiplies bfloat16 against float32; `bench/precision.py` measures more."""
     if capabilities.get("amx_bf16"):
         detail = f"in hardware (AMX): a product of width 1024 takes {bf16_time():.2f}× the time of float32"
         advice = "--model.autocast is faster from a decoder width of 512 on; below it decodes slower"
@@ -343,7 +343,7 @@ def self_test() -> dict[str, float]:
     scored = [r.with_score(Score(float(r.num_sampled) + r.index)) for r in rollouts]
     worker = Trainer(policy, RLConfig(prompts_per_step=1, group_size=4), OptimConfig(lr=1e-4), 1.0, 16)
     metrics = worker.step(TrainBatch([Experience.from_rollout(r) for r in scored])).metrics
-    return {name: metrics[name] for name in ("policy/ratio", "policy/engine_gap", "policy/entropy", "grad_norm")}
+    return {name: metrics[name] for name in ("policy/ratio", "policy/logprob_gap", "policy/entropy", "grad_norm")}
 
 
 # -------------------------------------------------------------------------------------------------------- printing

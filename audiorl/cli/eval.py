@@ -1,4 +1,4 @@
-"""Evaluate a model, or score recorded results: audiorl eval mmau --model MODEL --data mmau-test-mini.json --out OUT."""
+"""Evaluate a model, or score recorded results: audiorl eval mmau --model MODEL --data FILE --out OUT."""
 
 from __future__ import annotations
 

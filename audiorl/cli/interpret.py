@@ -64,7 +64,7 @@ class InterpretOptions:
 
 
 def main(args: list[str]) -> int:
-    """Interpret to the end, or to Ctrl-C: the chunk is finished, a second one stops at once. Return the exit code: 0,
+    """Interpret to the end, or to Ctrl-C: the chunk is finished; a second Ctrl-C stops now. Return the exit code: 0,
     130 after Ctrl-C in a recording, 141 for a closed pipe.
 
     Raises ValueError for options that do not go together and for a recording that cannot be read.

@@ -26,11 +26,11 @@ class SayOptions:
     model: Positional[str]
     """A model that speaks: a folder or hub id, a checkpoint, or a run folder (its newest checkpoint)."""
     text: str = ""
-    """What to say; - reads it from stdin. Required."""
+    """Text to say; - reads it from stdin. Required."""
     voice: Path | None = None
     """A recording of the voice to imitate."""
     voice_text: str = ""
-    """What is said in --voice."""
+    """Text that is said in --voice."""
     out: Path | None = None
     """The WAV file to write, 16 bits; an older one is replaced."""
     raw: bool = False
@@ -39,7 +39,7 @@ class SayOptions:
     codec: str | None = None
     """The audio tokenizer of the model's codes; by default the folder codec/ in or above the model's."""
     block_frames: int = 4
-    """Frames that are decoded at once; fewer are heard sooner and cost more calls of the codec."""
+    """Frames that are decoded together; fewer are heard sooner and cost more calls of the codec."""
     sampling: SamplingConfig = SamplingConfig(max_new_tokens=8, max_frames=750)
     """How it speaks: temperature, top-p, top-k, most frames."""
     seed: int = 0

@@ -22,7 +22,7 @@ class ViewOptions:
     labels: Path | None = None
     """File to which labels are appended; by default there is nothing to label, and nothing is written."""
     label: Literal["pairs", "scores"] = "pairs"
-    """What to ask: which of two answers is better, or a score from 1 to 5."""
+    """Question to ask: which of two answers is better, or a score from 1 to 5."""
 
 
 def main(args: list[str]) -> int:

@@ -32,7 +32,7 @@ class OptimConfig:
     max_grad_norm: float = 1.0
     """Gradients are scaled down to this total norm."""
     master_weights: bool = False
-    """Of 16-bit weights keep a float32 copy that takes the updates, and float32 moments: 12 bytes a trained weight
+    """Keep float32 copies of 16-bit weights, which take the updates, and float32 moments: 12 bytes a trained weight
     instead of 4. Without it updates smaller than the weights' spacing are lost, which a warning counts. No effect on
     float32 weights. ZeRO always keeps the copy."""
 

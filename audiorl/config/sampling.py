@@ -41,7 +41,7 @@ class SamplingConfig:
     """Frames of the window of repetition-aware sampling (VALL-E 2, arXiv 2406.05370); Higgs Audio uses 7, 0 is off. A
     code that occurs `ras_repeats` times in the window of its codebook is sampled again from the model's plain
     distribution. Log-probs are those of this mixture, which the trainer does not compute: for evaluation, or with
-    `engine_cap`."""
+    `tis_cap`."""
     ras_repeats: int = 2
     """Occurrences in the window that cause a second draw."""
 
@@ -56,6 +56,6 @@ class SamplingConfig:
             require(0 < getattr(self, name) <= 1, f"sampling.{name}", getattr(self, name), "in (0, 1]")
 
     def of_codes(self) -> SamplingConfig:
-        """The same with the codes' temperature, top_p and top_k in place of the text's."""
+        """Return these options with the codes' temperature, top_p and top_k for the text's."""
         temperature = self.temperature if self.audio_temperature is None else self.audio_temperature
         return dataclasses.replace(self, temperature=temperature, top_p=self.audio_top_p, top_k=self.audio_top_k)

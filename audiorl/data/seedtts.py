@@ -30,7 +30,7 @@ from audiorl.data.schema.results import ConversationRow, TurnRow
 
 
 @dataclass(frozen=True)
-class Utterance:
+class TextToSay:
     """One text to be said, in the voice of the prompt if there is one. `recording` is how it sounds, where known."""
 
     name: str
@@ -43,7 +43,7 @@ class Utterance:
 
 
 @dataclass(frozen=True)
-class Turn:
+class ConversationTurn:
     """What one speaker of a conversation says; `audio` is its recording, None in a script."""
 
     speaker: str
@@ -54,15 +54,15 @@ class Turn:
 @dataclass(frozen=True)
 class Conversation:
     id: str
-    turns: tuple[Turn, ...]
+    turns: tuple[ConversationTurn, ...]
     voices: Mapping[str, tuple[str, AudioClip]] = field(default_factory=dict)
     """(text, recording) of each speaker; empty, or one for every speaker of a turn."""
 
 
-def read_meta(path: str | Path) -> list[Utterance]:
+def read_meta(path: str | Path) -> list[TextToSay]:
     """The utterances of a meta.lst. Raises ValueError naming file and line; audio is not opened."""
     path = Path(path)
-    utterances: list[Utterance] = []
+    utterances: list[TextToSay] = []
     names: dict[str, int] = {}
     for number, line in _lines(path):
         where = f"{path}, line {number}"
@@ -82,16 +82,16 @@ def read_meta(path: str | Path) -> list[Utterance]:
         prompt, recording = (
             AudioClip(path=str(path.parent / fields[i])) if len(fields) > i and fields[i] else None for i in (2, 4)
         )
-        utterances.append(Utterance(name, text, fields[1] if len(fields) > 2 else "", prompt, recording))
+        utterances.append(TextToSay(name, text, fields[1] if len(fields) > 2 else "", prompt, recording))
     if not utterances:
         raise ValueError(f"{path}: holds no utterance")
     return utterances
 
 
-def read_texts(path: str | Path) -> list[Utterance]:
+def read_texts(path: str | Path) -> list[TextToSay]:
     """The lines of a text file, named FILE-0001 by their number. Raises ValueError for a file without any."""
     path = Path(path)
-    texts = [Utterance(f"{path.stem}-{number:04d}", line.strip()) for number, line in _lines(path)]
+    texts = [TextToSay(f"{path.stem}-{number:04d}", line.strip()) for number, line in _lines(path)]
     if not texts:
         raise ValueError(f"{path}: holds no text; write one a line")
     return texts
@@ -128,21 +128,21 @@ def read_conversations(path: str | Path, script: bool = False) -> list[Conversat
     return conversations
 
 
-def _turn(turn: TurnRow, row: ConversationRow, folder: Path, where: str, script: bool) -> Turn:
+def _turn(turn: TurnRow, row: ConversationRow, folder: Path, where: str, script: bool) -> ConversationTurn:
     if row.voices and turn.speaker not in row.voices:
         names = ", ".join(row.voices)
         raise ValueError(f"{where}, field 'speaker': {turn.speaker!r} is none of the voices ({names}); add its voice")
     if script:
-        return Turn(turn.speaker, turn.text, None)
+        return ConversationTurn(turn.speaker, turn.text, None)
     if turn.audio is not None:
-        return Turn(turn.speaker, turn.text, AudioClip(path=str(folder / turn.audio)))
+        return ConversationTurn(turn.speaker, turn.text, AudioClip(path=str(folder / turn.audio)))
     if row.audio is None:
         raise ValueError(f"{where}: no audio, neither here nor of the conversation")
     if turn.start is None or turn.duration is None:
         missing = "start" if turn.start is None else "duration"
         raise ValueError(f"{where}: {missing}: missing; give seconds")
     clip = AudioClip(path=str(folder / row.audio), start=turn.start, duration=turn.duration)
-    return Turn(turn.speaker, turn.text, clip)
+    return ConversationTurn(turn.speaker, turn.text, clip)
 
 
 def _lines(path: Path) -> list[tuple[int, str]]:

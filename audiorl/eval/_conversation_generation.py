@@ -25,7 +25,7 @@ from audiorl.types import Rollout, Sample
 SAID = "conversations.jsonl"
 """The file of conversations that were said, as `audiorl.data.seedtts.read_conversations` reads it."""
 FADE = 0.005
-"""Seconds at both ends of a piece that are faded, so that nothing clicks where pieces meet."""
+"""Seconds at both ends of a piece that are faded: nothing clicks where pieces meet."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class PieceConfig:
     """How conversations and long texts are divided and joined."""
 
     characters: int = 200
-    """Most characters of a piece, which is generated at once."""
+    """Most characters of a piece, which is generated as a whole."""
     context: int = 2
     """Pieces before it that are in its prompt with their speech, whoever says them; 0: only the voices."""
     pause: float = 0.3

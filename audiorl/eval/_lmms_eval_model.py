@@ -32,7 +32,7 @@ from audiorl.types import Message, Sample
 
 
 def manifest() -> ModelManifest:
-    """What the entry point gives lmms-eval."""
+    """Return what the entry point gives lmms-eval."""
     return ModelManifest(model_id="audiorl", simple_class_path=f"{__name__}.AudioRL")
 
 
@@ -66,7 +66,7 @@ class AudioRL(lmms):  # type: ignore[misc]
         self._policy = load_policy(model, evaluation_config(device or "auto"))
 
     def generate_until(self, requests: Sequence[Instance]) -> list[str]:
-        """The answers, in the order of the requests."""
+        """Answer the requests, in their order."""
         answers: dict[int, str] = {}
         by_sampling: dict[SamplingConfig, list[int]] = {}
         for i, request in enumerate(requests):
@@ -91,7 +91,7 @@ class AudioRL(lmms):  # type: ignore[misc]
         raise NotImplementedError(f"{requests[0].args[-2]}: compares log-likelihoods, which audiorl does not give")
 
     def _sampling(self, settings: Mapping[str, Any]) -> SamplingConfig:
-        """Of a task's generation_kwargs."""
+        """Read a task's generation_kwargs."""
         if settings.get("num_beams") not in (None, 1):
             raise ValueError(
                 f"generation_kwargs: num_beams is {settings['num_beams']}; there is no beam search, give 1"

@@ -68,8 +68,11 @@ class InterpreterProcessor(SpeechProcessor):  # type: ignore[misc]
         return self._output(self._interpreter.text)
 
     def tokens_to_string(self, tokens: list[str]) -> str:
-        """The tokens as text; simulstream asks for it when it joins the last outputs of a stream, which then begin with
-        the space between them and what stands before."""
+        """Join tokens to a text.
+
+        simulstream joins the last outputs of a stream with it, which then begin with the space that parts them from the
+        text before.
+        """
         space = separator(self._target)
         follow = 0 < len(tokens) < len(self._written) and tokens == self._written[-len(tokens) :]
         return space * follow + space.join(tokens)
@@ -85,7 +88,7 @@ class InterpreterProcessor(SpeechProcessor):  # type: ignore[misc]
         self._written: list[str] = []
 
     def _output(self, text: str) -> IncrementalOutput:
-        """What is new in `text`, everything that stands so far, and the words that it takes back."""
+        """Return what is new in `text`, everything that stands so far, and the words that it takes back."""
         before, self._written = self._written, split_words(text, self._target)
         same = 0
         while same < min(len(before), len(self._written)) and before[same] == self._written[same]:

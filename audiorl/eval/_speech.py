@@ -217,7 +217,7 @@ def speech_measures(row: Mapping[str, Any]) -> dict[str, float]:
 def summarize_speech(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return `summarize` of the share of characters understood, with means of the other columns of `measure_speech`.
 
-    Error rates count as 1 at most, so that babble is not worse than silence. `intervals` are the 95% bootstrap
+    Error rates count as 1 at most: babble is not worse than silence. `intervals` are the 95% bootstrap
     intervals of prosody, of the rows that have voice; `reference_prosody` has the means of the reference recordings.
     """
     columns = {name: [min(row[name], 1.0) for row in rows] for name in ("wer", "cer")}

@@ -336,7 +336,7 @@ def measure_spoken(
     transcripts with more than MAX_WORDS_PER_SECOND, of which the rest is not counted. With an encoder
     SourceSimilarity, and where there are several speakers those of `own_voice`, by stream and speaker. Where streams
     have several, OwnVoiceInStream: whether a speaker's translation is nearer to the own source than to any other of the
-    same stream; and MixedTurns, the share of spoken turns that translate several at once, which no voice is compared
+    same stream; and MixedTurns, the share of spoken turns that translate several, which no voice is compared
     with. Always those of `durations`. Raises ValueError for a stream without reference.
     """
     waves = speech_decoder.waveforms(rollouts)

@@ -101,7 +101,7 @@ class CodecRecording:
 
     @property
     def file(self) -> str:
-        """A name for its files."""
+        """Return a name for its files."""
         return re.sub(r"[^\w.-]+", "_", self.id) + ".flac"
 
 

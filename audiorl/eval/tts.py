@@ -43,7 +43,7 @@ import soundfile
 from audiorl.audio import AudioClip, AudioError
 from audiorl.config import SamplingConfig, to_json
 from audiorl.data.emergent import Case, read_cases
-from audiorl.data.seedtts import Utterance, read_conversations, read_meta
+from audiorl.data.seedtts import TextToSay, read_conversations, read_meta
 from audiorl.eval._common import (
     JudgeOptions,
     Judges,
@@ -180,7 +180,7 @@ class SpokenText:
 
     @cached_property
     def fingerprint(self) -> str:
-        """A digest of the recording as it is now: what was judged before must be the same."""
+        """Return a digest of the recording as it is now: what was judged before must be the same."""
         assert self.clip is not None and self.clip.path is not None
         content = Path(self.clip.path).read_bytes()
         return hashlib.sha256(content + f"{self.clip.start} {self.clip.duration}".encode()).hexdigest()[:16]
@@ -213,12 +213,12 @@ def items_of(options: TTSOptions) -> list[SpokenText]:
     return items
 
 
-def utterances_of(options: TTSOptions) -> list[Utterance]:
+def utterances_of(options: TTSOptions) -> list[TextToSay]:
     """Read the texts of --meta, --texts or --cases."""
     if options.meta is not None:
         return read_meta(options.meta)[: options.limit]
     if options.cases is not None:
-        return [Utterance(case.name, case.text) for case in cases_of(options)]
+        return [TextToSay(case.name, case.text) for case in cases_of(options)]
     assert options.texts is not None
     return list(read_utterances(options.texts, limit=options.limit).samples)
 

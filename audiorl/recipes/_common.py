@@ -1,4 +1,4 @@
-"""What recipes do around their training call: read and split data, load the policy, measure before and after, report.
+"""Parts that recipes share: read and split data, load the policy, measure before and after training, report.
 
 A recipe is its settings and one training call between two measurements. Those that train on the scores of a reward
 share all of it, `train_with_reward`; the others call `evaluate_around_training` themselves::
@@ -39,7 +39,7 @@ from audiorl.report import write_report
 from audiorl.rewards import AnswerAccuracy, AnswerFormat, StandardisedSum, Term, ThinkFormat, WeightedSum, load_reward
 from audiorl.rollout.speech import CodecSpeechDecoder
 from audiorl.run.folder import Run
-from audiorl.train.rl.held_out import Evaluate
+from audiorl.train.rl.hooks import Evaluate
 from audiorl.train.rl.train import train_rl
 from audiorl.train.sft import sft
 from audiorl.types import Sample
@@ -51,11 +51,11 @@ Sum = TypeVar("Sum", bound=WeightedSum | StandardisedSum)
 
 @dataclass(frozen=True)
 class Given:
-    """What a Python caller has in memory. Whatever is None or empty is read as the options say."""
+    """Parts that a Python caller has in memory; each that is None or empty is read as the options say."""
 
     policy: AudioPolicy | None = None
     reward: Reward | None = None
-    """Trains in place of the recipe's own reward."""
+    """Replaces the recipe's own reward."""
     data: tuple[Any, ...] = ()
     """Row dictionaries in lists, or `datasets.Dataset`s, read like the files of `data`."""
     held_out: tuple[Any, ...] = ()
@@ -168,11 +168,11 @@ def _with_id(item: Any, new: str) -> Any:
 
 def check_ptx(paths: Sequence[str], *trainings: RLConfig) -> None:
     """Raise ValueError for rows of `ptx_data` that no phase uses, and for a phase that uses them but has none."""
-    used = any(training.ptx_coef for training in trainings)
+    used = any(training.ptx.coef for training in trainings)
     if used and not paths:
-        raise ValueError("ptx_coef is set, but there are no supervised rows for it; name them: --ptx-data FILE …")
+        raise ValueError("ptx.coef is set, but there are no supervised rows for it; name them: --ptx-data FILE …")
     if paths and not used:
-        raise ValueError("--ptx-data: nothing learns from these rows; set the weight of their loss, ptx_coef")
+        raise ValueError("--ptx-data: nothing learns from these rows; set the weight of their loss, ptx.coef")
 
 
 def ptx_examples(config: RecipeConfig, paths: Sequence[str], *trainings: RLConfig) -> list[Example]:

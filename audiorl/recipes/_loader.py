@@ -43,12 +43,16 @@ class UnknownScript(ValueError):
 
 
 def scripts(kind: ScriptKind) -> dict[str, Path]:
-    """Return {name as written on the command line, such as "audio-qa": file} of the package audiorl.KIND."""
+    """Return {name as written on the command line, such as "audio-qa": file} of the package audiorl.KIND.
+
+    A file of recipes without `tiny()` is none, such as the loop that runs by itself.
+    """
     spec = importlib.util.find_spec(f"audiorl.{kind}")
     if spec is None or not spec.submodule_search_locations:
         raise ValueError(f"audiorl.{kind} is not installed; reinstall audiorl")
     files = sorted(Path(next(iter(spec.submodule_search_locations))).glob("*.py"))
-    return {file.stem.replace("_", "-"): file for file in files if not file.stem.startswith("_")}
+    named = {file.stem.replace("_", "-"): file for file in files if not file.stem.startswith("_")}
+    return {n: f for n, f in named.items() if kind == "eval" or "\ndef tiny(" in f.read_text(encoding="utf-8")}
 
 
 def find_script(kind: ScriptKind, name: str | Path) -> Path:

@@ -1,4 +1,4 @@
-"""What recipes of interpretation share: the stages of segmented PPO, and the streams of `simul-quickstart`.
+"""Parts that recipes of interpretation share: the stages of segmented PPO, and the streams of `simul-quickstart`.
 
 Streams are said by people and synthetic voices, in training and by unseen speakers. `Prompts` lays out whole prompts of
 the recordings; synthetic voices say all of them, those that are measured too. `Announcements` composes numbers, dates
@@ -39,7 +39,7 @@ StageName = Literal["stage1", "stage2"]
 
 @dataclass(frozen=True)
 class StreamRewards:
-    """What the two stages reward; see `audiorl.tasks.simul.rewards`."""
+    """Rewards of the two stages; see `audiorl.tasks.simul.rewards`."""
 
     quality: Metric = "word_f1"
     """How a translation is compared with its reference. `word_f1` and `ter` weigh what is missing and what is too much
@@ -60,8 +60,8 @@ class StreamRewards:
     weights: dict[str, float] = field(default_factory=dict)
     """Weights of rewards by name; 1 for those that are not named."""
     hpo: bool = False
-    """In both stages HPO's reward in place of these: the quality of the stream, and promptness above `hinge` (0.5 where
-    it is None). It wants the advantage `decoupled`, several rollouts of a stream, and the KL in the loss."""
+    """Reward both stages by HPO instead: the quality of the stream, and promptness above `hinge` (0.5 where
+    it is None). It wants the advantage `gdpo`, several rollouts of a stream, and the KL in the loss."""
 
     def of_stages(
         self, frame_rate: float | None = None
@@ -122,7 +122,7 @@ def train_stages(
     samples = [interpretation_sample(s, chunks) for s in streams]
     for number, stage in enumerate(stages):
         config = stage.config
-        if beta is not None and config.kl_control != "fixed":
+        if beta is not None and config.kl.control != "fixed":
             config = replace(config, kl_beta=beta)
         train_rl(
             policy,
@@ -150,7 +150,7 @@ SPLITS: tuple[Split, ...] = ("train", "test")
 
 @dataclass(frozen=True)
 class StreamOptions:
-    """What the streams are, and who says them."""
+    """Options of the streams: their texts, languages and speakers."""
 
     seed: int = 0
     """Seed of sampling, of the order of the data, and of new weights."""
@@ -175,15 +175,15 @@ class StreamOptions:
     human_streams: int = 150
     """Streams in a person's voice to train on."""
     augmented: float = 0.0
-    """Of announcements: share of the people's training streams that are made to sound like other rooms, lines and
+    """For announcements: share of the people's training streams that are made to sound like other rooms, lines and
     levels, as those in synthetic voices always are."""
     test_streams: int = 40
     """Streams in a person's voice to measure on; as many in the voices of `unseen`."""
     speakers: str = ""
-    """Of announcements: a folder of recordings as `audiorl data build` writes them, whose speakers say the streams in
-    place of the package's. A speaker who says both languages is translated in the own voice."""
+    """For announcements: a folder of recordings as `audiorl data build` writes them, whose speakers say the streams
+    instead of the package's. A speaker who says both languages is translated in the own voice."""
     speakers_per_stream: int = 1
-    """Of announcements: how many speakers take turns in a stream."""
+    """For announcements: number of speakers who take turns in a stream."""
     speaker_marks: bool = False
     """The interpreter writes `>>` where another speaker begins."""
     unseen: tuple[str, ...] = ()
@@ -284,7 +284,7 @@ class Prompts:
         )
 
     def _synthesized(self, prompts: Sequence[Utterance]) -> Speak:
-        """Says a prompt in one of its `voices`, each sampled once."""
+        """Return a function that says a prompt in one of its `voices`, each synthesised once."""
         rng = random.Random(self.options.seed)
         requests = [
             Speech(u.text, u.language, *_random_voice(u.language, rng))

@@ -1,4 +1,4 @@
-"""What recipes of speaking models share: read texts and voices, load the model, measure its speech, tiny parts."""
+"""Parts that recipes of speaking models share: read texts and voices, load models, measure speech, tiny parts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from audiorl.audio import AudioClip, seconds
 from audiorl.config import RLConfig, SamplingConfig
 from audiorl.config.recipe import RecipeConfig
 from audiorl.data.manifest import Loaded
-from audiorl.data.seedtts import Utterance
+from audiorl.data.seedtts import TextToSay
 from audiorl.data.sets import weighted
 from audiorl.eval._common import Judges
 from audiorl.eval._speech import measure_speech, probe_speech
@@ -39,7 +39,7 @@ from audiorl.speech_models.loading import GE2E
 from audiorl.speech_models.speakers import GE2ENetwork
 from audiorl.tasks.tts.prompts import utterance_sample
 from audiorl.tasks.tts.texts import bundled_utterances, read_utterances
-from audiorl.train.rl.held_out import Evaluate
+from audiorl.train.rl.hooks import Evaluate
 from audiorl.types import Sample
 from tokenizers_audio.unified import UnifiedConfig, UnifiedTokenizer
 
@@ -65,7 +65,7 @@ class SpeechConfig(RecipeConfig):
     voice: str | None = None
     """A recording whose voice says all texts that bring none of their own (no prompt_audio)."""
     voice_text: str = ""
-    """What is said in `voice`."""
+    """Text that is said in `voice`."""
     clone: bool = False
     """Texts that bring no voice: take another recording of the same speaker for it, drawn once."""
     tags: bool = False
@@ -79,12 +79,12 @@ class SpeechConfig(RecipeConfig):
     language: str | None = None
     """Language for multilingual recognisers, such as en; None: they guess."""
     normalizer: Normalizer = "basic"
-    """What is left out when the judge's text is compared."""
+    """How the judge's text is normalised before it is compared."""
     sampling: SamplingConfig = SamplingConfig(max_new_tokens=8, max_frames=750)
     """How texts are said; 750 frames are 30 s of Higgs's codec."""
 
 
-def texts_of(config: SpeechConfig) -> tuple[list[Utterance], list[Utterance]]:
+def texts_of(config: SpeechConfig) -> tuple[list[TextToSay], list[TextToSay]]:
     """Return texts (to train on, held out), each with its voice. Held-out texts are trained on in nobody's voice."""
     train, held_out = read_split(config, partial(bundled_utterances, max_seconds=config.max_seconds), _reader(config))
     measured = {normalize(u.text, "basic") for u in held_out}
@@ -96,7 +96,7 @@ def texts_of(config: SpeechConfig) -> tuple[list[Utterance], list[Utterance]]:
     return _with_voices(trained, trained, config), _with_voices(held_out, [*trained, *held_out], config)
 
 
-def ptx_utterances(config: SpeechConfig, paths: Sequence[str], training: RLConfig) -> list[Utterance]:
+def ptx_utterances(config: SpeechConfig, paths: Sequence[str], training: RLConfig) -> list[TextToSay]:
     """Return the texts of `ptx_data` with their recordings and voices; [] where `training` uses none."""
     check_ptx(paths, training)
     bundled = partial(bundled_utterances, max_seconds=config.max_seconds)
@@ -104,10 +104,10 @@ def ptx_utterances(config: SpeechConfig, paths: Sequence[str], training: RLConfi
     return _with_voices(utterances, utterances, config)
 
 
-def _reader(config: SpeechConfig) -> Callable[..., Loaded[Utterance]]:
+def _reader(config: SpeechConfig) -> Callable[..., Loaded[TextToSay]]:
     """`read_utterances` without recordings that are too long, which are counted."""
 
-    def read(path: str, **options: Any) -> Loaded[Utterance]:
+    def read(path: str, **options: Any) -> Loaded[TextToSay]:
         loaded = read_utterances(path, **options)
         short = tuple(u for u in loaded.samples if u.recording is None or seconds(u.recording) <= config.max_seconds)
         if len(short) < len(loaded.samples):
@@ -117,7 +117,7 @@ def _reader(config: SpeechConfig) -> Callable[..., Loaded[Utterance]]:
     return read
 
 
-def _with_voices(utterances: Sequence[Utterance], others: Sequence[Utterance], config: SpeechConfig) -> list[Utterance]:
+def _with_voices(utterances: Sequence[TextToSay], others: Sequence[TextToSay], config: SpeechConfig) -> list[TextToSay]:
     """Those without a voice with the one that the options name, or one of the same speaker's from `others`."""
     if config.voice is not None and not config.voice_text.strip():
         raise ValueError("--voice: give what is said in it, too: --voice-text")
@@ -129,14 +129,14 @@ def _with_voices(utterances: Sequence[Utterance], others: Sequence[Utterance], c
         return [u if u.prompt else replace(u, prompt=prompt, prompt_text=config.voice_text) for u in utterances]
     if not config.clone:
         return list(utterances)
-    by_speaker: dict[str, list[Utterance]] = {}
+    by_speaker: dict[str, list[TextToSay]] = {}
     for u in others:
         if u.speaker and u.recording is not None:
             by_speaker.setdefault(u.speaker, []).append(u)
     return [u if u.prompt else _cloned(u, by_speaker.get(u.speaker, []), config.seed) for u in utterances]
 
 
-def _cloned(utterance: Utterance, same: Sequence[Utterance], seed: int) -> Utterance:
+def _cloned(utterance: TextToSay, same: Sequence[TextToSay], seed: int) -> TextToSay:
     others = [u for u in same if u.text != utterance.text]
     if not others:
         raise ValueError(
@@ -195,7 +195,7 @@ class Measurement:
 
 
 def measurement(
-    config: SpeechConfig, run: Run, policy: AudioPolicy, train: Sequence[Utterance], held_out: Sequence[Utterance]
+    config: SpeechConfig, run: Run, policy: AudioPolicy, train: Sequence[TextToSay], held_out: Sequence[TextToSay]
 ) -> Measurement:
     """Return the measurement with the judges and unseen speakers that the options name.
 

@@ -54,7 +54,7 @@ class ASRConfig(ControlOptions, HeldOutOptions, PtxOptions, RewardOptions, Recip
     unit: Literal["word", "char"] = "word"
     """Errors are counted in words (reward 1 - WER) or in characters (reward 1 - CER)."""
     normalizer: Literal["english", "basic", "none"] = "basic"
-    """What is left out before texts are compared: see `audiorl.eval.metrics.text.normalize`."""
+    """How texts are normalised before they are compared: see `audiorl.eval.metrics.text.normalize`."""
     hallucination_weight: float = 0.5
     """Weight of the penalty, in [-1, 0], on inserted words and on more words than fit into the audio; 0: none."""
     max_rate: float | None = None

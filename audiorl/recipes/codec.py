@@ -54,7 +54,7 @@ class CodecRecipeConfig:
     check_audio: bool = True
     """Decode everything before training, so that a damaged file does not stop a run in its third hour."""
     path: str | None = None
-    """A tokenizer to go on from, in place of a new one."""
+    """A tokenizer to continue with; None makes a new one."""
     speech_model: str | None = None
     """A HuBERT, WavLM or Wav2Vec2 for the semantic branch."""
     plain: bool = False
@@ -64,7 +64,7 @@ class CodecRecipeConfig:
     device: str = "auto"
     """cpu, cuda or cuda:N; auto is a GPU where there is one."""
     threads: int = 2
-    """Of torch, on the CPU."""
+    """CPU threads of torch."""
     tokenizer: UnifiedConfig = small_tokenizer()
     """The new tokenizer's geometry; unused with `path`."""
     codec: CodecConfig = quick_training(5000)
@@ -158,7 +158,7 @@ def read(config: CodecRecipeConfig) -> tuple[Recordings, list[AudioClip], list[s
 
 
 def _recordings(paths: Sequence[str], config: CodecRecipeConfig) -> Recordings:
-    """What the paths name; of the bundled recordings only those that nothing is measured on."""
+    """Read the recordings that the paths name; of the bundled ones only those that nothing is measured on."""
     recordings = read_recordings(
         [path for path in paths if path != "bundled"],
         config.tokenizer.sample_rate,

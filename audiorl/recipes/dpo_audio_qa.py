@@ -38,7 +38,7 @@ from audiorl.types import Sample
 @dataclass(frozen=True)
 class DPOConfig(HeldOutOptions, RecipeConfig):
     think: bool = False
-    """Whether prompts and answers have thoughts."""
+    """Prompts ask for thoughts, and answers have them."""
     eval_tokens: int = 256
     """Most tokens of a greedy answer to a held-out question."""
     dpo: PreferenceConfig = PreferenceConfig(batch_size=32, eval_every=100)

@@ -5,7 +5,7 @@ spoken; it thinks (writes the words that it recognises), then answers. Three pha
 
   sft      a supervised start on synthetic speech only: many robot voices, correct thoughts and answers
   grpo     GRPO on human recordings, rewarded for a right answer and for the format
-  control  in place of grpo, further sft on synthetic speech for as many CPU seconds
+  control  instead of grpo: further sft on synthetic speech for as many CPU seconds
 
 Each is measured on human recordings of phrases of which training had no human recording.
 
@@ -59,11 +59,11 @@ class QuickstartConfig:
     seed: int = 0
     """Seed of sampling, of the order of the data, and of new weights."""
     think: bool = True
-    """Think before answering; without, the answer comes at once."""
+    """Think before answering; without, the answer alone."""
     thought_words: int = 2
     """Words of the phrase that a thought repeats, in the supervised start and for the reward."""
     thought_reward: Literal["transcript", "grounding", "consistency"] = "transcript"
-    """What is rewarded in a thought: that it repeats what is said, that it is more probable with the audio than with
+    """Reward of a thought: that it repeats what is said, that it is more probable with the audio than with
     that of another phrase in the same language, or that the answer follows from it. The last two ask the model of the
     supervised start."""
     thought_weight: float = 1.0
@@ -122,7 +122,7 @@ def main(config: QuickstartConfig, run: Run) -> None:
     policy.model.to(torch_device(config.model.device))
     sets = {UNSEEN: unseen_questions(config)} if config.unseen else {}
     supervised = ["sft", "control_sft"] if config.control else ["sft"]
-    learned = all(run.finished(phase) for phase in supervised) and not config.rl.ptx_coef
+    learned = all(run.finished(phase) for phase in supervised) and not config.rl.ptx.coef
     examples = [] if learned else synthetic(human, config)
     sft(policy, examples, run, config=config.sft, optim=config.sft_optim, seed=config.seed)
     reward = reward_of(config, run)

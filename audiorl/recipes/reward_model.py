@@ -36,7 +36,7 @@ class RewardModelRecipeConfig(RecipeConfig):
     kind: Literal["outcome", "process"] = "outcome"
     """A score for a whole answer, learned from pairs, or a judgement of every step, learned from labelled steps."""
     think: bool = False
-    """Whether prompts and answers have thoughts."""
+    """Prompts ask for thoughts, and answers have them."""
     outcome: RewardModelConfig = RewardModelConfig(batch_size=32)
     """The loss of `--kind outcome`. Its steps follow from `epochs` and `max_steps`."""
     process: ProcessRewardConfig = ProcessRewardConfig(batch_size=32)

@@ -30,7 +30,17 @@ from typing import Literal
 
 import torch
 
-from audiorl.config import CriticConfig, ModelConfig, OptimConfig, RLConfig, SamplingConfig, SFTConfig, torch_device
+from audiorl.config import (
+    CriticConfig,
+    EstimatorConfig,
+    KLConfig,
+    ModelConfig,
+    OptimConfig,
+    RLConfig,
+    SamplingConfig,
+    SFTConfig,
+    torch_device,
+)
 from audiorl.eval._streams import measure_streams
 from audiorl.eval.metrics.corpus import UNSEEN
 from audiorl.models.examples import Example
@@ -50,17 +60,12 @@ PPO = RLConfig(
     prompts_per_step=12,
     group_size=2,
     advantage="gae",
-    gamma=0.95,
-    lam=0.95,
+    estimator=EstimatorConfig(gamma=0.95, lam=0.95),
     epochs=1,
     mini_batches=2,
     aggregation="token-mean",
-    kl_in="reward",
-    kl_kind="k1",
+    kl=KLConfig(place="reward", kind="k1", control="log-space", target=0.55, gain=0.5),
     kl_beta=0.15,
-    kl_control="log-space",
-    kl_target=0.55,
-    kl_gain=0.5,
     critic=CriticConfig(warmup_steps=3, optim=OptimConfig(lr=3e-4)),
     micro_batch_tokens=4000,
     eval_every=10,
@@ -76,7 +81,7 @@ WEIGHTS = {
     "initiative": 1.0,
     "format": 1.0,
 }
-"""What is named here can be changed, as by `--rewards.weights.initiative 0`."""
+"""Weights by name, which options change: `--rewards.weights.initiative 0`."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +102,7 @@ class SimulQuickstartConfig(StreamOptions):
     codec: str | None = None
     """A codec's folder, such as `runs/tts/codec`: the interpreter speaks what it writes, in the recordings' voice."""
     ks: tuple[int, ...] = (1, 2, 3, 5, 8)
-    """Of the wait-k baselines; none leaves them out."""
+    """k of the wait-k baselines; none leaves them out."""
     model: ModelConfig = ModelConfig(audio="projector")
     """How the model is held, and what of it is trained."""
     vocabulary: int = 700
@@ -119,7 +124,7 @@ class SimulQuickstartConfig(StreamOptions):
     rewards: StreamRewards = field(
         default_factory=lambda: StreamRewards(longest_wait=0.0, waits="available", weights=WEIGHTS)
     )
-    """What is rewarded. Each reward is standardised, and detection and initiative ask for speed already."""
+    """Rewards of the stages. Each is standardised, and detection and initiative ask for speed already."""
     stage1: RLConfig = PPO
     """PPO with the rewards of single turns."""
     stage2: RLConfig = PPO

@@ -87,7 +87,7 @@ class TTSQuickstartConfig:
     seed: int = 0
     """Seed of sampling, of the order of the data, and of new weights."""
     corpus: str = ""
-    """A folder of `audiorl data build` or `tools/build_voices.py` with English recordings in place of the bundled."""
+    """A folder of `audiorl data build` or `tools/build_voices.py` with English recordings; empty: the bundled ones."""
     clone: bool = False
     """Put two other words of the text's speaker, with their recordings, in the prompt."""
     unseen_speakers: tuple[str, ...] = ()
@@ -113,7 +113,7 @@ class TTSQuickstartConfig:
     recogniser_speakers: tuple[str, ...] = ()
     """Speakers that it learns from; () are all. A recogniser of one way of speaking prefers that."""
     recogniser_features: Features = "whisper"
-    """What it reads: the encoder of Whisper tiny, or log-mel frames. The latter is bound to the speech it has met."""
+    """Its input: frames of Whisper tiny's encoder, or log-mel frames, which bind it to the speech it has met."""
     judge: str = "pocketsphinx"
     """Recogniser for the measurements, which the reward never asks: a folder, `pocketsphinx`, or `recogniser` for the
     reward's own, to try the recipe."""
@@ -133,7 +133,7 @@ class TTSQuickstartConfig:
     """Regular expressions of the weights that GRPO trains. 256 rewards a step say little about millions of weights, and
     more about the scales of the norms."""
     credit: Literal["text", "word"] = "word"
-    """What the reward of being understood is given for: the text (then set `--rl.advantage group`), or each word on
+    """Where the reward of being understood goes: to the text (then set `--rl.advantage grpo`), or each word on
     the frames that say it."""
     rl: RLConfig = RLConfig(
         steps=60,

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from importlib.util import find_spec
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -23,15 +23,12 @@ from audiorl.errors import Interrupted
 from audiorl.run.progress import Progress
 from audiorl.run.records import locked
 from audiorl.speech_models import load_quality_model, load_speaker_encoder, load_speech_detector
-from corpora.annotate.captions import Captions
-from corpora.annotate.language import LanguageOfAudio, LanguageOfText
 from corpora.annotate.options import Annotate
-from corpora.annotate.quality import Quality
 from corpora.annotate.recognisers import Captioner, NamedRecogniser, recognisers
 from corpora.annotate.recordings import Source, list_sources
 from corpora.annotate.rows import Rows, cut, rows
-from corpora.annotate.segments import Segments, Sounds
 from corpora.annotate.speakers import Voices
+from corpora.annotate.stages import Captions, LanguageOfAudio, LanguageOfText, Quality, Sounds, SpeechSegments
 from corpora.annotate.store import Annotated, Stage, annotate, stored_results
 from corpora.annotate.transcripts import Transcripts
 
@@ -99,7 +96,7 @@ def stages(options: Annotate) -> list[Stage]:
     """The stages of these options in order. Raises ValueError for models that cannot be loaded here."""
     named = recognisers(options.asr, options.language, options.device)
     steps: list[Stage] = [
-        Segments(load_speech_detector(), options.threshold, options.pause, options.max_seconds, options.padding)
+        SpeechSegments(load_speech_detector(), options.threshold, options.pause, options.max_seconds, options.padding)
     ]
     steps += _language_and_transcripts(options, named)
     steps.append(Quality(load_quality_model(options.quality) if options.quality != "none" else None))
@@ -162,9 +159,7 @@ Outcome = Iterator[tuple[Source, str]]
 
 def _runtime(options: Annotate, steps: Sequence[Stage]) -> Callable[[Annotate, Sequence[Source]], Outcome]:
     if options.runtime == "ray":
-        from corpora.annotate.on_ray import on_ray
-
-        return on_ray
+        return _on_ray
     if options.workers > 1:
         return _in_processes
 
@@ -263,3 +258,36 @@ def _print(out: Path, summary: dict[str, Any], problems: dict[str, str]) -> None
         listing = ", ".join(f"{count} {reason}" for reason, count in summary["left_out"].items())
         print(f"left out: {listing}: {out / 'left_out.jsonl'}")
     print(out / "manifest.jsonl")
+
+
+def _on_ray(options: Annotate, sources: Sequence[Source]) -> Iterator[tuple[Source, str]]:
+    """(recording, what is wrong with it) as they end, on the workers of a Ray cluster, each with its own models and a
+    GPU where the cluster has them. Recordings and OUT must be on disks that all nodes share."""
+    from audiorl.distributed.ray_cluster import QUIET, check_answers, import_ray
+
+    ray = import_ray()
+    from ray.util import ActorPool
+
+    if options.address is None:
+        ray.init(address="local", num_cpus=options.workers, include_dashboard=False, **QUIET)
+    else:
+        check_answers(options.address)
+        ray.init(address=options.address, **QUIET)
+    try:
+        gpus = 1 if ray.cluster_resources().get("GPU") else 0
+        absolute = replace(options, out=options.out.absolute())
+        actor = ray.remote(_Worker).options(num_cpus=1, num_gpus=gpus)
+        pool = ActorPool([actor.remote(absolute) for _ in range(min(options.workers, max(len(sources), 1)))])
+        yield from pool.map_unordered(lambda worker, source: worker.work.remote(source), sources)
+    finally:
+        ray.shutdown()
+
+
+class _Worker:
+    """A Ray actor with its own models."""
+
+    def __init__(self, options: Annotate) -> None:
+        start_worker(options)
+
+    def work(self, source: Source) -> tuple[Source, str]:
+        return source, work(source)

@@ -27,7 +27,7 @@ from corpora.questions.sounds import sound_drafts
 from corpora.questions.speech import speech_drafts, split_speech, stamps
 from corpora.sources.build import encode_opus
 from corpora.sources.packages import package_files
-from corpora.sources.voice import RATE
+from corpora.sources.voices import RATE
 
 PACKAGES = ("tuxpaint-stamps-default", "fluid-soundfont-gm")
 SOUND_FONT = Path("usr/share/sounds/sf2/FluidR3_GM.sf2")

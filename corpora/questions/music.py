@@ -20,7 +20,7 @@ import numpy as np
 import soundfile
 
 from corpora.questions.choices import Draft
-from corpora.sources.voice import RATE
+from corpora.sources.voices import RATE
 
 LICENCE = "MIT"  # the sound font's; the pieces are drawn here
 DRUMS = 9  # the MIDI channel of percussion

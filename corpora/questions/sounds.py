@@ -15,7 +15,7 @@ import numpy as np
 import soxr
 
 from corpora.questions.choices import Draft
-from corpora.sources.voice import RATE, read_audio
+from corpora.sources.voices import RATE, read_audio
 
 LICENCE = "GPL-2.0-or-later"
 STAMPS = Path("usr/share/tuxpaint/stamps")

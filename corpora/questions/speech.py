@@ -15,7 +15,7 @@ import numpy as np
 from audiorl.data.corpus import Utterance, split_by_speaker_and_key
 from audiorl.data.prompts import LANGUAGES
 from corpora.questions.choices import Draft
-from corpora.sources.voice import RATE
+from corpora.sources.voices import RATE
 
 HELD_OUT_SPEAKERS = (
     "July E. Jiménez",

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from corpora.sources.packages import licence_paragraph
-from corpora.sources.voice import Recording, Voice, read_audio
+from corpora.sources.voices import SourceRecording, Voice, read_audio
 
 SOURCE = "asterisk"
 INTRODUCTION = """\
@@ -68,7 +68,7 @@ def find_recordings(root: Path, folder: str, suffix: str) -> dict[str, Path]:
     return {p.relative_to(sounds).with_suffix("").as_posix(): p for p in sorted(sounds.rglob(f"*{suffix}"))}
 
 
-def prompts(root: Path, language: str, folder: str, suffix: str) -> Iterator[Recording]:
+def prompts(root: Path, language: str, folder: str, suffix: str) -> Iterator[SourceRecording]:
     """The recordings of one folder with the core sounds' transcripts, and the English ones as translations."""
     texts = _Texts(transcripts(root, language))
     english = texts if language == "en" else _Texts(transcripts(root, "en"))
@@ -78,7 +78,7 @@ def prompts(root: Path, language: str, folder: str, suffix: str) -> Iterator[Rec
         reason = "unclear transcript" if text is None else "" if text else "no transcript"
         if key in SOUND_EFFECTS or key.startswith("silence/"):
             reason = "sound effect or silence"
-        yield Recording(key, key, text or "", translation, partial(read_audio, path), reason)
+        yield SourceRecording(key, key, text or "", translation, partial(read_audio, path), reason)
 
 
 class _Texts:

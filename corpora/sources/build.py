@@ -34,8 +34,7 @@ from audiorl.data.rows import write_json_lines
 from audiorl.data.schema import check, parse_json
 from corpora.sources import asterisk, other_prompts, synthetic, tuxpaint
 from corpora.sources.packages import package_files
-from corpora.sources.verdicts import confirmed
-from corpora.sources.voice import RATE, Recording, Voice
+from corpora.sources.voices import RATE, SourceRecording, Voice, confirmed
 
 SOURCES = {
     asterisk.SOURCE: asterisk.INTRODUCTION,
@@ -118,7 +117,7 @@ def unseen_voices(clips: int = UNSEEN_CLIPS) -> list[Voice]:
     ]
 
 
-def _sample(voice: Voice, clips: int, root: Path) -> Iterator[Recording]:
+def _sample(voice: Voice, clips: int, root: Path) -> Iterator[SourceRecording]:
     """`clips` usable recordings, in an order by hash that does not depend on which others there are; then by name."""
     usable = [r for r in confirmed(replace(voice, unchecked=False), root) if not r.left_out]
     usable.sort(key=lambda r: sha256(r.name.encode()).digest())
@@ -286,7 +285,7 @@ def _minutes(rows: Sequence[dict[str, Any]]) -> float:
     return sum(row["duration"] for row in rows) / 60
 
 
-def _row(voice: Voice, recording: Recording, audio: str, duration: float) -> dict[str, Any]:
+def _row(voice: Voice, recording: SourceRecording, audio: str, duration: float) -> dict[str, Any]:
     return {
         "id": f"{voice.folder}/{recording.name}",
         "key": recording.key,

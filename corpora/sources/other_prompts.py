@@ -1,7 +1,7 @@
 """Telephone prompts by other speakers, which have the keys of the Asterisk core sounds and no transcripts.
 
 The speakers say translations of their own, which are often not those of the core sounds. A prompt takes the core
-sounds' text of its key only where a recogniser confirms it, see `verdicts`; the others are left out.
+sounds' text of its key only where a recogniser confirms it, see `voices.confirmed`; the others are left out.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from corpora.sources import asterisk
 from corpora.sources.packages import gpl_2_text, licence_paragraph
-from corpora.sources.voice import Voice
+from corpora.sources.voices import Voice
 
 MAX_CER = 0.15
 """Maximum character error rate of the recogniser's transcript against the text."""

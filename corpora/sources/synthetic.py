@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from audiorl.data.corpus import normalised
-from corpora.sources.voice import Recording, Voice
+from corpora.sources.voices import SourceRecording, Voice
 
 SOURCE = "synthetic"
 SPEAKER_PREFIX = "espeak-ng "
@@ -78,7 +78,7 @@ def synthetic_voices(texts: Sequence[Text], speakers: int, clips: int) -> list[V
     ]
 
 
-def _spoken(texts: Sequence[Text], language: str, speakers: int, clips: int, root: Path) -> Iterator[Recording]:
+def _spoken(texts: Sequence[Text], language: str, speakers: int, clips: int, root: Path) -> Iterator[SourceRecording]:
     from audiorl.data.synth import synthesize, voices
 
     names = sorted(voices(language), key=lambda name: sha256(name.encode()).digest())[:speakers]
@@ -90,4 +90,4 @@ def _spoken(texts: Sequence[Text], language: str, speakers: int, clips: int, roo
             read = partial(synthesize, text.text, language, voice=voice, speed=speed, pitch=pitch)
             name = f"{text.key}-{number}" if clips > 1 else text.key
             speaker = f"{SPEAKER_PREFIX}{voice}"
-            yield Recording(name, text.key, text.text, text.translation, read, "", speaker, text.licence)
+            yield SourceRecording(name, text.key, text.text, text.translation, read, "", speaker, text.licence)

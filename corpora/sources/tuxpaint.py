@@ -3,9 +3,9 @@
 A stamp X has the texts in X.txt, whose first line is English and whose others are `CODE.utf8=text`, and recordings in
 X_desc_CODE.ogg; X_desc.ogg is English. Several stamps have the same text ("The letter J." filled and outlined).
 
-Some recordings are older than the texts. Those of English and some of Spanish and French were checked, see `verdicts`,
-and recordings are left out from which a recogniser reads something else. The other texts are as published. The English
-recordings name the object without the article of the text, so it is removed.
+Some recordings are older than the texts. Those of English and some of Spanish and French were checked (see
+`voices.confirmed`), and recordings are left out from which a recogniser reads something else. The other texts are as
+published. The English recordings name the object without the article of the text, so it is removed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 
 from corpora.sources.packages import gpl_2_text
-from corpora.sources.voice import Recording, Voice, read_audio
+from corpora.sources.voices import SourceRecording, Voice, read_audio
 
 SOURCE = "tuxpaint"
 INTRODUCTION = """\
@@ -55,7 +55,7 @@ def stamp_texts(path: Path) -> dict[str, str]:
     return texts
 
 
-def stamps(root: Path, language: str) -> Iterator[Recording]:
+def stamps(root: Path, language: str) -> Iterator[SourceRecording]:
     """The spoken descriptions in one language. Raises ValueError where there are none."""
     folder = root / STAMPS
     ending = "_desc.ogg" if language == "en" else f"_desc_{language}.ogg"
@@ -71,7 +71,7 @@ def stamps(root: Path, language: str) -> Iterator[Recording]:
             text = re.sub("^(An?|The) ", "", text).capitalize()
         translation = "" if language == "en" else texts.get("en", "")
         reason = "" if text else "no transcript"
-        yield Recording(name, f"tuxpaint/{name}", text, translation, partial(read_audio, path), reason)
+        yield SourceRecording(name, f"tuxpaint/{name}", text, translation, partial(read_audio, path), reason)
 
 
 def _voice(language: str, contributor: str) -> Voice:

@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 import signal
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -65,14 +64,14 @@ def test_quickstart_writes_a_whole_run(quickstart: Path) -> None:
     metrics = [m for m in read_metrics(quickstart / "metrics.jsonl") if m["phase"] == "grpo"]
     assert [m["step"] for m in metrics] == [1, 2]
     wanted = {"reward/mean", "reward/std", "kl", "policy/loss", "policy/ratio", "policy/entropy", "policy/clip_frac"}
-    wanted |= {"grad_norm", "lr", "policy/engine_gap"}
+    wanted |= {"grad_norm", "lr", "policy/logprob_gap"}
     assert wanted <= set(metrics[0]), wanted - set(metrics[0])
-    assert all(m["policy/engine_gap"] < 1e-4 for m in metrics)
+    assert all(m["policy/logprob_gap"] < 1e-4 for m in metrics)
     assert metrics[0]["policy/ratio"] == pytest.approx(1, abs=1e-6)
     page = (quickstart / "report.html").read_text()
     assert "<audio" in page and "accuracy" in page
     saved = read_json(quickstart / "config.json")
-    assert saved["config"]["grpo"]["steps"] == 2 and set(saved["versions"]) >= {"audiorl", "torch", "transformers"}
+    assert saved["config"]["rl"]["steps"] == 2 and set(saved["versions"]) >= {"audiorl", "torch", "transformers"}
 
 
 def test_quickstart_holds_out_phrases(quickstart: Path) -> None:
@@ -113,20 +112,7 @@ def test_quickstart_measures_strangers(tmp_path: Path, capsys: pytest.CaptureFix
     assert set(evals["unseen_after"]["changes"]) >= {"accuracy", "said", "vocabulary"}
     assert set(evals["after"]["outside"]) == {"said", "vocabulary"}
     (tmp_path / "manifest.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[3:]))
-    assert (
-        main(
-            [
-                "train",
-                "quickstart",
-                "--tiny",
-                "--unseen",
-                str(tmp_path),
-                "--out",
-                str(tmp_path / "b"),
-            ]
-        )
-        == 2
-    )
+    assert main(["train", "quickstart", "--tiny", "--unseen", str(tmp_path), "--out", str(tmp_path / "b")]) == 2
     assert "no English, Spanish or French by another speaker" in capsys.readouterr().err
     assert not (tmp_path / "b" / "checkpoints").exists(), "said before anything is trained"
 
@@ -149,32 +135,11 @@ def test_recorded_rollouts_score_the_same_again(
     assert all(s.ids.any() and len(s.logprobs) == len(s.ids) for r in found.rollouts for s in r.segments)
     file.write_text(REWARD)
     capsys.readouterr()
-    assert main(["rewards", str(file), str(recorded)]) == 0
+    assert main(["rewards", "score", str(file), str(recorded)]) == 0
     shown = capsys.readouterr().out
     assert "recorded" in shown and "correlation" in shown
     longest = max(found.rollouts, key=lambda r: len(r.text))
     assert replay(file, recorded).scores[found.rollouts.index(longest)].total == len(longest.text) / 100
-
-
-def test_replay_names_what_is_damaged(quickstart: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file, rollouts = tmp_path / "reward.py", tmp_path / "rollouts.jsonl"
-    file.write_text(REWARD)
-    good = sorted((quickstart / "rollouts").iterdir())[0].read_text().splitlines()
-    for damaged, message in (
-        (good[0] + "\n{oops\n", "row 2"),
-        (good[0] + "\n" + json.dumps({"text": "x"}) + "\n", "row 2, field 'sample': missing"),
-        (
-            good[0].replace('"stop_reason": "', '"stop_reason": "x'),
-            "row 1, field 'rollouts[0].segments[0].stop_reason': 'x",
-        ),
-        ("", "empty"),
-    ):
-        rollouts.write_text(damaged)
-        capsys.readouterr()
-        assert main(["rewards", str(file), str(rollouts)]) == 2
-        error = capsys.readouterr().err
-        assert message in error and str(rollouts) in error and error.count("\n") == 1
-    assert main(["rewards", str(file), str(tmp_path / "none.jsonl")]) == 2
 
 
 @pytest.mark.smoke
@@ -314,7 +279,7 @@ def test_asr_grpo_with_strangers_and_a_control(tmp_path: Path, capsys: pytest.Ca
 def test_asr_grpo_with_an_encoder_decoder(tmp_path: Path) -> None:
     make_whisper().save(tmp_path / "whisper")
     options = ("--path", str(tmp_path / "whisper"), "--retention-margin", "1", "--control")
-    run = train("asr_grpo", tmp_path / "run", *options, "--rl.audio-check-every", "1")
+    run = train("asr_grpo", tmp_path / "run", *options, "--rl.listening.every", "1")
     assert all("audio/gain_silence" in row for row in read_metrics(run / "metrics.jsonl") if row["phase"] == "grpo")
     entries = read_json(run / "eval.json")
     assert {f"{s}{when}" for s in ("", "no_speech_") for when in ("before", "after", "control")} <= set(entries)
@@ -322,58 +287,6 @@ def test_asr_grpo_with_an_encoder_decoder(tmp_path: Path) -> None:
     start = load_policy(tmp_path / "whisper").parameters_by_name()
     changed = {name for name in start if not torch.equal(start[name], trained[name])}
     assert changed and all(name.startswith("model.decoder.") for name in changed)
-
-
-@pytest.fixture
-def eval_script(monkeypatch: pytest.MonkeyPatch) -> Any:
-    def run(name: str, *options: str) -> None:
-        monkeypatch.setattr(sys, "argv", list(sys.argv))
-        assert main(["eval", name, *options]) == 0
-
-    return run
-
-
-def test_evaluating_a_checkpoint_on_questions(
-    quickstart: Path, tmp_path: Path, eval_script: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
-    rows = [
-        {
-            "id": u.id,
-            "audio_id": u.clip.path,
-            "question": "Which phrase is spoken?",
-            "choices": [u.text, "something else"],
-            "answer": u.text,
-            "task": "speech",
-            "difficulty": "easy",
-        }
-        for u in bundled_speech(("en",), max_seconds=2)[:3]
-    ]
-    (tmp_path / "broken.wav").write_bytes(b"RIFF")
-    rows.append(rows[0] | {"id": "broken", "audio_id": "broken.wav"})
-    data = tmp_path / "mmau.json"
-    data.write_text(json.dumps(rows))
-    options = ["--data", str(data), "--model", str(last_checkpoint(quickstart)), "--max-new-tokens", "8"]
-    eval_script("mmau", *options, "--out", str(tmp_path / "out"))
-    scores = read_json(tmp_path / "out" / "scores.json")
-    assert scores["total"]["n"] == 4 and scores["total"]["missing"] == 1
-    assert "broken.wav" in capsys.readouterr().err
-    predictions = read_json(tmp_path / "out" / "predictions.json")
-    assert [("model_output" in p) for p in predictions] == [True, True, True, False]
-
-
-def test_evaluating_a_checkpoint_on_transcripts(quickstart: Path, tmp_path: Path, eval_script: Any) -> None:
-    data = tmp_path / "asr.jsonl"
-    speech = bundled_speech(("en",), max_seconds=2)[:3]
-    rows = [{"id": u.id, "audio": u.clip.path, "text": u.text, "language": "en"} for u in speech]
-    (tmp_path / "empty.wav").write_bytes(b"")
-    rows.insert(1, rows[0] | {"id": "empty", "audio": "empty.wav"})
-    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    options = ["--data", str(data), "--model", str(last_checkpoint(quickstart)), "--max-new-tokens", "8"]
-    eval_script("asr", *options, "--out", str(tmp_path / "out"))
-    scores = read_json(tmp_path / "out" / "scores.json")
-    assert scores["files"] == 3 and scores["skipped"] == 1 and scores["wer"] > 0
-    assert scores["reference_length"] == sum(len(u.text.split()) for u in speech)
-    assert (tmp_path / "out" / "worst.html").read_text().count("<audio") == 3
 
 
 def assert_whole(run: Path, phase: str, *more: str) -> None:
@@ -578,20 +491,11 @@ def test_dpo_online_interrupted_in_its_second_round(
 
 
 @pytest.mark.smoke
-def test_help_lists_the_options(capsys: pytest.CaptureFixture[str]) -> None:
-    for recipe in ("quickstart", "mmau_grpo", "asr_grpo"):
-        with pytest.raises(SystemExit) as stop:
-            main(["train", recipe, "--help"])
-        assert stop.value.code == 0
-        assert "--rl.kl-beta" in capsys.readouterr().out
-
-
-@pytest.mark.smoke
 def test_self_test_trains_a_step() -> None:
     from audiorl.cli.doctor import self_test
 
     metrics = self_test()
-    assert metrics["policy/ratio"] == pytest.approx(1, abs=1e-6) and metrics["policy/engine_gap"] < 1e-4
+    assert metrics["policy/ratio"] == pytest.approx(1, abs=1e-6) and metrics["policy/logprob_gap"] < 1e-4
     assert metrics["grad_norm"] > 0
 
 

@@ -1,7 +1,7 @@
 """Latency of simultaneous translation from the delays of the units of its output, as SimulEval 1.1.4 computes it.
 
 A delay D_i is how much of the source had been read when unit i was written: milliseconds of speech, or words of a
-written source. Elapsed times in place of delays (delay plus the time spent computing) give the computation-aware
+written source. Elapsed times instead of delays (delay plus the time spent computing) give the computation-aware
 variant of every metric here, named `AL_CA` and so on in tables. A unit is a word, a character of languages written
 without spaces, or, in speech output, one chunk of speech. X is the length of the source in the unit of the delays.
 
@@ -41,7 +41,7 @@ def text_units(text: str, unit: Unit) -> list[str]:
 def reference_length(reference: str, unit: Unit) -> int:
     """Return a reference's length as SimulEval counts: pieces between single spaces, or characters with their spaces.
 
-    An empty reference counts as 1, so that every metric stays defined.
+    An empty reference counts as 1: every metric stays defined.
     """
     return max(1, len(reference.split(" ") if unit == "word" else reference.strip()))
 

@@ -57,7 +57,7 @@ def pyin(wav: NDArray[Any], sample_rate: int) -> NDArray[np.float64]:
 def yin(wav: NDArray[Any], sample_rate: int) -> NDArray[np.float64]:
     """Find F0 by YIN at 8 kHz; voice is periodic for 50 ms without a jump of more than 2 semitones.
 
-    Source: de Cheveigné and Kawahara 2002, with the shortest of almost equally good periods in place of their absolute
+    Source: de Cheveigné and Kawahara 2002, with the shortest of almost equally good periods instead of their absolute
     threshold.
     """
     wav = np.asarray(wav, np.float64)

@@ -21,10 +21,10 @@ Array = NDArray[np.float64]
 
 FRAME_SECONDS = 0.025
 SI_SDR_RANGE = (-80.0, 120.0)
-"""dB between which SI-SDR is kept, so that silence and a perfect copy have a value that can be averaged."""
+"""dB between which SI-SDR is kept: silence and a perfect copy have a value that can be averaged."""
 PESQ_RATE = 16_000
 PESQ_WORST = 1.0
-"""PESQ of silence in place of speech, of which it says nothing; the worst that it gives otherwise is about 1.04."""
+"""PESQ of silence instead of speech, of which it says nothing; the worst that it gives otherwise is about 1.04."""
 
 
 def level(wav: NDArray[Any]) -> float:

@@ -66,6 +66,7 @@ class RunsView:
     def follow(self) -> None:
         """Poll until `stop` is set; runs in a thread."""
         with suppress(sqlite3.ProgrammingError):  # closed while it was read
+            self.poll()
             while not self.stop.wait(POLL_SECONDS):
                 self.poll()
 
@@ -308,7 +309,7 @@ def serve(folders: Sequence[Path], port: int, labels: Path | None, mode: Mode) -
         listener = _listen(port)
         port, token = listener.getsockname()[1], secrets.token_urlsafe(24)
         print(f"open http://{HOST}:{port}/?token={token}", flush=True)
-        thread = threading.Thread(target=_read_and_follow, args=(view,), daemon=True)
+        thread = threading.Thread(target=view.follow, daemon=True)
         thread.start()
         # A cookie belongs to all ports of a host, so that each view needs a name of its own.
         app = make_app(view, token, f"audiorl_view_{port}")
@@ -320,11 +321,6 @@ def serve(folders: Sequence[Path], port: int, labels: Path | None, mode: Mode) -
             view.stop.set()
             thread.join(5)
             view.index.close()
-
-
-def _read_and_follow(view: RunsView) -> None:
-    view.poll()
-    view.follow()
 
 
 def _listen(port: int) -> socket.socket:

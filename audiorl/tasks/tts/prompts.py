@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from audiorl.audio import AudioClip, AudioError, seconds
-from audiorl.data.seedtts import Conversation, Utterance
+from audiorl.data.seedtts import Conversation, TextToSay
 from audiorl.models.examples import Example
 from audiorl.types import Message, Sample
 
@@ -48,7 +48,7 @@ def speech_sample(
     return Sample(id, tuple(messages), (text,), task="tts", metadata=about)
 
 
-def utterance_sample(utterance: Utterance, tag: bool = False) -> Sample:
+def utterance_sample(utterance: TextToSay, tag: bool = False) -> Sample:
     """The prompt of an utterance; `tag` puts its speaker in front of the text.
 
     metadata["reference_audio"] has the wanted voice: the prompt's audio, or else the recording.
@@ -66,7 +66,7 @@ def utterance_sample(utterance: Utterance, tag: bool = False) -> Sample:
     return speech_sample(u.name, u.text, speaker=u.speaker if tag else "", voice=voice, metadata=about)
 
 
-def utterance_example(utterance: Utterance, tag: bool = False) -> Example:
+def utterance_example(utterance: TextToSay, tag: bool = False) -> Example:
     """The prompt of an utterance with its recording. Raises ValueError where there is none."""
     if utterance.recording is None:
         raise ValueError(f"{utterance.name!r}: has no recording to train on; give the row's audio")

@@ -28,7 +28,7 @@ from audiorl.data.manifest import Format, Loaded, read_values
 from audiorl.data.rows import Row
 from audiorl.data.schema import FieldError, check, check_limit
 from audiorl.data.schema.manifests import UtteranceColumns
-from audiorl.data.seedtts import Utterance, read_meta, read_texts
+from audiorl.data.seedtts import TextToSay, read_meta, read_texts
 from audiorl.models import AudioPolicy
 from audiorl.types import Sample
 from tokenizers_audio import CodeShards, write_shards
@@ -41,7 +41,7 @@ def read_utterances(
     on_error: Literal["raise", "skip"] = "raise",
     limit: int | None = None,
     check_audio: bool = False,
-) -> Loaded[Utterance]:
+) -> Loaded[TextToSay]:
     """The first `limit` texts of a .lst, a .txt or a manifest; arguments are those of `read_samples`.
 
     Raises ValueError naming file, row and field; `on_error` is for the rows of manifests.
@@ -58,7 +58,7 @@ def read_utterances(
                 raise ValueError(f"{path}: {u.name!r}, field {error.field!r}: {error.message}") from error
         return Loaded(tuple(utterances), (), str(path))
 
-    def of_row(row: Row, style: Style, format: Format) -> tuple[Sample, Utterance]:
+    def of_row(row: Row, style: Style, format: Format) -> tuple[Sample, TextToSay]:
         utterance = _utterance(row, style)
         if check_audio:
             _check(utterance.recording, audio_field(row))
@@ -70,23 +70,23 @@ def read_utterances(
     )
 
 
-def bundled_utterances(name: str, max_seconds: float | None = None) -> list[Utterance]:
+def bundled_utterances(name: str, max_seconds: float | None = None) -> list[TextToSay]:
     """`bundled`, or `bundled:en` for one language: the package's own recordings with their texts."""
     _, _, language = name.partition(":")
     if name.partition(":")[0] != "bundled" or language not in ("", "en", "es", "fr"):
         raise ValueError(f"no bundled texts are called {name!r}; give bundled, bundled:en, bundled:es or bundled:fr")
     speech = bundled_speech((language,) if language else ("en", "es", "fr"), max_seconds=max_seconds)
-    return [Utterance(u.id, u.text, recording=u.clip, speaker=u.speaker, language=u.language) for u in speech]
+    return [TextToSay(u.id, u.text, recording=u.clip, speaker=u.speaker, language=u.language) for u in speech]
 
 
-def _utterance(row: Row, style: Style) -> Utterance:
+def _utterance(row: Row, style: Style) -> TextToSay:
     columns = check(row.data, UtteranceColumns)
     text = columns.text or columns.transcript or columns.sentence
     if text is None:
         raise FieldError("text", f"missing; give the text to say (the columns are {', '.join(row.data)})")
     name = f"{Path(row.file).stem}-{row.number:04d}" if columns.id is None else str(columns.id).strip()
     speaker, language = (str("" if value is None else value).strip() for value in (columns.speaker, columns.language))
-    utterance = Utterance(name, text.strip(), speaker=speaker, language=language)
+    utterance = TextToSay(name, text.strip(), speaker=speaker, language=language)
     if any(row.data.get(field) is not None for field in AUDIO_FIELDS):
         utterance = replace(utterance, recording=clip_of(row, style, audio_field(row)))
     if row.data.get("prompt_audio") is not None:

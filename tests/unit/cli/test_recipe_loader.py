@@ -69,7 +69,8 @@ def test_names_of_presets_start_from_them() -> None:
 def test_without_a_checkout_the_installed_package_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     package = tmp_path / "audiorl"
     (package / "recipes").mkdir(parents=True)
-    (package / "recipes" / "own.py").write_text('"""A recipe of its own."""\n')
+    (package / "recipes" / "own.py").write_text('"""A recipe of its own."""\n\ndef tiny(): ...\n')
+    (package / "recipes" / "loop.py").write_text('"""No recipe."""\n')
     monkeypatch.delitem(sys.modules, "audiorl.recipes", raising=False)
     monkeypatch.setattr(audiorl, "__path__", [str(package)])
     assert scripts("recipes") == {"own": package / "recipes" / "own.py"}

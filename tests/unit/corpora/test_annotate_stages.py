@@ -14,15 +14,23 @@ from audiorl.audio import AudioClip
 from audiorl.data.corpus import Utterance
 from audiorl.speech_models import load_speech_detector
 from corpora.annotate import recordings
-from corpora.annotate.language import LanguageOfText, most_probable
-from corpora.annotate.quality import bandwidth, snr, waveform_quality
 from corpora.annotate.recordings import Recording, Source
-from corpora.annotate.segments import Segments, Sounds, padded, speech_spans
 from corpora.annotate.speakers import clusters, decoded, encoded, speakers
+from corpora.annotate.stages import (
+    LanguageOfText,
+    Sounds,
+    SpeechSegments,
+    bandwidth,
+    most_probable,
+    padded,
+    snr,
+    speech_spans,
+    waveform_quality,
+)
 from corpora.annotate.transcripts import at_speed, distance, vote
 from tests.support.annotation import RATE, spans_of
 
-SEGMENTS = Segments(load_speech_detector(), threshold=0.5, pause=0.3, max_seconds=30.0, padding=0.0)
+SEGMENTS = SpeechSegments(load_speech_detector(), threshold=0.5, pause=0.3, max_seconds=30.0, padding=0.0)
 
 
 def recording(path: Path) -> Recording:

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from audiorl.audio import AudioClip
-from audiorl.data.seedtts import Conversation, Turn, read_conversations
+from audiorl.data.seedtts import Conversation, ConversationTurn, read_conversations
 from audiorl.eval.metrics.prosody import level_steps, slope_per_minute
 from audiorl.tasks.tts.prompts import check_voices, conversation_examples, piece_sample, pieces_of, split_text
 
@@ -21,7 +21,7 @@ VOICES = {name: (f"I am {name}.", AudioClip(path=f"{name}.wav")) for name in ("A
 
 
 def conversation(*turns: tuple[str, str], voices: Any = VOICES) -> Conversation:
-    return Conversation("d", tuple(Turn(speaker, text, None) for speaker, text in turns), voices)
+    return Conversation("d", tuple(ConversationTurn(speaker, text, None) for speaker, text in turns), voices)
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_a_prompt_has_every_voice_and_the_pieces_before_it() -> None:
 
 @pytest.mark.parametrize("context", [0, 1, 2, 5])
 def test_turns_are_learned_as_they_are_asked_for(context: int) -> None:
-    turns = [Turn("AB"[i % 2], f"turn {i}", AudioClip(path=f"{i}.wav")) for i in range(4)]
+    turns = [ConversationTurn("AB"[i % 2], f"turn {i}", AudioClip(path=f"{i}.wav")) for i in range(4)]
     talk = Conversation("d", tuple(turns), VOICES)
     for number, example in enumerate(conversation_examples(talk, context)):
         assert example.speech == (turns[number].audio,)
@@ -122,7 +122,7 @@ def test_a_script_needs_no_recordings_of_its_turns(tmp_path: Path) -> None:
     row = {"id": "d", "voices": {"A": {"audio": "a.wav", "text": "Hi."}}, "turns": [{"speaker": "A", "text": "x"}]}
     (tmp_path / "scripts.jsonl").write_text(json.dumps(row))
     (talk,) = read_conversations(tmp_path / "scripts.jsonl", script=True)
-    assert talk.turns == (Turn("A", "x", None),)
+    assert talk.turns == (ConversationTurn("A", "x", None),)
     assert talk.voices["A"][0] == "Hi." and talk.voices["A"][1].path == str(tmp_path / "a.wav")
 
 

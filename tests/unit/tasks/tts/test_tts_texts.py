@@ -11,7 +11,7 @@ import pytest
 import soundfile
 
 from audiorl.audio import AudioClip
-from audiorl.data.seedtts import Utterance
+from audiorl.data.seedtts import TextToSay
 from audiorl.tasks.tts.prompts import utterance_example, utterance_sample
 from audiorl.tasks.tts.texts import bundled_utterances, read_utterances
 from audiorl.types import Message
@@ -46,7 +46,7 @@ def test_a_manifest(tmp_path: Path) -> None:
     assert second.recording is not None and (second.recording.start, second.recording.duration) == (0.2, 0.3)
     assert second.prompt is not None and second.prompt.path == str(tmp_path / "v.wav")
     assert (second.prompt.start, second.prompt.duration) == (0.0, None)  # the part is of audio
-    assert third == Utterance("3", "Nobody said this.")
+    assert third == TextToSay("3", "Nobody said this.")
     assert [u.name for u in read_utterances(path, limit=2).samples] == ["1", "rows-0002"]
 
 
@@ -80,7 +80,7 @@ def test_lists_and_plain_texts(tmp_path: Path) -> None:
     assert second.recording is None and second.prompt_text == "Hi."
     (tmp_path / "lines.txt").write_text("One.\n\n Two.\n")
     found = read_utterances(tmp_path / "lines.txt").samples
-    assert found == (Utterance("lines-0001", "One."), Utterance("lines-0003", "Two."))
+    assert found == (TextToSay("lines-0001", "One."), TextToSay("lines-0003", "Two."))
     (tmp_path / "lines.txt").write_text("\n")
     with pytest.raises(ValueError, match=r"lines\.txt: holds no text; write one a line"):
         read_utterances(tmp_path / "lines.txt")
@@ -104,25 +104,25 @@ def clip(seconds: float) -> AudioClip:
 def test_what_a_prompt_knows_of_its_references() -> None:
     """Two letters in 0.5 s make a pace; a recording counts for more, but not for the voice."""
     voice, own = clip(0.5), clip(2.0)
-    plain = utterance_sample(Utterance("a", "Good."))
+    plain = utterance_sample(TextToSay("a", "Good."))
     assert plain.messages == (Message("user", ("Good.",)),) and plain.references == ("Good.",)
     assert plain.metadata == {"respond": "speech"}
-    cloned = utterance_sample(Utterance("b", "Good.", "H i!", voice, speaker="A", language="en"))
+    cloned = utterance_sample(TextToSay("b", "Good.", "H i!", voice, speaker="A", language="en"))
     assert [m.role for m in cloned.messages] == ["user", "assistant", "user"]
     assert cloned.messages[1].content == (voice,) and cloned.messages[0].content == ("H i!",)
     assert cloned.metadata["reference_seconds"] == pytest.approx(4 / 2 * 0.5)
     assert cloned.metadata["reference_audio"] is voice
     assert (cloned.metadata["speaker"], cloned.metadata["language"]) == ("A", "en")
-    both = utterance_sample(Utterance("c", "Good.", "Hi.", voice, own))
+    both = utterance_sample(TextToSay("c", "Good.", "Hi.", voice, own))
     assert both.metadata["reference_seconds"] == 2.0 and both.metadata["reference_audio"] is voice
-    alone = utterance_sample(Utterance("d", "Good.", recording=own, speaker="A"), tag=True)
+    alone = utterance_sample(TextToSay("d", "Good.", recording=own, speaker="A"), tag=True)
     assert alone.metadata["reference_audio"] is own and alone.messages[-1].content == ("[A] Good.",)
     assert alone.references == ("Good.",)
 
 
 def test_only_recordings_are_learned_from() -> None:
     own = clip(1.0)
-    example = utterance_example(Utterance("a", "Good.", recording=own))
+    example = utterance_example(TextToSay("a", "Good.", recording=own))
     assert example.speech == (own,) and example.target == ""
     with pytest.raises(ValueError, match="'a': has no recording to train on"):
-        utterance_example(Utterance("a", "Good."))
+        utterance_example(TextToSay("a", "Good."))

@@ -16,7 +16,7 @@ import torch
 from audiorl.audio import AudioClip
 from audiorl.config import SamplingConfig
 from audiorl.data.corpus import Utterance as Recorded
-from audiorl.data.seedtts import Utterance
+from audiorl.data.seedtts import TextToSay
 from audiorl.eval._common import Judges
 from audiorl.eval._speech import measure_speech, summarize_speech
 from audiorl.eval.metrics.prosody import MEASURES
@@ -161,7 +161,7 @@ def test_voices_come_from_the_same_speaker_or_from_one_recording(manifest: Path)
 
 def test_rewards_by_their_weights(parts: Path, policy: AudioPolicy, speech: list[Recorded]) -> None:
     own = speech[0].clip
-    samples = [utterance_sample(Utterance("a", "Good morning.", "Hi.", own, own))]
+    samples = [utterance_sample(TextToSay("a", "Good morning.", "Hi.", own, own))]
     options = SpeechRewards(asr=str(parts / "asr"), speaker=str(parts / "speaker"), metric="cer", understood=2.0)
     reward = speech_reward(options, CodecSpeechDecoder.of(policy), samples)
     rollouts = HFEngine(policy, SAY).generate([Request(s, 3) for s in samples])
@@ -177,7 +177,7 @@ def test_rewards_by_their_weights(parts: Path, policy: AudioPolicy, speech: list
 
 def test_prosody_and_the_gate_are_rewards(parts: Path, policy: AudioPolicy, speech: list[Recorded]) -> None:
     own = speech[0].clip
-    samples = [utterance_sample(Utterance("a", "Good morning.", "Hi.", own, own))]
+    samples = [utterance_sample(TextToSay("a", "Good morning.", "Hi.", own, own))]
     options = SpeechRewards(asr=str(parts / "asr"), speaker=str(parts / "speaker"), prosody=0.3, gate=0.2)
     rollouts = HFEngine(policy, SAY).generate([Request(s, 3) for s in samples])
     for score in speech_reward(options, CodecSpeechDecoder.of(policy), samples)(rollouts):
@@ -187,7 +187,7 @@ def test_prosody_and_the_gate_are_rewards(parts: Path, policy: AudioPolicy, spee
         assert "finished/open" not in score.parts
     gated_only = SpeechRewards(asr=str(parts / "asr"), understood=0, similarity=0, prosody=0.3, gate=0.2)
     assert speech_reward(gated_only, CodecSpeechDecoder.of(policy), samples)(rollouts)[0] is not None
-    plain = [utterance_sample(Utterance("a", "Good morning."))]
+    plain = [utterance_sample(TextToSay("a", "Good morning."))]
     alone = dict.fromkeys(SpeechRewards().weights(), 0.0) | {"prosody": 1.0}
     with pytest.raises(ValueError, match=r"rewards\.prosody: no text has a recording"):
         speech_reward(SpeechRewards(**alone), CodecSpeechDecoder.of(policy), plain)  # type: ignore[arg-type]
@@ -198,7 +198,7 @@ def test_prosody_and_the_gate_are_rewards(parts: Path, policy: AudioPolicy, spee
 
 
 def test_rewards_without_a_reference_are_refused_before_training(parts: Path, policy: AudioPolicy) -> None:
-    plain, voice = [utterance_sample(Utterance("a", "Good morning."))], CodecSpeechDecoder.of(policy)
+    plain, voice = [utterance_sample(TextToSay("a", "Good morning."))], CodecSpeechDecoder.of(policy)
     for weights, message in (
         ({"similarity": 0}, r"'a': metadata\['reference_seconds'\].*--rewards\.duration 0"),
         ({"duration": 0}, r"'a': no metadata\['reference_audio'\].*--rewards\.similarity 0"),
@@ -230,7 +230,7 @@ class Knows:
 
 def test_measured_speech_is_compared_with_the_voice_that_is_wanted(policy: AudioPolicy, tmp_path: Path) -> None:
     own = AudioClip(array=np.zeros(16_000, np.float32), sample_rate=16_000)
-    samples = [utterance_sample(Utterance("a", "Good.", recording=own)), utterance_sample(Utterance("b", "Good."))]
+    samples = [utterance_sample(TextToSay("a", "Good.", recording=own)), utterance_sample(TextToSay("b", "Good."))]
     run, judge = Run.create(tmp_path / "run", "r.py", [], SAY), Knows(1.0)
     result = measure_speech(run, "before", policy, samples, SAY, Judges(judge, judge))
     rows = [json.loads(line) for line in (run.dir / "eval" / "before.jsonl").read_text().splitlines()]
@@ -251,7 +251,7 @@ def test_measured_speech_has_prosody_next_to_that_of_its_recording(
     policy: AudioPolicy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own = AudioClip(array=glide(6, 16_000).astype(np.float32), sample_rate=16_000)
-    samples = [utterance_sample(Utterance(name, "Good.", recording=own)) for name in "ab"]
+    samples = [utterance_sample(TextToSay(name, "Good.", recording=own)) for name in "ab"]
     run, judge = Run.create(tmp_path / "run", "r.py", [], SAY), Knows(1.0)
 
     rate = CodecSpeechDecoder.of(policy).sample_rate
