@@ -33,10 +33,55 @@ T = TypeVar("T")
 Place = tuple[str, ...]
 """The keys that lead to a value of nested options, such as ("rl", "group_size")."""
 
-RENAMED: dict[str, str] = {"grpo": "rl", "ppo": "rl", "grpo-optim": "rl-optim"}
+RENAMED: dict[str, str] = {
+    "grpo": "rl",
+    "ppo": "rl",
+    "grpo-optim": "rl-optim",
+    "kl-in": "kl.place",
+    "kl-kind": "kl.kind",
+    "kl-control": "kl.control",
+    "kl-target": "kl.target",
+    "kl-horizon": "kl.horizon",
+    "kl-gain": "kl.gain",
+    "advantage-std": "estimator.std",
+    "no-advantage-std": "estimator.no-std",
+    "advantage-eps": "estimator.eps",
+    "step-gamma": "estimator.step-gamma",
+    "gamma": "estimator.gamma",
+    "lam": "estimator.lam",
+    "whiten": "estimator.whiten",
+    "no-whiten": "estimator.no-whiten",
+    "score-clip": "scores.clip",
+    "score-normalize": "scores.normalize",
+    "dual-clip": "loss-options.dual-clip",
+    "ratio-cap": "loss-options.ratio-cap",
+    "cov-fraction": "loss-options.cov-fraction",
+    "cov-low": "loss-options.cov-low",
+    "cov-high": "loss-options.cov-high",
+    "cov-coef": "loss-options.cov-coef",
+    "sapo-positive": "loss-options.sapo-positive",
+    "sapo-negative": "loss-options.sapo-negative",
+    "frame-ratio": "loss-options.frame-ratio",
+    "codebook-weights": "loss-options.codebook-weights",
+    "engine-cap": "tis-cap",
+    "overlap": "generation.overlap",
+    "partial-tokens": "generation.partial-tokens",
+    "ptx-coef": "ptx.coef",
+    "ptx-batch": "ptx.batch",
+    "audio-check": "listening.action",
+    "audio-check-every": "listening.every",
+    "audio-check-prompts": "listening.prompts",
+    "audio-check-min": "listening.min-gain",
+}
 """Former names of options, or of groups of them, and what they are now: parts of the path, such as "grpo"."""
 
-RENAMED_VALUES: dict[tuple[str, str], str] = {}
+RENAMED_VALUES: dict[tuple[str, str], str] = {
+    ("advantage", "group"): "grpo",
+    ("advantage", "mean-relative"): "maxrl",
+    ("advantage", "decoupled"): "gdpo",
+    ("advantage", "leave-one-out"): "rloo",
+    ("loss", "clip"): "ppo",
+}
 """{(last part of the option's path, former value): its value now}."""
 
 

@@ -62,7 +62,7 @@ from audiorl.models.families import qwen_omni
 from audiorl.models.families.text import TextDecoder
 from audiorl.models.tiny import tiny_tokenizer
 from audiorl.rollout.hf import HFEngine
-from audiorl.train.rl.advantages import compute_token_advantages, scored_experiences
+from audiorl.train.rl.advantages import compute_advantages, scored_experiences
 from audiorl.train.rl.collect import collect
 from audiorl.train.rl.trainer import TrainBatch, Trainer
 from audiorl.types import Message, Rollout, Sample, Score
@@ -194,7 +194,7 @@ def audiorl_side(length: int, beta: float, steps: int, micro_batch_tokens: int) 
         meter.start()
         batch = collect(engine, samples, reward, step, config, seed=0)
         output = worker.step(TrainBatch(scored_experiences(batch, config)))
-        assert output.metrics["policy/engine_gap"] < 1e-5, "log-probs of engine and trainer differ"
+        assert output.metrics["policy/logprob_gap"] < 1e-5, "log-probs of engine and trainer differ"
         engine.update_weights(worker.weights(), step + 1)
         meter.stop(sum(r.num_sampled for r in batch.rollouts))
 
@@ -336,13 +336,13 @@ def prepared(policy: AudioPolicy, clips: Sequence[AudioClip]) -> list[Experience
                     len(prompt),
                     sample.audio,
                     group_id=sample.id,
-                    engine_logprobs=near,
+                    rollout_logprobs=near,
                     ref_logprobs=near,
                     rewards=torch.zeros(len(ids)),
                     score=float(torch.rand((), generator=generator)),
                 )
             )
-    return compute_token_advantages(experiences, RLConfig(), BETA)
+    return compute_advantages(experiences, RLConfig(), BETA)
 
 
 def padded_update(

@@ -36,7 +36,7 @@ def child() -> None:
     import torch
 
     from audiorl.algos.experience import Experience
-    from audiorl.config import CriticConfig, ModelConfig, OptimConfig, RLConfig, SamplingConfig, SFTConfig
+    from audiorl.config import CriticConfig, KLConfig, ModelConfig, OptimConfig, RLConfig, SamplingConfig, SFTConfig
     from audiorl.data.bundled import LANGUAGE_QUESTION, language_phrases, language_question
     from audiorl.models import AudioPolicy
     from audiorl.models.examples import Example
@@ -82,7 +82,7 @@ def child() -> None:
                 rewards[-1] = float(torch.randn((), generator=generator))
                 e = Experience(ids, mask, len(prompt.ids), audio=prompt.audio, group_id=sample.id, name=f"{len(out)}")
                 zeros = torch.zeros(len(ids))
-                out.append(e.replace(rewards=rewards, score=float(rewards[-1]), engine_logprobs=mask * -5.0 + zeros))
+                out.append(e.replace(rewards=rewards, score=float(rewards[-1]), rollout_logprobs=mask * -5.0 + zeros))
         return out
 
     def with_advantages(experiences: list[Experience]) -> list[Experience]:
@@ -108,7 +108,7 @@ def child() -> None:
     experiences = answered(policy, samples[:16], 8, 4, 32)
     update("grpo", policy, with_advantages(experiences), kl_beta=0.01)
     critic = CriticConfig(shared=True)
-    ppo = {"advantage": "gae", "kl_in": "reward", "kl_beta": 0.01, "critic": critic}
+    ppo = {"advantage": "gae", "kl": KLConfig(place="reward"), "kl_beta": 0.01, "critic": critic}
     update("ppo, shared critic", omni(), experiences, **ppo)
     print(json.dumps(numbers))
 

@@ -45,7 +45,7 @@ GRPO = f"mmau-grpo {RL} --rl.prompts-per-step 16 --rl.group-size 8 --rl.micro-ba
 DPO = "dpo-audio-qa --think True --epochs 4 --dpo.micro-batch-tokens 800 --dpo.eval-every 0"
 ARMS = {
     "GRPO": GRPO,
-    "RLOO": f"{GRPO} --rl.advantage leave-one-out",
+    "RLOO": f"{GRPO} --rl.advantage rloo",
     "REINFORCE++-baseline": f"{GRPO} --rl.advantage reinforce++-baseline",
     "PPO": f"ppo-audio-qa {RL} --rl.prompts-per-step 64 --rl.group-size 2 --rl.mini-batches 2 --rl.kl-beta 0.02 \
 --rl.micro-batch-tokens 800 --rl.eval-every 0 --rl.critic.warmup-steps 5 --rl.critic.optim.lr 1e-4",

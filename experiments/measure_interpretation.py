@@ -41,7 +41,7 @@ from arms import markdown
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from audiorl.config import RLConfig
+from audiorl.config import KLConfig, RLConfig
 from audiorl.errors import Interrupted
 from audiorl.eval._streams import laal_counts, measure_streams
 from audiorl.eval.metrics.corpus import UNSEEN, Estimate, Score, estimate, ratio
@@ -113,9 +113,7 @@ def stages_of(arm: str, config: Config) -> list[SimulStage]:
 def in_groups(ppo: RLConfig) -> RLConfig:
     """HPO's advantages, of about as many rollouts a step."""
     prompts = -(-ppo.prompts_per_step * ppo.group_size // GROUP_SIZE)
-    return replace(
-        ppo, advantage="decoupled", prompts_per_step=prompts, group_size=GROUP_SIZE, kl_in="loss", kl_kind="k3"
-    )
+    return replace(ppo, advantage="gdpo", prompts_per_step=prompts, group_size=GROUP_SIZE, kl=KLConfig(kind="k3"))
 
 
 def supervise(
@@ -133,12 +131,12 @@ def supervise(
 
 
 def kl_target(target: float, ppo: RLConfig) -> RLConfig:
-    return replace(ppo, kl_control="log-space", kl_target=target)
+    return replace(ppo, kl=replace(ppo.kl, control="log-space", target=target))
 
 
 KL: dict[str, Callable[[RLConfig], RLConfig]] = {
     **{f"kl-{target:g}": partial(kl_target, target) for target in (0.1, 0.25, 0.5)},
-    "kl-fixed": lambda ppo: replace(ppo, kl_control="fixed"),
+    "kl-fixed": lambda ppo: replace(ppo, kl=replace(ppo.kl, control="fixed")),
 }
 
 ARMS: dict[str, Callable[[str, AudioPolicy, Run, RunState, Config, Sequence[Stream]], None]] = {

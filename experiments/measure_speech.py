@@ -47,7 +47,7 @@ from arms import cpu_seconds, markdown, number, timed
 from speech_start import Choice, Start, StoredSamples, voice_likeness
 
 from audiorl.audio import AudioClip
-from audiorl.config import OptimConfig, PreferenceConfig, SamplingConfig, SFTConfig
+from audiorl.config import LossOptions, OptimConfig, PreferenceConfig, SamplingConfig, SFTConfig
 from audiorl.errors import Interrupted
 from audiorl.eval._common import Judges, read_rows
 from audiorl.eval._speech import measure_speech, say, speech_measures
@@ -179,7 +179,9 @@ def train_arm(
         prompts_per_step=args.prompts,
         group_size=args.group,
         advantage=ADVANTAGES.get(arm, "group"),
-        codebook_weights=(1.0, *[0.0] * (start.codec.num_codebooks - 1)) if arm == "first" else (),
+        loss_options=LossOptions(
+            codebook_weights=(1.0, *[0.0] * (start.codec.num_codebooks - 1)) if arm == "first" else ()
+        ),
     )
     train_rl(
         policy,

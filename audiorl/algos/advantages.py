@@ -4,6 +4,9 @@ Shapes: B rollouts of at most T tokens; `mask` [B, T] is True where a token was 
 arrives between two turns) and padding are False: they are skipped, so that the step after the last token of one turn is
 the first token of the next. Rewards must lie on sampled tokens; what lies elsewhere does not count. Results are 0 where
 the mask is False.
+
+A *step* is a part of a rollout with a reward of its own: a word, a thought, a turn. `ends` [B, T] is True on the
+sampled token that ends one; the step's reward is the sum over its tokens, and may be 0.
 """
 
 from __future__ import annotations
@@ -15,6 +18,14 @@ from torch import Tensor
 
 from audiorl.algos.shapes import check_shapes
 
+Reduce = Callable[[Tensor], Tensor]
+"""Sums a tensor over all ranks."""
+
+
+def identity(tensor: Tensor) -> Tensor:
+    """Return the sum over one rank."""
+    return tensor
+
 
 def group_relative(rewards: Tensor, group_ids: Sequence[str] | Tensor, std: bool = True, eps: float = 1e-4) -> Tensor:
     """GRPO's advantage, (r - mean) / (std + eps) within each group (Shao et al. 2024, arXiv 2402.03300, eq. 3 ff.).
@@ -23,7 +34,7 @@ def group_relative(rewards: Tensor, group_ids: Sequence[str] | Tensor, std: bool
     `std=False` leaves the division out (Dr.GRPO, arXiv 2503.20783). The std is the unbiased one, as in TRL and verl; a
     group of one or of equal rewards has advantage 0.
     """
-    centred, index, count = _centred(rewards, group_ids, "group_relative")
+    centred, index, count = centre_groups(rewards, group_ids, "group_relative")
     if not std:
         return centred
     square = torch.zeros_like(count).index_add(0, index, centred**2)
@@ -31,54 +42,13 @@ def group_relative(rewards: Tensor, group_ids: Sequence[str] | Tensor, std: bool
     return centred / (deviation[index] + eps)
 
 
-def leave_one_out(rewards: Tensor, group_ids: Sequence[str] | Tensor) -> Tensor:
+def rloo(rewards: Tensor, group_ids: Sequence[str] | Tensor) -> Tensor:
     """RLOO's advantage, r minus the mean of the others of its group (Ahmadian et al. 2024, arXiv 2402.14740, eq. 7).
 
     rewards [B]; group_ids: B labels. Returns [B]; a group of one has no others and advantage 0.
     """
-    centred, index, count = _centred(rewards, group_ids, "leave_one_out")
+    centred, index, count = centre_groups(rewards, group_ids, "rloo")
     return centred * (count / (count - 1).clamp(min=1))[index]  # the others' mean lies n/(n-1) times as far away
-
-
-def mean_relative(rewards: Tensor, group_ids: Sequence[str] | Tensor) -> Tensor:
-    """MaxRL's advantage, (r - mean) / mean within each group (Tajwar et al. 2026, arXiv 2602.02710).
-
-    With rewards of 0 and 1 the gradient is that of the mean log-prob of the right answers, which approaches maximum
-    likelihood as groups grow. rewards [B], none below 0; group_ids: B labels. Returns [B]; a group of zeros has
-    advantage 0. Raises ValueError for a reward below 0.
-    """
-    if bool((rewards < 0).any()):
-        raise ValueError(f"mean_relative divides by the group's mean: a reward of {float(rewards.min()):g} is below 0")
-    centred, index, count = _centred(rewards, group_ids, "mean_relative")
-    mean = torch.zeros_like(count).index_add(0, index, rewards) / count
-    return torch.where(mean[index] > 0, centred / mean[index], 0.0)
-
-
-def decoupled_relative(
-    rewards: Tensor, weights: Sequence[float], group_ids: Sequence[str] | Tensor, eps: float = 1e-4
-) -> Tensor:
-    """GDPO's advantage (Liu et al. 2026, arXiv 2601.05242): each of K rewards is normalised within its group, then the
-    weighted sum is normalised over the batch.
-
-    rewards [B, K]; K weights; group_ids: B labels. Returns [B]. The weights say how much each reward moves the policy,
-    whatever its scale; a reward that is constant in a group does not count there. Standard deviations are unbiased.
-    """
-    if rewards.dim() != 2 or rewards.shape[1] != len(weights):
-        raise ValueError(f"decoupled_relative: rewards of shape {list(rewards.shape)} but {len(weights)} weights")
-    columns = [w * group_relative(r, group_ids, eps=eps) for r, w in zip(rewards.unbind(1), weights, strict=True)]
-    total = torch.stack(columns, 1).sum(1)
-    if len(total) < 2:
-        return torch.zeros_like(total)
-    return (total - total.mean()) / (total.std() + eps)
-
-
-def remax(rewards: Tensor, greedy_rewards: Tensor) -> Tensor:
-    """ReMax's advantage, r minus the reward of the greedy answer to the same prompt (Li et al. 2023, arXiv 2310.10505).
-
-    Both [B]: `greedy_rewards` repeats a prompt's value for each of its rollouts.
-    """
-    check_shapes("remax", rewards=rewards, greedy_rewards=greedy_rewards)
-    return rewards - greedy_rewards
 
 
 def time_index_relative(
@@ -108,24 +78,31 @@ def time_index_relative(
 def step_index_relative(
     rewards: Tensor,
     mask: Tensor,
+    ends: Tensor,
     group_ids: Sequence[str] | Tensor,
     std: bool = True,
     eps: float = 1e-4,
     gamma: float = 0.0,
 ) -> Tensor:
-    """`time_index_relative` of the steps of an answer, such as the words that it says: the k-th step of a rollout is
-    compared with the k-th steps of its group.
+    """Return `time_index_relative` of the steps of an answer, such as the words that it says: the k-th step of a
+    rollout is compared with the k-th steps of its group.
 
-    rewards, mask [B, T]: a step's reward stands on its last token, as for `process_relative`. Returns [B, T]: a token
-    has the advantage of its own step and, with `gamma` above 0, gamma^n times that of the n-th step after it. What
-    follows the last step belongs to it.
+    rewards, mask, ends [B, T]. Returns [B, T]: a token has the advantage of its own step and, with `gamma` above 0,
+    gamma^n times that of the n-th step after it. What follows the last step belongs to it.
     """
-    check_shapes("step_index_relative", rewards=rewards, mask=mask)
-    mask = mask.bool()
-    ends_BT = mask & (rewards != 0)
-    counts_B = ends_BT.sum(1)
-    step_BT = (ends_BT.cumsum(1) - ends_BT.long()).minimum((counts_B - 1).clamp(min=0)[:, None])
+    check_shapes("step_index_relative", rewards=rewards, mask=mask, ends=ends)
+    step_BT, counts_B = steps_of(ends, mask)
     return time_index_on_tokens(rewards, mask, step_BT, counts_B, group_ids, std, eps, gamma)
+
+
+def steps_of(ends: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the step of each token [B, T] int64, from 0, and how many steps each rollout has [B].
+
+    What follows the last end has the number of the last step.
+    """
+    ends = ends.bool() & mask.bool()
+    counts_B = ends.sum(1)
+    return (ends.cumsum(1) - ends.long()).minimum((counts_B - 1).clamp(min=0)[:, None]), counts_B
 
 
 def time_index_on_tokens(
@@ -145,29 +122,44 @@ def time_index_on_tokens(
     """
     check_shapes("time_index_on_tokens", rewards=rewards, mask=mask, steps=steps)
     mask = mask.bool()
-    most = max([*counts.tolist(), 1])
-    rewards_BS = rewards.new_zeros(len(rewards), most).scatter_add(1, steps, torch.where(mask, rewards, 0.0))
-    present_BS = torch.arange(most, device=mask.device) < counts[:, None]
+    rewards_BS = sum_steps(torch.where(mask, rewards, 0.0), steps, counts)
+    present_BS = torch.arange(rewards_BS.shape[1], device=mask.device) < counts[:, None]
     advantages_BS = time_index_relative(rewards_BS, present_BS, group_ids, std, eps, gamma)
     return torch.where(mask, advantages_BS.gather(1, steps), 0.0)
 
 
 def process_relative(
-    rewards: Tensor, mask: Tensor, group_ids: Sequence[str] | Tensor, std: bool = True, eps: float = 1e-4
+    rewards: Tensor,
+    mask: Tensor,
+    ends: Tensor,
+    group_ids: Sequence[str] | Tensor,
+    std: bool = True,
+    eps: float = 1e-4,
 ) -> Tensor:
-    """GRPO with a reward for each step of an answer (Shao et al. 2024, arXiv 2402.03300, section 4.1.3).
+    """Return GRPO's advantage with a reward for each step of an answer (Shao et al. 2024, arXiv 2402.03300, 4.1.3).
 
-    rewards, mask [B, T]: a step's reward stands on its last token; a sampled token with reward 0 ends no step. Rewards
-    are normalised over all steps of the group, and a token's advantage is the sum of those of its own step and of the
-    later ones. Returns [B, T], 0 where the mask is False. With `std=False` the mean alone is subtracted.
+    rewards, mask, ends [B, T]. Rewards are normalised over all steps of the group, and a token's advantage is the sum
+    of those of its own step and of the later ones; tokens after the last step belong to none and have 0. Returns
+    [B, T]. With `std=False` the mean alone is subtracted.
     """
-    check_shapes("process_relative", rewards=rewards, mask=mask)
-    mask = mask.bool()
-    ends = mask & (rewards != 0)
+    check_shapes("process_relative", rewards=rewards, mask=mask, ends=ends)
+    step_BT, counts_B = steps_of(ends, mask)
+    inside_BT = mask.bool() & ((ends.bool() & mask.bool()).flip(1).cumsum(1).flip(1) > 0)
+    rewards_BS = sum_steps(torch.where(inside_BT, rewards, 0.0), step_BT, counts_B)
+    present_BS = torch.arange(rewards_BS.shape[1], device=mask.device) < counts_B[:, None]
     group, _ = _group_index(group_ids, mask.device)
-    normalised = torch.zeros_like(rewards)
-    normalised[ends] = group_relative(rewards[ends], group[:, None].expand_as(mask)[ends], std, eps)
-    return torch.where(mask, normalised.flip(1).cumsum(1).flip(1), 0.0)
+    normalised_BS = torch.zeros_like(rewards_BS)
+    normalised_BS[present_BS] = group_relative(
+        rewards_BS[present_BS], group[:, None].expand_as(present_BS)[present_BS], std, eps
+    )
+    later_BS = normalised_BS.flip(1).cumsum(1).flip(1)
+    return torch.where(inside_BT, later_BS.gather(1, step_BT), 0.0)
+
+
+def sum_steps(rewards: Tensor, steps: Tensor, counts: Tensor) -> Tensor:
+    """Return the rewards [B, T] summed over each step, [B, S] with S the most steps of a rollout, at least 1."""
+    most = max([*counts.tolist(), 1])
+    return rewards.new_zeros(len(rewards), most).scatter_add(1, steps, rewards)
 
 
 def gae(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float = 1.0, lam: float = 0.95) -> tuple[Tensor, Tensor]:
@@ -200,9 +192,7 @@ def reinforce_returns(rewards: Tensor, mask: Tensor, gamma: float = 1.0) -> Tens
     return torch.zeros_like(sums).scatter(1, order, torch.where(valid, sums, 0.0))
 
 
-def reinforce_plus_plus(
-    rewards: Tensor, mask: Tensor, gamma: float = 1.0, reduce: Callable[[Tensor], Tensor] | None = None
-) -> Tensor:
+def reinforce_plus_plus(rewards: Tensor, mask: Tensor, gamma: float = 1.0, reduce: Reduce = identity) -> Tensor:
     """REINFORCE++ (Hu 2025, arXiv 2501.03262): returns of the token rewards, whitened over all sampled tokens.
 
     rewards [B, T] hold -β·k1 on every token and the score on the last. `reduce` as in `whiten`. Returns [B, T].
@@ -214,7 +204,7 @@ def reinforce_plus_plus_baseline(
     scores: Tensor,
     group_ids: Sequence[str] | Tensor,
     mask: Tensor,
-    reduce: Callable[[Tensor], Tensor] | None = None,
+    reduce: Reduce = identity,
 ) -> Tensor:
     """REINFORCE++-baseline (arXiv 2501.03262): scores [B] less their group's mean, whitened over all sampled tokens.
 
@@ -224,7 +214,7 @@ def reinforce_plus_plus_baseline(
     return whiten(centred[:, None] * mask, mask, reduce)
 
 
-def whiten(x: Tensor, mask: Tensor, reduce: Callable[[Tensor], Tensor] | None = None, eps: float = 1e-8) -> Tensor:
+def whiten(x: Tensor, mask: Tensor, reduce: Reduce = identity, eps: float = 1e-8) -> Tensor:
     """(x - mean) / sqrt(var + eps) over the True entries of `mask`, any shape; 0 elsewhere.
 
     `reduce` sums a tensor over all ranks, so that mean and (unbiased) variance are those of the global batch. Fewer
@@ -233,7 +223,6 @@ def whiten(x: Tensor, mask: Tensor, reduce: Callable[[Tensor], Tensor] | None = 
     check_shapes("whiten", x=x, mask=mask)
     mask = mask.bool()
     masked = torch.where(mask, x, 0.0).double()
-    reduce = reduce or (lambda t: t)
     count, total = reduce(torch.stack([mask.sum().double(), masked.sum()]))
     mean = total / count.clamp(min=1)
     centred = torch.where(mask, masked - mean, 0.0)
@@ -273,8 +262,8 @@ def _sampled_first(mask: Tensor) -> tuple[Tensor, Tensor]:
     return order, mask.gather(1, order)
 
 
-def _centred(rewards: Tensor, group_ids: Sequence[str] | Tensor, name: str) -> tuple[Tensor, Tensor, Tensor]:
-    """Rewards less their group's mean [B], the group of each [B], and the groups' sizes."""
+def centre_groups(rewards: Tensor, group_ids: Sequence[str] | Tensor, name: str) -> tuple[Tensor, Tensor, Tensor]:
+    """Return rewards less their group's mean [B], the group of each [B], and the groups' sizes."""
     index, size = _group_index(group_ids, rewards.device)
     if rewards.dim() != 1 or len(index) != len(rewards):
         raise ValueError(f"{name}: rewards of shape {list(rewards.shape)} but {len(index)} group ids")

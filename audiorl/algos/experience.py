@@ -60,7 +60,7 @@ class Experience:
     """Equal for responses to the same prompt."""
     segment: Tensor | None = None
     """[L] int64: the segment of its rollout that a token belongs to, from 0."""
-    engine_logprobs: Tensor | None = None
+    rollout_logprobs: Tensor | None = None
     """[L] float32, from the engine."""
     old_logprobs: Tensor | None = None
     """[L] float32: the policy before the step's updates; filled in by the trainer when it needs them."""
@@ -68,6 +68,9 @@ class Experience:
     """[L] float32: the reference; filled in by the trainer, or by processes that hold the reference."""
     rewards: Tensor | None = None
     """[L] float32: the score placed on tokens."""
+    step_ends: Tensor | None = None
+    """[L] bool: the sampled tokens that end a step with a reward of its own: those of `Score.step_ends`, else the last
+    of each segment that was scored, else the last of all. None without a score, or where credit knows no steps."""
     values: Tensor | None = None
     """[L] float32: the critic; filled in by the trainer."""
     advantages: Tensor | None = None
@@ -123,6 +126,7 @@ class Experience:
             logprobs[response] = torch.cat([_in_columns(s.logprobs.float(), codes.shape[1]) for s in segments])
         else:
             logprobs[response] = torch.cat([s.logprobs.float() for s in segments])
+        rewards, step_ends = (None, None) if score is None else _token_rewards(rollout, score, response, mask)
         return cls(
             ids=ids,
             loss_mask=mask,
@@ -130,8 +134,9 @@ class Experience:
             audio=rollout.audio,
             group_id=rollout.group_id,
             segment=torch.arange(len(lengths)).repeat_interleave(lengths),
-            engine_logprobs=logprobs,
-            rewards=None if score is None else _token_rewards(rollout, score, response, mask),
+            rollout_logprobs=logprobs,
+            rewards=rewards,
+            step_ends=step_ends,
             name=rollout.name,
             score=0.0 if score is None else score.total,
             score_terms=() if score is None else tuple((score.parts[n], w) for n, w in score.weights.items()),
@@ -167,28 +172,33 @@ def _in_columns(values: Tensor, width: int) -> Tensor:
     return torch.nn.functional.pad(values[:, None], (0, width - 1))
 
 
-def _token_rewards(rollout: Rollout, score: Score, response: Tensor, mask: Tensor) -> Tensor:
-    """The score on its tokens, [L]: per token; else per segment, on the segment's last token; else on the last one.
+def _token_rewards(rollout: Rollout, score: Score, response: Tensor, mask: Tensor) -> tuple[Tensor, Tensor | None]:
+    """The score on its tokens [L]: per token; else per segment, on the segment's last token; else on the last one.
 
-    `response` [L] marks the tokens of the segments' responses, `mask` [L] those among them that were sampled. A reward
-    that falls on a forced token, or on an empty segment, goes to the sampled token before it, or to the first one.
-    Without any sampled token nothing is rewarded.
+    Also which tokens end a step, [L] bool, or None. `response` [L] marks the tokens of the segments' responses, `mask`
+    [L] those among them that were sampled. A reward that falls on a forced token, or on an empty segment, goes to the
+    sampled token before it, or to the first one. Without any sampled token nothing is rewarded.
     """
-    rewards = torch.zeros(len(mask))
+    rewards, ends = torch.zeros(len(mask)), torch.zeros(len(mask), dtype=torch.bool)
     if not bool(mask.any()):
-        return rewards
+        return rewards, ends
     places = response.nonzero().squeeze(-1)
+    steps: Sequence[int] | None = None
     if score.per_token is not None:
-        placed = torch.tensor(score.per_token, dtype=torch.float32)
+        placed, steps = torch.tensor(score.per_token, dtype=torch.float32), score.step_ends
     elif score.per_segment is not None:
-        ends = torch.tensor([len(s.ids) for s in rollout.segments]).cumsum(0) - 1
-        places = places[ends.clamp(min=0)]
-        placed = torch.tensor(score.per_segment, dtype=torch.float32)
+        last = torch.tensor([len(s.ids) for s in rollout.segments]).cumsum(0) - 1
+        places = places[last.clamp(min=0)]
+        placed, steps = torch.tensor(score.per_segment, dtype=torch.float32), range(len(places))
     else:
-        places, placed = places[-1:], torch.tensor([score.total])
+        places, placed, steps = places[-1:], torch.tensor([score.total]), (0,)
     sampled = mask.nonzero().squeeze(-1)
     before = (mask.cumsum(0)[places] - 1).clamp(min=0)
-    return rewards.index_add_(0, sampled[before], placed)
+    rewards = rewards.index_add_(0, sampled[before], placed)
+    if steps is None:
+        return rewards, None
+    ends[sampled[before[list(steps)]]] = True
+    return rewards, ends
 
 
 @dataclass(frozen=True, eq=False)

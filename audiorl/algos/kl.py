@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from audiorl.algos.shapes import check_shapes
-from audiorl.config import KLKind
+from audiorl.config import KLConfig, KLKind
 
 
 def kl_estimate(logprobs: Tensor, ref_logprobs: Tensor, kind: KLKind = "k3") -> Tensor:
@@ -74,6 +74,18 @@ class LogSpaceKL:
 
     def update(self, observed: float, samples: int = 1) -> Self:
         return replace(self, beta=self.beta * (1 + self.gain * _error(observed, self.target)))
+
+
+KLController = FixedKL | HorizonKL | LogSpaceKL
+
+
+def kl_controller(config: KLConfig, beta: float) -> KLController:
+    """Return the controller of `config.control` that begins with `beta`."""
+    if config.control == "horizon":
+        return HorizonKL(beta, config.target, config.horizon)
+    if config.control == "log-space":
+        return LogSpaceKL(beta, config.target, config.gain)
+    return FixedKL(beta)
 
 
 def _check_target(target: float) -> None:

@@ -343,7 +343,7 @@ def self_test() -> dict[str, float]:
     scored = [r.with_score(Score(float(r.num_sampled) + r.index)) for r in rollouts]
     worker = Trainer(policy, RLConfig(prompts_per_step=1, group_size=4), OptimConfig(lr=1e-4), 1.0, 16)
     metrics = worker.step(TrainBatch([Experience.from_rollout(r) for r in scored])).metrics
-    return {name: metrics[name] for name in ("policy/ratio", "policy/engine_gap", "policy/entropy", "grad_norm")}
+    return {name: metrics[name] for name in ("policy/ratio", "policy/logprob_gap", "policy/entropy", "grad_norm")}
 
 
 # -------------------------------------------------------------------------------------------------------- printing

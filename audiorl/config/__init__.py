@@ -9,29 +9,47 @@ from audiorl.config.model import LoraConfig, ModelConfig, torch_device
 from audiorl.config.optim import OptimConfig
 from audiorl.config.preference import PreferenceConfig, PreferenceLoss
 from audiorl.config.rewards import ProcessRewardConfig, RewardModelConfig, RewardServerConfig
-from audiorl.config.rl import Advantage, Aggregation, CriticConfig, DistillConfig, KLKind, PolicyLoss, RLConfig
+from audiorl.config.rl import (
+    Aggregation,
+    CriticConfig,
+    DistillConfig,
+    EstimatorConfig,
+    GenerationConfig,
+    KLConfig,
+    KLKind,
+    ListeningConfig,
+    LossOptions,
+    PtxConfig,
+    RLConfig,
+    ScoreConfig,
+)
 from audiorl.config.sampling import SamplingConfig
 from audiorl.config.supervised import CTCConfig, SFTConfig
 
 __all__ = [
-    "Advantage",
     "Aggregation",
     "CTCConfig",
     "CriticConfig",
     "DistillConfig",
+    "EstimatorConfig",
+    "GenerationConfig",
+    "KLConfig",
     "KLKind",
+    "ListeningConfig",
     "LoraConfig",
+    "LossOptions",
     "ModelConfig",
     "OptimConfig",
-    "PolicyLoss",
     "PreferenceConfig",
     "PreferenceLoss",
     "ProcessRewardConfig",
+    "PtxConfig",
     "RLConfig",
     "RewardModelConfig",
     "RewardServerConfig",
     "SFTConfig",
     "SamplingConfig",
+    "ScoreConfig",
     "require_finite",
     "require_ranges",
     "to_json",

@@ -14,9 +14,9 @@ def require(ok: bool, name: str, value: Any, what: str) -> None:
         raise ValueError(f"{name} is {value!r}; it must be {what}")
 
 
-def require_counts(config: Any, names: tuple[str, ...]) -> None:
+def require_counts(config: Any, names: tuple[str, ...], prefix: str = "") -> None:
     for name in names:
-        require(getattr(config, name) > 0, name, getattr(config, name), "at least 1")
+        require(getattr(config, name) > 0, prefix + name, getattr(config, name), "at least 1")
 
 
 def require_ranges(

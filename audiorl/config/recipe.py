@@ -118,5 +118,5 @@ class PtxOptions:
     """Options of recipes whose updates can add a supervised loss (PPO-ptx, arXiv 2203.02155)."""
 
     ptx_data: tuple[str, ...] = ()
-    """Supervised rows for `ptx_coef`, named like `data` and read like those of sft_audio: questions with their answers,
+    """Supervised rows for `ptx.coef`, named like `data` and read like those of sft_audio: questions with their answers,
     or speech with its transcripts."""

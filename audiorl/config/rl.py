@@ -10,24 +10,11 @@ from audiorl.config.optim import OptimConfig
 
 KLKind = Literal["k1", "k2", "k3"]
 Aggregation = Literal["sequence-mean-token-mean", "token-mean", "sequence-mean-token-sum"]
-Advantage = Literal[
-    "group",
-    "mean-relative",
-    "decoupled",
-    "process",
-    "step-index",
-    "time-index",
-    "leave-one-out",
-    "remax",
-    "reinforce",
-    "reinforce++",
-    "reinforce++-baseline",
-    "gae",
-    "none",
-]
 
-
-PolicyLoss = Literal["clip", "gspo", "gmpo", "sapo", "cispo", "dppo-tv", "dppo-kl", "clip-cov", "kl-cov", "reinforce"]
+GROUP_ADVANTAGES = ("grpo", "rloo", "process", "step-index", "time-index", "reinforce++-baseline", "maxrl", "gdpo")
+"""Estimators that compare the rollouts of a prompt."""
+ADVANTAGES = (*GROUP_ADVANTAGES, "gae", "reinforce", "reinforce++", "remax", "none")
+LOSSES = ("ppo", "gspo", "cispo", "reinforce", "gmpo", "sapo", "dppo-tv", "dppo-kl", "clip-cov", "kl-cov")
 
 
 @dataclass(frozen=True)
@@ -105,16 +92,169 @@ class DistillConfig:
 
 
 @dataclass(frozen=True)
+class EstimatorConfig:
+    """What advantage estimators read."""
+
+    std: bool = True
+    """Divide advantages within a group by the group's standard deviation (`grpo`, `process`, `step-index`,
+    `time-index`)."""
+    eps: float = 1e-4
+    """Added to that standard deviation."""
+    gamma: float = 1.0
+    """Discount per sampled token (`reinforce`, `reinforce++`, `gae`)."""
+    lam: float = 0.95
+    """λ of `gae`."""
+    step_gamma: float = 0.0
+    """Discount of the steps after a token's own, of `step-index`; 0: only its own step counts."""
+    whiten: bool = True
+    """Whiten the advantages of `reinforce` and `gae` over all sampled tokens of the step."""
+
+    def __post_init__(self) -> None:
+        require_ranges(self, not_negative=("eps",), prefix="estimator.")
+        for name in ("gamma", "lam", "step_gamma"):
+            require(0 <= getattr(self, name) <= 1, f"estimator.{name}", getattr(self, name), "in [0, 1]")
+
+
+@dataclass(frozen=True)
+class LossOptions:
+    """What single losses read beyond `clip_low` and `clip_high`."""
+
+    dual_clip: float | None = None
+    """`ppo`: bound c > 1 of the loss of tokens with negative advantage, -c·A (dual-clip PPO); None: no bound."""
+    ratio_cap: float = 5.0
+    """`cispo` and `dppo`: upper bound of the ratio."""
+    cov_fraction: float = 2e-4
+    """Share of a mini-batch's tokens that `clip-cov` leaves out, or that `kl-cov` holds back."""
+    cov_low: float = 1.0
+    """Covariance of log-prob and advantage above which `clip-cov` may leave a token out."""
+    cov_high: float = 5.0
+    """Covariance below which it may."""
+    cov_coef: float = 1.0
+    """Weight of the penalty of `kl-cov`."""
+    sapo_positive: float = 1.0
+    """τ of `sapo` for tokens with positive advantage: how fast their gradient falls off with the ratio."""
+    sapo_negative: float = 1.05
+    """τ of `sapo` for the other tokens."""
+    frame_ratio: Literal["code", "frame"] = "code"
+    """Models that speak: one ratio (and clip) per sampled code, or one per codec frame."""
+    codebook_weights: tuple[float, ...] = ()
+    """Models that speak, with `frame_ratio` code: weight of each codebook in the surrogate, in their order; empty: 1
+    each. `1 0 0 0` trains the first of four alone. The KL in the loss stays that of all codes."""
+
+    def __post_init__(self) -> None:
+        positive = ("ratio_cap", "sapo_positive", "sapo_negative", "cov_fraction")
+        require_ranges(self, positive=positive, not_negative=("cov_coef",), prefix="loss_options.")
+        if self.dual_clip is not None:
+            require(self.dual_clip > 1, "loss_options.dual_clip", self.dual_clip, "greater than 1")
+        require(self.cov_fraction <= 1, "loss_options.cov_fraction", self.cov_fraction, "at most 1")
+        if not self.cov_low < self.cov_high:
+            raise ValueError(f"loss_options: cov_low {self.cov_low:g} must lie below cov_high {self.cov_high:g}")
+        if self.codebook_weights and (self.frame_ratio != "code" or min(self.codebook_weights) < 0):
+            raise ValueError(
+                "loss_options.codebook_weights are numbers of at least 0, with loss_options.frame_ratio 'code'"
+            )
+        if self.codebook_weights and not any(self.codebook_weights):
+            raise ValueError("loss_options.codebook_weights: every weight is 0; give at least one")
+
+
+@dataclass(frozen=True)
+class KLConfig:
+    """How the KL to the reference is measured and where it goes; its coefficient is `kl_beta`."""
+
+    kind: KLKind = "k3"
+    """Estimator (Schulman 2020)."""
+    place: Literal["loss", "reward"] = "loss"
+    """A term of the loss, or a penalty on the reward of every sampled token (use k1 there)."""
+    control: Literal["fixed", "horizon", "log-space"] = "fixed"
+    """How β changes to keep the KL near `target`: not at all, proportionally (Ziegler et al. 2019), or in log space."""
+    target: float = 0.05
+    """Wanted mean KL per sampled token."""
+    horizon: float = 10_000
+    """Rollouts over which the horizon controller adapts."""
+    gain: float = 0.1
+    """Gain of the log-space controller."""
+
+    def __post_init__(self) -> None:
+        require_ranges(self, positive=("target", "horizon"), not_negative=("gain",), prefix="kl.")
+
+
+@dataclass(frozen=True)
+class ScoreConfig:
+    """What happens to the scores of a step before advantages are made of them."""
+
+    clip: float | None = None
+    """Clip scores to ± this; None: no clipping."""
+    normalize: bool = False
+    """Then bring scores to mean 0 and standard deviation 1 over the step."""
+
+    def __post_init__(self) -> None:
+        require_ranges(self, positive=("clip",), prefix="scores.")
+
+
+@dataclass(frozen=True)
+class PtxConfig:
+    """A supervised loss in every update (PPO-ptx, arXiv 2203.02155)."""
+
+    coef: float = 0.0
+    """Weight of the loss; 0: none."""
+    batch: int = 8
+    """Examples per update."""
+
+    def __post_init__(self) -> None:
+        require_counts(self, ("batch",), "ptx.")
+        require_ranges(self, not_negative=("coef",), prefix="ptx.")
+
+
+@dataclass(frozen=True)
+class GenerationConfig:
+    """Rollouts of weights that are older than those that learn from them. Both need `tis_cap`."""
+
+    overlap: bool = False
+    """Generate the next step's rollouts while this step trains, with weights of one update ago, which `tis_cap`
+    corrects. Saves time with dedicated engines; without them both run one after the other. Rollouts are not part of a
+    checkpoint: the step after one (every `save_every`, and after Ctrl-C) uses the current weights, so that a resumed
+    run repeats it."""
+    partial_tokens: int | None = None
+    """Tokens that an answer may sample in one step. One that has not ended by then is paused: its group waits, the next
+    step continues it with its own weights, and `tis_cap` corrects each token for the weights that sampled it. A step
+    then trains the groups that have ended, and the last step ends all. Paused answers are part of a checkpoint. For
+    long answers of text; None: every answer ends in its step."""
+
+    def __post_init__(self) -> None:
+        if self.partial_tokens is not None:
+            require(self.partial_tokens >= 1, "generation.partial_tokens", self.partial_tokens, "at least 1, or None")
+
+
+@dataclass(frozen=True)
+class ListeningConfig:
+    """A check during training that the policy still uses its audio."""
+
+    every: int = 0
+    """After the first step and then every so many, measure what the right audio adds to sampled answers over silence,
+    noise and the audio of another prompt: `audio/gain_*`, in nats per token; 0: never."""
+    prompts: int = 16
+    """Prompts of the step that are measured, one answer each."""
+    min_gain: float = 0.05
+    """Gain, in nats per token, below which the model counts as ignoring its audio."""
+    action: Literal["warn", "stop"] = "warn"
+    """What follows where it does: a line on stderr, or the end of the run with an error."""
+
+    def __post_init__(self) -> None:
+        require_counts(self, ("prompts",), "listening.")
+        require_ranges(self, not_negative=("every", "min_gain"), prefix="listening.")
+
+
+@dataclass(frozen=True)
 class RLConfig:
     """Policy gradient training. The defaults are GRPO (arXiv 2402.03300) with Ke-Omni-R's choices.
 
-    RLOO is advantage `leave-one-out`; REINFORCE++ has its own, best with kl_in `reward`; PPO is `gae`; `time-index`
-    compares a group's streams turn by turn; `mean-relative` is MaxRL; `decoupled` is GDPO, which normalises each term
-    of a `WeightedSum` within its group; `process` is GRPO with a reward for each step of an answer
-    (`ProcessModelReward(credit="steps")`), `step-index` compares the k-th step with the group's k-th steps
-    (`WordIntelligibility`). Dr.GRPO is advantage_std False with aggregation `sequence-mean-token-sum`; DAPO is
-    clip_high 0.28, aggregation `token-mean`, kl_beta 0 and dynamic_sampling. `none` has no advantages: distillation
-    alone.
+    Advantages: `grpo`; `rloo`; `gae` (PPO, with a critic); `reinforce`; `reinforce++` (best with kl.place `reward`) and
+    `reinforce++-baseline`; `process` is GRPO with a reward for each step of an answer
+    (`ProcessModelReward(credit="steps")`); `step-index` compares the k-th step with the group's k-th steps
+    (`WordIntelligibility`); `time-index` compares a group's streams turn by turn. Experimental: `maxrl`, `gdpo`, which
+    normalises each term of a `WeightedSum` within its group, `remax`. `none` has no advantages: distillation alone.
+    Dr.GRPO is estimator.std False with aggregation `sequence-mean-token-sum`; DAPO is clip_high 0.28, aggregation
+    `token-mean`, kl_beta 0 and dynamic_sampling.
     """
 
     steps: int = 1000
@@ -127,112 +267,53 @@ class RLConfig:
     """Optimizer updates per epoch; must divide the rollouts of a step."""
     epochs: int = 1
     """Passes over the rollouts of a step."""
-    advantage: Advantage = "group"
-    """The estimator; the docstring of this class names the algorithms."""
-    advantage_std: bool = True
-    """Divide group advantages by the group's standard deviation."""
-    advantage_eps: float = 1e-4
-    """Added to that standard deviation."""
-    gamma: float = 1.0
-    """Discount per sampled token, of `reinforce`, `reinforce++` and `gae`."""
-    lam: float = 0.95
-    """λ of `gae`."""
-    step_gamma: float = 0.0
-    """Discount of the steps after a token's own, of `step-index`; 0: only its own step counts."""
-    whiten: bool = True
-    """Whiten the advantages of `reinforce` and `gae` over all sampled tokens of the step."""
+    advantage: str = "grpo"
+    """The estimator: a name of this class's docstring, or FILE.py:FUNCTION, a function of an `AdvantageInputs`."""
+    estimator: EstimatorConfig = EstimatorConfig()
+    """Options of the estimator."""
     critic: CriticConfig = CriticConfig()
     """The critic of `gae`."""
-    distill: DistillConfig = DistillConfig()
-    """Distillation from a teacher, off by default."""
-    score_clip: float | None = None
-    """Clip scores to ± this first; None: no clipping."""
-    score_normalize: bool = False
-    """Then normalise scores to mean 0 and standard deviation 1 over the step."""
-    dynamic_sampling: int = 0
-    """Rounds in which groups with equal scores are dropped and other prompts asked instead (DAPO); 0 keeps all
-    groups."""
-    loss: PolicyLoss = "clip"
-    """The surrogate: PPO's clipped ratio, GSPO (which wants much narrower clips: its authors use 3e-4 and 4e-4), GMPO
-    (clips log ratios; its authors use 0.4 and 0.4), SAPO (reads `sapo_positive` and `sapo_negative`), CISPO (reads
-    `ratio_cap`), DPPO (`clip_low` and `clip_high` bound the change of a token's probability, or with `dppo-kl` the KL;
-    its authors cap ratios at 20), Clip-Cov and KL-Cov (read `cov_fraction`), or the plain policy gradient without a
-    ratio."""
-    cov_fraction: float = 2e-4
-    """Share of a mini-batch's tokens that Clip-Cov leaves out, or that KL-Cov holds back."""
-    cov_low: float = 1.0
-    """Covariance of log-prob and advantage above which Clip-Cov may leave a token out."""
-    cov_high: float = 5.0
-    """Covariance below which it may."""
-    cov_coef: float = 1.0
-    """Weight of KL-Cov's penalty."""
-    sapo_positive: float = 1.0
-    """SAPO's τ of tokens with positive advantage: how fast their gradient falls off with the ratio."""
-    sapo_negative: float = 1.05
-    """SAPO's τ of the other tokens."""
-    frame_ratio: Literal["code", "frame"] = "code"
-    """Of models that speak: one ratio (and clip) per sampled code, or one per codec frame."""
-    codebook_weights: tuple[float, ...] = ()
-    """Of models that speak, with `frame_ratio` code: weight of each codebook in the surrogate, in their order; empty: 1
-    each. `1 0 0 0` trains the first of four alone. The KL in the loss stays that of all codes."""
+    loss: str = "ppo"
+    """The surrogate: `ppo` (clipped ratios), `gspo` (wants much narrower clips: its authors use 3e-4 and 4e-4), `cispo`
+    (reads loss_options.ratio_cap) or `reinforce`, the plain policy gradient without a ratio; or FILE.py:FUNCTION, a
+    function of a `LossInputs`. Experimental: `gmpo` (clips log ratios; its authors use 0.4 and 0.4), `sapo`, `dppo-tv`
+    and `dppo-kl` (`clip_low` and `clip_high` bound the change of a token's probability, or the KL; its authors cap
+    ratios at 20), `clip-cov` and `kl-cov`."""
     clip_low: float = 0.2
     """Ratios are clipped below 1 - this."""
     clip_high: float = 0.2
     """Ratios are clipped above 1 + this."""
-    ratio_cap: float = 5.0
-    """Upper bound of the ratio, of CISPO and DPPO."""
-    dual_clip: float | None = None
-    """Bound c > 1 of the loss of tokens with negative advantage, -c·A (dual-clip PPO); None: no bound."""
-    kl_beta: float = 0.01
-    """Coefficient β of the KL to the reference; 0: no KL, and no reference is held."""
-    kl_kind: KLKind = "k3"
-    """Estimator of the KL (Schulman 2020)."""
-    kl_in: Literal["loss", "reward"] = "loss"
-    """Where the KL goes: a term of the loss, or a penalty on the reward of every sampled token (use k1 there)."""
-    kl_control: Literal["fixed", "horizon", "log-space"] = "fixed"
-    """How β changes to keep the KL near `kl_target`: not at all, proportionally (Ziegler et al. 2019), or in log
-    space."""
-    kl_target: float = 0.05
-    """Wanted mean KL per sampled token."""
-    kl_horizon: float = 10_000
-    """Rollouts over which the horizon controller adapts."""
-    kl_gain: float = 0.1
-    """Gain of the log-space controller."""
-    entropy_coef: float = 0.0
-    """Weight of an entropy bonus."""
-    engine_cap: float | None = None
-    """Truncated importance sampling: weigh tokens by min(trainer / engine probability, this). None: no correction."""
-    overlap: bool = False
-    """Generate the next step's rollouts while this step trains, with weights of one update ago, which `engine_cap`
-    corrects. Saves time with dedicated engines; without them both run one after the other. Rollouts are not part of a
-    checkpoint: the step after one (every `save_every`, and after Ctrl-C) uses the current weights, so that a resumed
-    run repeats it."""
-    partial_tokens: int | None = None
-    """Tokens that an answer may sample in one step. One that has not ended by then is paused: its group waits, the next
-    step goes on with its own weights, and `engine_cap` corrects each token for the weights that sampled it. A step then
-    trains the groups that have ended, and the last step ends all. Paused answers are part of a checkpoint. For long
-    answers of text; None: every answer ends in its step."""
-    ptx_coef: float = 0.0
-    """Weight of a supervised loss on `ptx_batch` examples in every update (PPO-ptx, arXiv 2203.02155); 0: none."""
-    ptx_batch: int = 8
-    """Examples per update of the supervised loss."""
-    ema_decay: float | None = None
-    """Decay of an exponential moving average of the weights, saved as checkpoints/PHASE/ema at the end; None: none."""
+    loss_options: LossOptions = LossOptions()
+    """What single losses read."""
     aggregation: Aggregation = "sequence-mean-token-mean"
     """How token losses are averaged: per sequence (GRPO), over all tokens (DAPO), or by a constant length (Dr.GRPO)."""
+    entropy_coef: float = 0.0
+    """Weight of an entropy bonus."""
+    tis_cap: float | None = None
+    """Truncated importance sampling: weigh tokens by min(trainer / engine probability, this). None: no correction."""
+    kl_beta: float = 0.01
+    """Coefficient β of the KL to the reference; 0: no KL, and no reference is held."""
+    kl: KLConfig = KLConfig()
+    """How the KL is measured, placed and controlled."""
+    scores: ScoreConfig = ScoreConfig()
+    """Clipping and normalisation of scores."""
+    dynamic_sampling: int = 0
+    """Rounds in which groups with equal scores are dropped and other prompts asked instead (DAPO); 0 keeps all
+    groups."""
+    generation: GenerationConfig = GenerationConfig()
+    """Overlapped and partial rollouts."""
+    distill: DistillConfig = DistillConfig()
+    """Distillation from a teacher, off by default."""
+    ptx: PtxConfig = PtxConfig()
+    """Supervised examples in every update."""
+    ema_decay: float | None = None
+    """Decay of an exponential moving average of the weights, saved as checkpoints/PHASE/ema at the end; None: none."""
+    listening: ListeningConfig = ListeningConfig()
+    """The check that the policy uses its audio."""
     micro_batch_tokens: int = 8192
     """Tokens of one forward pass; lower values need less memory and give the same gradient."""
     share_prompts: bool = True
     """Responses of a group share one copy of their prompt, audio included; same gradients, less work."""
-    audio_check_every: int = 0
-    """After the first step and then every so many, measure what the right audio adds to sampled answers over silence,
-    noise and the audio of another prompt: `audio/gain_*`, in nats per token; 0: never."""
-    audio_check_prompts: int = 16
-    """Prompts of the step that are measured, one answer each."""
-    audio_check_min: float = 0.05
-    """Gain, in nats per token, below which the model counts as not listening."""
-    audio_check: Literal["warn", "stop"] = "warn"
-    """What follows where it ignores its audio: a line on stderr, or the end of the run with an error."""
     eval_every: int = 0
     """Steps between held-out evaluations during training; 0: only before and after."""
     save_every: int = 10
@@ -242,71 +323,37 @@ class RLConfig:
 
     def __post_init__(self) -> None:
         counts = ("steps", "prompts_per_step", "group_size", "mini_batches", "epochs", "save_every", "rollouts_every")
-        require_counts(self, (*counts, "micro_batch_tokens", "ptx_batch", "audio_check_prompts"))
+        require_counts(self, (*counts, "micro_batch_tokens"))
         require_ranges(
             self,
-            positive=(
-                "score_clip",
-                "clip_low",
-                "clip_high",
-                "ratio_cap",
-                "engine_cap",
-                "kl_target",
-                "kl_horizon",
-                "sapo_positive",
-                "sapo_negative",
-                "cov_fraction",
-            ),
-            not_negative=(
-                "advantage_eps",
-                "cov_coef",
-                "kl_beta",
-                "kl_gain",
-                "ptx_coef",
-                "eval_every",
-                "dynamic_sampling",
-                "audio_check_every",
-                "audio_check_min",
-            ),
+            positive=("clip_low", "clip_high", "tis_cap"),
+            not_negative=("kl_beta", "eval_every", "dynamic_sampling"),
         )
-        for name in ("gamma", "lam", "step_gamma"):
-            require(0 <= getattr(self, name) <= 1, name, getattr(self, name), "in [0, 1]")
-        if self.dual_clip is not None:
-            require(self.dual_clip > 1, "dual_clip", self.dual_clip, "greater than 1")
-        compared = ("group", "mean-relative", "decoupled", "step-index", "time-index", "leave-one-out")
-        if self.group_size == 1 and self.advantage in (*compared, "reinforce++-baseline"):
+        for option, known in (("advantage", ADVANTAGES), ("loss", LOSSES)):
+            name = getattr(self, option)
+            if name not in known and ".py:" not in name:
+                raise ValueError(f"{option} {name!r}: give one of {', '.join(known)}, or FILE.py:FUNCTION")
+        if self.group_size == 1 and self.advantage in GROUP_ADVANTAGES and self.advantage != "process":
             raise ValueError(
                 f"advantage {self.advantage!r} compares the rollouts of a prompt, so group_size must be at least 2: a "
                 "single rollout has advantage 0 and trains nothing"
             )
-        if self.codebook_weights and (self.frame_ratio != "code" or min(self.codebook_weights) < 0):
-            raise ValueError("codebook_weights are numbers of at least 0, with frame_ratio 'code'")
-        if self.codebook_weights and not any(self.codebook_weights):
-            raise ValueError("codebook_weights: every weight is 0; give at least one")
-        if self.advantage == "decoupled" and (self.score_clip is not None or self.score_normalize):
-            raise ValueError("advantage 'decoupled' normalises each term: score_clip and score_normalize do not apply")
-        if self.advantage in ("mean-relative", "decoupled") and self.kl_in == "reward" and self.kl_beta:
-            raise ValueError(f"advantage {self.advantage!r} compares scores, not token rewards: set kl_in 'loss'")
-        require(self.cov_fraction <= 1, "cov_fraction", self.cov_fraction, "at most 1")
-        if not self.cov_low < self.cov_high:
-            raise ValueError(f"cov_low {self.cov_low:g} must lie below cov_high {self.cov_high:g}")
+        if self.advantage == "gdpo" and (self.scores.clip is not None or self.scores.normalize):
+            raise ValueError("advantage 'gdpo' normalises each term: scores.clip and scores.normalize do not apply")
+        if self.advantage in ("maxrl", "gdpo") and self.kl.place == "reward" and self.kl_beta:
+            raise ValueError(f"advantage {self.advantage!r} compares scores, not token rewards: set kl.place 'loss'")
         self._check_distillation()
         if (self.sampled_prompts * self.group_size) % self.mini_batches:
             raise ValueError(
                 f"mini_batches {self.mini_batches} does not divide the {self.sampled_prompts} x "
                 f"{self.group_size} rollouts of a step"
             )
-        if self.overlap and self.engine_cap is None:
+        if self.tis_cap is None and self.generation != GenerationConfig():
+            option = "overlap" if self.generation.overlap else "partial_tokens"
             raise ValueError(
-                "overlap trains on rollouts of older weights, which engine_cap corrects: set engine_cap, for example 2"
+                f"generation.{option} trains on tokens of older weights, which tis_cap corrects: set tis_cap, for "
+                "example 2"
             )
-        if self.partial_tokens is not None:
-            require(self.partial_tokens >= 1, "partial_tokens", self.partial_tokens, "at least 1, or None")
-            if self.engine_cap is None:
-                raise ValueError(
-                    "partial_tokens trains on tokens of older weights, which engine_cap corrects: set engine_cap, for "
-                    "example 2"
-                )
         if self.ema_decay is not None:
             require(0 < self.ema_decay < 1, "ema_decay", self.ema_decay, "between 0 and 1")
 
@@ -325,8 +372,8 @@ class RLConfig:
         distill = self.distill
         if self.advantage == "none" and not distill.coef:
             raise ValueError("advantage 'none' trains nothing without distillation: set distill.coef")
-        if self.advantage == "none" and self.kl_in == "reward" and self.kl_beta:
-            raise ValueError("advantage 'none' reads no rewards: set kl_in 'loss'")
+        if self.advantage == "none" and self.kl.place == "reward" and self.kl_beta:
+            raise ValueError("advantage 'none' reads no rewards: set kl.place 'loss'")
         if self.advantage == "none" and self.dynamic_sampling:
             raise ValueError("advantage 'none' reads no rewards, by which dynamic_sampling drops groups: set it to 0")
         if not distill.coef:

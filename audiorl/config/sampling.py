@@ -41,7 +41,7 @@ class SamplingConfig:
     """Frames of the window of repetition-aware sampling (VALL-E 2, arXiv 2406.05370); Higgs Audio uses 7, 0 is off. A
     code that occurs `ras_repeats` times in the window of its codebook is sampled again from the model's plain
     distribution. Log-probs are those of this mixture, which the trainer does not compute: for evaluation, or with
-    `engine_cap`."""
+    `tis_cap`."""
     ras_repeats: int = 2
     """Occurrences in the window that cause a second draw."""
 

@@ -323,10 +323,11 @@ def score_row(score: Score) -> dict[str, Any]:
         "parts": {name: float(value) for name, value in score.parts.items()},
         "per_segment": defined(score.per_segment or ()),
         "per_token": [float(x) for x in score.per_token or ()],
+        "step_ends": list(score.step_ends or ()),
         "segment_parts": {name: defined(values) for name, values in score.segment_parts.items()},
         "weights": {name: float(value) for name, value in score.weights.items()},
     }
-    given = {name for name in ("per_segment", "per_token") if getattr(score, name) is not None}
+    given = {name for name in ("per_segment", "per_token", "step_ends") if getattr(score, name) is not None}
     return {name: value for name, value in row.items() if value or name in ("total", "parts") or name in given}
 
 

@@ -160,7 +160,7 @@ def _passage(policy: AudioPolicy, text: str, name: str) -> Experience:
     if len(ids) < 2:
         raise ValueError(f"{name}: {text!r} is one token; a perplexity needs two or more")
     segment = Segment(ids[:1], ids[1:], torch.zeros(len(ids) - 1))
-    return Experience.from_rollout(Rollout(Sample(name, ()), (segment,), name)).replace(engine_logprobs=None)
+    return Experience.from_rollout(Rollout(Sample(name, ()), (segment,), name)).replace(rollout_logprobs=None)
 
 
 def _logprobs(policy: AudioPolicy, experiences: Sequence[Experience]) -> list[float]:

@@ -139,7 +139,7 @@ def _gap(policy: AudioPolicy, engine: RolloutEngine, bound: float, setup: Setup)
     batch = [Experience.from_rollout(r) for r in rollouts]
     with torch.no_grad():
         trained = policy.forward(pack_experiences(batch)).logprobs.float().cpu()
-    sampled = torch.cat([e.engine_logprobs[e.loss_mask] for e in batch if e.engine_logprobs is not None])
+    sampled = torch.cat([e.rollout_logprobs[e.loss_mask] for e in batch if e.rollout_logprobs is not None])
     gap = (trained - sampled).abs()
     return within(float(gap.mean()), bound, "mean difference of a log-prob", largest=float(gap.max()))
 

@@ -163,7 +163,7 @@ def experiences(scale: Scale) -> list[Experience]:
             advantages = torch.where(mask, float(torch.randn((), generator=generator)), 0.0)
             e = Experience(ids, mask, len(prompt), group_id=str(group), name=f"rollout {len(out)}")
             zeros = torch.zeros(len(ids))
-            out.append(e.replace(advantages=advantages, rewards=zeros, engine_logprobs=torch.where(mask, -5.0, zeros)))
+            out.append(e.replace(advantages=advantages, rewards=zeros, rollout_logprobs=torch.where(mask, -5.0, zeros)))
     return out
 
 

@@ -1,7 +1,7 @@
 """CTC on a speech model's projector, through the text model's own embeddings: alignment without the text model.
 
 Connectionist temporal classification (Graves et al. 2006) over a policy's audio frames. A frame's score of a token is
-the dot product of the projected frame with the token's embedding, so that frames learn to look like the tokens that are
+the dot product of the projected frame with the token's embedding: frames learn to look like the tokens that are
 said; a trained vector scores the blank. No layer of the text model runs: a step costs the audio encoder and a product.
 
 Shapes: T frames of a clip, H decoder width, V candidate tokens, B clips.
@@ -24,7 +24,7 @@ from audiorl.models.weights import copy_weights, read_tensors
 WEIGHTS = "ctc.safetensors"
 BLANK = "ctc.blank"
 SCALE = 16.0
-"""Of the logits: a frame equal to a token's embedding scores 16, and about 0 on unrelated tokens."""
+"""Scale of the logits: a frame equal to a token's embedding scores 16, and about 0 on unrelated tokens."""
 
 
 class CTCModel(nn.Module):
@@ -51,7 +51,7 @@ class CTCModel(nn.Module):
         return weight.detach()
 
     def frames(self, clips: Sequence[AudioClip]) -> list[Tensor]:
-        """The projected frames [T, H] of each clip, differentiable in the trained weights.
+        """Return the projected frames [T, H] of each clip, differentiable in the trained weights.
 
         Clips go through a trained audio encoder together: the frames of one depend on the others in the last bits.
         """
@@ -65,14 +65,14 @@ class CTCModel(nn.Module):
             return [policy.backbone.project(policy.model, h) for h in policy.backbone.encode_audio(policy.model, mels)]
 
     def logprobs(self, frames: Sequence[Tensor], candidates: Tensor) -> Tensor:
-        """[all frames, 1 + V] float32: log-probs of the blank and of the `candidates` [V], which are token ids."""
+        """Return [all frames, 1 + V] float32: log-probs of the blank and of the `candidates` [V], token ids."""
         table = torch.cat([self.blank[None], self._embeddings()[candidates].to(self.blank.dtype)]) / self.size
         with self.policy.autocast():
             logits = (torch.cat(list(frames)) / self.size) @ table.T
         return (SCALE * logits.float()).log_softmax(-1)
 
     def losses(self, frames: Sequence[Tensor], targets: Sequence[Tensor], others: Tensor) -> Tensor:
-        """[B] -log P of each clip's token ids, divided by their number. `others`: token ids that compete with them."""
+        """Return [B]: -log P of each clip's token ids, divided by their number. `others`: competing ids."""
         candidates = torch.cat([*targets, others.cpu()]).unique()
         flat = self.logprobs(frames, candidates.to(self.blank.device))
         lengths = torch.tensor([len(f) for f in frames])
@@ -87,7 +87,7 @@ class CTCModel(nn.Module):
 
     @torch.no_grad()
     def read(self, clips: Sequence[AudioClip]) -> list[list[int]]:
-        """The token ids of the best path of each clip: repeats merged, blanks left out."""
+        """Return the token ids of the best path of each clip: repeats merged, blanks left out."""
         frames = self.frames(clips)
         best = self.logprobs(frames, self.token_ids).argmax(-1)
         texts = []
@@ -99,7 +99,7 @@ class CTCModel(nn.Module):
     # -- what is trained and saved ---------------------------------------------------------------------------------
 
     def trainable(self) -> dict[str, nn.Parameter]:
-        """The blank as `ctc.blank`, and the policy's trainable weights of encoder and projector."""
+        """Return the blank as `ctc.blank`, and the policy's trainable weights of encoder and projector."""
         policy = self.policy
         modules = [policy.backbone.audio_encoder(policy.model), *policy.backbone.projector(policy.model)]
         audio = {id(p) for module in modules for p in module.parameters()}
@@ -109,7 +109,7 @@ class CTCModel(nn.Module):
         self.policy.weights_changed()
 
     def weights(self) -> dict[str, Tensor]:
-        """The trained weights by name, by reference."""
+        """Return the trained weights by name, by reference."""
         return {name: p.detach() for name, p in self.trainable().items()}
 
     def load_weights(self, weights: Mapping[str, Tensor], where: str = "weights") -> None:
@@ -118,7 +118,7 @@ class CTCModel(nn.Module):
         self.weights_changed()
 
     def save(self, folder: Path) -> None:
-        """The trained weights alone."""
+        """Write the trained weights alone."""
         save_file({name: w.contiguous() for name, w in self.weights().items()}, folder / WEIGHTS)
 
     def restore(self, folder: Path) -> None:
@@ -127,5 +127,5 @@ class CTCModel(nn.Module):
 
 
 def fits(tokens: Sequence[int], frames: int) -> bool:
-    """Whether a CTC path exists: a frame per token, and a blank between two equal ones."""
+    """Tell if a CTC path exists: a frame per token, and a blank between two equal ones."""
     return len(tokens) + sum(a == b for a, b in pairwise(tokens)) <= frames

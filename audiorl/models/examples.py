@@ -20,7 +20,7 @@ from audiorl.types import Rollout, Sample, Segment
 class Example:
     """A prompt and the assistant's turn to learn: text, recordings of speech after it, or both.
 
-    Of a stream the references of its turns and their recordings are learned instead.
+    For a stream the references of its turns and their recordings are learned instead.
     """
 
     sample: Sample
@@ -29,12 +29,12 @@ class Example:
 
 
 def answer_example(sample: Sample, answer: str | AudioClip) -> Example:
-    """A prompt with a written answer or the recording of a spoken one."""
+    """Make an example of a written answer or the recording of a spoken one."""
     return Example(sample, answer) if isinstance(answer, str) else Example(sample, speech=(answer,))
 
 
 def experience(policy: AudioPolicy, example: Example, group_id: str = "") -> Experience:
-    """The tokens of a prompt and an answer, the loss on the answer and on the token that ends the turn.
+    """Return the tokens of a prompt and an answer, with the loss on the answer and on the token that ends the turn.
 
     A stream's tokens are chunk, reference, end of turn, chunk, … as a rollout has them. Speech is the token that opens
     it, the frames of its recordings in the policy's codec, and the token that closes it; where the prompt opens it
@@ -73,11 +73,11 @@ def _experience(policy: AudioPolicy, example: Example, group_id: str) -> Experie
         answer = _answer(policy, example.target, example.speech, opened=wants_speech(sample))
         segments = [replace(answer, prompt_ids=prompt.ids, prompt_codes=prompt.codes, audio=prompt.audio)]
     laid_out = Experience.from_rollout(Rollout(sample, tuple(segments), group_id))
-    return laid_out.replace(engine_logprobs=None, name=repr(sample.id))
+    return laid_out.replace(rollout_logprobs=None, name=repr(sample.id))
 
 
 def _answer(policy: AudioPolicy, text: str, speech: tuple[AudioClip, ...], opened: bool = False) -> Segment:
-    """What is to be written in one turn, as if it had been sampled."""
+    """Return the target of one turn as if it had been sampled."""
     text = policy.backbone.answer_prefix + text
     written = torch.tensor(policy.tokenizer.encode(text, add_special_tokens=False), dtype=torch.long)
     end = torch.tensor([policy.end_id])
@@ -113,7 +113,7 @@ def _tokens(ids: Tensor, codebooks: int) -> Tensor:
 def answer_logprobs(
     policy: AudioPolicy, experiences: Sequence[Experience], budget: int = 8192, share_prompts: bool = False
 ) -> list[Tensor]:
-    """The log-probs [N] of each one's sampled tokens, in nats, on the CPU; `budget` row tokens in a pass."""
+    """Return the log-probs [N] of each one's sampled tokens, in nats, on the CPU; `budget` tokens in a pass."""
     logprobs = [torch.zeros(0)] * len(experiences)
     for indices in micro_batches(experiences, budget, share_prompts):
         part = [experiences[i] for i in indices]

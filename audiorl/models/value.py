@@ -59,20 +59,20 @@ class ValueModel(nn.Module):
         return self.trunk.config
 
     def forward(self, batch: PackedBatch) -> Tensor:
-        """V of the state before each sampled token, [N]."""
+        """Return V of the state before each sampled token, [N]."""
         with self.trunk.autocast():
             hidden = self.trunk.predicting_hidden(batch)
         return self.head(hidden)
 
     def scores(self, batch: PackedBatch) -> Tensor:
-        """One value per experience [E], read at its last token."""
+        """Return one value per experience [E], read at its last token."""
         with self.trunk.autocast():
             hidden = self.trunk.hidden(batch)
         last = torch.stack([rows[-1] for rows in batch.source]).to(hidden.device)
         return self.head(hidden[last])
 
     def trainable(self) -> dict[str, nn.Parameter]:
-        """By name: the head's weights as `value_head.*`, and the trunk's unless it is shared.
+        """Return by name the head's weights as `value_head.*`, and the trunk's unless it is shared.
 
         The trunk's heads are left out where they are not also its embedding: no value depends on them.
         """
@@ -91,7 +91,7 @@ class ValueModel(nn.Module):
         self.trunk.weights_changed()
 
     def weights(self) -> dict[str, Tensor]:
-        """The trained weights by name, by reference."""
+        """Return the trained weights by name, by reference."""
         return {name: p.detach() for name, p in self.trainable().items()}
 
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
@@ -100,7 +100,7 @@ class ValueModel(nn.Module):
         self.trunk.load_weights({name: w for name, w in weights.items() if not name.startswith(_HEAD)})
 
     def save(self, folder: str | Path) -> None:
-        """The trunk's folder (see `AudioPolicy.save`) with the head in the same folder."""
+        """Write the trunk's folder (see `AudioPolicy.save`) with the head in the same folder."""
         self.trunk.save(folder)
         save_file({n: p.detach().contiguous() for n, p in self.head.named_parameters()}, Path(folder) / HEAD_FILE)
 
@@ -125,15 +125,15 @@ class ValueModel(nn.Module):
             p.copy_(weights[name])
 
 
-def critic_of(policy: AudioPolicy, shared: bool) -> ValueModel:
-    """A critic that begins as `policy` with a head of zeros: on the policy's own trunk, or on a copy of it."""
+def make_critic(policy: AudioPolicy, shared: bool) -> ValueModel:
+    """Make a critic that begins as `policy` with a head of zeros: on the policy's own trunk, or on a copy of it."""
     return ValueModel(policy if shared else policy.copy(), shared=shared)
 
 
 def load_value_model(
     path: str | Path, config: ModelConfig | None = None, codec: AudioTokenizer | None = None
 ) -> ValueModel:
-    """A saved value or reward model from its folder; see `load_policy`."""
+    """Load a saved value or reward model from its folder; see `load_policy`."""
     model = ValueModel(load_policy(path, config, codec))
     model._set_head(model._read_head(Path(path)))
     return model
@@ -145,7 +145,7 @@ def _width(trunk: AudioPolicy) -> int:
 
 @torch.no_grad()
 def score_answers(model: ValueModel, examples: Sequence[Example], budget: int = 8192) -> list[float]:
-    """The model's score of each answer. Neighbours with the same sample share their prompt."""
+    """Score each answer. Neighbours with the same sample share their prompt."""
     experiences = [experience(model.trunk, e, e.sample.id) for e in examples]
     scores = [0.0] * len(examples)
     for indices in micro_batches(experiences, budget):

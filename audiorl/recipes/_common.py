@@ -39,7 +39,7 @@ from audiorl.report import write_report
 from audiorl.rewards import AnswerAccuracy, AnswerFormat, StandardisedSum, Term, ThinkFormat, WeightedSum, load_reward
 from audiorl.rollout.speech import CodecSpeechDecoder
 from audiorl.run.folder import Run
-from audiorl.train.rl.held_out import Evaluate
+from audiorl.train.rl.hooks import Evaluate
 from audiorl.train.rl.train import train_rl
 from audiorl.train.sft import sft
 from audiorl.types import Sample
@@ -168,11 +168,11 @@ def _with_id(item: Any, new: str) -> Any:
 
 def check_ptx(paths: Sequence[str], *trainings: RLConfig) -> None:
     """Raise ValueError for rows of `ptx_data` that no phase uses, and for a phase that uses them but has none."""
-    used = any(training.ptx_coef for training in trainings)
+    used = any(training.ptx.coef for training in trainings)
     if used and not paths:
-        raise ValueError("ptx_coef is set, but there are no supervised rows for it; name them: --ptx-data FILE …")
+        raise ValueError("ptx.coef is set, but there are no supervised rows for it; name them: --ptx-data FILE …")
     if paths and not used:
-        raise ValueError("--ptx-data: nothing learns from these rows; set the weight of their loss, ptx_coef")
+        raise ValueError("--ptx-data: nothing learns from these rows; set the weight of their loss, ptx.coef")
 
 
 def ptx_examples(config: RecipeConfig, paths: Sequence[str], *trainings: RLConfig) -> list[Example]:

@@ -61,7 +61,7 @@ class StreamRewards:
     """Weights of rewards by name; 1 for those that are not named."""
     hpo: bool = False
     """Reward both stages by HPO instead: the quality of the stream, and promptness above `hinge` (0.5 where
-    it is None). It wants the advantage `decoupled`, several rollouts of a stream, and the KL in the loss."""
+    it is None). It wants the advantage `gdpo`, several rollouts of a stream, and the KL in the loss."""
 
     def of_stages(
         self, frame_rate: float | None = None
@@ -122,7 +122,7 @@ def train_stages(
     samples = [interpretation_sample(s, chunks) for s in streams]
     for number, stage in enumerate(stages):
         config = stage.config
-        if beta is not None and config.kl_control != "fixed":
+        if beta is not None and config.kl.control != "fixed":
             config = replace(config, kl_beta=beta)
         train_rl(
             policy,

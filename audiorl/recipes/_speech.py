@@ -39,7 +39,7 @@ from audiorl.speech_models.loading import GE2E
 from audiorl.speech_models.speakers import GE2ENetwork
 from audiorl.tasks.tts.prompts import utterance_sample
 from audiorl.tasks.tts.texts import bundled_utterances, read_utterances
-from audiorl.train.rl.held_out import Evaluate
+from audiorl.train.rl.hooks import Evaluate
 from audiorl.types import Sample
 from tokenizers_audio.unified import UnifiedConfig, UnifiedTokenizer
 

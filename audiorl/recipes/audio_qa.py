@@ -6,7 +6,7 @@
         --data avqa.jsonl --held-out mmau-test-mini.json
 
 `mmau-grpo` and `ppo-audio-qa` are the presets `grpo` and `ppo` of this recipe; other estimators are other options of
-`--rl`, such as `--rl.advantage leave-one-out` for RLOO. `--data` and `--held-out` take AVQA and MusicBench as
+`--rl`, such as `--rl.advantage rloo` for RLOO. `--data` and `--held-out` take AVQA and MusicBench as
 published, MMAU, MMAR and native manifests. `FILE:x0.5` shows half of a set's rows an epoch, `FILE:x2` all of them
 twice. `--think False` asks for the answer only. `--reward-file my.py` adds a reward of your own, `--reward-model
 FOLDER` a trained one. `--control` also trains on the answers by SFT, without thoughts, for as much compute. `--path
@@ -29,7 +29,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from audiorl.config import CriticConfig, ModelConfig, OptimConfig, RLConfig, SamplingConfig
+from audiorl.config import CriticConfig, KLConfig, ModelConfig, OptimConfig, RLConfig, SamplingConfig
 from audiorl.config.recipe import ControlOptions, HeldOutOptions, PtxOptions, RecipeConfig, RewardOptions
 from audiorl.models import AudioPolicy
 from audiorl.recipes._common import (
@@ -74,11 +74,8 @@ def ppo() -> AudioQAConfig:
         group_size=1,
         mini_batches=4,
         aggregation="token-mean",
-        kl_in="reward",
-        kl_kind="k1",
+        kl=KLConfig(place="reward", kind="k1", control="log-space", target=0.02),
         kl_beta=0.02,
-        kl_control="log-space",
-        kl_target=0.02,
         critic=CriticConfig(warmup_steps=10, optim=OptimConfig(lr=5e-6)),
         eval_every=100,
         save_every=50,

@@ -8,7 +8,7 @@ alone. The teacher is the policy as training begins, with the transcript instead
 policy` takes the policy as it is now, and a folder another model with the same tokenizer, such as the text model that
 the policy was made of. `--rl.distill.view` changes what the teacher reads.
 
-Rewards are only measured; `--rl.advantage group --rl.kl-beta 0.01` adds GRPO. Before and after training, held-out
+Rewards are only measured; `--rl.advantage grpo --rl.kl-beta 0.01` adds GRPO. Before and after training, held-out
 rows are measured by audio (`before`, `after`) and by the teacher's view (`view_before`, `view_after`): their difference
 is the gap that distillation is to close. `--control` also trains on the reference answers from the same start, for as
 many seconds. `--path tiny --data bundled` tries the recipe without any download.

@@ -122,7 +122,7 @@ def main(config: QuickstartConfig, run: Run) -> None:
     policy.model.to(torch_device(config.model.device))
     sets = {UNSEEN: unseen_questions(config)} if config.unseen else {}
     supervised = ["sft", "control_sft"] if config.control else ["sft"]
-    learned = all(run.finished(phase) for phase in supervised) and not config.rl.ptx_coef
+    learned = all(run.finished(phase) for phase in supervised) and not config.rl.ptx.coef
     examples = [] if learned else synthetic(human, config)
     sft(policy, examples, run, config=config.sft, optim=config.sft_optim, seed=config.seed)
     reward = reward_of(config, run)

@@ -17,7 +17,16 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from audiorl.config import CriticConfig, ModelConfig, OptimConfig, RLConfig, SamplingConfig, SFTConfig
+from audiorl.config import (
+    CriticConfig,
+    EstimatorConfig,
+    KLConfig,
+    ModelConfig,
+    OptimConfig,
+    RLConfig,
+    SamplingConfig,
+    SFTConfig,
+)
 from audiorl.config.recipe import PtxOptions, RecipeConfig, RewardOptions
 from audiorl.eval._streams import measure_streams
 from audiorl.models.examples import Example
@@ -42,13 +51,10 @@ PPO = RLConfig(
     group_size=1,
     mini_batches=4,
     advantage="gae",
-    gamma=0.95,
+    estimator=EstimatorConfig(gamma=0.95),
     aggregation="token-mean",
-    kl_in="reward",
-    kl_kind="k1",
+    kl=KLConfig(place="reward", kind="k1", control="log-space", target=0.05),
     kl_beta=0.1,
-    kl_control="log-space",
-    kl_target=0.05,
     critic=CriticConfig(warmup_steps=10, optim=OptimConfig(lr=5e-6)),
     eval_every=50,
     save_every=25,

@@ -30,7 +30,17 @@ from typing import Literal
 
 import torch
 
-from audiorl.config import CriticConfig, ModelConfig, OptimConfig, RLConfig, SamplingConfig, SFTConfig, torch_device
+from audiorl.config import (
+    CriticConfig,
+    EstimatorConfig,
+    KLConfig,
+    ModelConfig,
+    OptimConfig,
+    RLConfig,
+    SamplingConfig,
+    SFTConfig,
+    torch_device,
+)
 from audiorl.eval._streams import measure_streams
 from audiorl.eval.metrics.corpus import UNSEEN
 from audiorl.models.examples import Example
@@ -50,17 +60,12 @@ PPO = RLConfig(
     prompts_per_step=12,
     group_size=2,
     advantage="gae",
-    gamma=0.95,
-    lam=0.95,
+    estimator=EstimatorConfig(gamma=0.95, lam=0.95),
     epochs=1,
     mini_batches=2,
     aggregation="token-mean",
-    kl_in="reward",
-    kl_kind="k1",
+    kl=KLConfig(place="reward", kind="k1", control="log-space", target=0.55, gain=0.5),
     kl_beta=0.15,
-    kl_control="log-space",
-    kl_target=0.55,
-    kl_gain=0.5,
     critic=CriticConfig(warmup_steps=3, optim=OptimConfig(lr=3e-4)),
     micro_batch_tokens=4000,
     eval_every=10,

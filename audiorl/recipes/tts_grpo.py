@@ -10,14 +10,14 @@ The model is Higgs Audio V2, or another that has learned to write codes (`tts_sf
 meta.lst or a file with one a line; voices to imitate stand in the prompt, as Higgs reads them. Each reward has its
 weight, 0 leaves it out. The KL to the start is held near its target by a controller in log space. Before and after, a
 judge that the reward does not use transcribes the spoken held-out texts. Other estimators by option: `--rl.advantage
-leave-one-out`, `--rl.advantage gae`, … (`RLConfig`). `--tiny` tries the recipe without any download.
+rloo`, `--rl.advantage gae`, … (`RLConfig`). `--tiny` tries the recipe without any download.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from audiorl.config import ModelConfig, OptimConfig, RLConfig, SamplingConfig
+from audiorl.config import KLConfig, ModelConfig, OptimConfig, RLConfig, SamplingConfig
 from audiorl.config.recipe import PtxOptions, RewardOptions
 from audiorl.recipes._common import with_user_reward
 from audiorl.recipes._speech import (
@@ -46,10 +46,8 @@ class TTSGRPOConfig(PtxOptions, RewardOptions, SpeechConfig):
         prompts_per_step=8,
         group_size=8,
         aggregation="token-mean",
-        kl_kind="k3",
+        kl=KLConfig(kind="k3", control="log-space", target=0.1),
         kl_beta=0.04,
-        kl_control="log-space",
-        kl_target=0.1,
         eval_every=50,
         save_every=25,
     )
@@ -70,7 +68,7 @@ def tiny() -> TTSGRPOConfig:
         judge="tiny",
         model=ModelConfig(),
         rewards=SpeechRewards(asr="tiny", speaker="tiny", metric="cer"),
-        rl=RLConfig(prompts_per_step=2, group_size=2, kl_control="log-space", eval_every=1, save_every=1),
+        rl=RLConfig(prompts_per_step=2, group_size=2, kl=KLConfig(control="log-space"), eval_every=1, save_every=1),
         optim=OptimConfig(lr=1e-3),
         sampling=SamplingConfig(max_new_tokens=2, max_frames=12),
     )

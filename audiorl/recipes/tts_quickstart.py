@@ -133,7 +133,7 @@ class TTSQuickstartConfig:
     """Regular expressions of the weights that GRPO trains. 256 rewards a step say little about millions of weights, and
     more about the scales of the norms."""
     credit: Literal["text", "word"] = "word"
-    """Where the reward of being understood goes: to the text (then set `--rl.advantage group`), or each word on
+    """Where the reward of being understood goes: to the text (then set `--rl.advantage grpo`), or each word on
     the frames that say it."""
     rl: RLConfig = RLConfig(
         steps=60,

@@ -69,6 +69,10 @@ def _check(where: str, score: Any, rollout: Rollout, undefined: bool) -> None:
             raise ValueError(f"{where}: {field} has {len(per_item)} values, the rollout has {count}")
         if not all(math.isfinite(v) or (undefined and math.isnan(v) and field == "per_segment") for v in per_item):
             raise ValueError(f"{where}: {field} holds a value that is not finite")
+    if score.step_ends is not None and score.per_token is None:
+        raise ValueError(f"{where}: step_ends without per_token; give both, or neither")
+    if score.step_ends and not 0 <= min(score.step_ends) <= max(score.step_ends) < rollout.num_sampled:
+        raise ValueError(f"{where}: step_ends {list(score.step_ends)}; the rollout has {rollout.num_sampled} tokens")
 
 
 @dataclass(frozen=True)
@@ -131,6 +135,7 @@ class WeightedSum:
             parts=parts,
             per_segment=_sum_items(weights, [(s.total, s.per_segment) for s in scores], len(rollout.segments)),
             per_token=_sum_items(weights, [(s.total, s.per_token) for s in scores], rollout.num_sampled),
+            step_ends=_all_step_ends(scores, rollout.num_sampled),
         )
 
 
@@ -151,6 +156,15 @@ def _sum_items(
         for i, value in enumerate(per_item if per_item is not None else (*[0.0] * (length - 1), total)):
             out[i] += weight * value
     return tuple(out)
+
+
+def _all_step_ends(scores: Sequence[Score], length: int) -> tuple[int, ...] | None:
+    """The tokens at which a term with credit per token ends a step, and the last one where another term is placed."""
+    if length == 0 or any(s.per_token is not None and s.step_ends is None for s in scores):
+        return None
+    if all(s.per_token is None for s in scores):
+        return None
+    return tuple(sorted({i for s in scores for i in (s.step_ends or (length - 1,))}))
 
 
 @dataclass(frozen=True)

@@ -87,17 +87,17 @@ class ProcessModelReward:
         steps = [self.steps(r.text) for r in rollouts]
         filled = [i for i, steps_of_answer in enumerate(steps) if steps_of_answer]
         judged = self.judge.score_steps([(rollouts[i].sample, steps[i]) for i in filled], self.max_batch_tokens)
-        scores = [Score(0.0, {"mean": 0.0}, per_token=self._per_token(r, (), ())) for r in rollouts]
+        scores = [self._score(0.0, 0.0, r, (), ()) for r in rollouts]
         for i, values in zip(filled, judged, strict=True):
             mean = sum(values) / len(values)
             total = min(values) if self.credit == "total" else mean
-            scores[i] = Score(total, {"mean": mean}, per_token=self._per_token(rollouts[i], steps[i], values))
+            scores[i] = self._score(total, mean, rollouts[i], steps[i], values)
         return scores
 
-    def _per_token(self, r: Rollout, steps: Sequence[str], values: Sequence[float]) -> tuple[float, ...] | None:
-        """Each step's share of the total on the token that completes its text; None where the total is one number."""
+    def _score(self, total: float, mean: float, r: Rollout, steps: Sequence[str], values: Sequence[float]) -> Score:
+        """The score; with credit "steps" each step's share of the total is on the token that completes its text."""
         if self.credit == "total":
-            return None
+            return Score(total, {"mean": mean})
         ids = [i for s in r.segments for i in s.ids.tolist()]
         decode = self.judge.policy.decode
         if decode(ids) != r.text:
@@ -105,13 +105,14 @@ class ProcessModelReward:
                 f"ProcessModelReward: rollout {r.name} reads differently under the process reward model's tokenizer; "
                 'credit="steps" needs a process reward model with the policy\'s tokenizer'
             )
-        credit, end, token = [0.0] * len(ids), 0, 0
+        credit, ends, end, token = [0.0] * len(ids), list[int](), 0, 0
         for step, value in zip(steps, values, strict=True):
             end = r.text.index(step, end) + len(step)
             while token < len(ids) - 1 and not decode(ids[: token + 1]).startswith(r.text[:end]):
                 token += 1
             credit[token] += value / len(steps)
-        return tuple(credit)
+            ends.append(token)
+        return Score(total, {"mean": mean}, per_token=tuple(credit), step_ends=tuple(ends))
 
     def steps(self, text: str) -> tuple[str, ...]:
         """The answer's steps, without empty ones.

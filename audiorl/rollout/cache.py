@@ -42,7 +42,7 @@ class RowLayer(DynamicLayer):
         self.buffers: list[Tensor] = []
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """New keys and values [B, heads, L, D] -> all [B, heads, S, D], as views of the buffers."""
+        """Write new keys and values [B, heads, L, D]; return all [B, heads, S, D], as views of the buffers."""
         place = self._place
         states = key_states, value_states
         if not self.buffers or self.buffers[0].shape[2] < place.width:
@@ -146,7 +146,7 @@ class RowCache:
             _select(layer, rows)
 
     def select(self, rows: Tensor) -> RowCache:
-        """A copy of some rows."""
+        """Copy some rows."""
         out = RowCache(DynamicCache())
         out.layers.layers = [RowLayer(out._place) for _ in self._rows]
         out._place.width = self.width

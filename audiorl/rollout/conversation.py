@@ -130,7 +130,7 @@ class _Writer:
             self._write(text[len(self.text) :], text)
 
     def finish(self, text: str) -> None:
-        """The whole answer; all of it again where later tokens changed what was shown."""
+        """Show the rest of the answer; all of it again where later tokens changed what was shown."""
         self._write(text[len(self.text) :] if text.startswith(self.text) else f"\n{text}", text)
 
     def _write(self, piece: str, text: str) -> None:

@@ -195,7 +195,7 @@ class VLLMEngine:
         return [rollouts[i] for i in range(len(answers))]
 
     def _answer_input(self, answer: AnswerState) -> tuple[Any, Any]:
-        """A paused answer is a prompt with everything sampled before. Its random numbers begin with another seed."""
+        """Ask for an answer; a paused one is a prompt with everything sampled before, and another seed."""
         request, prompt, before = answer.request, answer.prompt, answer.num_before
         ids, own, name = prompt.ids.tolist(), [False] * len(prompt), request.sample.id
         if answer.before is not None:
@@ -223,7 +223,7 @@ class VLLMEngine:
         return out, reason
 
     def _interpret(self, requests: Sequence[Request]) -> list[Rollout]:
-        """All streams take their turns together. Each asks with everything so far, which vLLM has in its cache."""
+        """Interpret streams that take their turns together; each asks with everything so far, which vLLM has cached."""
         for r in requests:
             if r.schedule is not None:
                 raise ValueError(f"sample {r.sample.id!r}: vLLM follows no schedule; take the engine hf for it")

@@ -29,13 +29,13 @@ FUSED = {
 
 
 def lora_layers(policy: AudioPolicy) -> list[str]:
-    """Names of the decoder's layers that have an adapter, by their last part."""
+    """Return the names of the decoder's layers that have an adapter, by their last part."""
     names = (name.partition(".lora_")[0] for name in policy.parameters_by_name() if ".lora_" in name)
     return sorted({name.rpartition(".")[2] for name in names})
 
 
 def adapter_obstacle(policy: AudioPolicy, dtype: str) -> str | None:
-    """Why vLLM cannot run a policy's adapter next to its weights, or None. dtype: `VLLMConfig.dtype`.
+    """Return why vLLM cannot run a policy's adapter next to its weights, or None. dtype: `VLLMConfig.dtype`.
 
     `policy` may be a model without weights, as its adapter's folder gives on the device "meta".
     """
@@ -52,7 +52,7 @@ def adapter_obstacle(policy: AudioPolicy, dtype: str) -> str | None:
 
 
 def served_weights(policy: AudioPolicy, lora: Lora = "merged") -> Iterator[tuple[str, Tensor]]:
-    """The trained weights by checkpoint name, for an engine with the same `VLLMConfig.lora`.
+    """Yield the trained weights by checkpoint name, for an engine with the same `VLLMConfig.lora`.
 
     adapter: the adapter's matrices and what else is trained. merged: all weights of the decoder, merged one at a time.
     """
@@ -81,7 +81,7 @@ def lora_options(policy: AudioPolicy) -> dict[str, Any]:
 
 
 def served_dtype(policy: AudioPolicy, dtype: str) -> str:
-    """The dtype of vLLM's weights; its own `auto` would turn float32 into bfloat16."""
+    """Return the dtype of vLLM's weights; its own `auto` would turn float32 into bfloat16."""
     if dtype != "auto":
         return dtype
     return str(policy.model.config.dtype or torch.float32).removeprefix("torch.")

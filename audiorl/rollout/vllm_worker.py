@@ -171,12 +171,12 @@ class Listener(nn.Module, SupportsMultiModal, SupportsMRoPE, SupportsLoRA):
                     _lay_out_every_time(module)
 
     def get_mm_mapping(self) -> MultiModelKeys:
-        """Which modules are the decoder: the adapter is put there only."""
+        """Name the modules of the decoder: the adapter is put there only."""
         towers = ["audio_tower", "multi_modal_projector"]
         return MultiModelKeys.from_string_field(language_model="language_model", tower_model=towers)
 
     def embed_multimodal(self, *, mels: Sequence[Tensor], skip: Sequence[Tensor], **_: object) -> list[Tensor]:
-        """One [tokens, H] for each clip. Clips are encoded one at a time, so that none depends on its batch."""
+        """Return one [tokens, H] for each clip. Clips are encoded one at a time: none depends on its batch."""
         # As backbones expect it: Omni models have the encoder at the top, Qwen2-Audio has its parts in `model`.
         model: Any = SimpleNamespace(audio_tower=self.audio_tower, model=self)
         embeddings = []
@@ -228,7 +228,7 @@ class Loading:
     _audiorl_reloading = False
 
     def audiorl_set_lora(self, rank: int, alpha: int, layers: Sequence[str]) -> None:
-        """The configuration of the adapters that will come."""
+        """Set the configuration of the adapters that will come."""
         self._audiorl_lora = PEFTHelper(r=rank, lora_alpha=alpha, target_modules=list(layers))
 
     def audiorl_connect(self, address: str, first: int, receivers: int, options: Mapping[str, Any]) -> str | None:

@@ -3,7 +3,7 @@
 A `WeightSender` and its receivers have a process group of their own: gloo between CPUs, NCCL between GPUs. Tensors are
 broadcast in buckets, each after a header with its names, shapes and types. Between processes on one GPU ("ipc") a
 bucket stays where it is: receivers get a CUDA IPC handle of its memory, without a GPU a file that both map. A receiver
-yields tensors one by one and stores none, so that an engine never holds two copies. At the end every receiver confirms,
+yields tensors one by one and stores none: an engine never holds two copies. At the end every receiver confirms,
 or sends the reason why it cannot. No side waits longer than `timeout` for another.
 
     sender = WeightSender(receivers=2)                                 # the trainer's rank 0
@@ -200,7 +200,7 @@ class WeightSender(_Peer):
             raise SyncError(reason)
 
     def _reason(self) -> str | None:
-        """The reason of the first receiver that failed."""
+        """Return the reason of the first receiver that failed."""
         for k in range(self.receivers):
             if self._store.check([self._key("refused", k)]):
                 return f"receiver {k}: {self._store.get(self._key('refused', k)).decode(errors='replace')}"
@@ -235,7 +235,7 @@ class WeightReceiver(_Peer):
         self._address = address
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """The tensors that the sender sends next, one by one; a bucket's memory is freed before the next one comes.
+        """Yield the tensors that the sender sends next, one by one; a bucket is freed before the next one comes.
 
         A caller that stops early ends the transfer for all receivers, and the sender raises SyncError.
         """
@@ -323,7 +323,7 @@ class WeightReceiver(_Peer):
             raise SyncError(reason) from error
 
     def _why(self, error: RuntimeError) -> str:
-        """The sender's reason for a broken transfer, if it can still be reached."""
+        """Return the sender's reason for a broken transfer, if it can still be reached."""
         try:
             if self._store.check(["failed"]):
                 return self._store.get("failed").decode(errors="replace")
@@ -346,7 +346,7 @@ def _size(entry: Entry) -> int:
 
 
 def _joined(bucket: Sequence[tuple[str, Tensor]], device: torch.device) -> Tensor:
-    """The tensors of a bucket as bytes, one after the other."""
+    """Return the tensors of a bucket as bytes, one after the other."""
     parts = [t.detach().to(device).contiguous().view(-1).view(torch.uint8) for _, t in bucket]
     return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.uint8, device=device)
 
@@ -361,7 +361,7 @@ def _tensors(flat: Tensor, entries: Sequence[Entry]) -> list[tuple[str, Tensor]]
 
 @contextmanager
 def shared_memory(flat: Tensor) -> Iterator[Any]:
-    """A handle, as JSON, by which other processes read these bytes while the block lasts: CUDA IPC, or a file."""
+    """Share bytes while the block lasts: yields a handle, as JSON, of CUDA IPC or of a file."""
     if flat.device.type == "cuda":
         _, arguments = reduce_tensor(flat)
         torch.cuda.synchronize(flat.device)
@@ -375,7 +375,7 @@ def shared_memory(flat: Tensor) -> Iterator[Any]:
 
 @contextmanager
 def opened_memory(handle: Any, device: torch.device) -> Iterator[Tensor]:
-    """The bytes of a handle of `shared_memory`; what is read of them is complete when the block ends."""
+    """Open a handle of `shared_memory`; what is read of its bytes is complete when the block ends."""
     *place, count = handle
     if device.type != "cuda":
         yield torch.from_file(place[0], shared=True, size=count, dtype=torch.uint8)

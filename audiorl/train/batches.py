@@ -26,7 +26,7 @@ def repeat_each(values: Sequence[float], lengths: Sequence[int]) -> Tensor:
     return torch.repeat_interleave(torch.tensor(values), torch.tensor(lengths))
 
 
-def gather(experiences: Sequence[Experience], name: str, device: torch.device) -> Tensor | None:
+def gather(experiences: Sequence[Experience], name: str) -> Tensor | None:
     """The sampled tokens' entries [N] of a field, in the order of the packed row; None where it is not filled in.
 
     [N, Q] where one of them has entries for every codebook; a text token's stands in column 0.
@@ -34,7 +34,7 @@ def gather(experiences: Sequence[Experience], name: str, device: torch.device) -
     streams = [getattr(e, name) for e in experiences]
     if any(s is None for s in streams):
         return None
-    return torch.cat(widened([s[e.loss_mask] for s, e in zip(streams, experiences, strict=True)])).to(device)
+    return torch.cat(widened([s[e.loss_mask] for s, e in zip(streams, experiences, strict=True)]))
 
 
 def widened(streams: Sequence[Tensor]) -> list[Tensor]:
@@ -51,25 +51,6 @@ def sum_codebooks(values: Tensor) -> Tensor:
 def logprobs_by_code(out: PolicyOutput) -> Tensor:
     """Log-probs [N, Q] by code where the batch has frames, else [N]."""
     return out.logprobs if out.code_logprobs is None else out.code_logprobs
-
-
-def gather_code_mask(experiences: Sequence[Experience], device: torch.device) -> Tensor | None:
-    """[N, Q] bool, the codes that were sampled (a text token's column 0); None when no experience has frames."""
-    if all(e.code_mask is None for e in experiences):
-        return None
-    code_mask = [e.loss_mask[e.loss_mask] if e.code_mask is None else e.code_mask[e.loss_mask] for e in experiences]
-    return torch.cat(widened(code_mask)).to(device)
-
-
-def frames(experiences: Sequence[Experience], device: torch.device) -> Tensor | None:
-    """[N] bool, whether a sampled row is a frame; None when no experience has any."""
-    if all(e.codes is None for e in experiences):
-        return None
-    marks = [
-        torch.zeros(int(e.loss_mask.sum()), dtype=torch.bool) if e.codes is None else e.codes[e.loss_mask, 0] >= 0
-        for e in experiences
-    ]
-    return torch.cat(marks).to(device)
 
 
 def idle_batch(policy: AudioPolicy) -> PackedBatch:

@@ -208,8 +208,8 @@ class Bench:
         scored = fill(experiences, "ref_logprobs", lambda b: self.reference.forward(b).logprobs, BUDGET, False)
         gaps = []
         for e in scored:
-            assert e.engine_logprobs is not None and e.ref_logprobs is not None
-            gaps.append(float((e.engine_logprobs - e.ref_logprobs).sum()))
+            assert e.rollout_logprobs is not None and e.ref_logprobs is not None
+            gaps.append(float((e.rollout_logprobs - e.ref_logprobs).sum()))
         return gaps
 
 

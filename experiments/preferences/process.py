@@ -10,7 +10,7 @@ from functools import partial
 import numpy as np
 from arms import markdown
 
-from audiorl.config import CriticConfig, OptimConfig, ProcessRewardConfig, RLConfig, SamplingConfig
+from audiorl.config import CriticConfig, KLConfig, OptimConfig, ProcessRewardConfig, RLConfig, SamplingConfig
 from audiorl.data.preferences import Steps
 from audiorl.models import AudioPolicy
 from audiorl.models.process_reward import ProcessRewardModel
@@ -93,8 +93,7 @@ PPO: Row = {
     "group_size": 2,
     "mini_batches": 2,
     "advantage": "gae",
-    "kl_in": "reward",
-    "kl_kind": "k1",
+    "kl": KLConfig("k1", "reward"),
     "kl_beta": 0.02,
     "critic": CriticConfig(warmup_steps=5, optim=OptimConfig(lr=1e-4)),
 }

@@ -19,6 +19,7 @@ from audiorl.train.rl.trainer import TrainBatch, Trainer
 from audiorl.types import Sample
 from tests.conftest import make_omni
 from tests.support.experiences import batch_of, with_advantage
+from tests.support.rl import rl_config
 from tests.support.training_runs import CONFIG, Even, rows, train
 
 NAN, INF = float("nan"), float("inf")
@@ -27,7 +28,7 @@ NAN, INF = float("nan"), float("inf")
 def worker(**config: object) -> Trainer:
     """One that has an optimizer state, and a critic and an average where asked."""
     critic = CriticConfig(shared=bool(config.pop("shared", False)), optim=OptimConfig(lr=1e-3))
-    settings = RLConfig(**({"steps": 9, "prompts_per_step": 2, "group_size": 3, "critic": critic} | config))  # type: ignore[arg-type]
+    settings = rl_config(**({"steps": 9, "prompts_per_step": 2, "group_size": 3, "critic": critic} | config))  # type: ignore[arg-type]
     return Trainer(make_omni(), settings, OptimConfig(lr=1e-3), 1.0, 8)
 
 
@@ -61,7 +62,7 @@ KINDS = pytest.mark.parametrize(
         {"advantage": "gae", "shared": True},
         {"kl_in": "reward", "advantage": "reinforce++"},
         {"loss": "gspo", "kl_beta": 0.0},
-        {"loss": "cispo", "engine_cap": 2.0},
+        {"loss": "cispo", "tis_cap": 2.0},
     ],
     ids=["grpo", "ppo", "ppo shared", "reinforce++", "gspo", "cispo"],
 )
@@ -74,7 +75,7 @@ def test_an_engines_logprob_that_is_not_finite(samples: list[Sample], config: di
     learner.step(TrainBatch(batch))
     before = everything(learner)
     for value, text in ((NAN, "nan"), (INF, "inf"), (-INF, "-inf")):
-        wrong = [*batch[:4], spoiled(batch[4], "engine_logprobs", value), batch[5]]
+        wrong = [*batch[:4], spoiled(batch[4], "rollout_logprobs", value), batch[5]]
         with pytest.raises(FloatingPointError, match=rf"'sample-1': the engine's log-prob is {text} at .* token 1;"):
             learner.step(TrainBatch(wrong))
         assert_untouched(learner, before)

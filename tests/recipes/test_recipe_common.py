@@ -12,7 +12,7 @@ import pytest
 
 from audiorl.audio import write_wav
 from audiorl.cli import main
-from audiorl.config import RLConfig, SFTConfig
+from audiorl.config import PtxConfig, RLConfig, SFTConfig
 from audiorl.config.recipe import RecipeConfig, RewardOptions
 from audiorl.data.bundled import bundled_set
 from audiorl.data.corpus import bundled_speech
@@ -213,8 +213,8 @@ def test_supervised_turns() -> None:
 
 
 def test_ptx_rows_belong_to_a_phase_that_learns_from_them(tmp_path: Path) -> None:
-    config, on = RecipeConfig(check_audio=False), RLConfig(ptx_coef=0.1)
-    with pytest.raises(ValueError, match=r"ptx_coef is set, but .*--ptx-data FILE"):
+    config, on = RecipeConfig(check_audio=False), RLConfig(ptx=PtxConfig(coef=0.1))
+    with pytest.raises(ValueError, match=r"ptx.coef is set, but .*--ptx-data FILE"):
         ptx_examples(config, (), on)
     with pytest.raises(ValueError, match="--ptx-data: nothing learns from these rows"):
         ptx_examples(config, ("bundled",), RLConfig(), RLConfig())
@@ -238,11 +238,11 @@ def test_a_reward_file_is_one_more_part(tmp_path: Path, kind: Any) -> None:
 @pytest.mark.parametrize(
     ("recipe", "phase", "options"),
     [
-        ("mmau_grpo", "grpo", ("--rl.ptx-coef", "0.5")),
-        ("asr_grpo", "grpo", ("--rl.ptx-coef", "0.5")),
-        ("ppo_audio_qa", "ppo", ("--rl.ptx-coef", "0.5")),
-        ("simul_ppo", "stage2", ("--stage2.ptx-coef", "0.5")),
-        ("tts_grpo", "grpo", ("--rl.ptx-coef", "0.5")),
+        ("mmau_grpo", "grpo", ("--rl.ptx.coef", "0.5")),
+        ("asr_grpo", "grpo", ("--rl.ptx.coef", "0.5")),
+        ("ppo_audio_qa", "ppo", ("--rl.ptx.coef", "0.5")),
+        ("simul_ppo", "stage2", ("--stage2.ptx.coef", "0.5")),
+        ("tts_grpo", "grpo", ("--rl.ptx.coef", "0.5")),
     ],
 )
 @pytest.mark.slow

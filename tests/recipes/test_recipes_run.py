@@ -64,9 +64,9 @@ def test_quickstart_writes_a_whole_run(quickstart: Path) -> None:
     metrics = [m for m in read_metrics(quickstart / "metrics.jsonl") if m["phase"] == "grpo"]
     assert [m["step"] for m in metrics] == [1, 2]
     wanted = {"reward/mean", "reward/std", "kl", "policy/loss", "policy/ratio", "policy/entropy", "policy/clip_frac"}
-    wanted |= {"grad_norm", "lr", "policy/engine_gap"}
+    wanted |= {"grad_norm", "lr", "policy/logprob_gap"}
     assert wanted <= set(metrics[0]), wanted - set(metrics[0])
-    assert all(m["policy/engine_gap"] < 1e-4 for m in metrics)
+    assert all(m["policy/logprob_gap"] < 1e-4 for m in metrics)
     assert metrics[0]["policy/ratio"] == pytest.approx(1, abs=1e-6)
     page = (quickstart / "report.html").read_text()
     assert "<audio" in page and "accuracy" in page
@@ -279,7 +279,7 @@ def test_asr_grpo_with_strangers_and_a_control(tmp_path: Path, capsys: pytest.Ca
 def test_asr_grpo_with_an_encoder_decoder(tmp_path: Path) -> None:
     make_whisper().save(tmp_path / "whisper")
     options = ("--path", str(tmp_path / "whisper"), "--retention-margin", "1", "--control")
-    run = train("asr_grpo", tmp_path / "run", *options, "--rl.audio-check-every", "1")
+    run = train("asr_grpo", tmp_path / "run", *options, "--rl.listening.every", "1")
     assert all("audio/gain_silence" in row for row in read_metrics(run / "metrics.jsonl") if row["phase"] == "grpo")
     entries = read_json(run / "eval.json")
     assert {f"{s}{when}" for s in ("", "no_speech_") for when in ("before", "after", "control")} <= set(entries)
@@ -495,7 +495,7 @@ def test_self_test_trains_a_step() -> None:
     from audiorl.cli.doctor import self_test
 
     metrics = self_test()
-    assert metrics["policy/ratio"] == pytest.approx(1, abs=1e-6) and metrics["policy/engine_gap"] < 1e-4
+    assert metrics["policy/ratio"] == pytest.approx(1, abs=1e-6) and metrics["policy/logprob_gap"] < 1e-4
     assert metrics["grad_norm"] > 0
 
 

@@ -81,7 +81,7 @@ def test_quickstart_writes_a_whole_run(quickstart: Path) -> None:
         assert wanted | parts <= set(first)
         assert "policy/ratio" not in first and second["policy/ratio"] == pytest.approx(1, abs=1e-5)  # the critic first
         assert first["kl/beta"] == second["kl/beta"]  # a waiting policy does not move β
-        assert second["policy/engine_gap"] < 1e-4 and second["grad_norm"] > 0
+        assert second["policy/logprob_gap"] < 1e-4 and second["grad_norm"] > 0
     assert "reward/latency" not in metrics["stage1"][0]
     finished = json.loads((quickstart / "state.json").read_text())["finished"]
     assert metrics["stage2"][0]["kl/beta"] == pytest.approx(finished["stage1"]["kl_beta"])  # β goes on
@@ -168,7 +168,7 @@ def test_an_interpreter_with_a_codec_speaks_its_translations(tmp_path: Path) -> 
     run = train("simul_quickstart", tmp_path / "run", "--codec", str(tmp_path / "codec"), *few, *short, *sft, *rest)
     last = read_metrics(run / "metrics.jsonl")[-1]
     assert {"kl_audio", "policy/entropy_audio", "reward/time"} <= set(last)
-    assert last["policy/engine_gap"] < 1e-4 and last["grad_norm"] > 0
+    assert last["policy/logprob_gap"] < 1e-4 and last["grad_norm"] > 0
     policy, codec = load_policy(checkpoint(run, "stage1")), tokenizers_audio.load(tmp_path / "codec")
     policy.set_codec(codec)
     start = load_policy(checkpoint(run, "sft"))
@@ -269,12 +269,12 @@ def test_simul_ppo_on_streams_of_a_file_interrupted_in_stage_two(
     assert any(not (p == start.trainable()[n]).all() for n, p in policy.trainable().items())
 
 
-@pytest.mark.parametrize("advantage", ["group", "time-index"])
+@pytest.mark.parametrize("advantage", ["grpo", "time-index"])
 def test_simul_ppo_without_a_critic(tmp_path: Path, advantage: str) -> None:
     options = [
         o
         for stage in STAGES
-        for o in (f"--{stage}.advantage", advantage, f"--{stage}.group-size", "2", f"--{stage}.kl-in", "loss")
+        for o in (f"--{stage}.advantage", advantage, f"--{stage}.group-size", "2", f"--{stage}.kl.place", "loss")
     ]
     run = train("simul_ppo", tmp_path / "run", *options, "--sft-epochs", "0", "--rewards.time", "True")
     metrics = [m for m in read_metrics(run / "metrics.jsonl") if m["phase"] == "stage2"]

@@ -60,7 +60,7 @@ def test_quickstart_writes_a_whole_run(quickstart: Path) -> None:
         assert wanted in metrics[0]
     assert (
         metrics[0]["policy/ratio"] == pytest.approx(1, abs=1e-4)
-        and metrics[0]["policy/engine_gap"] < 1e-4
+        and metrics[0]["policy/logprob_gap"] < 1e-4
         and metrics[0]["grad_norm"] > 0
     )
 
@@ -273,7 +273,7 @@ def test_reinforced_speech_from_that_checkpoint(taught: Path, tmp_path: Path) ->
     metrics = [m for m in read_metrics(run / "metrics.jsonl") if m["phase"] == "grpo"]
     wanted = ("understood", "similarity", "duration", "finished", "silence", "clipping")
     assert [m["step"] for m in metrics] == [1, 2] and {f"reward/{name}" for name in wanted} <= set(metrics[0])
-    assert metrics[0]["policy/engine_gap"] < 1e-4 and metrics[0]["grad_norm"] > 0
+    assert metrics[0]["policy/logprob_gap"] < 1e-4 and metrics[0]["grad_norm"] > 0
     assert "eval/accuracy" in metrics[0] and metrics[1]["kl/beta"] != metrics[0]["kl/beta"]
     adapted = load_policy(checkpoint(run, "grpo"), codec=load(taught / "tiny" / "codec"))
     assert adapted.adapter is not None and not adapted.has_fresh_adapter()
@@ -282,7 +282,7 @@ def test_reinforced_speech_from_that_checkpoint(taught: Path, tmp_path: Path) ->
 
 
 def test_every_estimator_takes_speech(tmp_path: Path) -> None:
-    options = ("--rl.advantage", "gae", "--rl.kl-in", "reward", "--rl.kl-kind", "k1", "--max-steps", "1")
+    options = ("--rl.advantage", "gae", "--rl.kl.place", "reward", "--rl.kl.kind", "k1", "--max-steps", "1")
     weights = ("--rewards.understood", "0", "--rewards.similarity", "0", "--judge", "None")
     run = train("tts_grpo", tmp_path / "run", *options, *weights)
     (metrics,) = [m for m in read_metrics(run / "metrics.jsonl") if m["phase"] == "grpo"]

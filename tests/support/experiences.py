@@ -36,9 +36,9 @@ def batch_of(
             rewards = torch.zeros(len(ids))
             if n:
                 rewards[-1] = score
-            e = e.replace(name=f"{sample.id!r}", rewards=rewards, score=score, engine_logprobs=torch.zeros(len(ids)))
+            e = e.replace(name=f"{sample.id!r}", rewards=rewards, score=score, rollout_logprobs=torch.zeros(len(ids)))
             flat = logprobs(policy, e) + 0.1 * torch.randn(n, generator=rng)
-            out.append(e.replace(engine_logprobs=torch.zeros(len(ids)).masked_scatter(e.loss_mask, flat)))
+            out.append(e.replace(rollout_logprobs=torch.zeros(len(ids)).masked_scatter(e.loss_mask, flat)))
     return out
 
 

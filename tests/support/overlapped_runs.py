@@ -9,12 +9,19 @@ from typing import Any
 
 import torch
 
-from audiorl.config import OptimConfig, RLConfig, SamplingConfig
+from audiorl.config import GenerationConfig, OptimConfig, RLConfig, SamplingConfig
 from audiorl.models import AudioPolicy
 from audiorl.types import Rollout, Score
 
 CONFIG = RLConfig(
-    steps=5, prompts_per_step=2, group_size=4, kl_beta=0.0, engine_cap=2.0, overlap=True, save_every=3, rollouts_every=1
+    steps=5,
+    prompts_per_step=2,
+    group_size=4,
+    kl_beta=0.0,
+    tis_cap=2.0,
+    generation=GenerationConfig(overlap=True),
+    save_every=3,
+    rollouts_every=1,
 )
 
 

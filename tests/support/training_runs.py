@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from audiorl.config import CriticConfig, OptimConfig, RLConfig, SamplingConfig
+from audiorl.config import CriticConfig, KLConfig, OptimConfig, RLConfig, SamplingConfig
 from audiorl.run.folder import Run
 from audiorl.run.metrics_log import read_metrics
 from audiorl.train.rl.train import train_rl
@@ -32,8 +32,7 @@ CONFIG = RLConfig(
     group_size=3,
     save_every=1,
     advantage="gae",
-    kl_in="reward",
-    kl_control="log-space",
+    kl=KLConfig(place="reward", control="log-space"),
     ema_decay=0.8,
     critic=CriticConfig(warmup_steps=1, optim=OptimConfig(lr=1e-3)),
 )

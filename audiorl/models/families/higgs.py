@@ -4,7 +4,7 @@ Its input and output audio goes through one codec: a clip in a prompt, for examp
 Its layers are replaced by ours with the same weights (`DualLayer`); checkpoints keep their names.
 
 How it ends speech follows `tokenizers_audio.delay`. transformers' own generation differs in two points: a codebook's
-EOS is forced one row later than the delay pattern puts it, so that where the model does not write it by itself there is
+EOS is forced one frame later than the delay pattern puts it: where the model does not write it by itself there is
 one frame more, of noise; and BOS may be sampled in the middle of speech.
 """
 

@@ -318,7 +318,7 @@ def hpo(
 ) -> WeightedSum:
     """HPO's reward (arXiv 2604.21045): the quality of the stream, sentence by sentence, and hinged promptness.
 
-    HPO normalises both within the group of a prompt before it adds them: use `advantage="decoupled"` and several
+    HPO normalises both within the group of a prompt before it adds them: use `advantage="gdpo"` and several
     rollouts of a stream. `latency` is the paper's β.
     """
     return WeightedSum.of(

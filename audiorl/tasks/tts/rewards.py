@@ -91,8 +91,8 @@ class WordIntelligibility:
 
     Needs a recogniser with a CTC head (`Aligner`): the text is aligned with the speech, and each word is compared with
     what the recogniser understood while it is said. `per_token` puts a word's share on the last frame that says
-    it, the last word's on the last sampled token; a word that is not understood gets 0.001 / words, since 0 ends no
-    step. For the advantages `step-index` and `process`, and for `gae`. Silence, and a text without words, score 0.
+    it, the last word's on the last sampled token, and `step_ends` are these tokens: for the advantages `step-index` and
+    `process`, and for `gae`. Silence, and a text without words, score 0.
     Raises ValueError where a rollout has speech in several segments, and for a recogniser that cannot align.
     """
 
@@ -108,8 +108,8 @@ class WordIntelligibility:
         if not rollout.num_sampled:
             return Score(0.0, {"cer": 1.0})
         rates = [min(char_errors(w.text, w.transcript, self.normalizer).rate, 1.0) for w in words] or [1.0]
-        values = [max(1.0 - rate, 0.001) / len(rates) for rate in rates]
-        per_token = [0.0] * rollout.num_sampled
+        values = [(1.0 - rate) / len(rates) for rate in rates]
+        per_token, ends = [0.0] * rollout.num_sampled, list[int]()
         frames = _spoken_rows(rollout)
         for index, value in enumerate(values):
             place = rollout.num_sampled - 1
@@ -117,9 +117,10 @@ class WordIntelligibility:
                 # Codebook k is delayed by k rows: a frame's codes lie around the row that is half as many rows later.
                 place = frames[min(round(len(frames) * words[index].end / seconds), len(frames) - 1)]
                 place = min(place, rollout.num_sampled - len(values) + index)
-            per_token[max(place, 0)] += value
+            ends.append(max(place, 0))
+            per_token[ends[-1]] += value
         cer = sum(rates) / len(rates)
-        return Score(1.0 - cer, {"cer": cer}, per_token=tuple(per_token))
+        return Score(1.0 - cer, {"cer": cer}, per_token=tuple(per_token), step_ends=tuple(ends))
 
 
 def _spoken_rows(rollout: Rollout) -> list[int]:
@@ -262,6 +263,20 @@ GATED = ("similarity", "quality", "prosody")
 """The rewards that `SpeechRewards.gate` withholds from speech that is not understood."""
 
 
+WEIGHTED = (
+    "understood",
+    "likelihood",
+    "similarity",
+    "duration",
+    "finished",
+    "silence",
+    "clipping",
+    "quality",
+    "prosody",
+)
+"""The rewards that `SpeechRewards` weighs, by their names in logs."""
+
+
 @dataclass(frozen=True)
 class SpeechRewards:
     """Weights of the speech rewards. A reward with weight 0 is left out, and its model is not loaded."""
@@ -313,19 +328,8 @@ class SpeechRewards:
             raise ValueError(f"rewards.gate: {', '.join(GATED)} all have weight 0; give one of them a weight")
 
     def weights(self) -> dict[str, float]:
-        """By the rewards' names in logs."""
-        names = (
-            "understood",
-            "likelihood",
-            "similarity",
-            "duration",
-            "finished",
-            "silence",
-            "clipping",
-            "quality",
-            "prosody",
-        )
-        return {name: getattr(self, name) for name in names}
+        """Return the weights by the rewards' names in logs."""
+        return {name: getattr(self, name) for name in WEIGHTED}
 
 
 def speech_reward(

@@ -1,13 +1,17 @@
-"""From the scores of a step's experiences to an advantage on every sampled token.
+"""From the scores of a step's rollouts to an advantage on every sampled token.
 
-The formulas are in `audiorl.algos.advantages`; here `RLConfig` chooses among them. Shapes: B experiences, padded to T
-tokens here and nowhere else.
+The formulas are in `audiorl.algos`; here `RLConfig.advantage` chooses among them. Advantages are made in the trainers,
+which have what some estimators need: log-probs for a KL in the reward, values, and sums over all ranks for whitening.
+The rollouts of a prompt are never split over ranks.
+
+Shapes: B experiences, padded to T tokens here and nowhere else; K terms of a weighted sum of rewards.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
@@ -15,46 +19,36 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from audiorl.algos.advantages import (
-    decoupled_relative,
+    Reduce,
     gae,
     group_relative,
-    leave_one_out,
-    mean_relative,
+    identity,
     process_relative,
     reinforce_plus_plus,
     reinforce_plus_plus_baseline,
     reinforce_returns,
-    remax,
+    rloo,
     step_index_relative,
     time_index_on_tokens,
     whiten,
 )
 from audiorl.algos.experience import Experience
+from audiorl.algos.experimental import gdpo, maxrl, remax
 from audiorl.algos.kl import kl_estimate
-from audiorl.config import RLConfig
+from audiorl.config import EstimatorConfig, RLConfig
 from audiorl.train.batches import widened
 from audiorl.types import Score
+from audiorl.user_files import load_function
 
 if TYPE_CHECKING:  # collecting needs the rewards' packages, training does not
     from audiorl.train.rl.collect import RolloutBatch
 
-Reduce = Callable[[Tensor], Tensor]
-GROUP_ESTIMATORS = (
-    "group",
-    "mean-relative",
-    "decoupled",
-    "process",
-    "step-index",
-    "leave-one-out",
-    "remax",
-    "time-index",
-    "none",
-)
-"""Estimators that need the scores of one group and nothing else."""
+
+# -- scores ------------------------------------------------------------------------------------------------------------
 
 
 def normalize_scores(scores: Sequence[Score], clip: float | None, normalize: bool) -> list[Score]:
-    """Scores clipped to ± `clip`, then brought to mean 0 and standard deviation 1 over the step.
+    """Return scores clipped to ± `clip`, then brought to mean 0 and standard deviation 1 over the step.
 
     Values per segment or token are clipped and scaled likewise; the shift to mean 0 goes onto the last of them, where
     an outcome belongs. Equal scores become 0. `parts` are logged, never normalised.
@@ -70,152 +64,6 @@ def normalize_scores(scores: Sequence[Score], clip: float | None, normalize: boo
     return out
 
 
-def scored_experiences(batch: RolloutBatch, config: RLConfig) -> list[Experience]:
-    """The experiences of a step; their scores, and those of greedy answers, clipped and normalised together."""
-    scores = [r.score for r in batch.rollouts if r.score]
-    normalized = normalize_scores([*scores, *batch.greedy], config.score_clip, config.score_normalize)
-    out = [Experience.from_rollout(r.with_score(s)) for r, s in zip(batch.rollouts, normalized, strict=False)]
-    if not batch.greedy:
-        return out
-    groups = list(dict.fromkeys(e.group_id for e in out))
-    greedy = dict(zip(groups, (s.total for s in normalized[len(scores) :]), strict=True))
-    return [e.replace(greedy_score=greedy[e.group_id]) for e in out]
-
-
-def compute_advantages(experiences: Sequence[Experience], config: RLConfig) -> list[Experience]:
-    """On the driver: `advantages` [L] of the estimators that compare the scores of a group, 0 on observed tokens.
-
-    They are those of GROUP_ESTIMATORS. Experiences of the other estimators, and all where the
-    KL is part of the reward, come back as they are: `compute_token_advantages` completes them in the trainers, which
-    have log-probs and values and whiten over all ranks.
-    """
-    if config.advantage not in GROUP_ESTIMATORS or (config.kl_in == "reward" and config.kl_beta):
-        return list(experiences)
-    return _group_advantages(experiences, config, *_scores_and_rewards(experiences, config, 0.0))
-
-
-def compute_token_advantages(
-    experiences: Sequence[Experience], config: RLConfig, beta: float, reduce: Reduce | None = None
-) -> list[Experience]:
-    """In the trainers: `advantages` (and for `gae` `returns`) [L] of experiences that have none yet.
-
-    With the KL in the reward each sampled token costs `beta`·KL, from old and reference log-probs; `gae` needs values.
-    Groups are whole: no group is split over ranks. `reduce` sums a tensor over all ranks, for whitening.
-    """
-    # A rank without experiences still takes part in the sums over ranks of the estimators that whiten.
-    if all(e.advantages is not None for e in experiences) and (experiences or config.advantage in GROUP_ESTIMATORS):
-        return list(experiences)
-    scores_B, rewards_BT, mask_BT = _scores_and_rewards(experiences, config, beta)
-    if config.advantage in GROUP_ESTIMATORS:
-        return _group_advantages(experiences, config, scores_B, rewards_BT, mask_BT)
-    returns_BT: Tensor | None = None
-    if config.advantage == "reinforce":
-        advantages_BT = reinforce_returns(rewards_BT, mask_BT, config.gamma)
-    elif config.advantage == "reinforce++":
-        advantages_BT = reinforce_plus_plus(rewards_BT, mask_BT, config.gamma, reduce)
-    elif config.advantage == "reinforce++-baseline":
-        groups = [e.group_id for e in experiences]
-        advantages_BT = reinforce_plus_plus_baseline(scores_B, groups, mask_BT, reduce)
-    else:
-        values_BT = _padded([_field(e, "values") for e in experiences])
-        advantages_BT, returns_BT = gae(rewards_BT, values_BT, mask_BT, config.gamma, config.lam)
-    if config.whiten and config.advantage in ("reinforce", "gae"):
-        advantages_BT = whiten(advantages_BT, mask_BT, reduce)
-    return _filled(experiences, advantages_BT, returns_BT)
-
-
-def _scores_and_rewards(
-    experiences: Sequence[Experience], config: RLConfig, beta: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Scores [B], token rewards [B, T] and the mask [B, T] of sampled tokens, less the KL where it is in the reward."""
-    mask_BT = _padded([e.loss_mask for e in experiences])
-    rewards_BT = _padded([_field(e, "rewards") for e in experiences])
-    scores_B = torch.tensor([e.score for e in experiences], dtype=torch.float32)
-    if config.kl_in == "reward" and beta:
-        old, ref = (_padded(widened([_field(e, n) for e in experiences])) for n in ("old_logprobs", "ref_logprobs"))
-        kl = kl_estimate(old, ref, config.kl_kind)
-        penalty_BT = torch.where(mask_BT, beta * (kl if kl.dim() == 2 else kl.sum(-1)), 0.0)
-        rewards_BT, scores_B = rewards_BT - penalty_BT, scores_B - penalty_BT.sum(1)
-    return scores_B, rewards_BT, mask_BT
-
-
-def _group_advantages(
-    experiences: Sequence[Experience], config: RLConfig, scores_B: Tensor, rewards_BT: Tensor, mask_BT: Tensor
-) -> list[Experience]:
-    groups = [e.group_id for e in experiences]
-    if config.advantage == "none":
-        return _filled(experiences, torch.zeros_like(rewards_BT))
-    if config.advantage == "time-index":
-        return _filled(experiences, _per_turn(experiences, rewards_BT, mask_BT, config))
-    if config.advantage == "process":
-        std, eps = config.advantage_std, config.advantage_eps
-        return _filled(experiences, process_relative(rewards_BT, mask_BT, groups, std, eps))
-    if config.advantage == "step-index":
-        normalisation = config.advantage_std, config.advantage_eps, config.step_gamma
-        return _filled(experiences, step_index_relative(rewards_BT, mask_BT, groups, *normalisation))
-    if config.advantage == "group":
-        advantages_B = group_relative(scores_B, groups, config.advantage_std, config.advantage_eps)
-    elif config.advantage == "mean-relative":
-        advantages_B = mean_relative(scores_B, groups)
-    elif config.advantage == "decoupled":
-        advantages_B = decoupled_relative(*_terms(experiences), groups, config.advantage_eps)
-    elif config.advantage == "leave-one-out":
-        advantages_B = leave_one_out(scores_B, groups)
-    else:
-        advantages_B = remax(scores_B, torch.tensor([e.greedy_score for e in experiences], dtype=torch.float32))
-    return _filled(experiences, advantages_B[:, None] * mask_BT)
-
-
-def _terms(experiences: Sequence[Experience]) -> tuple[Tensor, list[float]]:
-    """The values [B, K] and the K weights of the terms of the reward."""
-    weights = [w for _, w in experiences[0].score_terms]
-    for e in experiences:
-        if not e.score_terms or [w for _, w in e.score_terms] != weights:
-            raise ValueError(
-                f"{e.name}: advantage 'decoupled' needs a reward that is a WeightedSum, the same for all rollouts"
-            )
-    return torch.tensor([[value for value, _ in e.score_terms] for e in experiences]), weights
-
-
-def _filled(
-    experiences: Sequence[Experience], advantages_BT: Tensor, returns_BT: Tensor | None = None
-) -> list[Experience]:
-    return [
-        e.replace(
-            advantages=advantages_BT[i, : len(e)].clone(),
-            returns=None if returns_BT is None else returns_BT[i, : len(e)].clone(),
-        )
-        for i, e in enumerate(experiences)
-    ]
-
-
-def mean_advantage(experience: Experience) -> float:
-    """Over the sampled tokens; 0 when there are none."""
-    assert experience.advantages is not None
-    return float(experience.advantages.sum() / experience.loss_mask.sum().clamp(min=1))
-
-
-def _per_turn(experiences: Sequence[Experience], rewards_BT: Tensor, mask_BT: Tensor, config: RLConfig) -> Tensor:
-    """Time-index advantages [B, T]: each segment's rewards summed, compared over the group, given to its tokens."""
-    segments = [e.segment if e.segment is not None else torch.zeros(len(e), dtype=torch.long) for e in experiences]
-    counts_B = torch.tensor([int(s[-1]) + 1 for s in segments])
-    groups = [e.group_id for e in experiences]
-    normalisation = config.advantage_std, config.advantage_eps
-    return time_index_on_tokens(rewards_BT, mask_BT, _padded(segments), counts_B, groups, *normalisation)
-
-
-def _field(e: Experience, name: str) -> Tensor:
-    stream = getattr(e, name)
-    assert stream is not None, f"{name} of {e.name} is not filled in"
-    return stream
-
-
-def _padded(streams: Sequence[Tensor]) -> Tensor:
-    if not streams:  # a rank without experiences still takes part in the sums over ranks
-        return torch.zeros(0, 0)
-    return pad_sequence(list(streams), batch_first=True)
-
-
 def _mapped(score: Score, f: Callable[[float], float]) -> Score:
     segments, tokens = (None if v is None else tuple(map(f, v)) for v in (score.per_segment, score.per_token))
     return replace(score, total=f(score.total), per_segment=segments, per_token=tokens)
@@ -224,3 +72,183 @@ def _mapped(score: Score, f: Callable[[float], float]) -> Score:
 def _shifted(score: Score, by: float) -> Score:
     segments, tokens = ((*v[:-1], v[-1] + by) if v else v for v in (score.per_segment, score.per_token))
     return replace(score, total=score.total + by, per_segment=segments, per_token=tokens)
+
+
+def scored_experiences(batch: RolloutBatch, config: RLConfig) -> list[Experience]:
+    """Return the experiences of a step; their scores, and those of greedy answers, are clipped and normalised
+    together."""
+    scores = [r.score for r in batch.rollouts if r.score]
+    normalized = normalize_scores([*scores, *batch.greedy], config.scores.clip, config.scores.normalize)
+    out = [Experience.from_rollout(r.with_score(s)) for r, s in zip(batch.rollouts, normalized, strict=False)]
+    if not batch.greedy:
+        return out
+    groups = list(dict.fromkeys(e.group_id for e in out))
+    greedy = dict(zip(groups, (s.total for s in normalized[len(scores) :]), strict=True))
+    return [e.replace(greedy_score=greedy[e.group_id]) for e in out]
+
+
+# -- estimators --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class AdvantageInputs:
+    """What an estimator may read: the experiences of whole groups. A KL in the reward is taken off already."""
+
+    experiences: Sequence[Experience]
+    scores_B: Tensor
+    """[B]: the total of each rollout's score."""
+    rewards_BT: Tensor
+    """[B, T]: the score placed on sampled tokens; they sum up to `scores_B` where credit is not finer."""
+    mask_BT: Tensor
+    """[B, T] bool: the sampled tokens."""
+    reduce: Reduce = identity
+    """Sums a tensor over all ranks, for statistics of the whole step."""
+
+    @property
+    def groups(self) -> list[str]:
+        """B labels, equal for rollouts of one prompt."""
+        return [e.group_id for e in self.experiences]
+
+    @cached_property
+    def step_ends_BT(self) -> Tensor:
+        """[B, T] bool: the tokens that end a step, see `Experience.step_ends`."""
+        without = next((e.name for e in self.experiences if e.step_ends is None), None)
+        if without is not None:
+            raise ValueError(
+                f"{without}: this advantage compares steps, but the reward gives credit per token without saying where "
+                "steps end; give Score.step_ends"
+            )
+        return padded([e.step_ends for e in self.experiences if e.step_ends is not None])
+
+    @cached_property
+    def values_BT(self) -> Tensor:
+        """[B, T]: the critic's values."""
+        return padded([_field(e, "values") for e in self.experiences])
+
+    @property
+    def greedy_B(self) -> Tensor:
+        """[B]: the score of the greedy answer to the same prompt."""
+        return torch.tensor([e.greedy_score for e in self.experiences], dtype=torch.float32)
+
+
+Estimator = Callable[[AdvantageInputs, EstimatorConfig], Tensor]
+"""Returns advantages [B], one for all tokens of a rollout, or [B, T]."""
+
+
+def _time_index(x: AdvantageInputs, c: EstimatorConfig) -> Tensor:
+    """Compares a group's streams turn by turn: the steps are the segments of the rollouts."""
+    segments = [e.segment if e.segment is not None else torch.zeros(len(e), dtype=torch.long) for e in x.experiences]
+    counts_B = torch.tensor([int(s[-1]) + 1 for s in segments])
+    return time_index_on_tokens(x.rewards_BT, x.mask_BT, padded(segments), counts_B, x.groups, c.std, c.eps)
+
+
+def _gdpo(x: AdvantageInputs, c: EstimatorConfig) -> Tensor:
+    # A rank without experiences joins the sums over ranks with no rows of one term.
+    weights = [w for _, w in x.experiences[0].score_terms] if x.experiences else [1.0]
+    for e in x.experiences:
+        if not e.score_terms or [w for _, w in e.score_terms] != weights:
+            raise ValueError(
+                f"{e.name}: advantage 'gdpo' needs a reward that is a WeightedSum, the same for all rollouts"
+            )
+    terms = [[value for value, _ in e.score_terms] for e in x.experiences]
+    terms_BK = torch.tensor(terms, dtype=torch.float32).reshape(len(terms), len(weights))
+    return gdpo(terms_BK, weights, x.groups, c.eps, x.reduce)
+
+
+def _reinforce(x: AdvantageInputs, c: EstimatorConfig) -> Tensor:
+    returns_BT = reinforce_returns(x.rewards_BT, x.mask_BT, c.gamma)
+    return whiten(returns_BT, x.mask_BT, x.reduce) if c.whiten else returns_BT
+
+
+def _gae(x: AdvantageInputs, c: EstimatorConfig) -> Tensor:
+    advantages_BT, _ = gae(x.rewards_BT, x.values_BT, x.mask_BT, c.gamma, c.lam)
+    return whiten(advantages_BT, x.mask_BT, x.reduce) if c.whiten else advantages_BT
+
+
+ESTIMATORS: dict[str, Estimator] = {
+    "grpo": lambda x, c: group_relative(x.scores_B, x.groups, c.std, c.eps),
+    "rloo": lambda x, c: rloo(x.scores_B, x.groups),
+    "process": lambda x, c: process_relative(x.rewards_BT, x.mask_BT, x.step_ends_BT, x.groups, c.std, c.eps),
+    "step-index": lambda x, c: step_index_relative(
+        x.rewards_BT, x.mask_BT, x.step_ends_BT, x.groups, c.std, c.eps, c.step_gamma
+    ),
+    "time-index": _time_index,
+    "gae": _gae,
+    "reinforce": _reinforce,
+    "reinforce++": lambda x, c: reinforce_plus_plus(x.rewards_BT, x.mask_BT, c.gamma, x.reduce),
+    "reinforce++-baseline": lambda x, c: reinforce_plus_plus_baseline(x.scores_B, x.groups, x.mask_BT, x.reduce),
+    "none": lambda x, c: torch.zeros_like(x.scores_B),
+    "maxrl": lambda x, c: maxrl(x.scores_B, x.groups),
+    "gdpo": _gdpo,
+    "remax": lambda x, c: remax(x.scores_B, x.greedy_B),
+}
+"""`RLConfig.advantage` by name."""
+SUMS_OVER_RANKS = ("gae", "reinforce", "reinforce++", "reinforce++-baseline", "gdpo")
+"""Estimators whose collective sums a rank without experiences joins, too."""
+
+
+def compute_advantages(
+    experiences: Sequence[Experience], config: RLConfig, beta: float = 0.0, reduce: Reduce = identity
+) -> list[Experience]:
+    """Return experiences with `advantages` [L], 0 on observed tokens, and for `gae` with `returns` [L].
+
+    With the KL in the reward each sampled token costs `beta`·KL, from old and reference log-probs; `gae` needs values.
+    Experiences that all have advantages come back as they are.
+    """
+    if experiences and all(e.advantages is not None for e in experiences):
+        return list(experiences)
+    if not experiences and config.advantage not in SUMS_OVER_RANKS:
+        return []
+    inputs = advantage_inputs(experiences, config, beta, reduce)
+    advantages = _estimator(config.advantage)(inputs, config.estimator)
+    if advantages.dim() == 1:
+        advantages = advantages[:, None] * inputs.mask_BT
+    returns_BT: Tensor | None = None
+    if config.advantage == "gae":
+        options = config.estimator.gamma, config.estimator.lam
+        returns_BT = gae(inputs.rewards_BT, inputs.values_BT, inputs.mask_BT, *options)[1]
+    return [
+        e.replace(
+            advantages=advantages[i, : len(e)].clone(),
+            returns=None if returns_BT is None else returns_BT[i, : len(e)].clone(),
+        )
+        for i, e in enumerate(experiences)
+    ]
+
+
+def advantage_inputs(
+    experiences: Sequence[Experience], config: RLConfig, beta: float, reduce: Reduce = identity
+) -> AdvantageInputs:
+    """Pad the experiences, and charge their rewards for the KL where `config.kl.place` says so."""
+    mask_BT = padded([e.loss_mask for e in experiences])
+    rewards_BT = padded([_field(e, "rewards") for e in experiences])
+    scores_B = torch.tensor([e.score for e in experiences], dtype=torch.float32)
+    if config.kl.place == "reward" and beta:
+        old, ref = (padded(widened([_field(e, n) for e in experiences])) for n in ("old_logprobs", "ref_logprobs"))
+        kl = kl_estimate(old, ref, config.kl.kind)
+        penalty_BT = torch.where(mask_BT, beta * (kl if kl.dim() == 2 else kl.sum(-1)), 0.0)
+        rewards_BT, scores_B = rewards_BT - penalty_BT, scores_B - penalty_BT.sum(1)
+    return AdvantageInputs(experiences, scores_B, rewards_BT, mask_BT, reduce)
+
+
+def _estimator(name: str) -> Estimator:
+    if name in ESTIMATORS:
+        return ESTIMATORS[name]
+    path, _, function = name.rpartition(":")
+    return load_function(path, function, "advantage")
+
+
+def mean_advantage(experience: Experience) -> float:
+    """Return the mean over the sampled tokens; 0 when there are none."""
+    return float(_field(experience, "advantages").sum() / experience.loss_mask.sum().clamp(min=1))
+
+
+def padded(streams: Sequence[Tensor]) -> Tensor:
+    """Return streams [L] or [L, Q] as one tensor [B, T, …]; a rank without experiences has none of both."""
+    return pad_sequence(list(streams), batch_first=True) if streams else torch.zeros(0, 0)
+
+
+def _field(e: Experience, name: str) -> Tensor:
+    stream = getattr(e, name)
+    assert stream is not None, f"{name} of {e.name} is not filled in"
+    return stream

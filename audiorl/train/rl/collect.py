@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import groupby
 from pathlib import Path
+from typing import NamedTuple
 
 from audiorl.config import RLConfig
 from audiorl.data.schedule import batch_of_step
@@ -34,7 +35,7 @@ class RolloutBatch:
     skipped: int = 0
     """Rollouts that were left out because the reward returned None."""
     unfinished: list[UnfinishedGroup] = field(default_factory=list)
-    """Groups that wait for the next step, see `RLConfig.partial_tokens`."""
+    """Groups that wait for the next step, see `GenerationConfig.partial_tokens`."""
 
     @property
     def num_sampled(self) -> int:
@@ -43,9 +44,9 @@ class RolloutBatch:
 
 
 class Collector:
-    """The rollouts of every step of a phase, with `RLConfig.overlap` one step ahead of the trainers.
+    """The rollouts of every step of a phase, with `GenerationConfig.overlap` one step ahead of the trainers.
 
-    unfinished: the groups that wait as the phase goes on from a checkpoint.
+    unfinished: the groups that wait when the phase continues from a checkpoint.
     """
 
     def __init__(
@@ -78,13 +79,13 @@ class Collector:
 
     @contextmanager
     def collect_ahead(self, step: int, stopping: bool) -> Iterator[None]:
-        """Around the update before `step`: with `RLConfig.overlap` collect the rollouts of `step` at the same time.
+        """Around the update before `step`: with `GenerationConfig.overlap` collect the rollouts of `step` meanwhile.
 
         Rollouts are not part of a checkpoint. The step after one is therefore collected after it, with the new weights,
         and a resumed run equals one that went through.
         """
         config = self._config
-        if not config.overlap or stopping or step % config.save_every == 0 or step >= config.steps:
+        if not config.generation.overlap or stopping or step % config.save_every == 0 or step >= config.steps:
             yield
             return
         with self._engine.overlap(partial(self._collect, step)) as rollouts:
@@ -101,28 +102,30 @@ def collect(
     seed: int,
     unfinished: Sequence[UnfinishedGroup] = (),
 ) -> RolloutBatch:
-    """`group_size` answers to each of the prompts that the policy answers, see `RLConfig.sampled_prompts`.
+    """Return `group_size` answers to each of the prompts that the policy answers, see `RLConfig.sampled_prompts`.
 
     With dynamic sampling (DAPO, arXiv 2503.14476) a group whose scores are all equal is dropped, and in up to
     `dynamic_sampling` more rounds other prompts are asked in its place. Groups still missing then stay missing; only
     when no group at all has signal those of the first round are kept, so that a step is never empty. Rollouts that the
     reward skips leave their group; raises ValueError when it skips all of them.
 
-    The groups of `unfinished` are gone on with. With `partial_tokens` the batch holds the groups that have ended, in
-    the order in which they were asked. While none has, the older half of them goes on; the last step ends all.
+    Groups in `unfinished` are continued. With `partial_tokens` the batch holds the groups that have ended, in the order
+    in which they were asked; the last step ends all.
     """
     groups: list[list[Rollout]] = []
     first_round: list[list[Rollout]] = []
     prompts: list[Sample] = [g.request.sample for g in unfinished]
     waiting = list(unfinished)
     dropped = refilled = skipped = 0
-    limit = config.partial_tokens if step + 1 < config.steps else None
+    limit = config.generation.partial_tokens if step + 1 < config.steps else None
     for attempt in range(1 + config.dynamic_sampling):
+        # Groups that wait were asked for by an earlier step, and take no place of this step's prompts.
         missing = config.sampled_prompts + len(unfinished) - len(groups) - len(waiting)
         if attempt:
             used = {s.id for s in prompts}
             unused = [s for s in samples if s.id not in used]
             batch = random.Random(f"{seed}/{step}/refill {attempt}").sample(unused, min(missing, len(unused)))
+            refilled += len(batch)
         else:
             batch = batch_of_step(samples, step, missing, seed)
         if not batch:
@@ -133,22 +136,17 @@ def collect(
             for i, s in enumerate(batch, first)
         ]
         prompts += batch
-        refilled += len(batch) if attempt else 0
-        paused, waiting = ([], waiting) if attempt else (waiting, [])
-        answered: list[list[Rollout]] = []
-        while not answered and (requests or paused):
-            answered, ended, paused = _answered(engine, paused, requests, limit, reward)
-            requests = []
-            skipped += ended - sum(map(len, answered))
-            if answered or attempt:
-                waiting = [*waiting, *paused] if attempt else [*paused, *waiting]
-                break
-            half = -(-len(paused) // 2)
-            paused, waiting = paused[:half], [*paused[half:], *waiting]
-        first_round = first_round or answered
-        with_signal = [g for g in answered if _has_signal(g)] if config.dynamic_sampling else answered
+        if attempt:
+            answers = _answer(engine, [], requests, limit, reward)
+            waiting += answers.paused
+        else:
+            answers = _answer_until_one_ends(engine, unfinished, requests, limit, reward)
+            waiting = answers.paused
+            first_round = answers.groups
+        skipped += answers.skipped
+        with_signal = [g for g in answers.groups if _has_signal(g)] if config.dynamic_sampling else answers.groups
         groups += with_signal
-        dropped += len(answered) - len(with_signal)
+        dropped += len(answers.groups) - len(with_signal)
         if len(groups) >= config.sampled_prompts:
             break
     groups = groups or first_round
@@ -163,17 +161,48 @@ def collect(
     return RolloutBatch([r for group in groups for r in group], greedy, dropped, refilled, skipped, waiting)
 
 
-def _answered(
+class _Answers(NamedTuple):
+    groups: list[list[Rollout]]
+    """The groups that have ended, scored, without the rollouts that the reward skips."""
+    paused: list[UnfinishedGroup]
+    """The groups with answers that have not."""
+    skipped: int
+    """Rollouts that the reward skipped."""
+
+
+def _answer_until_one_ends(
     engine: RolloutEngine,
-    paused: Sequence[UnfinishedGroup],
+    unfinished: Sequence[UnfinishedGroup],
     requests: Sequence[Request],
     limit: int | None,
     reward: Reward,
-) -> tuple[list[list[Rollout]], int, list[UnfinishedGroup]]:
-    """Go on with groups and begin others: those that have ended, scored, their number of rollouts, and those that
-    wait. A reward that waits for something else begins as soon as a group has ended."""
-    requested = [*(group.continuation(limit) for group in paused), *requests]
-    groups = {g.request.group_id: g for g in paused}
+) -> _Answers:
+    """Continue groups and begin others until at least one has ended: a step needs something to train on.
+
+    While none has, the older half of the paused groups is continued and the younger half waits.
+    """
+    continued: Sequence[UnfinishedGroup] = unfinished
+    waiting: list[UnfinishedGroup] = []
+    skipped = 0
+    while True:
+        answers = _answer(engine, continued, requests, limit, reward)
+        skipped += answers.skipped
+        if answers.groups or not answers.paused:
+            return _Answers(answers.groups, [*answers.paused, *waiting], skipped)
+        half = (len(answers.paused) + 1) // 2
+        continued, waiting, requests = answers.paused[:half], [*answers.paused[half:], *waiting], []
+
+
+def _answer(
+    engine: RolloutEngine,
+    continued: Sequence[UnfinishedGroup],
+    requests: Sequence[Request],
+    limit: int | None,
+    reward: Reward,
+) -> _Answers:
+    """Continue groups and begin others. A reward that waits for something else begins as soon as a group has ended."""
+    requested = [*(group.continuation(limit) for group in continued), *requests]
+    groups = {g.request.group_id: g for g in continued}
     groups |= {r.group_id: UnfinishedGroup(replace(r, token_limit=None), ()) for r in requests}
 
     def completed(rollouts: Sequence[Rollout]) -> UnfinishedGroup:
@@ -192,7 +221,9 @@ def _answered(
             rollouts = engine.generate(requested)
         several = [completed(list(group)) for _, group in groupby(rollouts, key=lambda r: r.group_id)]
         whole = [group.rollouts for group in several if group.has_ended]
-        return _scored(reward, whole), sum(map(len, whole)), [g for g in several if not g.has_ended]
+        scored = _scored(reward, whole)
+        skipped = sum(map(len, whole)) - sum(map(len, scored))
+        return _Answers(scored, [g for g in several if not g.has_ended], skipped)
 
 
 def _scored(reward: Reward, groups: Sequence[Sequence[Rollout]]) -> list[list[Rollout]]:

@@ -1,25 +1,32 @@
-"""The critic of PPO with its optimizer: values before an update, their loss in every pack, what a resume needs.
+"""The critic of PPO with its optimizer, in the trainers or in processes of its own.
 
-Shapes: N sampled tokens of a pack.
+It gives values before an update, and learns towards returns.
+
+Shapes: N sampled tokens of a micro-batch.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from audiorl.algos.experience import Experience, PackedBatch
 from audiorl.algos.losses import value_loss
-from audiorl.config import CriticConfig, OptimConfig
+from audiorl.config import CriticConfig, OptimConfig, RLConfig
+from audiorl.distributed.local import changes_worker
 from audiorl.distributed.world import World
+from audiorl.models import AudioPolicy
 from audiorl.models.value import ValueModel
 from audiorl.run.checkpoint import TrainerState, read_shape
-from audiorl.train.batches import gather
-from audiorl.train.checks import check_gradients
-from audiorl.train.optim.steps import optimizer_for
-from audiorl.train.rl.packs import Pack
+from audiorl.run.saving import CheckpointedWorker, CheckpointWriter, ModelFile
+from audiorl.train.batches import fill, gather, idle_batch
+from audiorl.train.checks import check_gradients, read_pass
+from audiorl.train.optim.steps import backward, idle_passes, optimizer_for
+from audiorl.train.rl.minibatch import MicroBatch, MiniBatch, TrainBatch, mini_batches_of, updates_of
 
 
 class Critic:
@@ -46,11 +53,10 @@ class Critic:
             hidden = self.model.trunk.predicting_hidden(batch)
         return self.model.head(hidden)
 
-    def loss(self, pack: Pack, values_N: Tensor | None, with_policy: bool) -> tuple[Tensor, dict[str, Tensor]]:
-        """The value loss of a pack, times `config.coef` where the policy learns on the same trunk, and its metrics."""
-        old_N, returns_N = pack.gather("values"), pack.gather("returns")
-        assert values_N is not None and old_N is not None and returns_N is not None
-        loss, sums = value_loss(values_N, old_N, returns_N, pack.mean_weights_N, self.config.clip)
+    def loss(self, micro: MicroBatch, values: Tensor | None, with_policy: bool) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the value loss, times `config.coef` where the policy learns on the same trunk, and its metrics."""
+        assert values is not None and micro.values is not None and micro.returns is not None
+        loss, sums = value_loss(values, micro.values, micro.returns, micro.mean_weights, self.config.clip)
         metrics = {"critic/loss": loss.detach(), "critic/clip_frac": sums["value_clip_frac"]}
         return self.config.coef * loss if with_policy and self.config.shared else loss, metrics
 
@@ -68,8 +74,7 @@ class Critic:
         """Mean value, and the share of the returns' variance that the values explained before the update."""
         values_N = returns_N = torch.zeros(0)
         if experiences:
-            cpu = torch.device("cpu")
-            values_N, returns_N = (s for n in ("values", "returns") if (s := gather(experiences, n, cpu)) is not None)
+            values_N, returns_N = (s for n in ("values", "returns") if (s := gather(experiences, n)) is not None)
         count, value, variance, residual = _moments(values_N.double(), returns_N.double(), world)
         if not count:
             return {}
@@ -103,3 +108,73 @@ def _moments(values_N: Tensor, returns_N: Tensor, world: World) -> tuple[int, fl
     squares = torch.stack([((returns_N - mean / count) ** 2).sum(), ((error_N - mean_error / count) ** 2).sum()])
     variance, residual = (world.sum(squares) / count).tolist()
     return int(count), value / count, variance, residual
+
+
+class CriticWorker(CheckpointedWorker):
+    """One rank of the critic. Its ranks together do what the critic of one trainer would do.
+
+    `trunk`: the policy as the phase begins, which becomes the critic's own.
+    """
+
+    def __init__(self, trunk: AudioPolicy, config: RLConfig, world: World):
+        self._writer = CheckpointWriter(trunk, world, "trainer-critic")
+        # Clip-Cov and KL-Cov choose tokens for the policy's loss, from advantages that are not here.
+        self._config = replace(config, loss="ppo")
+        self._world = world
+        self.critic = Critic(ValueModel(trunk), config.critic, config.critic.optim, updates_of(config), world)
+
+    def values(self, experiences: Sequence[Experience]) -> list[Tensor]:
+        """Of each experience [L]: the value of the state before each sampled token, 0 on observed tokens."""
+        config = self._config
+        filled = fill(experiences, "values", self.critic.model, config.micro_batch_tokens, config.share_prompts)
+        return [e.values for e in filled if e.values is not None]
+
+    @changes_worker
+    def update(self, batch: TrainBatch) -> dict[str, float]:
+        """`epochs` passes over `mini_batches` updates on experiences with values and returns.
+
+        Returns the metrics critic/*, of the whole step. Raises FloatingPointError before an update that is not finite.
+        """
+        mini_batches = mini_batches_of(batch, self._config, 1, self._world)
+        totals: dict[str, float] = defaultdict(float)
+        for mini_batch in mini_batches * self._config.epochs:
+            for name, value in self._update(mini_batch).items():
+                totals[name] += value
+        updates = len(mini_batches) * self._config.epochs
+        means = {name: value / updates for name, value in totals.items()}
+        return means | self.critic.metrics(batch.experiences, self._world)
+
+    def _update(self, mini_batch: MiniBatch) -> dict[str, float]:
+        critic = self.critic
+        critic.optimizer.zero_grad()
+        sums: dict[str, float] = defaultdict(float)
+        with critic.model.trunk.encode_audio_once():
+            idle = idle_passes(len(mini_batch), self._world, critic.optimizer)
+            for micro in mini_batch.micro_batches(critic.model.trunk.device):
+                loss, metrics = critic.loss(micro, critic.values(micro.batch), with_policy=False)
+                backward(loss, critic.optimizer)
+                for name, number in read_pass(micro.experiences, loss, metrics).items():
+                    sums[name] += number
+            for _ in range(idle):
+                backward(0 * critic.values(idle_batch(critic.model.trunk)).sum(), critic.optimizer)
+        means = self._world.add_up(sums)
+        critic.optimizer.gather_gradients()
+        return means | critic.step()
+
+    def state(self) -> TrainerState:
+        return self.critic.state()
+
+    def load(self, state: Mapping[str, Mapping[str, Tensor]], where: str) -> None:
+        """Whichever processes wrote it. Raises ValueError for a checkpoint of a run without a critic."""
+        if "critic" not in state:
+            raise ValueError(f"{where}: the checkpoint holds no critic; it was written without one")
+        self.critic.load(state, where)
+
+    def close(self) -> None:
+        """After the last update."""
+        self.critic.optimizer.close()
+
+
+def make_critic(start: ModelFile[AudioPolicy], config: RLConfig) -> CriticWorker:
+    """The critic of this process, from the policy that the phase begins with."""
+    return CriticWorker(start.load(), config, World.of_process_group())

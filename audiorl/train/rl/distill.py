@@ -25,7 +25,7 @@ from audiorl.models.examples import Example
 from audiorl.models.policy import Reference
 from audiorl.train.batches import counts
 from audiorl.train.checks import check_finite
-from audiorl.train.rl.packs import Pack
+from audiorl.train.rl.minibatch import MicroBatch
 from audiorl.types import Sample
 
 UNCHANGED = "none"
@@ -222,11 +222,11 @@ class Distillation:
             out.append(e.replace(advantages=advantages))
         return out
 
-    def loss(self, pack: Pack, output: PolicyOutput) -> tuple[Tensor, dict[str, Tensor]]:
-        """The weighted sum of a pack's divergences, and its share of their sum over the mini-batch's tokens."""
-        used_N, divergence_N = self._divergence(pack.experiences, output)
-        loss = (1 - self.reference_share) * self.config.coef * (pack.loss_weights_N[used_N] * divergence_N).sum()
-        return loss, {"distill/divergence": (pack.mean_weights_N[used_N] * divergence_N.detach()).sum()}
+    def loss(self, micro: MicroBatch, output: PolicyOutput) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the weighted sum of a micro-batch's divergences, and its share of their mean over the mini-batch."""
+        used_N, divergence_N = self._divergence(micro.experiences, output)
+        loss = (1 - self.reference_share) * self.config.coef * (micro.loss_weights[used_N] * divergence_N).sum()
+        return loss, {"distill/divergence": (micro.mean_weights[used_N] * divergence_N.detach()).sum()}
 
     def answer_loss(self, answers: Sequence[Experience], output: PolicyOutput) -> Tensor:
         """The sum of the divergences over the tokens of reference answers."""

@@ -1,121 +1,132 @@
-"""The loss of the policy in one pack: surrogate, KL to the reference, entropy bonus.
+"""The loss of the policy in one micro-batch: surrogate, KL to the reference, entropy bonus.
 
 The formulas are in `audiorl.algos`; here `RLConfig` chooses among them.
 
-Shapes: N sampled tokens of a pack, Q codebooks where codec frames are among them.
+Shapes: N sampled tokens of a micro-batch, Q codebooks where codec frames are among them.
 """
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
 
 import torch
 from torch import Tensor
 
 from audiorl.algos.experience import PolicyOutput
+from audiorl.algos.experimental import clip_cov_loss, dppo_loss, gmpo_loss, kl_cov_loss, sapo_loss
 from audiorl.algos.kl import kl_estimate
 from audiorl.algos.losses import (
+    Loss,
+    LossInputs,
     cispo_loss,
-    clip_cov_loss,
-    dppo_loss,
-    engine_correction,
-    gmpo_loss,
     gspo_loss,
-    kl_cov_loss,
     ppo_clip_loss,
     reinforce_loss,
-    sapo_loss,
+    tis_weights,
 )
 from audiorl.config import RLConfig
-from audiorl.train.batches import gather_code_mask, logprobs_by_code, sum_codebooks
-from audiorl.train.rl.packs import Pack
+from audiorl.train.batches import logprobs_by_code, sum_codebooks
+from audiorl.train.rl.minibatch import MicroBatch
+from audiorl.user_files import load_function
 
 
-def policy_loss(pack: Pack, output: PolicyOutput, config: RLConfig, beta: float) -> tuple[Tensor, dict[str, Tensor]]:
-    """The weighted sum over a pack's tokens that `config` asks for, and this pack's share of the mini-batch's metrics.
+def _tokens(x: LossInputs) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    return x.logprobs, x.old_logprobs, x.advantages, x.weights
 
-    Needs advantages and the engine's log-probs; without `old_logprobs` the policy's own, detached (a single update);
-    with `config.kl_in` "loss" and `ref_logprobs` the term `beta`·KL.
+
+LOSSES: dict[str, Callable[[LossInputs, RLConfig], Loss]] = {
+    "ppo": lambda x, c: ppo_clip_loss(*_tokens(x), c.clip_low, c.clip_high, c.loss_options.dual_clip),
+    "gspo": lambda x, c: gspo_loss(*_tokens(x), x.sequence, c.clip_low, c.clip_high),
+    "cispo": lambda x, c: cispo_loss(*_tokens(x), c.loss_options.ratio_cap),
+    "reinforce": lambda x, c: reinforce_loss(*_tokens(x)),
+    "gmpo": lambda x, c: gmpo_loss(*_tokens(x), x.sequence, c.clip_low, c.clip_high),
+    "sapo": lambda x, c: sapo_loss(*_tokens(x), c.loss_options.sapo_positive, c.loss_options.sapo_negative),
+    "dppo-tv": lambda x, c: dppo_loss(*_tokens(x), c.clip_low, c.clip_high, "tv", c.loss_options.ratio_cap),
+    "dppo-kl": lambda x, c: dppo_loss(*_tokens(x), c.clip_low, c.clip_high, "kl", c.loss_options.ratio_cap),
+    "clip-cov": lambda x, c: clip_cov_loss(*_tokens(x), x.chosen, c.clip_low, c.clip_high),
+    "kl-cov": lambda x, c: kl_cov_loss(*_tokens(x), x.chosen, c.loss_options.cov_coef),
+}
+"""`RLConfig.loss` by name."""
+
+
+def policy_loss(
+    micro: MicroBatch, output: PolicyOutput, config: RLConfig, beta: float
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return the weighted sum over a micro-batch's tokens that `config` asks for, and its share of the metrics.
+
+    Needs advantages and the engine's log-probs; without `old_logprobs` takes the policy's own, detached (a single
+    update); with `config.kl.place` "loss" and `ref_logprobs` adds the term `beta`·KL.
     """
-    logprobs = logprobs_by_code(output)
-    weights_N, means_N = pack.loss_weights_N, pack.mean_weights_N
-    old, engine, advantages_N = (pack.gather(n) for n in ("old_logprobs", "engine_logprobs", "advantages"))
-    assert advantages_N is not None and engine is not None
-    old = logprobs.detach() if old is None else old
-    old_N, engine_N = sum_codebooks(old), sum_codebooks(engine)
-    surrogate_weights_N = weights_N
-    if config.engine_cap is not None:
-        surrogate_weights_N = weights_N * engine_correction(old_N, engine_N, config.engine_cap)
-    loss, sums = surrogate(pack, logprobs, old, advantages_N, surrogate_weights_N, config)
+    logprobs, rollout = logprobs_by_code(output), micro.rollout_logprobs
+    assert micro.advantages is not None and rollout is not None
+    old = logprobs.detach() if micro.old_logprobs is None else micro.old_logprobs
+    old_N, rollout_N = sum_codebooks(old), sum_codebooks(rollout)
+    weights = micro.loss_weights
+    if config.tis_cap is not None:  # the engine's distribution is not the trainer's
+        weights = weights * tis_weights(old_N, rollout_N, config.tis_cap)
+    inputs = LossInputs(logprobs, old, micro.advantages, weights, micro.sequence, micro.chosen)
+    loss, sums = surrogate(micro, inputs, config)
     metrics = {
         "policy/loss": loss.detach(),
         "policy/clip_frac": sums["clip_frac"],
         "policy/approx_kl": sums["approx_kl"],
         "policy/ratio": sums["ratio"],
-        "policy/engine_gap": (means_N * (old_N - engine_N).abs()).sum(),
-        **pack.means("policy/entropy", output.entropy.detach()),
+        "policy/logprob_gap": (micro.mean_weights * (old_N - rollout_N).abs()).sum(),
+        **micro.means("policy/entropy", output.entropy.detach()),
     }
-    ref = pack.gather("ref_logprobs")
-    if ref is not None and config.kl_in == "loss":
-        kl = kl_estimate(logprobs, ref, config.kl_kind)
-        loss = loss + beta * (weights_N * sum_codebooks(kl)).sum()
-        metrics |= pack.kl_means(kl.detach())
+    if micro.ref_logprobs is not None and config.kl.place == "loss":
+        kl = kl_estimate(logprobs, micro.ref_logprobs, config.kl.kind)
+        loss = loss + beta * (micro.loss_weights * sum_codebooks(kl)).sum()
+        metrics |= micro.kl_means(kl.detach())
     if config.entropy_coef:
-        loss = loss - config.entropy_coef * (weights_N * output.entropy).sum()
+        loss = loss - config.entropy_coef * (micro.loss_weights * output.entropy).sum()
     return loss, metrics
 
 
-def surrogate(
-    pack: Pack, logprobs: Tensor, old: Tensor, advantages_N: Tensor, weights_N: Tensor, config: RLConfig
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """The policy gradient term over log-probs [N] or [N, Q]. Its metrics are means, whatever the loss's own weights.
+def surrogate(micro: MicroBatch, inputs: LossInputs, config: RLConfig) -> Loss:
+    """Return the policy gradient term; `inputs` hold log-probs [N] or [N, Q]. Its metrics are means over tokens.
 
     With `frame_ratio` "code" every sampled code is an action with the advantage and the weight of its frame.
     """
-    sequence_N, chosen_N = pack.sequence_N, pack.chosen_N
-    loss_weights, means_N = weights_N, pack.mean_weights_N
-    code_mask = gather_code_mask(pack.experiences, torch.device("cpu"))
-    if code_mask is not None and config.frame_ratio == "code":
-        rows, codes = code_mask.nonzero(as_tuple=True)
-        sequence_N = sequence_N[rows]
-        rows, codes = rows.to(logprobs.device), codes.to(logprobs.device)
-        logprobs, old = logprobs[rows, codes], old[rows, codes]
-        advantages_N, loss_weights = advantages_N[rows], weights_N[rows]
-        if config.codebook_weights:
-            loss_weights = loss_weights * _code_weights(pack, config, rows, codes)
-        chosen_N = None if chosen_N is None else chosen_N[rows]
+    options = config.loss_options
+    if micro.code_mask is not None and options.frame_ratio == "code":
+        rows, codes = micro.code_mask.nonzero(as_tuple=True)
+        on_device, codes = rows.to(inputs.logprobs.device), codes.to(inputs.logprobs.device)
+        weights = inputs.weights[on_device]
+        if options.codebook_weights:
+            weights = weights * _code_weights(micro, options.codebook_weights, on_device, codes)
+        inputs = LossInputs(
+            inputs.logprobs[on_device, codes],
+            inputs.old_logprobs[on_device, codes],
+            inputs.advantages[on_device],
+            weights,
+            inputs.sequence[rows],
+            inputs.chosen[on_device],
+        )
     else:
-        logprobs, old = sum_codebooks(logprobs), sum_codebooks(old)
-    clips = config.clip_low, config.clip_high
-    if config.loss in ("gspo", "gmpo"):
-        by_sequence = gspo_loss if config.loss == "gspo" else gmpo_loss
-        loss, sums = by_sequence(logprobs, old, advantages_N, loss_weights, sequence_N, *clips)
-    elif config.loss in ("dppo-tv", "dppo-kl"):
-        divergence: Literal["tv", "kl"] = "tv" if config.loss == "dppo-tv" else "kl"
-        loss, sums = dppo_loss(logprobs, old, advantages_N, loss_weights, *clips, divergence, config.ratio_cap)
-    elif chosen_N is not None and config.loss == "clip-cov":
-        loss, sums = clip_cov_loss(logprobs, old, advantages_N, loss_weights, chosen_N, *clips)
-    elif chosen_N is not None:
-        loss, sums = kl_cov_loss(logprobs, old, advantages_N, loss_weights, chosen_N, config.cov_coef)
-    elif config.loss == "sapo":
-        taus = config.sapo_positive, config.sapo_negative
-        loss, sums = sapo_loss(logprobs, old, advantages_N, loss_weights, *taus)
-    elif config.loss == "cispo":
-        loss, sums = cispo_loss(logprobs, old, advantages_N, loss_weights, config.ratio_cap)
-    elif config.loss == "reinforce":
-        loss, sums = reinforce_loss(logprobs, old, advantages_N, loss_weights)
-    else:
-        loss, sums = ppo_clip_loss(logprobs, old, advantages_N, loss_weights, *clips, config.dual_clip)
-    share = means_N.sum() / loss_weights.sum().clamp_min(torch.finfo(loss_weights.dtype).tiny)
+        logprobs, old = sum_codebooks(inputs.logprobs), sum_codebooks(inputs.old_logprobs)
+        inputs = replace(inputs, logprobs=logprobs, old_logprobs=old)
+    loss, sums = _loss_named(config.loss)(inputs, config)
+    # The loss's sums carry its own weights: this makes means over the mini-batch's tokens of them.
+    share = micro.mean_weights.sum() / inputs.weights.sum().clamp_min(torch.finfo(inputs.weights.dtype).tiny)
     return loss, {name: share * value for name, value in sums.items()}
 
 
-def _code_weights(pack: Pack, config: RLConfig, rows: Tensor, codes: Tensor) -> Tensor:
+@cache
+def _loss_named(name: str) -> Callable[[LossInputs, RLConfig], Loss]:
+    if name in LOSSES:
+        return LOSSES[name]
+    path, _, function = name.rpartition(":")
+    given = load_function(path, function, "loss")
+    return lambda inputs, config: given(inputs)
+
+
+def _code_weights(micro: MicroBatch, by_codebook: tuple[float, ...], rows: Tensor, codes: Tensor) -> Tensor:
     """`codebook_weights` of the entries (row, codebook); 1 for text tokens, which stand in column 0."""
-    count = 0 if pack.frame_counts is None else pack.frame_counts.codebooks
-    if len(config.codebook_weights) != count:
-        raise ValueError(
-            f"codebook_weights has {len(config.codebook_weights)} weights; the model has {count} codebooks"
-        )
-    weights = torch.tensor(config.codebook_weights, device=codes.device)
-    return torch.where(pack.is_frame_N.to(rows.device)[rows], weights[codes], 1.0)
+    count = 0 if micro.frame_counts is None else micro.frame_counts.codebooks
+    if len(by_codebook) != count:
+        raise ValueError(f"codebook_weights has {len(by_codebook)} weights; the model has {count} codebooks")
+    weights = torch.tensor(by_codebook, device=codes.device)
+    return torch.where(micro.is_frame.to(rows.device)[rows], weights[codes], 1.0)

@@ -17,7 +17,7 @@ from audiorl.train.rl.partial import partial_metrics
 def step_metrics(batch: RolloutBatch, step: int, config: RLConfig) -> dict[str, float]:
     """Return the metrics of a step's rollouts: what they scored, how long they are, and how old their weights."""
     out = rollout_metrics(batch, config) | {"rollout/staleness": staleness(batch, step)}
-    if config.partial_tokens is not None:
+    if config.generation.partial_tokens is not None:
         out |= partial_metrics(batch.rollouts, batch.unfinished, step)
     return out
 

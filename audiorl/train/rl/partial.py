@@ -1,8 +1,8 @@
-"""Partial rollouts: answers that a later step goes on with, where the earlier one stopped.
+"""Partial rollouts: answers that a later step continues where the earlier one stopped.
 
-With `RLConfig.partial_tokens` an answer samples at most so many tokens in one step (Kimi k1.5, arXiv 2501.12599,
-section 2.6). A group with an answer that has not ended waits for the next step, which samples the rest with its own
-weights. Tokens keep the log-probs and the version of the weights that sampled them; `engine_cap` corrects each token.
+With `GenerationConfig.partial_tokens` an answer samples at most so many tokens in one step (Kimi k1.5, arXiv
+2501.12599, section 2.6). A group with an answer that has not ended waits for the next step, which samples the rest with
+its own weights. Tokens keep the log-probs and the version of the weights that sampled them; `tis_cap` corrects each.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ def is_paused(rollout: Rollout) -> bool:
 
 
 def check_can_pause(policy: AudioPolicy, samples: Sequence[Sample], config: RLConfig) -> None:
-    """Raise ValueError where `partial_tokens` is set for something else than answers of text."""
-    if config.partial_tokens is None:
+    """Raise ValueError where `partial_tokens` is set for anything but answers of text."""
+    if config.generation.partial_tokens is None:
         return
     if policy.speech is not None:
         raise ValueError("partial_tokens: answers of a model that speaks cannot be paused; leave the option out")

@@ -26,11 +26,11 @@ from audiorl.models import AudioPolicy
 from audiorl.models.policy import Reference
 from audiorl.run.folder import Run
 from audiorl.run.saving import ModelFile
-from audiorl.train.rl.critic_worker import CriticWorker, critic_worker
+from audiorl.train.rl.critic import CriticWorker, make_critic
 from audiorl.train.rl.engines import GroupEngine
-from audiorl.train.rl.packs import in_order
+from audiorl.train.rl.minibatch import TrainBatch, in_order
 from audiorl.train.rl.token_record import TokenNumbers
-from audiorl.train.rl.trainer import TrainBatch, Trainer
+from audiorl.train.rl.trainer import Trainer
 from audiorl.train.rl.workers import (
     Actor,
     ReferenceSource,
@@ -217,9 +217,11 @@ def start_workers(
         references = separate_group(
             "reference", lambda: (make_reference, start(), config, sampling, reference_source())
         )
-    critics = separate_group("critic", lambda: (critic_worker, start(), config))
+    critics = separate_group("critic", lambda: (make_critic, start(), config))
     colocated = engines is not None and current().shares_gpus
-    return Workers(config, trainers, GroupEngine(trainers, engines, config.overlap, colocated), references, critics)
+    return Workers(
+        config, trainers, GroupEngine(trainers, engines, config.generation.overlap, colocated), references, critics
+    )
 
 
 def check_separate_teacher(config: DistillConfig) -> None:

@@ -1,4 +1,4 @@
-"""What a step computes of every sampled token, for recorded rollouts: people look at it, nothing else reads it."""
+"""Per-token diagnostics of recorded rollouts, for the viewer."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from audiorl.algos.experience import Experience, PolicyOutput
 from audiorl.train.batches import counts, sum_codebooks
-from audiorl.train.rl.packs import Pack
+from audiorl.train.rl.minibatch import MicroBatch
 
 TokenNumbers = Mapping[str, Tensor]
 """Of one experience [L] float16 by name, 0 where nothing was sampled.
@@ -28,18 +28,18 @@ class TokenRecord:
         self._experiences = experiences
         self._passes: dict[int, tuple[Tensor, ...]] = {}
 
-    def add(self, pack: Pack, output: PolicyOutput) -> None:
-        """Keep the pack's log-probs and entropies in place of those of an earlier pass."""
+    def add(self, micro: MicroBatch, output: PolicyOutput) -> None:
+        """Keep the micro-batch's log-probs and entropies in place of those of an earlier pass."""
         both_2N = torch.stack([output.logprobs.detach().float(), output.entropy.detach().float()]).cpu()
-        parts = both_2N.split(counts(pack.experiences), dim=1)
-        self._passes |= {id(e): part.unbind(0) for e, part in zip(pack.experiences, parts, strict=True)}
+        parts = both_2N.split(counts(micro.experiences), dim=1)
+        self._passes |= {id(e): part.unbind(0) for e, part in zip(micro.experiences, parts, strict=True)}
 
     def numbers(self) -> list[TokenNumbers]:
         """Those of each experience; no entropies and ratios where there was no pass of the policy."""
         return [self._of(e) for e in self._experiences]
 
     def _of(self, e: Experience) -> TokenNumbers:
-        assert e.advantages is not None and e.engine_logprobs is not None
+        assert e.advantages is not None and e.rollout_logprobs is not None
         out: dict[str, Tensor] = {}
         advantages_N = e.advantages[e.loss_mask]
         if len(advantages_N) and bool((advantages_N != advantages_N[0]).any()):
@@ -47,7 +47,7 @@ class TokenRecord:
         if id(e) in self._passes:
             logprobs_N, entropy_N = self._passes[id(e)]
             out["entropies"] = entropy_N
-            gap_N = logprobs_N - sum_codebooks(e.engine_logprobs[e.loss_mask].float())
+            gap_N = logprobs_N - sum_codebooks(e.rollout_logprobs[e.loss_mask].float())
             out["ratios"] = gap_N.exp().clamp(max=_MOST)
         return {name: _laid_out(values_N, e.loss_mask) for name, values_N in out.items()}
 

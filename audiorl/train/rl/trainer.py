@@ -2,7 +2,7 @@
 
 It serves the whole family: GRPO, RLOO, REINFORCE, REINFORCE++, ReMax, and PPO with a critic.
 
-Shapes: L tokens of an experience, N sampled tokens of a pack, Q codebooks where frames are among them.
+Shapes: L tokens of an experience, N sampled tokens of a micro-batch, Q codebooks where frames are among them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from audiorl.algos.experience import Experience, PackedBatch, PolicyOutput
-from audiorl.algos.kl import FixedKL, HorizonKL, LogSpaceKL, kl_estimate
+from audiorl.algos.kl import KLController, kl_controller, kl_estimate
 from audiorl.algos.losses import token_weights
 from audiorl.algos.packing import micro_batches, pack_experiences
 from audiorl.config import OptimConfig, RLConfig
@@ -25,39 +25,25 @@ from audiorl.distributed.local import changes_worker
 from audiorl.distributed.world import World
 from audiorl.models import AudioPolicy
 from audiorl.models.policy import Reference
-from audiorl.models.value import critic_of
+from audiorl.models.value import make_critic
 from audiorl.run.checkpoint import StatePiece, TrainerState
 from audiorl.train.batches import counts, fill, fill_fields, gather, idle_batch, logprobs_by_code
 from audiorl.train.checks import check_finite, read_pass
 from audiorl.train.optim.adamw import EMA, Optimizer
 from audiorl.train.optim.steps import backward, idle_passes, optimizer_for
-from audiorl.train.rl.advantages import compute_token_advantages, mean_advantage
+from audiorl.train.rl.advantages import compute_advantages, mean_advantage
 from audiorl.train.rl.critic import Critic
 from audiorl.train.rl.distill import Distillation, Teacher, load_teacher
 from audiorl.train.rl.losses import policy_loss
-from audiorl.train.rl.packs import MiniBatch, Pack, frame_counts, is_frame, kl_means, mini_batches_of
+from audiorl.train.rl.minibatch import MicroBatch, MiniBatch, TrainBatch, mean_kl, mini_batches_of, updates_of
 from audiorl.train.rl.token_record import TokenNumbers, TokenRecord
 
 if TYPE_CHECKING:
     from audiorl.train.optim.zero import ZeroOptimizer
 
 State = Mapping[str, Mapping[str, Tensor]]
-Loss = tuple[Tensor, Mapping[str, Tensor]]
+Loss = tuple[Tensor, dict[str, Tensor]]
 """A loss to differentiate, and sums for metrics."""
-
-
-@dataclass(frozen=True, eq=False)
-class TrainBatch:
-    """One rank's part of a step, made by the driver: whole groups, and examples for the supervised term."""
-
-    experiences: Sequence[Experience]
-    supervised: Sequence[Experience] = ()
-    mini_batches: Sequence[int] | None = None
-    """Which mini-batch of the whole step each experience belongs to; None: in order, equally many in each."""
-    answers: Sequence[Experience] = ()
-    """Reference answers, for the off-policy share of distillation."""
-    record_tokens: bool = False
-    """Whether the step's rollouts are recorded, with numbers of every token."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +103,7 @@ class Trainer:
         self.temperature, self.audio_temperature = _temperatures(temperature, audio_temperature)
         self.max_tokens = max_tokens
         self.steps = 0
-        self.kl = _controller(config)
+        self.kl: KLController = kl_controller(config.kl, config.kl_beta)
         self.has_kl = config.kl_beta > 0
         self.reference: Reference | None = None
         distills = config.distill.coef > 0
@@ -130,7 +116,7 @@ class Trainer:
         updates = updates_of(config)
         self.critic: Critic | None = None
         if config.advantage == "gae" and not separate.critic:
-            self.critic = Critic(critic_of(policy, config.critic.shared), config.critic, optim, updates, self.world)
+            self.critic = Critic(make_critic(policy, config.critic.shared), config.critic, optim, updates, self.world)
         self.optimizer = optimizer_for(policy, optim, updates, self.world)
         self.ema = None if config.ema_decay is None else EMA(policy.trainable(), config.ema_decay)
 
@@ -153,30 +139,18 @@ class Trainer:
         if self.distillation is not None:
             both = self.distillation.prepare([*experiences, *answers])
             experiences, answers = both[: len(experiences)], both[len(experiences) :]
-        experiences = compute_token_advantages(experiences, config, self.kl.beta, self.world.sum)
+        experiences = compute_advantages(experiences, config, self.kl.beta, self.world.sum)
         if self.distillation is not None:
             experiences = self.distillation.add_advantages(experiences)
+        batch = replace(batch, experiences=experiences, answers=answers)
         record = TokenRecord(experiences) if batch.record_tokens else None
         totals: dict[str, float] = defaultdict(float)
         mini_batches: list[MiniBatch] = []
         if self._optimizers():
-            mini_batches = mini_batches_of(
-                experiences, batch.mini_batches, config, self.max_tokens, self.world, self.steps
-            )
+            mini_batches = mini_batches_of(batch, config, self.max_tokens, self.world, self.steps)
         for mini_batch in mini_batches * config.epochs:
-            with self._update(mini_batch, batch.supervised, answers, totals) as (packs, sums):
-                for pack in packs:
-                    output = self._forward(pack.batch)
-                    losses: list[Loss] = []
-                    if record is not None and not self.critic_warms_up:
-                        record.add(pack, output)
-                    if not self.critic_warms_up:
-                        losses.append(policy_loss(pack, output, config, self.kl.beta))
-                        if self.distillation is not None and config.distill.loss_kind:
-                            losses.append(self.distillation.loss(pack, output))
-                    if self.critic is not None:
-                        losses.append(self.critic.loss(pack, output.values, with_policy=not self.critic_warms_up))
-                    self._backward(pack, output, losses, sums)
+            for name, value in self._update(mini_batch, batch, record).items():
+                totals[name] += value
         metrics = {name: value / (len(mini_batches) * config.epochs) for name, value in totals.items()}
         metrics |= self._step_metrics(experiences, metrics)
         self.steps += 1
@@ -197,15 +171,15 @@ class Trainer:
         prepared = list(experiences)
         if not prepared:
             return prepared
-        engine = gather(experiences, "engine_logprobs", torch.device("cpu"))
-        assert engine is not None
-        check_finite(experiences, engine, "the engine's log-prob")
+        rollout = gather(experiences, "rollout_logprobs")
+        assert rollout is not None
+        check_finite(experiences, rollout, "the engine's log-prob")
         temperatures = self.temperature, self.audio_temperature
         if self.has_kl and self.reference is not None and _missing(prepared, "ref_logprobs"):
             prepared = with_logprobs(prepared, "ref_logprobs", self.reference, config, *temperatures)
         assert not self.has_kl or not _missing(prepared, "ref_logprobs"), "the reference is a process of its own"
         # With a single update the old policy is the current one: its log-probs come with the loss.
-        needs_old = config.epochs * config.mini_batches > 1 or (config.kl_in == "reward" and self.has_kl)
+        needs_old = config.epochs * config.mini_batches > 1 or (config.kl.place == "reward" and self.has_kl)
         needs_old = needs_old or (self.distillation is not None and config.distill.loss_kind is None)
         needs_old = needs_old and _missing(prepared, "old_logprobs")
         shares_trunk = self.critic is not None and config.critic.shared
@@ -227,54 +201,70 @@ class Trainer:
 
     # -- the update -----------------------------------------------------------------------------------------------
 
-    @contextmanager
-    def _update(
-        self,
-        mini_batch: MiniBatch,
-        supervised: Sequence[Experience],
-        answers: Sequence[Experience],
-        totals: dict[str, float],
-    ) -> Iterator[tuple[Iterator[Pack], dict[str, float]]]:
-        """One optimizer update around the passes of a mini-batch: gives its packs and a place for their metrics.
+    def _update(self, mini_batch: MiniBatch, batch: TrainBatch, record: TokenRecord | None) -> dict[str, float]:
+        """One optimizer update: forward, loss and backward of every micro-batch, all-reduce, step.
 
-        At the end of the block the gradients of all ranks are added up and the optimizers step; the means of the
-        metrics are added to `totals`. When a pass raises nothing steps.
+        Returns metrics as means over the mini-batch and all ranks. When a pass raises nothing steps.
         """
         optimizers = self._optimizers()
         for optimizer in optimizers:
             optimizer.zero_grad()
         sums: dict[str, float] = defaultdict(float)
-        with ExitStack() as stack:
-            for model in {id(m): m for m in (self.policy, self.critic and self.critic.model.trunk) if m}.values():
-                stack.enter_context(model.encode_audio_once())
+        with self._audio_encoded_once():
             # Under ZeRO every rank runs equally many passes: collectives of the layers must line up.
             idle = idle_passes(len(mini_batch), self.world, *optimizers)
-            yield mini_batch.packs(self.policy.device), sums
+            for micro in mini_batch.micro_batches(self.policy.device):
+                output = self._forward(micro.batch)
+                loss, metrics = self._loss(micro, output)
+                backward(loss, *optimizers)
+                if record is not None and not self.critic_warms_up:
+                    record.add(micro, output)
+                for name, number in read_pass(micro.experiences, loss, metrics, logprobs_by_code(output)).items():
+                    sums[name] += number
             for _ in range(idle):
                 output = self._forward(idle_batch(self.policy))
-                backward(
-                    0 * torch.cat([x for x in (output.logprobs, output.values) if x is not None]).sum(), *optimizers
-                )
-            if self.config.ptx_coef and not self.critic_warms_up:
-                sums["ptx/loss"] += self._on_given(supervised, self.config.ptx_coef, _negative_log_likelihood, 1.0)
+                flat = [x for x in (output.logprobs, output.values) if x is not None]
+                backward(0 * torch.cat(flat).sum(), *optimizers)
+            if self.config.ptx.coef and not self.critic_warms_up:
+                sums["ptx/loss"] += self._supervised(batch.supervised, self.config.ptx.coef, negative_log_likelihood)
             if self.distillation is not None and self.distillation.reference_share and not self.critic_warms_up:
                 coef = self.config.distill.coef * self.distillation.reference_share
-                loss = self._on_given(answers, coef, self.distillation.answer_loss, self.temperature)
-                sums["distill/divergence_off_policy"] += loss
-        metrics = self.world.add_up(sums)
+                loss_of = self.distillation.answer_loss
+                off_policy = self._supervised(batch.answers, coef, loss_of, self.temperature)
+                sums["distill/divergence_off_policy"] += off_policy
+        means = self.world.add_up(sums)
         for optimizer in optimizers:
             optimizer.gather_gradients()
         if self.critic is not None:
-            self.critic.check_gradients()
+            self.critic.check_gradients()  # before the policy moves: both step, or neither
         if not self.critic_warms_up:
-            metrics |= self.optimizer.step()
+            means |= self.optimizer.step()
             self.policy.weights_changed()
             if self.ema is not None:
                 self.ema.update()
         if self.critic is not None:
-            metrics |= self.critic.step()
-        for name, value in metrics.items():
-            totals[name] += value
+            means |= self.critic.step()
+        return means
+
+    @contextmanager
+    def _audio_encoded_once(self) -> Iterator[None]:
+        """The policy and the critic's trunk, which may be the same, encode a clip once for all micro-batches."""
+        with ExitStack() as stack:
+            for model in {id(m): m for m in (self.policy, self.critic and self.critic.model.trunk) if m}.values():
+                stack.enter_context(model.encode_audio_once())
+            yield
+
+    def _loss(self, micro: MicroBatch, output: PolicyOutput) -> Loss:
+        """The loss of a micro-batch: the policy's, the divergence from a teacher, the critic's."""
+        losses: list[Loss] = []
+        if not self.critic_warms_up:
+            losses.append(policy_loss(micro, output, self.config, self.kl.beta))
+            if self.distillation is not None and self.config.distill.loss_kind:
+                losses.append(self.distillation.loss(micro, output))
+        if self.critic is not None:
+            losses.append(self.critic.loss(micro, output.values, with_policy=not self.critic_warms_up))
+        total = torch.stack([loss for loss, _ in losses]).sum()
+        return total, {name: value for _, metrics in losses for name, value in metrics.items()}
 
     def _forward(self, batch: PackedBatch) -> PolicyOutput:
         """Log-probs and entropies, and values where there is a critic; only values while the critic warms up."""
@@ -287,27 +277,19 @@ class Trainer:
             output = replace(output, values=self.critic.values(batch))
         return output
 
-    def _backward(self, pack: Pack, output: PolicyOutput, losses: Sequence[Loss], sums: dict[str, float]) -> None:
-        """Add a pack's gradients, and its metrics to `sums`. Nothing steps when one of its numbers is not finite."""
-        total = torch.stack([loss for loss, _ in losses]).sum()
-        backward(total, *self._optimizers())
-        metrics = {name: value for _, of_loss in losses for name, value in of_loss.items()}
-        for name, number in read_pass(pack.experiences, total, metrics, logprobs_by_code(output)).items():
-            sums[name] += number
-
     def _optimizers(self) -> list[Optimizer | ZeroOptimizer]:
         """The optimizers that step in this update."""
         optimizers = [] if self.critic_warms_up else [self.optimizer]
         return optimizers if self.critic is None else [*optimizers, self.critic.optimizer]
 
-    def _on_given(
+    def _supervised(
         self,
         examples: Sequence[Experience],
         coef: float,
         loss_of: Callable[[Sequence[Experience], PolicyOutput], Tensor],
-        temperature: float,
+        temperature: float = 1.0,
     ) -> float:
-        """Add the gradient of coef x `loss_of` given answers, a sum over tokens, divided by their number.
+        """Add the gradient of coef x the mean over the tokens of all ranks' examples of `loss_of`, which is a sum.
 
         Returns this rank's share of that mean.
         """
@@ -315,9 +297,9 @@ class Trainer:
         weight = token_weights(lengths_of_all, "token-mean")[0] if lengths_of_all else 0.0
         optimizers = self._optimizers()
         total = 0.0
-        packs = micro_batches(examples, self.config.micro_batch_tokens, share_prompts=False)
-        idle = idle_passes(len(packs), self.world, *optimizers)
-        for indices in packs:
+        parts = micro_batches(examples, self.config.micro_batch_tokens, share_prompts=False)
+        idle = idle_passes(len(parts), self.world, *optimizers)
+        for indices in parts:
             members = [examples[i] for i in indices]
             output = self.policy.forward(pack_experiences(members, share_prompts=False), temperature)
             loss = weight * loss_of(members, output)
@@ -337,25 +319,15 @@ class Trainer:
         if self.distillation is not None:
             out |= self.distillation.metrics(experiences, metrics)
         if self.has_kl:
-            if self.config.kl_in == "reward":
-                out |= self._mean_kl(experiences)
+            if self.config.kl.place == "reward":  # the KL that the rewards were charged for: of the old policy
+                old, ref = (gather(experiences, n) if experiences else None for n in ("old_logprobs", "ref_logprobs"))
+                kl = None if old is None or ref is None else kl_estimate(old, ref, self.config.kl.kind)
+                out |= mean_kl(kl, experiences, self.world)
             out["kl/beta"] = self.kl.beta
             observed = {**metrics, **out}.get("kl")
             if observed is not None and not self.critic_warms_up:  # the policy has not moved while its critic warms up
                 self.kl = self.kl.update(observed, sum(self.world.gather(len(experiences))))
         return out
-
-    def _mean_kl(self, experiences: Sequence[Experience]) -> dict[str, float]:
-        """The KL that the rewards were charged for: of the old policy, before the update."""
-        lengths_of_all, _ = self.world.gather_list(counts(experiences))
-        frames, sums = frame_counts(experiences, self.world), {}
-        if experiences:
-            old, ref = (gather(experiences, name, torch.device("cpu")) for name in ("old_logprobs", "ref_logprobs"))
-            assert old is not None and ref is not None
-            kl = kl_estimate(old, ref, self.config.kl_kind)
-            weights_N = kl.new_full((len(kl),), 1 / max(sum(lengths_of_all), 1))
-            sums = kl_means(kl, weights_N, is_frame(experiences), frames)
-        return self.world.add_up({name: float(value) for name, value in sums.items()})
 
     # -- state ----------------------------------------------------------------------------------------------------
 
@@ -420,25 +392,13 @@ def with_logprobs(
     return fill(experiences, name, forward, config.micro_batch_tokens, config.share_prompts)
 
 
-def updates_of(config: RLConfig) -> int:
-    """The optimizer updates of a phase."""
-    return config.steps * config.epochs * config.mini_batches
-
-
 def _temperatures(text: float, audio: float | None) -> tuple[float, float]:
     """Of text and of codes, under which log-probs are taken: of greedy answers the model's own."""
     return text or 1.0, (text if audio is None else audio) or 1.0
 
 
-def _controller(config: RLConfig) -> FixedKL | HorizonKL | LogSpaceKL:
-    if config.kl_control == "horizon":
-        return HorizonKL(config.kl_beta, config.kl_target, config.kl_horizon)
-    if config.kl_control == "log-space":
-        return LogSpaceKL(config.kl_beta, config.kl_target, config.kl_gain)
-    return FixedKL(config.kl_beta)
-
-
-def _negative_log_likelihood(examples: Sequence[Experience], output: PolicyOutput) -> Tensor:
+def negative_log_likelihood(examples: Sequence[Experience], output: PolicyOutput) -> Tensor:
+    """Return the sum over the tokens of given answers."""
     return -output.logprobs.sum()
 
 

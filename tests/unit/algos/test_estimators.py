@@ -11,32 +11,28 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from audiorl.algos.advantages import (
-    decoupled_relative,
     gae,
-    leave_one_out,
-    mean_relative,
     reinforce_plus_plus,
     reinforce_plus_plus_baseline,
     reinforce_returns,
-    remax,
+    rloo,
     whiten,
 )
-from audiorl.algos.kl import FixedKL, HorizonKL, LogSpaceKL
-from audiorl.algos.losses import (
-    cispo_loss,
+from audiorl.algos.experimental import (
     clip_cov_loss,
     clip_cov_tokens,
     covariances,
     dppo_loss,
-    engine_correction,
+    gdpo,
     gmpo_loss,
-    gspo_loss,
     kl_cov_loss,
     kl_cov_tokens,
-    ppo_clip_loss,
+    maxrl,
+    remax,
     sapo_loss,
-    value_loss,
 )
+from audiorl.algos.kl import FixedKL, HorizonKL, LogSpaceKL
+from audiorl.algos.losses import cispo_loss, gspo_loss, ppo_clip_loss, tis_weights, value_loss
 
 
 def gae_by_loop(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lam: float) -> Tensor:
@@ -105,24 +101,24 @@ def test_leave_one_out_by_hand() -> None:
     rewards = torch.tensor([1.0, 7.0, 2.0, 6.0, 3.0])
     groups = ["a", "b", "a", "a", "c"]
     # a: 1 - (2+6)/2, 2 - (1+6)/2, 6 - (1+2)/2; b and c are alone
-    torch.testing.assert_close(leave_one_out(rewards, groups), torch.tensor([-3.0, 0.0, -1.5, 4.5, 0.0]))
+    torch.testing.assert_close(rloo(rewards, groups), torch.tensor([-3.0, 0.0, -1.5, 4.5, 0.0]))
     with pytest.raises(ValueError, match=r"rewards of shape \[5\] but 4 group ids"):
-        leave_one_out(rewards, groups[:4])
+        rloo(rewards, groups[:4])
 
 
 def test_mean_relative_by_hand() -> None:
     rewards = torch.tensor([1.0, 0.0, 0.0, 1.0, 0.0, 0.0])
-    advantages = mean_relative(rewards, ["a", "a", "a", "a", "b", "b"])
+    advantages = maxrl(rewards, ["a", "a", "a", "a", "b", "b"])
     torch.testing.assert_close(advantages, torch.tensor([1.0, -1.0, -1.0, 1.0, 0.0, 0.0]))
     with pytest.raises(ValueError, match=r"a reward of -0\.5 is below 0"):
-        mean_relative(torch.tensor([1.0, -0.5]), ["a", "a"])
+        maxrl(torch.tensor([1.0, -0.5]), ["a", "a"])
 
 
 def test_mean_relative_gradient_is_that_of_the_right_answers_alone() -> None:
     """Σ A·logprob / G is the mean log-prob of the right answers less that of all, whose expected gradient is 0."""
     g = torch.Generator().manual_seed(0)
     logprobs, rewards = torch.randn(8, generator=g), torch.tensor([1.0, 0, 0, 1, 0, 0, 0, 1])
-    advantages = mean_relative(rewards, ["a"] * 8)
+    advantages = maxrl(rewards, ["a"] * 8)
     expected = logprobs[rewards == 1].mean() - logprobs.mean()
     torch.testing.assert_close((advantages * logprobs).sum() / 8, expected)
 
@@ -133,10 +129,10 @@ def test_decoupled_relative_by_hand() -> None:
     s = math.sqrt(0.5)  # the unbiased standard deviation of (0, 1)
     sums = [0.5 / s, -0.5 / s, 0.5 / s - 0.5 * 50 / (100 * s), -0.5 / s + 0.5 * 50 / (100 * s)]
     mean, std = sum(sums) / 4, math.sqrt(sum((x - sum(sums) / 4) ** 2 for x in sums) / 3)
-    advantages = decoupled_relative(rewards, [1.0, 0.5], ["a", "a", "b", "b"], eps=1e-7)
+    advantages = gdpo(rewards, [1.0, 0.5], ["a", "a", "b", "b"], eps=1e-7)
     assert advantages.tolist() == pytest.approx([(x - mean) / std for x in sums], abs=1e-6)
     with pytest.raises(ValueError, match="but 1 weights"):
-        decoupled_relative(rewards, [1.0], ["a", "a", "b", "b"])
+        gdpo(rewards, [1.0], ["a", "a", "b", "b"])
 
 
 def test_remax_by_hand() -> None:
@@ -354,4 +350,4 @@ def test_first_update_has_one_gradient_whatever_the_loss() -> None:
 
 def test_engine_correction_by_hand() -> None:
     old, engine = torch.tensor([0.5, 0.2, 0.9]).log(), torch.tensor([0.25, 0.4, 0.1]).log()
-    torch.testing.assert_close(engine_correction(old, engine), torch.tensor([2.0, 0.5, 2.0]))
+    torch.testing.assert_close(tis_weights(old, engine), torch.tensor([2.0, 0.5, 2.0]))

@@ -20,10 +20,11 @@ from torch import Tensor
 from audiorl.algos.experience import Experience, PackedBatch
 from audiorl.algos.kl import kl_estimate
 from audiorl.algos.packing import micro_batches, pack_experiences, shared_groups
-from audiorl.config import RLConfig
-from audiorl.train.batches import counts, fill, frames, gather, gather_code_mask, sum_codebooks, widened
+from audiorl.config import EstimatorConfig, KLConfig, RLConfig
+from audiorl.train.batches import counts, fill, gather, sum_codebooks, widened
 from audiorl.train.checks import check_finite
-from audiorl.train.rl.advantages import compute_token_advantages
+from audiorl.train.rl.advantages import compute_advantages
+from audiorl.train.rl.minibatch import flat_code_mask, is_frame
 from audiorl.types import Rollout, Sample, Score, Segment
 
 H, I, OPEN, F, CLOSE = 1, 2, 3, 9, 4
@@ -54,19 +55,19 @@ def rollout(*segments: Segment, score: Score | None = None, group: str = "g", in
 
 def test_a_spoken_segment_becomes_rows_of_codes() -> None:
     e = Experience.from_rollout(rollout(spoken()))
-    assert e.codes is not None and e.code_mask is not None and e.engine_logprobs is not None
+    assert e.codes is not None and e.code_mask is not None and e.rollout_logprobs is not None
     assert e.ids.tolist() == [7, 8, *IDS.tolist()]
     assert e.loss_mask.int().tolist() == [0, 0, *MASK]
     assert e.codes.tolist() == [[N, N], [N, N], *CODES.tolist()]
     assert torch.equal(e.code_mask[2:], DRAWN) and not e.code_mask[:2].any()
-    assert torch.equal(e.engine_logprobs[2:], LOGPROBS)
+    assert torch.equal(e.rollout_logprobs[2:], LOGPROBS)
 
 
 def test_a_text_segment_beside_a_spoken_one_stands_in_column_0() -> None:
     e = Experience.from_rollout(rollout(written(), spoken((5,))))
-    assert e.codes is not None and e.code_mask is not None and e.engine_logprobs is not None
+    assert e.codes is not None and e.code_mask is not None and e.rollout_logprobs is not None
     assert e.code_mask[:5].tolist() == [[False, False]] * 2 + [[True, False]] * 2 + [[False, False]]
-    assert e.engine_logprobs[:4].tolist() == [[0, 0], [0, 0], [-1, 0], [-2, 0]]
+    assert e.rollout_logprobs[:4].tolist() == [[0, 0], [0, 0], [-1, 0], [-2, 0]]
     assert e.segment is not None and e.segment.tolist() == [0] * 4 + [1] * 10
 
 
@@ -134,14 +135,14 @@ def test_streams_that_speak_do_not_share() -> None:
 
 def test_gather_and_joint() -> None:
     mixed = [Experience.from_rollout(rollout(spoken())), Experience.from_rollout(rollout(written()))]
-    flat = gather(mixed, "engine_logprobs", torch.device("cpu"))
+    flat = gather(mixed, "rollout_logprobs")
     assert flat is not None and flat.shape == (8, 2)
     assert sum_codebooks(flat).tolist() == pytest.approx([-1, -2, -3, -0.1, -0.5, -0.9, -1, -2])
-    spoke = frames(mixed, torch.device("cpu"))
+    spoke = is_frame(mixed)
     assert spoke is not None and spoke.int().tolist() == [0, 0, 0, 1, 1, 1, 0, 0]
-    code_mask = gather_code_mask(mixed, torch.device("cpu"))
+    code_mask = flat_code_mask(mixed)
     assert code_mask is not None and code_mask.sum(1).tolist() == [1, 1, 1, 1, 2, 2, 1, 1]
-    assert frames(mixed[1:], torch.device("cpu")) is None and gather_code_mask(mixed[1:], torch.device("cpu")) is None
+    assert not is_frame(mixed[1:]).any() and flat_code_mask(mixed[1:]) is None
 
 
 def test_fill_keeps_the_columns() -> None:
@@ -167,11 +168,15 @@ def test_a_code_that_is_not_finite_is_named() -> None:
 
 def test_the_kl_in_the_reward_is_the_sum_over_a_frames_codes() -> None:
     e = Experience.from_rollout(rollout(spoken(), score=Score(1.0)))
-    assert e.engine_logprobs is not None and e.code_mask is not None
-    reference = torch.where(e.code_mask, e.engine_logprobs - 0.5, 0.0)
-    filled = e.replace(old_logprobs=e.engine_logprobs, ref_logprobs=reference, values=torch.zeros(len(e)))
-    config = RLConfig(advantage="gae", kl_in="reward", kl_kind="k1", gamma=1.0, lam=0.0, whiten=False)
-    (given,) = compute_token_advantages([filled], config, beta=0.1)
+    assert e.rollout_logprobs is not None and e.code_mask is not None
+    reference = torch.where(e.code_mask, e.rollout_logprobs - 0.5, 0.0)
+    filled = e.replace(old_logprobs=e.rollout_logprobs, ref_logprobs=reference, values=torch.zeros(len(e)))
+    config = RLConfig(
+        advantage="gae",
+        kl=KLConfig(place="reward", kind="k1"),
+        estimator=EstimatorConfig(gamma=1.0, lam=0.0, whiten=False),
+    )
+    (given,) = compute_advantages([filled], config, beta=0.1)
     assert given.advantages is not None
     # k1 is 0.5 for every drawn code; two are drawn in the last two frames
     expected = [0, 0, -0.05, -0.05, -0.05, 0, -0.05, -0.1, -0.1 + 1, 0, 0]
@@ -183,9 +188,12 @@ def test_credit_of_text_beside_frames() -> None:
         Experience.from_rollout(rollout(spoken(), score=Score(1.0))),
         Experience.from_rollout(rollout(written(), score=Score(0.0), index=1)),
     ]
-    filled = [e.replace(old_logprobs=e.engine_logprobs, ref_logprobs=e.engine_logprobs) for e in both]
-    config = RLConfig(advantage="group", kl_in="reward", kl_kind="k1")
-    given = compute_token_advantages(filled, config, beta=0.1)
+    filled = [e.replace(old_logprobs=e.rollout_logprobs, ref_logprobs=e.rollout_logprobs) for e in both]
+    config = RLConfig(
+        advantage="grpo",
+        kl=KLConfig(place="reward", kind="k1"),
+    )
+    given = compute_advantages(filled, config, beta=0.1)
     assert given[0].advantages is not None and given[1].advantages is not None
     assert bool((given[0].advantages[given[0].loss_mask] > 0).all()) and float(given[0].advantages[3 + 2]) == 0
     assert bool((given[1].advantages[given[1].loss_mask] < 0).all())

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from audiorl.algos import advantages, losses, preference
+from audiorl.algos import advantages, experimental, losses
 from audiorl.algos.kl import kl_estimate
 
 N, Q = 3, 3  # equal, so that [N] - [N, Q] would broadcast without an error
 NUMBERED = partial(losses.gspo_loss, sequence=torch.zeros(N, dtype=torch.long))
-GEOMETRIC = partial(losses.gmpo_loss, sequence=torch.zeros(N, dtype=torch.long))
+GEOMETRIC = partial(experimental.gmpo_loss, sequence=torch.zeros(N, dtype=torch.long))
 BINARY = torch.ones(N, dtype=torch.bool)
 
 
@@ -25,23 +25,22 @@ BINARY = torch.ones(N, dtype=torch.bool)
         (losses.ppo_clip_loss, 4),
         (NUMBERED, 4),
         (GEOMETRIC, 4),
-        (losses.sapo_loss, 4),
-        (losses.dppo_loss, 4),
-        (partial(losses.clip_cov_loss, chosen=BINARY), 4),
-        (partial(losses.kl_cov_loss, chosen=BINARY), 4),
-        (losses.covariances, 2),
+        (experimental.sapo_loss, 4),
+        (experimental.dppo_loss, 4),
+        (partial(experimental.clip_cov_loss, chosen=BINARY), 4),
+        (partial(experimental.kl_cov_loss, chosen=BINARY), 4),
+        (experimental.covariances, 2),
         (losses.cispo_loss, 4),
         (losses.reinforce_loss, 4),
-        (losses.engine_correction, 2),
+        (losses.tis_weights, 2),
         (losses.value_loss, 4),
-        (advantages.remax, 2),
+        (experimental.remax, 2),
         (partial(advantages.time_index_relative, group_ids=["a"] * N), 2),
-        (partial(advantages.step_index_relative, group_ids=["a"] * N), 2),
+        (partial(advantages.step_index_relative, group_ids=["a"] * N), 3),
+        (partial(advantages.process_relative, group_ids=["a"] * N), 3),
         (advantages.gae, 3),
         (advantages.reinforce_returns, 2),
         (advantages.whiten, 2),
-        (partial(preference.kto, baseline=torch.zeros(())), 3),
-        (preference.bradley_terry, 3),
     ],
 )
 def test_one_input_of_another_shape_is_refused(function: Callable[..., Any], inputs: int) -> None:
@@ -52,6 +51,6 @@ def test_one_input_of_another_shape_is_refused(function: Callable[..., Any], inp
 
 
 def test_rewards_of_a_group_are_a_vector() -> None:
-    for function in (advantages.group_relative, advantages.leave_one_out):
+    for function in (advantages.group_relative, advantages.rloo):
         with pytest.raises(ValueError, match=r"rewards of shape \[3, 3\]"):
             function(torch.zeros(3, 3), ["a"] * 3)

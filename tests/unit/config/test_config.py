@@ -8,14 +8,19 @@ import pytest
 
 from audiorl.config import (
     CriticConfig,
+    EstimatorConfig,
+    KLConfig,
     LoraConfig,
+    LossOptions,
     ModelConfig,
     OptimConfig,
     PreferenceConfig,
     ProcessRewardConfig,
+    PtxConfig,
     RewardModelConfig,
     RLConfig,
     SamplingConfig,
+    ScoreConfig,
     SFTConfig,
 )
 
@@ -45,16 +50,16 @@ NAN, INF = float("nan"), float("inf")
         (SamplingConfig, "max_batch_tokens", 0),
         (RLConfig, "kl_beta", -0.1),
         (RLConfig, "kl_beta", NAN),
-        (RLConfig, "kl_target", 0.0),
+        (KLConfig, "target", 0.0),
         (RLConfig, "clip_low", -0.2),
         (RLConfig, "clip_high", NAN),
-        (RLConfig, "dual_clip", 1.0),
-        (RLConfig, "ratio_cap", 0.0),
-        (RLConfig, "engine_cap", -2.0),
-        (RLConfig, "gamma", 1.1),
-        (RLConfig, "lam", -0.1),
+        (LossOptions, "dual_clip", 1.0),
+        (LossOptions, "ratio_cap", 0.0),
+        (RLConfig, "tis_cap", -2.0),
+        (EstimatorConfig, "gamma", 1.1),
+        (EstimatorConfig, "lam", -0.1),
         (RLConfig, "entropy_coef", NAN),
-        (RLConfig, "ptx_coef", -1.0),
+        (PtxConfig, "coef", -1.0),
         (RLConfig, "rollouts_every", 0),
         (RLConfig, "eval_every", -1),
         (RLConfig, "micro_batch_tokens", 0),
@@ -75,9 +80,7 @@ def test_a_number_out_of_range_is_refused(kind: type, name: str, value: Any) -> 
         kind(**{name: value})
 
 
-@pytest.mark.parametrize(
-    "advantage", ["group", "mean-relative", "decoupled", "time-index", "leave-one-out", "reinforce++-baseline"]
-)
+@pytest.mark.parametrize("advantage", ["grpo", "maxrl", "gdpo", "time-index", "rloo", "reinforce++-baseline"])
 def test_a_group_of_one_has_no_group_advantage(advantage: Any) -> None:
     with pytest.raises(ValueError, match="group_size must be at least 2"):
         RLConfig(advantage=advantage, group_size=1)
@@ -85,9 +88,18 @@ def test_a_group_of_one_has_no_group_advantage(advantage: Any) -> None:
 
 
 def test_options_that_an_estimator_does_not_read_are_refused() -> None:
-    with pytest.raises(ValueError, match="score_clip and score_normalize do not apply"):
-        RLConfig(advantage="decoupled", score_normalize=True)
-    with pytest.raises(ValueError, match="'mean-relative' compares scores, not token rewards"):
-        RLConfig(advantage="mean-relative", kl_in="reward")
+    with pytest.raises(ValueError, match=r"scores\.clip and scores\.normalize do not apply"):
+        RLConfig(advantage="gdpo", scores=ScoreConfig(normalize=True))
+    with pytest.raises(ValueError, match="'maxrl' compares scores, not token rewards"):
+        RLConfig(advantage="maxrl", kl=KLConfig(place="reward"))
     with pytest.raises(ValueError, match="cov_low 6 must lie below cov_high 5"):
-        RLConfig(loss="clip-cov", cov_low=6)
+        RLConfig(loss="clip-cov", loss_options=LossOptions(cov_low=6))
+
+
+def test_names_that_are_no_estimator_and_no_loss() -> None:
+    """A function of a file is named by its path."""
+    with pytest.raises(ValueError, match=r"advantage 'grop': give one of grpo, rloo, .*, or FILE\.py:FUNCTION"):
+        RLConfig(advantage="grop")
+    with pytest.raises(ValueError, match=r"loss 'clip': give one of ppo, gspo, .*, or FILE\.py:FUNCTION"):
+        RLConfig(**{"loss": "clip"})
+    assert RLConfig(loss="mine.py:loss", advantage="mine.py:advantage").loss == "mine.py:loss"

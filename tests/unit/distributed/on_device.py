@@ -45,6 +45,7 @@ from tests.conftest import Make, make_omni, make_qwen2_audio, make_qwen3_omni, m
 from tests.support.data_trainers import contrasted, pairs_of, referenced
 from tests.support.experiences import batch_of, with_advantage
 from tests.support.pretend_device import pretend_device, register, to_device
+from tests.support.rl import rl_config
 from tests.support.streams import stream
 from tests.support.unified_codec import tiny as tiny_codec
 from tokenizers_audio.batches import decode_all, encode_all
@@ -241,7 +242,7 @@ def test_a_frame_waits_for_the_device_once() -> None:
 def trainer(policy: AudioPolicy, **changes: Any) -> Trainer:
     critic = CriticConfig(shared=changes.pop("shared", False), optim=OptimConfig(lr=1e-3))
     settings = {"steps": 4, "prompts_per_step": 2, "group_size": 3, "kl_beta": 0.04, "critic": critic} | changes
-    return Trainer(policy, RLConfig(**settings), OptimConfig(lr=1e-3), 1.0, 8)
+    return Trainer(policy, rl_config(**settings), OptimConfig(lr=1e-3), 1.0, 8)
 
 
 def same_metrics(host: dict[str, float], device: dict[str, float]) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from audiorl.algos.experience import Experience
 from audiorl.cli import main
-from audiorl.config import CriticConfig, OptimConfig, RLConfig
+from audiorl.config import CriticConfig, GenerationConfig, OptimConfig, RLConfig
 from audiorl.config.distributed import RuntimeConfig, set_current
 from audiorl.distributed.ray_cluster import Cluster, bundles, connected, placements
 from audiorl.distributed.ray_group import RayGroup
@@ -25,9 +25,9 @@ from audiorl.models import AudioPolicy
 from audiorl.run.checkpoint import STATE_FILES
 from audiorl.run.folder import Run
 from audiorl.run.saving import ModelFile
-from audiorl.train.rl import workers
-from audiorl.train.rl.critic_worker import CriticWorker
-from audiorl.train.rl.packs import MiniBatch
+from audiorl.train.rl import processes
+from audiorl.train.rl.critic import CriticWorker
+from audiorl.train.rl.minibatch import MiniBatch
 from audiorl.train.rl.train import train_rl
 from audiorl.types import Rollout, Sample, Score
 from tests.conftest import make_omni
@@ -45,8 +45,8 @@ CONFIG = RLConfig(
     mini_batches=2,
     advantage="gae",
     kl_beta=0.0,
-    engine_cap=2.0,
-    overlap=True,
+    tis_cap=2.0,
+    generation=GenerationConfig(overlap=True),
     save_every=2,
     critic=CriticConfig(warmup_steps=1, optim=OPTIM),
 )
@@ -171,7 +171,7 @@ def test_dead_critics_and_trainers_are_replaced_and_repeat_the_same_updates(
     expected = train(tmp_path / "local", samples, CONFIG)
     set_current(RUNTIME)
     cluster.restarts = 3
-    monkeypatch.setattr(workers, "critic_worker", partial(dying, once=tmp_path))
+    monkeypatch.setattr(processes, "make_critic", partial(dying, once=tmp_path))
     trained = train(tmp_path / "separate", samples, CONFIG, DeadlyToTrainers(cluster))
     assert cluster.restarts == 0 and (tmp_path / "values").exists() and (tmp_path / "update").exists()
     assert_same(trained, expected, 1e-5)
@@ -184,7 +184,7 @@ def test_after_a_refused_update_policy_and_critic_go_on_from_the_same_step(
     expected = train(tmp_path / "local", samples, CONFIG)
     set_current(RUNTIME)
     with monkeypatch.context() as patch:
-        patch.setattr(workers, "critic_worker", refusing)
+        patch.setattr(processes, "make_critic", refusing)
         with pytest.raises(RankError, match=r"critic \d: FloatingPointError: the loss of .* resume it from the last"):
             train(tmp_path / "separate", samples, CONFIG)
     assert [folder.name for folder in (tmp_path / "separate/checkpoints/rl").glob("step_*")] == ["step_000002"]

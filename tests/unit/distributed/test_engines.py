@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from audiorl.algos.experience import Experience
-from audiorl.config import LoraConfig, ModelConfig, OptimConfig, RLConfig
+from audiorl.config import GenerationConfig, LoraConfig, ModelConfig, OptimConfig, RLConfig
 from audiorl.config.distributed import RuntimeConfig, set_current
 from audiorl.distributed.placement import check_engine
 from audiorl.distributed.ray_cluster import Cluster, connected
@@ -87,7 +87,7 @@ def test_overlap_with_a_separate_engine_that_dies_is_overlap_in_one_process(
         train_rl(trained[name], samples, reward, run, config=config, optim=OPTIM, sampling=SAMPLING)
     assert cluster.restarts == RAY.restarts - 2
     assert_same(trained["separate"], trained["local"], 1e-5)
-    for metric in ("rollout/staleness", "reward/mean", "policy/engine_gap", "grad_norm"):
+    for metric in ("rollout/staleness", "reward/mean", "policy/logprob_gap", "grad_norm"):
         one, two = (column(tmp_path / name, metric) for name in trained)
         assert two == pytest.approx(one, abs=1e-5, rel=1e-4), metric
     assert column(tmp_path / "separate", "rollout/staleness") == [0, 1, 1, 0, 1]
@@ -216,7 +216,7 @@ def test_engines_sleep_while_trainers_train_and_wake_to_write(
     cluster: Cluster, samples: list[Sample], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The engine dies between the answers and the greedy answers of the second step: the new one begins asleep."""
-    config = replace(CONFIG, advantage="remax", overlap=False, steps=3)
+    config = replace(CONFIG, advantage="remax", generation=GenerationConfig(overlap=False), steps=3)
     diary = tmp_path / "diary"
 
     def workers(run: Run, phase: str, policy: AudioPolicy, *_: object) -> Workers:
@@ -250,7 +250,10 @@ def test_long_answers_and_rewards_that_wait_are_those_of_one_process(
     cluster: Cluster, samples: list[Sample], tmp_path: Path
 ) -> None:
     """Answers are paused on the engine and gone on with there; an `async def` scores groups as they arrive."""
-    config, trained = replace(CONFIG, steps=4, partial_tokens=3, save_every=2), {}
+    config, trained = (
+        replace(CONFIG, steps=4, generation=GenerationConfig(overlap=True, partial_tokens=3), save_every=2),
+        {},
+    )
     for name, runtime in (("local", RuntimeConfig()), ("ray", RAY)):
         set_current(runtime)
         trained[name] = make_omni(ModelConfig(audio="full"))
@@ -290,7 +293,7 @@ def test_a_separate_reference_that_dies_and_is_not_the_policys_start(
     cluster: Cluster, samples: list[Sample], tmp_path: Path
 ) -> None:
     """As in a second phase that is held to another policy than it begins with."""
-    config = replace(CONFIG, kl_beta=0.5, overlap=False, steps=3)
+    config = replace(CONFIG, kl_beta=0.5, generation=GenerationConfig(overlap=False), steps=3)
     trained, reference = {}, make_omni(ModelConfig(audio="full"), seed=1).reference()
     cluster.restarts = 1
     for name, runtime, reward in (
@@ -327,7 +330,7 @@ def test_a_separate_reference_below_an_adapter(learned: bool, samples: list[Samp
     for e, logprobs in zip(worker.prepare(found), separate.ref_logprobs(found), strict=True):
         assert e.ref_logprobs is not None
         torch.testing.assert_close(logprobs, e.ref_logprobs, atol=1e-6, rtol=0)
-        here = e.engine_logprobs
+        here = e.rollout_logprobs
         assert here is not None and torch.allclose(here, e.ref_logprobs, atol=1e-4) != learned
 
 
@@ -336,7 +339,7 @@ def test_trainers_hold_no_separate_reference() -> None:
     worker = Trainer(make_omni(), config, OPTIM, 1.0, 8, separate=Separate(reference=True))
     assert worker.reference is None and worker.has_kl
     experience = Experience(
-        torch.tensor([3, 4]), torch.tensor([False, True]), prompt_length=1, engine_logprobs=torch.zeros(2)
+        torch.tensor([3, 4]), torch.tensor([False, True]), prompt_length=1, rollout_logprobs=torch.zeros(2)
     )
     with pytest.raises(AssertionError, match="the reference is a process of its own"):
         worker.prepare([experience])
@@ -353,7 +356,7 @@ def test_vllm_writes_with_the_trainers_weights(
 ) -> None:
     """With one update a step the gap is that of the weights that wrote to those that are trained: rounding alone, or
     where a step is written ahead what one update moves."""
-    runtime, config = RuntimeConfig(engine="vllm"), replace(CONFIG, overlap=False, steps=3)
+    runtime, config = RuntimeConfig(engine="vllm"), replace(CONFIG, generation=GenerationConfig(overlap=False), steps=3)
     if where == "separate":
         request.getfixturevalue("cluster")
         runtime, config = replace(RAY, engine="vllm"), replace(CONFIG, steps=4)
@@ -373,7 +376,7 @@ def test_vllm_writes_with_the_trainers_weights(
         assert [{s.policy_version for r in spy.rollouts for s in r.segments} for spy in evaluate.spies] == [{1}, {2}]
     staleness = column(tmp_path / "run", "rollout/staleness")
     assert staleness == ([0, 0, 0] if where == "colocated" else [0, 1, 1, 0])
-    for stale, gap in zip(staleness, column(tmp_path / "run", "policy/engine_gap"), strict=True):
+    for stale, gap in zip(staleness, column(tmp_path / "run", "policy/logprob_gap"), strict=True):
         assert gap > 1e-2 if stale else gap < 1e-4
     assert min(column(tmp_path / "run", "grad_norm")) > 0
 
@@ -383,7 +386,7 @@ def test_vllm_is_sent_the_adapter_alone(
     where: str, samples: list[Sample], tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What the policy has learned reaches the engine: without the last update the gap is a hundred times as large."""
-    config = replace(CONFIG, overlap=where == "overlapped", steps=4)
+    config = replace(CONFIG, generation=GenerationConfig(overlap=where == "overlapped"), steps=4)
     if where != "colocated":
         request.getfixturevalue("cluster")
     runtime = replace(RuntimeConfig() if where == "colocated" else RAY, engine="vllm")
@@ -398,7 +401,7 @@ def test_vllm_is_sent_the_adapter_alone(
     assert engine_lora(ModelFile.save(run, "rl", "start", policy)) == "adapter"
     staleness = column(tmp_path / "run", "rollout/staleness")
     assert staleness == ([0, 1, 1, 0] if where == "overlapped" else [0, 0, 0, 0])
-    for stale, gap in zip(staleness, column(tmp_path / "run", "policy/engine_gap"), strict=True):
+    for stale, gap in zip(staleness, column(tmp_path / "run", "policy/logprob_gap"), strict=True):
         assert gap > 1e-2 if stale else gap < 1e-4
     assert policy.has_fresh_adapter() is False
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from audiorl import cli
 from audiorl.algos.packing import pack_experiences
 from audiorl.audio import AudioClip
-from audiorl.config import ModelConfig, RLConfig, SamplingConfig
+from audiorl.config import ListeningConfig, ModelConfig, SamplingConfig
 from audiorl.data.corpus import Utterance
 from audiorl.data.manifest import read_samples
 from audiorl.data.views import silence, swapped
@@ -29,7 +29,7 @@ from audiorl.models.examples import Example, experience
 from audiorl.models.families import qwen_omni
 from audiorl.protocols import Request
 from audiorl.rollout.hf import HFEngine
-from audiorl.train.rl.listening import check_listening
+from audiorl.train.rl.hooks import check_listening
 from audiorl.types import Message, Sample
 from tests.conftest import TEXTS, ask
 from tests.support.learning import learn
@@ -137,19 +137,21 @@ def test_features_that_are_too_long(
 
 
 def test_the_check_of_a_run(listener: AudioPolicy, questions: list[Sample], capsys: pytest.CaptureFixture[str]) -> None:
-    config = RLConfig(audio_check_every=1, audio_check_prompts=5, audio_check_min=0.1)
+    config = ListeningConfig(every=1, prompts=5, min_gain=0.1)
     engine = HFEngine(listener, SamplingConfig(max_new_tokens=6))
     rollouts = engine.generate([Request(s, 2, seed=1) for s in questions])
-    metrics = check_listening(listener, rollouts, config)
+    metrics = check_listening(listener, rollouts, config, 8192)
     assert metrics["audio/gain_silence"] > 0.1 and not capsys.readouterr().err
-    strict = replace(config, audio_check_min=50.0)
-    check_listening(listener, rollouts, strict)
+    strict = replace(config, min_gain=50.0)
+    check_listening(listener, rollouts, strict, 8192)
     assert "audiorl: the model ignores its audio: the right audio adds" in capsys.readouterr().err
-    with pytest.raises(ValueError, match=r"the model ignores its audio.*less than audio_check_min 50"):
-        check_listening(listener, rollouts, replace(strict, audio_check="stop"))
-    assert "audio/gain_swap" not in check_listening(listener, rollouts[:2], config)  # one prompt: nothing to swap with
+    with pytest.raises(ValueError, match=r"the model ignores its audio.*less than listening\.min_gain 50"):
+        check_listening(listener, rollouts, replace(strict, action="stop"), 8192)
+    assert "audio/gain_swap" not in check_listening(
+        listener, rollouts[:2], config, 8192
+    )  # one prompt: nothing to swap with
     quiet = replace(rollouts[0], sample=replace(questions[0], messages=silent(0, questions)))
-    assert check_listening(listener, [quiet], strict) == {}  # silence in place of silence
+    assert check_listening(listener, [quiet], strict, 8192) == {}  # silence in place of silence
 
 
 def test_the_command(listener: AudioPolicy, questions: list[Sample], tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from audiorl.algos.experience import Experience
 from audiorl.algos.packing import pack_experiences
 from audiorl.config import LoraConfig, ModelConfig, OptimConfig
 from audiorl.models import AudioPolicy, load_policy
-from audiorl.models.value import HEAD_FILE, ValueHead, ValueModel, critic_of, load_value_model
+from audiorl.models.value import HEAD_FILE, ValueHead, ValueModel, load_value_model, make_critic
 from audiorl.train.optim.adamw import Optimizer
 from audiorl.types import Sample
 from tests.conftest import Make, make_text
@@ -33,7 +33,7 @@ def test_a_critic_begins_with_zeros_on_the_policys_states(make_any: Make, sample
     policy = make_any()
     row = pack_experiences(groups_of_three(policy, samples))
     for shared in (True, False):
-        critic = critic_of(policy, shared)
+        critic = make_critic(policy, shared)
         assert (critic.trunk is policy) is shared
         assert torch.equal(critic(row), torch.zeros(int(row.loss_mask.sum())))
         assert torch.equal(critic.trunk.predicting_hidden(row), policy.predicting_hidden(row))
@@ -59,7 +59,7 @@ def test_a_critic_of_its_own_leaves_the_policy_alone(make_policy: Make, samples:
     policy = make_policy(ModelConfig(audio="projector"))
     batch = groups_of_three(policy, samples)
     before = {n: p.clone() for n, p in policy.model.named_parameters()}
-    critic = learned(learned(critic_of(policy, shared=False), batch), batch)  # the first only moves the head
+    critic = learned(learned(make_critic(policy, shared=False), batch), batch)  # the first only moves the head
     assert all(torch.equal(p, before[n]) for n, p in policy.model.named_parameters())
     moved = [n for n, p in critic.trunk.model.named_parameters() if not torch.equal(p, before[n])]
     assert any("proj" in n and "layers" not in n for n in moved) and any("layers.0" in n for n in moved)
@@ -67,7 +67,7 @@ def test_a_critic_of_its_own_leaves_the_policy_alone(make_policy: Make, samples:
 
 def test_a_shared_critic_trains_its_head_alone(make_policy: Make, samples: list[Sample]) -> None:
     policy = make_policy()
-    critic = critic_of(policy, shared=True)
+    critic = make_critic(policy, shared=True)
     assert critic.trainable().keys() == {"value_head.linear.weight", "value_head.linear.bias"}
     assert {id(p) for p in critic.parameters()}.isdisjoint(id(p) for p in policy.parameters())
     before = {n: p.clone() for n, p in policy.model.named_parameters()}
@@ -77,7 +77,7 @@ def test_a_shared_critic_trains_its_head_alone(make_policy: Make, samples: list[
 
 
 def test_the_vocabulary_head_is_trained_only_where_it_is_the_embedding(make_any: Make, samples: list[Sample]) -> None:
-    model = critic_of(make_any(), shared=False)
+    model = make_critic(make_any(), shared=False)
     names = {id(p): n for n, p in model.trunk.trainable().items()}
     head = model.trunk.backbone.head(model.trunk.model).weight
     assert id(head) in names and names[id(head)] not in model.trainable()
@@ -92,7 +92,7 @@ def test_the_vocabulary_head_is_trained_only_where_it_is_the_embedding(make_any:
     reached = [p for n, p in model.trainable().items() if ".layers." in n and "tower" not in n and ".audio_" not in n]
     assert all(p.grad is not None for p in reached)
 
-    tied = critic_of(FAMILIES["qwen3-tied"](), shared=False)
+    tied = make_critic(FAMILIES["qwen3-tied"](), shared=False)
     weight = tied.trunk.backbone.head(tied.trunk.model).weight
     assert any(p is weight for p in tied.trainable().values())
 
@@ -107,11 +107,11 @@ def test_what_is_saved_comes_back(make_any: Make, samples: list[Sample], tmp_pat
 
     policy = fresh()
     row = pack_experiences(batch := groups_of_three(policy, samples))
-    model = learned(critic_of(policy, shared=False), batch)
+    model = learned(make_critic(policy, shared=False), batch)
     learned(model, batch)
     values = model(row)
     model.save(tmp_path / "critic")
-    restored = critic_of(fresh(), shared=False)
+    restored = make_critic(fresh(), shared=False)
     assert not torch.equal(restored(row), values)
     restored.restore(tmp_path / "critic")
     assert torch.equal(restored(row), values)
@@ -121,10 +121,10 @@ def test_what_is_saved_comes_back(make_any: Make, samples: list[Sample], tmp_pat
 def test_a_shared_critics_head_comes_back(samples: list[Sample], tmp_path: Path) -> None:
     policy = make_text()
     batch = groups_of_three(policy, samples)
-    model = learned(critic_of(policy, shared=True), batch)
+    model = learned(make_critic(policy, shared=True), batch)
     model.save(tmp_path / "critic")
     assert load_file(tmp_path / "critic" / HEAD_FILE).keys() == {"linear.weight", "linear.bias"}
-    restored = critic_of(make_text(), shared=True)
+    restored = make_critic(make_text(), shared=True)
     restored.restore(tmp_path / "critic")
     row = pack_experiences(batch)
     assert torch.equal(restored(row), model(row)) and float(model(row).detach().abs().max()) > 0
@@ -132,7 +132,7 @@ def test_a_shared_critics_head_comes_back(samples: list[Sample], tmp_path: Path)
 
 
 def test_a_head_of_another_width_is_refused(tmp_path: Path) -> None:
-    critic_of(make_text(), shared=False).save(tmp_path / "critic")
+    make_critic(make_text(), shared=False).save(tmp_path / "critic")
     narrow = ValueModel(make_text())
     narrow.head = ValueHead(32)
     with pytest.raises(ValueError, match="the head has another shape"):

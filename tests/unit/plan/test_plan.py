@@ -401,7 +401,7 @@ VLLM: dict[str, Any] = {"kind": "ray", "ranks": 4, "engine": "vllm", "engines": 
         (TINY, {"runtime": RuntimeConfig(zero=2)}, "--runtime.zero 2 divides nothing on one trainer GPU"),
         (TINY, {"runtime": RuntimeConfig(fsdp=True)}, "--runtime.fsdp divides nothing on one trainer GPU"),
         (TINY, {"runtime": RuntimeConfig("ray", 9)}, "9 GPUs, which do not fill nodes of --gpus-per-node 8"),
-        (TINY, {"runtime": RuntimeConfig("ray", 2, critics=2)}, "advantage 'group' has no critic"),
+        (TINY, {"runtime": RuntimeConfig("ray", 2, critics=2)}, "advantage 'grpo' has no critic"),
         (TINY, {"runtime": RuntimeConfig(**VLLM), "gpus_per_node": 2}, "an engine lies within a node"),
         (TINY, {"model": ModelConfig(dtype="bfloat16", autocast=True)}, "--model.autocast is for float32 weights"),
         (TINY, {"rl": RLConfig(micro_batch_tokens=700)}, "do not hold a prompt and response of"),

@@ -11,10 +11,7 @@ import pytest
 import torch
 from torch._dynamo.utils import counters
 from torch._inductor import config as inductor_config
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.nn.functional import scaled_dot_product_attention
 
-from audiorl.algos.prompt_attention import PromptAttention
 from audiorl.config import ModelConfig, SamplingConfig
 from audiorl.models import AudioPolicy
 from audiorl.models.families import text
@@ -73,62 +70,6 @@ def cache_tokens(policy: AudioPolicy) -> list[int]:
 
     policy.backbone.decoder(policy.model).register_forward_pre_hook(hook, with_kwargs=True)
     return sizes
-
-
-@pytest.mark.parametrize("on_cpu", [True, False], ids=["two parts", "one softmax"])
-@pytest.mark.parametrize("sizes", [(2, 2, 2), (3, 1, 2)], ids=str)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_attention_is_that_of_prompts_in_every_row(on_cpu: bool, sizes: tuple[int, ...], dtype: torch.dtype) -> None:
-    torch.manual_seed(0)
-    heads, group, width = 2, 3, 8
-    lengths, written = torch.tensor([5, 9, 7]), torch.tensor([4, 2, 3, 1, 4, 2])
-    of_row = torch.tensor([p for p, size in enumerate(sizes) for _ in range(size)])
-    keys, values = (torch.randn(3, heads, 9, width).to(dtype) for _ in range(2))
-    own_keys, own_values = (torch.randn(6, heads, 4, width).to(dtype) for _ in range(2))
-    query = torch.randn(6, heads * group, 1, width).to(dtype)
-    padding, unwritten = torch.arange(9) < 9 - lengths[:, None], torch.arange(4) >= written[:, None]
-    most = max(sizes)
-    slots = places = None
-    if min(sizes) < most:
-        slots, places = torch.zeros(3 * most, dtype=torch.long), torch.zeros(6, dtype=torch.long)
-        for b, p in enumerate(of_row.tolist()):
-            places[b] = p * most + b - sum(sizes[:p])
-            slots[places[b]] = b
-    attention = PromptAttention(
-        [keys],
-        [values],
-        torch.zeros(3, 1, 1, 9, dtype=dtype).masked_fill(padding[:, None, None], -torch.inf),
-        torch.zeros(6, 1, 1, 4, dtype=dtype).masked_fill(unwritten[:, None, None], -torch.inf),
-        slots,
-        places,
-    )
-    if on_cpu:
-        out = attention(0, query, own_keys, own_values, None)
-    else:
-        with patch.object(PromptAttention, "_two_parts", PromptAttention._one_softmax):
-            out = attention(0, query, own_keys, own_values, None)
-    expected = scaled_dot_product_attention(
-        query.float(),
-        torch.cat([keys[of_row], own_keys], 2).float(),
-        torch.cat([values[of_row], own_values], 2).float(),
-        attn_mask=~torch.cat([padding[of_row], unwritten], 1)[:, None, None],
-        enable_gqa=True,
-    )
-    tolerance = 1e-6 if dtype == torch.float32 else 2e-2
-    torch.testing.assert_close(out.float(), expected.transpose(1, 2), atol=tolerance, rtol=0)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_attention_on_a_gpu_has_shapes_that_fit(dtype: torch.dtype) -> None:
-    """Without a GPU: the operators are run for their shapes and types only."""
-    with FakeTensorMode(), torch.device("cuda"):
-        keys, values = (torch.empty(3, 2, 9, 8, dtype=dtype) for _ in range(2))
-        own_keys, own_values = (torch.empty(6, 2, 16, 8, dtype=dtype).narrow(2, 0, 4) for _ in range(2))
-        masks = torch.empty(3, 1, 1, 9, dtype=dtype), torch.empty(6, 1, 1, 4, dtype=dtype)
-        slots, places = torch.empty(9, dtype=torch.long), torch.empty(6, dtype=torch.long)
-        attention = PromptAttention([keys], [values], *masks, slots, places)
-        out = attention(0, torch.empty(6, 6, 1, 8), own_keys, own_values, None)
-    assert out.shape == (6, 1, 6, 8) and out.dtype == dtype and out.is_cuda
 
 
 @pytest.mark.parametrize(

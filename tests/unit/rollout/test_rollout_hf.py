@@ -41,7 +41,7 @@ def decoder_calls(policy: AudioPolicy) -> list[tuple[int, int]]:
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_engine_logprobs_are_the_trainers(policy: AudioPolicy, samples: list[Sample], temperature: float) -> None:
+def test_rollout_logprobs_are_the_trainers(policy: AudioPolicy, samples: list[Sample], temperature: float) -> None:
     rollouts = HFEngine(policy, SamplingConfig(temperature=temperature, max_new_tokens=12)).generate(requests(samples))
     experiences = [Experience.from_rollout(r) for r in rollouts]
     out = policy.forward(pack_experiences(experiences), temperature).logprobs.detach()

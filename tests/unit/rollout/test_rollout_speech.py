@@ -92,7 +92,7 @@ def test_trainer_log_probs_are_the_engines() -> None:
         mixed = [s for r in rollouts if r.sample.id == "b" for s in r.segments if s.codes is not None]
         assert mixed and all(s.codes[0, 0] == -1 and s.code_mask[0, 0] for s in mixed)  # type: ignore[index]
         batch = [Experience.from_rollout(r) for r in rollouts]
-        engine = torch.cat([wide(e.engine_logprobs)[e.loss_mask] for e in batch])
+        engine = torch.cat([wide(e.rollout_logprobs)[e.loss_mask] for e in batch])
         for share in (True, False):
             out = policy.forward(pack_experiences(batch, share), 0.9, audio_temperature=1.2)
             assert out.code_logprobs is not None
@@ -343,7 +343,7 @@ def test_a_batch_of_prompts_with_and_without_voices(codec, speech: list[Utteranc
     assert written(rollouts) == written([r for s in asked for r in run(policy, [s], n=2)])
     batch = [Experience.from_rollout(r) for r in rollouts]
     out = policy.forward(pack_experiences(batch)).code_logprobs
-    engine = torch.cat([wide(e.engine_logprobs)[e.loss_mask] for e in batch])
+    engine = torch.cat([wide(e.rollout_logprobs)[e.loss_mask] for e in batch])
     torch.testing.assert_close(out, engine, atol=1e-5, rtol=0)
     assert rollouts[0].segments[0].prompt_codes is not None and rollouts[2].segments[0].prompt_codes is None
     assert all(r.audio == () for r in rollouts)
@@ -380,7 +380,7 @@ def test_an_interpreter_that_speaks(speech: list[Utterance]) -> None:
     batch = [Experience.from_rollout(r) for r in together]
     out = policy.forward(pack_experiences(batch)).code_logprobs
     assert out is not None
-    engine = torch.cat([wide(e.engine_logprobs)[e.loss_mask] for e in batch])
+    engine = torch.cat([wide(e.rollout_logprobs)[e.loss_mask] for e in batch])
     frames = torch.cat([frame_rows(e)[e.loss_mask] for e in batch])
     torch.testing.assert_close(out.detach()[frames], engine[frames], atol=1e-5, rtol=0)
     assert int(frames.sum()) > 20

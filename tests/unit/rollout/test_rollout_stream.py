@@ -1,10 +1,12 @@
-"""Segmented rollouts: nothing is read ahead, nothing is computed twice, and the trainer sees what the engine saw."""
+"""Segmented rollouts: nothing is read ahead or computed twice, the trainer sees what the engine saw; live streams."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -13,14 +15,17 @@ from audiorl.algos.packing import pack_experiences
 from audiorl.audio import AudioClip
 from audiorl.config import SamplingConfig
 from audiorl.data.corpus import Utterance
-from audiorl.models import AudioPolicy
+from audiorl.models import AudioPolicy, dualize
 from audiorl.models.examples import Example, experience
 from audiorl.protocols import Request
 from audiorl.rollout.hf import HFEngine
+from audiorl.rollout.streams import LiveStream
+from audiorl.tasks.simul.live import Interpreter
 from audiorl.tasks.simul.schedules import Offline, WaitK
-from audiorl.tasks.simul.streams import ChunkConfig, Stream, interpretation_sample
-from audiorl.types import Rollout, Sample
-from tests.support.streams import RATE, stream
+from audiorl.tasks.simul.streams import ChunkConfig, Stream, instruction_sample, interpretation_sample
+from audiorl.types import Rollout, Sample, Turn
+from tests.conftest import make_omni
+from tests.support.streams import RATE, ending_turns, stream
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +63,7 @@ def test_trainer_logprobs_are_the_engines(policy: AudioPolicy, samples: list[Sam
     experiences = [Experience.from_rollout(r) for r in rollouts]
     for shared in (True, False):
         out = policy.forward(pack_experiences(experiences, shared)).logprobs.detach()
-        engine = torch.cat([e.engine_logprobs[e.loss_mask] for e in experiences if e.engine_logprobs is not None])
+        engine = torch.cat([e.rollout_logprobs[e.loss_mask] for e in experiences if e.rollout_logprobs is not None])
         torch.testing.assert_close(out, engine, atol=1e-5, rtol=0)
 
 
@@ -208,3 +213,83 @@ def test_a_supervised_stream_has_the_tokens_of_a_rollout(policy: AudioPolicy, st
     changed = experience(policy, Example(interpretation_sample(other)))
     assert torch.equal(changed.ids, e.ids)
     assert not torch.allclose(policy.forward(pack_experiences([changed])).logprobs.detach(), out)
+
+
+# -- live streams: a history of so many turns is what a stream that began there would have -----------------------------
+
+SAMPLE = instruction_sample("live", "en", "es")
+SAMPLING = SamplingConfig(temperature=1.0, max_new_tokens=4)
+
+
+@pytest.fixture(scope="module")
+def ending() -> AudioPolicy:
+    """Ends some turns with the first token, some later, and has others cut off."""
+    return ending_turns(6.0)
+
+
+def turns(count: int) -> Iterator[Turn]:
+    rng = np.random.default_rng(0)
+    for number in range(count):
+        wav = rng.normal(0, 0.1, 4800).astype(np.float32)
+        yield Turn(AudioClip(array=wav, sample_rate=16_000), 0.3 * (number + 1))
+
+
+@torch.no_grad()
+def first_logprob(policy: AudioPolicy, live: LiveStream) -> float:
+    """Of the last segment's first token, when the instruction and the carried turns are read at once."""
+    rollout = live.rollout
+    parts = [policy.prompt(SAMPLE).ids]
+    for number, (turn, segment) in enumerate(zip(rollout.sample.turns, rollout.segments, strict=True)):
+        parts.append(policy.chunk_ids(turn.audio))
+        if number < len(rollout.segments) - 1:
+            parts += [segment.ids, *([] if segment.stop_reason == "eos" else [torch.tensor([policy.end_id])])]
+    ids = torch.cat(parts)
+    decoder = policy.backbone.decoder(policy.model)
+    embeds = policy.embed(ids, [turn.audio for turn in rollout.sample.turns])
+    hidden = decoder(inputs_embeds=embeds[None]).last_hidden_state[0, -1]
+    logits = policy.backbone.head(policy.model)(hidden)
+    return float(logits.log_softmax(-1)[rollout.segments[-1].ids[0]])
+
+
+@pytest.mark.parametrize("history", [2, 3, 6])
+def test_the_past_is_that_of_a_stream_that_began_there(ending: AudioPolicy, history: int) -> None:
+    live = LiveStream(ending, SAMPLING, SAMPLE, seed=1, history=history)
+    carried, reasons = [], set()
+    for number, turn in enumerate(turns(20), 1):
+        segment = live.observe(turn)
+        reasons.add(segment.stop_reason)
+        carried.append(len(live.rollout.segments))
+        assert len(live.segments) == number and live.segments[-1] is segment
+        if len(segment.ids):
+            assert float(segment.logprobs[0]) == pytest.approx(first_logprob(ending, live), abs=2e-5)
+    assert max(carried) == history and min(carried[history:]) == history // 2 + 1
+    assert reasons == {"eos", "length"}
+    past = live.segments[: -len(live.rollout.segments)]
+    assert past and all(not s.audio for s in past) and all(s.audio for s in live.rollout.segments)
+
+
+def test_a_history_that_is_never_full_changes_nothing(ending: AudioPolicy) -> None:
+    streams = [LiveStream(ending, SAMPLING, SAMPLE, seed=1, history=h) for h in (None, 8)]
+    for turn in turns(8):
+        one, two = (live.observe(turn) for live in streams)
+        assert torch.equal(one.ids, two.ids) and torch.equal(one.logprobs, two.logprobs)
+
+
+def test_turns_do_not_repeat_the_random_numbers_of_forgotten_ones(ending: AudioPolicy) -> None:
+    live = LiveStream(ending, SAMPLING, SAMPLE, seed=1, history=2)
+    keys = set()
+    for turn in turns(12):
+        live.observe(turn)
+        keys.add(live._stream.key().name)
+    assert len(keys) == 12
+
+
+def test_histories_that_cannot_be(ending: AudioPolicy) -> None:
+    with pytest.raises(ValueError, match="history is 1 turns; give at least 2"):
+        LiveStream(ending, SAMPLING, SAMPLE, history=1)
+    with pytest.raises(
+        ValueError, match=r"a history of 1.5 s holds less than two chunks of 0.96 s; give at least 1.92"
+    ):
+        Interpreter(ending, "en", "es", history=1.5)
+    with pytest.raises(ValueError, match="a policy that speaks carries its whole stream"):
+        LiveStream(dualize(make_omni(), 2, 16), SAMPLING, SAMPLE, history=4)

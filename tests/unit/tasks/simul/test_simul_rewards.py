@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from audiorl.algos.advantages import decoupled_relative
 from audiorl.algos.experience import Experience
+from audiorl.algos.experimental import gdpo
 from audiorl.audio import AudioClip
 from audiorl.protocols import Reward
 from audiorl.rewards import StandardisedSum, WeightedSum
@@ -289,7 +289,7 @@ def test_hpo_is_normalised_within_its_group() -> None:
     assert [(s.parts["stream_quality"], s.parts["promptness"]) for s in scores] == [(1, 1), (1, 0.5), (0, 0)]
     assert scores[0].weights == {"stream_quality": 1.0, "promptness": 0.5}
     terms = torch.tensor([[1.0, 1.0], [1.0, 0.5], [0.0, 0.0]])
-    advantages = decoupled_relative(terms, [1.0, 0.5], ["g"] * 3)
+    advantages = gdpo(terms, [1.0, 0.5], ["g"] * 3)
     assert advantages[0] > advantages[1] > 0 > advantages[2]
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from audiorl.config import SamplingConfig
+from audiorl.config import GenerationConfig, SamplingConfig
 from audiorl.eval._phases import Evaluation
 from audiorl.protocols import RolloutEngine
 from audiorl.rewards import WeightedSum
@@ -33,7 +33,7 @@ def test_the_runs_engine_answers_with_the_weights_of_the_step(
     policy = make_omni()
     evaluation = Evaluation(REWARD, samples, SAMPLING.max_new_tokens, metric="even")
     compared = Compared(evaluation.probe(policy))
-    config = replace(EVALUATED, overlap=overlap)
+    config = replace(EVALUATED, generation=GenerationConfig(overlap=overlap))
     run = Run.create(tmp_path / "out", "held out", [], config)
     train_rl(policy, samples, REWARD, run, config=config, optim=OPTIM, sampling=SAMPLING, evaluate=compared)
     assert [{s.policy_version for r in spy.rollouts for s in r.segments} for spy in compared.spies] == [{1}, {2}]

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from audiorl.config import ModelConfig, RLConfig
+from audiorl.config import GenerationConfig, ModelConfig, RLConfig
 from audiorl.errors import Interrupted
 from audiorl.models import AudioPolicy
 from audiorl.rollout.hf import HFEngine
@@ -66,11 +66,11 @@ def test_rollouts_are_one_update_old_but_after_a_checkpoint(samples: list[Sample
     for step, version in enumerate([0, 0, 1, 3, 3], 1):
         lines = (tmp_path / "overlap" / "rollouts" / f"step_{step:06d}.jsonl").read_text().splitlines()
         assert {s["policy_version"] for line in lines for s in json.loads(line)["segments"]} == {version}
-    gaps = column(tmp_path / "overlap", "policy/engine_gap")
+    gaps = column(tmp_path / "overlap", "policy/logprob_gap")
     assert max(gaps[0], gaps[3]) < 1e-5 and min(gaps[1], gaps[2], gaps[4]) > 1e-3
     assert_same(trained, by_hand(samples))
 
-    usual = train(tmp_path / "usual", samples, replace(CONFIG, overlap=False))
+    usual = train(tmp_path / "usual", samples, replace(CONFIG, generation=GenerationConfig(overlap=False)))
     assert column(tmp_path / "usual", "rollout/staleness") == [0] * 5
     with pytest.raises(AssertionError):
         assert_same(usual, trained, tolerance=1e-4)
@@ -113,5 +113,5 @@ def test_it_learns(samples: list[Sample], tmp_path: Path) -> None:
 
 
 def test_without_a_correction_it_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"overlap trains on rollouts of older weights, .*: set engine_cap"):
-        RLConfig(overlap=True)
+    with pytest.raises(ValueError, match=r"overlap trains on tokens of older weights, .*: set tis_cap"):
+        RLConfig(generation=GenerationConfig(overlap=True))

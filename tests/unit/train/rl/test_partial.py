@@ -13,7 +13,7 @@ import torch
 
 from audiorl.algos.experience import Experience
 from audiorl.algos.packing import pack_experiences
-from audiorl.config import RLConfig, SamplingConfig
+from audiorl.config import GenerationConfig, RLConfig, SamplingConfig
 from audiorl.models import AudioPolicy
 from audiorl.protocols import Request
 from audiorl.rollout.hf import HFEngine, token_versions
@@ -27,7 +27,7 @@ from tests.conftest import Make, make_dual_omni, make_omni, make_qwen2_audio, ma
 from tests.support.overlapped_runs import CONFIG, OPTIM, SAMPLING, assert_same, column, even, rows
 from tests.support.streams import stream
 
-PARTIAL = replace(CONFIG, partial_tokens=3, steps=6)
+PARTIAL = replace(CONFIG, generation=GenerationConfig(overlap=True, partial_tokens=3), steps=6)
 
 
 def train(
@@ -104,13 +104,13 @@ def test_each_token_keeps_the_logprob_of_the_weights_that_sampled_it(samples: li
         assert (b.logprobs[:3] - new[:3]).abs().max() > 1e-3
     # And so in the packed row that is trained on, where the ratio to the engine is taken for each token.
     batch = [Experience.from_rollout(r) for r in ended]
-    engine_N = gather(batch, "engine_logprobs", torch.device("cpu"))
+    engine_N = gather(batch, "rollout_logprobs")
     assert engine_N is not None and engine_N.tolist() == [p for r in ended for p in r.segments[0].logprobs.tolist()]
 
 
 def test_groups_wait_and_are_trained_whole(samples: list[Sample], tmp_path: Path) -> None:
     """Answers of 8 tokens at most, 3 in a step: most take three steps, under three versions of the weights."""
-    config = replace(PARTIAL, overlap=False)
+    config = replace(PARTIAL, generation=GenerationConfig(partial_tokens=3))
     train(tmp_path / "out", samples, config)
     out = rows(tmp_path / "out")
     trained = [json.loads(line) for f in sorted((tmp_path / "out/rollouts").iterdir()) for line in f.open()]
@@ -119,23 +119,30 @@ def test_groups_wait_and_are_trained_whole(samples: list[Sample], tmp_path: Path
     assert len(set(groups)) == asked and all(groups.count(g) == config.group_size for g in set(groups))
     assert max(r["rollout/partial"] for r in out) > 0.5 and max(r["rollout/partial_tokens"] for r in out) > 0.1
     assert max(r["rollout/staleness_max"] for r in out) >= 1 and out[-1]["rollout/paused"] == 0
-    assert any(r["rollout/paused"] for r in out) and max(r["policy/engine_gap"] for r in out) > 1e-3
+    assert any(r["rollout/paused"] for r in out) and max(r["policy/logprob_gap"] for r in out) > 1e-3
     lengths = {len(row["segments"][0]["text"]) for row in trained}
     assert len(lengths) > 1
 
 
 @pytest.mark.parametrize("overlap", [False, True])
 def test_nothing_changes_when_nothing_is_cut(overlap: bool, samples: list[Sample], tmp_path: Path) -> None:
-    plain = replace(PARTIAL, overlap=overlap, partial_tokens=None)
+    plain = replace(
+        PARTIAL,
+        generation=GenerationConfig(overlap=overlap, partial_tokens=None),
+    )
     one = train(tmp_path / "plain", samples, plain)
-    other = train(tmp_path / "partial", samples, replace(plain, partial_tokens=SAMPLING.max_new_tokens))
+    other = train(
+        tmp_path / "partial",
+        samples,
+        replace(plain, generation=GenerationConfig(overlap, SAMPLING.max_new_tokens)),
+    )
     assert_same(one, other)
     assert set(column(tmp_path / "partial", "rollout/partial")) == {0}
 
 
 @pytest.mark.parametrize("overlap", [False, True])
 def test_an_interrupted_run_resumes_bit_by_bit(overlap: bool, samples: list[Sample], tmp_path: Path) -> None:
-    config = replace(PARTIAL, overlap=overlap, save_every=2)
+    config = replace(PARTIAL, generation=GenerationConfig(overlap, 3), save_every=2)
     once = train(tmp_path / "once", samples, config)
     assert column(tmp_path / "once", "rollout/paused")[3] > 0, "answers wait over the checkpoint after step 4"
     calls = []
@@ -213,10 +220,10 @@ def test_a_damaged_file_is_named(edit: Any, message: str, samples: list[Sample],
 
 
 def test_what_cannot_be_paused_is_refused(samples: list[Sample], speech: Any, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"partial_tokens trains on tokens of older weights, .*: set engine_cap"):
-        RLConfig(partial_tokens=8)
+    with pytest.raises(ValueError, match=r"partial_tokens trains on tokens of older weights, .*: set tis_cap"):
+        RLConfig(generation=GenerationConfig(partial_tokens=8))
     with pytest.raises(ValueError, match="partial_tokens is 0; it must be at least 1"):
-        RLConfig(partial_tokens=0, engine_cap=2.0)
+        RLConfig(generation=GenerationConfig(partial_tokens=0), tis_cap=2.0)
     with pytest.raises(ValueError, match="is a stream, whose turns are short"):
         train(tmp_path / "stream", [interpretation_sample(stream(speech, 0, 2))] * 2)
     run = Run.create(tmp_path / "speech", "partial", [], PARTIAL)

@@ -47,8 +47,8 @@ def test_numbers_are_those_of_the_last_pass(samples: list[Sample]) -> None:
     start = 0
     for e, of_two, of_one in zip(batch, twice.tokens, first.tokens, strict=True):
         at = slice(start, start := start + e.num_sampled)
-        assert e.engine_logprobs is not None
-        ratios = (after.logprobs[at] - e.engine_logprobs[e.loss_mask]).exp()
+        assert e.rollout_logprobs is not None
+        ratios = (after.logprobs[at] - e.rollout_logprobs[e.loss_mask]).exp()
         assert (ratios - 1).abs().max() > 0.01, "the update has moved the policy"
         torch.testing.assert_close(of_two["ratios"][e.loss_mask].float(), ratios, atol=2e-3, rtol=2e-3)
         torch.testing.assert_close(of_two["entropies"][e.loss_mask].float(), after.entropy[at], atol=2e-2, rtol=1e-2)

@@ -17,10 +17,11 @@ from torch import Tensor
 
 from audiorl.algos.experience import Experience
 from audiorl.algos.kl import KLKind
-from audiorl.config import RLConfig
-from audiorl.train.rl.advantages import compute_token_advantages, mean_advantage, normalize_scores, scored_experiences
+from audiorl.config import EstimatorConfig, RLConfig, ScoreConfig
+from audiorl.train.rl.advantages import compute_advantages, mean_advantage, normalize_scores, scored_experiences
 from audiorl.train.rl.collect import RolloutBatch
 from audiorl.types import Rollout, Sample, Score, Segment
+from tests.support.rl import rl_config
 
 Turns = Sequence[tuple[int, int]]
 A0, A1, B0, B1 = ((2, 1),), ((2, 3),), ((1, 1), (2, 2)), ((1, 2),)
@@ -55,7 +56,7 @@ def filled(batch: Sequence[Experience], name: str, tokens: Sequence[Sequence[flo
 
 def advantages(batch: Sequence[Experience], beta: float = 0.0, **config: object) -> list[list[float]]:
     """On the sampled tokens; elsewhere there must be none."""
-    found = compute_token_advantages(batch, RLConfig(**config), beta)  # type: ignore[arg-type]
+    found = compute_advantages(batch, rl_config(**config), beta)  # type: ignore[arg-type]
     for e, before in zip(found, batch, strict=True):
         assert e.advantages is not None and e.advantages.shape == e.ids.shape
         assert not e.advantages[~e.loss_mask].any()
@@ -80,14 +81,14 @@ def whitened(tokens: Sequence[Sequence[float]]) -> list[list[float]]:
 
 def test_group_relative_by_hand() -> None:
     a, b = 1 / (math.sqrt(2) + 1e-4), 2 / (math.sqrt(8) + 1e-4)
-    assert_close(advantages(step(), advantage="group"), [[a], [-a] * 3, [-b] * 3, [b] * 2])
+    assert_close(advantages(step(), advantage="grpo"), [[a], [-a] * 3, [-b] * 3, [b] * 2])
     assert_close(advantages(step(), advantage_std=False), [[1], [-1] * 3, [-2] * 3, [2] * 2])
     a, b = 1 / (math.sqrt(2) + 1), 2 / (math.sqrt(8) + 1)
     assert_close(advantages(step(), advantage_eps=1.0), [[a], [-a] * 3, [-b] * 3, [b] * 2])
 
 
 def test_leave_one_out_by_hand() -> None:
-    assert_close(advantages(step(), advantage="leave-one-out"), [[2], [-2] * 3, [-4] * 3, [4] * 2])
+    assert_close(advantages(step(), advantage="rloo"), [[2], [-2] * 3, [-4] * 3, [4] * 2])
 
 
 def test_remax_by_hand() -> None:
@@ -122,23 +123,37 @@ def test_gae_by_hand() -> None:
     batch = filled(step(), "values", [[1], [0, 0, 0], [2, 1, 4], [3, 2]])
     # b1: δ 0 + ½·2 - 3 = -2, 4 - 2
     expected = [[2], [1 / 16, 1 / 4, 1], [-1.5 + 0.25 * 0, 1 - 1, -4], [-2 + 0.5, 2]]
-    found = compute_token_advantages(batch, RLConfig(advantage="gae", gamma=0.5, lam=0.5, whiten=False), 0.0)
+    found = compute_advantages(
+        batch,
+        RLConfig(
+            advantage="gae",
+            estimator=EstimatorConfig(gamma=0.5, lam=0.5, whiten=False),
+        ),
+        0.0,
+    )
     assert_close([e.advantages[e.loss_mask].tolist() for e in found], expected)  # type: ignore[index]
     returns = [[3], [1 / 16, 1 / 4, 1], [0.5, 1, 0], [1.5, 4]]
     assert_close([e.returns[e.loss_mask].tolist() for e in found], returns)  # type: ignore[index]
     assert all(not e.returns[~e.loss_mask].any() for e in found)  # type: ignore[index]
-    white = compute_token_advantages(batch, RLConfig(advantage="gae", gamma=0.5, lam=0.5), 0.0)
+    white = compute_advantages(
+        batch,
+        RLConfig(
+            advantage="gae",
+            estimator=EstimatorConfig(gamma=0.5, lam=0.5),
+        ),
+        0.0,
+    )
     assert_close([e.advantages[e.loss_mask].tolist() for e in white], whitened(expected))  # type: ignore[index]
     assert_close([e.returns[e.loss_mask].tolist() for e in white], returns)  # type: ignore[index]
 
 
 def test_only_gae_has_returns() -> None:
-    assert [e.returns for e in compute_token_advantages(step(), RLConfig(), 0.0)] == [None] * 4
+    assert [e.returns for e in compute_advantages(step(), RLConfig(), 0.0)] == [None] * 4
 
 
 def test_the_order_of_experiences_does_not_matter() -> None:
     batch = filled(step(), "values", [[1], [0, 0, 0], [2, 1, 4], [3, 2]])
-    for kind in ("group", "leave-one-out", "reinforce", "reinforce++", "reinforce++-baseline", "gae"):
+    for kind in ("grpo", "rloo", "reinforce", "reinforce++", "reinforce++-baseline", "gae"):
         straight = advantages(batch, advantage=kind)
         mixed = advantages([batch[i] for i in (2, 0, 3, 1)], advantage=kind)
         assert_close([mixed[i] for i in (1, 3, 0, 2)], straight)
@@ -157,7 +172,7 @@ def test_rewards_for_segments_and_tokens_lie_on_their_tokens() -> None:
     whole = laid("b", B0, 1.0)
     assert whole.rewards.tolist() == [0, 0, 0, 0, 0, 1]  # type: ignore[union-attr]
     assert whole.loss_mask.tolist() == [False, True, False, False, True, True]
-    assert whole.engine_logprobs.tolist() == [0, -1, 0, 0, -1, -2]  # type: ignore[union-attr]
+    assert whole.rollout_logprobs.tolist() == [0, -1, 0, 0, -1, -2]  # type: ignore[union-attr]
     assert (whole.prompt_length, whole.score) == (1, 1.0)
     assert Experience.from_rollout(rollout("b", B0, None)).rewards is None
 
@@ -179,7 +194,7 @@ def test_fine_rewards_reach_the_advantages_that_read_tokens() -> None:
     zero = filled(batch, "values", [[0], [0] * 3, [0] * 3, [0] * 2])
     assert_close(advantages(zero, advantage="gae", lam=1.0, whiten=False), expected)
     # those of whole answers see the totals alone
-    assert advantages(batch, advantage="leave-one-out") == advantages(step(), advantage="leave-one-out")
+    assert advantages(batch, advantage="rloo") == advantages(step(), advantage="rloo")
 
 
 # -- the KL in the reward ------------------------------------------------------------------------------------------
@@ -197,7 +212,7 @@ def with_kl() -> list[Experience]:
     ("kind", "expected"),
     [
         # scores 3 - 1, 1 - 2; 0 - 3, 4 + 2
-        ("leave-one-out", [[3], [-3] * 3, [-9] * 3, [9] * 2]),
+        ("rloo", [[3], [-3] * 3, [-9] * 3, [9] * 2]),
         ("remax", [[2], [-1] * 3, [-3] * 3, [6] * 2]),
         ("reinforce", [[2], [-1, -1, 1], [-3, -3, -2], [6, 6]]),
     ],
@@ -210,7 +225,7 @@ def test_the_kl_costs_every_token_and_the_score(kind: str, expected: list[list[f
 def test_the_kl_reaches_every_other_kind() -> None:
     config = {"kl_in": "reward", "kl_kind": "k1"}
     a, b = 1.5 / (math.sqrt(4.5) + 1e-4), 4.5 / (math.sqrt(40.5) + 1e-4)
-    assert_close(advantages(with_kl(), 2.0, advantage="group", **config), [[a], [-a] * 3, [-b] * 3, [b] * 2])
+    assert_close(advantages(with_kl(), 2.0, advantage="grpo", **config), [[a], [-a] * 3, [-b] * 3, [b] * 2])
     assert_close(
         advantages(with_kl(), 2.0, advantage="reinforce++", **config),
         whitened([[2], [-1, -1, 1], [-3, -3, -2], [6, 6]]),
@@ -241,7 +256,7 @@ def test_without_beta_or_in_the_loss_the_kl_costs_no_reward() -> None:
 # -- corners -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["group", "leave-one-out"])
+@pytest.mark.parametrize("kind", ["grpo", "rloo"])
 def test_a_group_of_one_has_no_advantage(kind: str) -> None:
     batch = [*step(), laid("c", ((2, 2),), 7.0)]
     assert_close(advantages(batch, advantage=kind), [*advantages(step(), advantage=kind), [0, 0]])
@@ -253,7 +268,7 @@ def test_a_group_of_one_in_the_whitened_baseline_is_at_the_mean_of_its_group() -
     assert_close(advantages(batch, advantage="reinforce++-baseline"), expected)
 
 
-@pytest.mark.parametrize("kind", ["group", "leave-one-out", "reinforce", "reinforce++", "reinforce++-baseline"])
+@pytest.mark.parametrize("kind", ["grpo", "rloo", "reinforce", "reinforce++", "reinforce++-baseline"])
 def test_constant_rewards_give_no_advantage(kind: str) -> None:
     for score in (0.1, 0.0):
         for own in advantages(step((score,) * 4), advantage=kind):
@@ -265,13 +280,13 @@ def test_an_empty_answer_counts_in_its_group_and_has_no_tokens() -> None:
     empty = laid("c", ((2, 0),), 0.0)
     assert not empty.rewards.any() and not empty.loss_mask.any()  # type: ignore[union-attr]
     batch = [*step(), laid("c", ((2, 2),), 2.0), empty]
-    assert_close(advantages(batch, advantage="leave-one-out")[4:], [[2, 2], []])
+    assert_close(advantages(batch, advantage="rloo")[4:], [[2, 2], []])
     assert_close(
         advantages(batch, advantage="reinforce++")[4:], [*whitened([[3], [1] * 3, [0] * 3, [4] * 2, [2, 2]])[4:], []]
     )
     valued = filled(batch, "values", [[0], [0] * 3, [0] * 3, [0] * 2, [1, 1], []])
     assert_close(advantages(valued, advantage="gae", lam=1.0, whiten=False)[4:], [[1, 1], []])
-    (found,) = compute_token_advantages([empty], RLConfig(advantage="reinforce"), 0.0)
+    (found,) = compute_advantages([empty], RLConfig(advantage="reinforce"), 0.0)
     assert mean_advantage(found) == 0
     assert Experience.from_rollout(rollout("c", ((2, 0),), Score(5.0, per_segment=(5.0,)))).rewards.tolist() == [0, 0]  # type: ignore[union-attr]
 
@@ -328,12 +343,18 @@ def test_an_answer_without_tokens_may_have_empty_fine_values() -> None:
 def test_greedy_scores_are_shaped_with_the_others_and_reach_their_group() -> None:
     answers = [rollout(g, A0, Score(s), i) for g, i, s in (("x", 0, 1.0), ("x", 1, 5.0), ("y", 0, 1.0), ("y", 1, 1.0))]
     found = RolloutBatch(answers, [Score(9.0), Score(-5.0)])
-    batch = scored_experiences(found, RLConfig(advantage="remax", score_clip=5.0))
+    batch = scored_experiences(found, RLConfig(advantage="remax", scores=ScoreConfig(clip=5.0)))
     assert [e.greedy_score for e in batch] == [5, 5, -5, -5]
     assert [e.score for e in batch] == [1, 5, 1, 1]
     # of 1, 5, 1, 1, 5, -5: mean 4/3
     std = math.sqrt((1 + 25 + 1 + 1 + 25 + 25) / 6 - 16 / 9)
-    normal = scored_experiences(found, RLConfig(advantage="remax", score_clip=5.0, score_normalize=True))
+    normal = scored_experiences(
+        found,
+        RLConfig(
+            advantage="remax",
+            scores=ScoreConfig(clip=5.0, normalize=True),
+        ),
+    )
     assert [e.greedy_score for e in normal] == pytest.approx([(x - 4 / 3) / std for x in (5, 5, -5, -5)])
     assert_close(advantages(normal, advantage="remax"), [[-4 / std], [0], [6 / std], [6 / std]])
 
@@ -344,16 +365,16 @@ def test_terms_of_a_sum_are_normalised_one_by_one() -> None:
     weights = {"right": 2.0, "format": 1.0}
     scores = [Score(2.0, parts, weights=weights) for parts in terms]
     batch = [laid("x", A0, score) for score in scores]
-    assert_close(advantages(batch, advantage="group"), [[0], [0]])
+    assert_close(advantages(batch, advantage="grpo"), [[0], [0]])
     s = math.sqrt(0.5)  # (2 - 1)·½/s each, then over the batch
-    assert_close(advantages(batch, advantage="decoupled", advantage_eps=1e-8), [[s], [-s]])
+    assert_close(advantages(batch, advantage="gdpo", advantage_eps=1e-8), [[s], [-s]])
     with pytest.raises(ValueError, match="needs a reward that is a WeightedSum"):
-        advantages([*batch, laid("x", A0, 1.0)], advantage="decoupled")
+        advantages([*batch, laid("x", A0, 1.0)], advantage="gdpo")
 
 
 def test_shaped_scores_become_the_rewards() -> None:
     found = RolloutBatch([rollout("x", B0, Score(1.0, per_segment=(3.0, -2.0))), rollout("x", B1, Score(-1.0), 1)], [])
-    first, second = scored_experiences(found, RLConfig(score_clip=2.0))
+    first, second = scored_experiences(found, RLConfig(scores=ScoreConfig(clip=2.0)))
     assert first.rewards.tolist() == [0, 2, 0, 0, 0, -2] and second.rewards.tolist() == [0, 0, -1]  # type: ignore[union-attr]
 
 
@@ -380,5 +401,5 @@ def test_whitening_sums_over_ranks() -> None:
         seen.append(x)
         return x
 
-    compute_token_advantages(step(), RLConfig(advantage="reinforce++"), 0.0, reduce)
+    compute_advantages(step(), RLConfig(advantage="reinforce++"), 0.0, reduce)
     assert seen[0].tolist() == [9, 3 + 3 + 8] and len(seen) == 2

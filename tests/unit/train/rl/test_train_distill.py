@@ -40,6 +40,7 @@ from audiorl.types import Rollout, Sample, Score, Turn
 from tests.conftest import TEXTS, make_omni
 from tests.support.experiences import batch_of, with_advantage
 from tests.support.grafts import save_llm, save_whisper
+from tests.support.rl import rl_config
 from tests.support.trainer_steps import gradients
 
 TEMPERATURE = 0.7
@@ -183,7 +184,7 @@ def test_mixed_with_an_estimator_the_gradients_add_up(spoken: list[Sample]) -> N
 
     def gradient(coef: float, **options: Any) -> dict[str, Tensor]:
         policy = make_omni()
-        trainer = learner(policy, {"coef": coef}, **({"advantage": "group"} | options))
+        trainer = learner(policy, {"coef": coef}, **({"advantage": "grpo"} | options))
         disturb(policy)
         step(trainer, batch(policy, spoken))
         return gradients(policy)
@@ -224,7 +225,7 @@ def test_training_brings_the_policy_to_its_teacher(spoken: list[Sample]) -> None
 # -- the advantage -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("advantage", ["none", "group"])
+@pytest.mark.parametrize("advantage", ["none", "grpo"])
 def test_sampled_adds_the_log_ratio_to_each_advantage(spoken: list[Sample], advantage: str) -> None:
     policy, teacher = make_omni(), make_omni()
     trainer = learner(policy, {"divergence": "sampled", "coef": 0.5}, advantage=advantage)
@@ -495,13 +496,13 @@ def test_options_out_of_range(options: dict[str, Any], message: str) -> None:
         ),
         (
             {"distill": DistillConfig(coef=1.0), "advantage": "none", "kl_in": "reward"},
-            "advantage 'none' reads no rewards: set kl_in 'loss'",
+            "advantage 'none' reads no rewards: set kl.place 'loss'",
         ),
     ],
 )
 def test_options_that_do_not_go_together(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        RLConfig(**options)
+        rl_config(**options)
     RLConfig(distill=DistillConfig(coef=1.0))  # the KL under the audio, distillation under the transcript
 
 

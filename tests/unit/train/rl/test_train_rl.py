@@ -16,7 +16,7 @@ from torch import Tensor
 from audiorl.algos.experience import Experience
 from audiorl.algos.packing import micro_batches, pack_experiences
 from audiorl.audio import AudioClip
-from audiorl.config import CriticConfig, ModelConfig, OptimConfig, RLConfig, SamplingConfig
+from audiorl.config import CriticConfig, ModelConfig, OptimConfig, PtxConfig, RLConfig, SamplingConfig
 from audiorl.models import AudioPolicy
 from audiorl.models.audio_encoder import log_mel
 from audiorl.models.examples import Example, experience
@@ -25,7 +25,7 @@ from audiorl.rollout.hf import HFEngine
 from audiorl.run.checkpoint import load_checkpoint, save_checkpoint
 from audiorl.run.folder import Run
 from audiorl.train.optim.adamw import EMA
-from audiorl.train.rl.advantages import compute_token_advantages
+from audiorl.train.rl.advantages import compute_advantages
 from audiorl.train.rl.train import train_rl
 from audiorl.train.rl.trainer import TrainBatch, Trainer
 from audiorl.types import Sample, Score
@@ -33,6 +33,7 @@ from tests.conftest import make_omni
 from tests.support.experiences import LENGTHS, SCORES, batch_of, logprobs, values, with_advantage
 from tests.support.gradients import gradients_of
 from tests.support.packing import with_audio
+from tests.support.rl import rl_config
 from tests.support.trainer_steps import gradients
 
 Make = Callable[..., AudioPolicy]
@@ -56,7 +57,7 @@ def worker(
     critic = critic or CriticConfig(optim=OptimConfig(lr=1e-3, max_grad_norm=1e9))
     settings = {"steps": 4, "prompts_per_step": 2, "group_size": 3, "kl_beta": 0.0, "critic": critic} | config
     optim = OptimConfig(lr=lr, max_grad_norm=1e9, warmup_steps=warmup)
-    return Trainer(policy, RLConfig(**settings), optim, 1.0, TOKENS)  # type: ignore[arg-type]
+    return Trainer(policy, rl_config(**settings), optim, 1.0, TOKENS)  # type: ignore[arg-type]
 
 
 def ppo(policy: AudioPolicy, shared: bool = False, head: float = 0.05, **config: object) -> Trainer:
@@ -126,7 +127,7 @@ def test_a_step_with_everything_in_it_does_not_depend_on_the_cut(samples: list[S
             kl_kind="k1",
             entropy_coef=0.01,
             ptx_coef=0.3,
-            engine_cap=1.05,
+            tis_cap=1.05,
             micro_batch_tokens=budget,
             share_prompts=share,
         )
@@ -304,7 +305,7 @@ def test_the_value_loss_in_float64(samples: list[Sample], shared: bool) -> None:
     policy = make_omni()
     learner = ppo(policy, shared, lam=0.9, gamma=0.95)
     raw = batch_of(policy, samples)
-    batch = compute_token_advantages(learner.prepare(raw), learner.config, 0.0)
+    batch = compute_advantages(learner.prepare(raw), learner.config, 0.0)
     assert learner.critic is not None
     disturb(learner.critic.model.head.parameters(), 0.03)
     total, clipped, n = 0.0, 0, 0
@@ -386,7 +387,7 @@ def test_the_critic_hears_the_right_audio(make_policy: Make, samples: list[Sampl
 
 
 @pytest.mark.parametrize(
-    ("advantage", "loss"), [("gae", "clip"), ("leave-one-out", "reinforce"), ("reinforce++-baseline", "clip")]
+    ("advantage", "loss"), [("gae", "ppo"), ("rloo", "reinforce"), ("reinforce++-baseline", "ppo")]
 )
 def test_a_toy_reward_rises(samples: list[Sample], advantage: str, loss: str) -> None:
     """The share of even token ids: PPO, RLOO and REINFORCE++-baseline move it in twenty steps."""
@@ -441,9 +442,7 @@ def test_the_controller_follows_the_kl_that_is_logged(samples: list[Sample], whe
 
 def test_the_penalty_uses_the_controllers_coefficient(samples: list[Sample]) -> None:
     policy = make_omni()
-    learner = worker(
-        policy, kl_beta=0.2, kl_in="reward", advantage="leave-one-out", kl_control="log-space", kl_gain=1.0
-    )
+    learner = worker(policy, kl_beta=0.2, kl_in="reward", advantage="rloo", kl_control="log-space", kl_gain=1.0)
     disturb(policy.trainable().values())
     batch = batch_of(policy, samples, ((4, 4),), ((1.0, 1.0),))
     for _ in range(2):
@@ -531,7 +530,7 @@ def test_the_supervised_term_needs_examples(samples: list[Sample], tmp_path: Pat
             samples,
             lambda rollouts: [Score(0.0) for _ in rollouts],
             run,
-            config=RLConfig(ptx_coef=0.1),
+            config=RLConfig(ptx=PtxConfig(coef=0.1)),
             optim=OptimConfig(),
             sampling=SamplingConfig(),
         )

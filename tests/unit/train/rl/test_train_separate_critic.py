@@ -8,12 +8,12 @@ from typing import Literal
 import pytest
 import torch
 
-from audiorl.config import CriticConfig, OptimConfig, RLConfig
+from audiorl.config import CriticConfig, KLConfig, LossOptions, OptimConfig, RLConfig
 from audiorl.config.distributed import RuntimeConfig, set_current
 from audiorl.distributed.local import LocalGroup
 from audiorl.distributed.world import World
 from audiorl.run.checkpoint import read_state, save_checkpoint
-from audiorl.train.rl.critic_worker import CriticWorker
+from audiorl.train.rl.critic import CriticWorker
 from audiorl.train.rl.engines import GroupEngine
 from audiorl.train.rl.processes import StepBatch, Workers
 from audiorl.train.rl.trainer import Separate, TrainBatch, Trainer
@@ -30,11 +30,9 @@ CONFIG = RLConfig(
     mini_batches=2,
     advantage="gae",
     loss="kl-cov",
-    cov_fraction=0.2,
-    kl_in="reward",
-    kl_kind="k1",
+    loss_options=LossOptions(cov_fraction=0.2),
+    kl=KLConfig(place="reward", kind="k1", control="log-space"),
     kl_beta=0.1,
-    kl_control="log-space",
     ema_decay=0.7,
     micro_batch_tokens=100,
     critic=CriticConfig(warmup_steps=2, optim=OPTIM),
@@ -117,7 +115,7 @@ def test_a_checkpoint_without_a_critic(samples: list[Sample], tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("config", "words"),
     [
-        (RLConfig(), r"runtime\.critics 2: advantage 'group' has no critic"),
+        (RLConfig(), r"runtime\.critics 2: advantage 'grpo' has no critic"),
         (RLConfig(advantage="gae", critic=CriticConfig(shared=True)), r"the policy's trunk \(critic\.shared\)"),
     ],
 )

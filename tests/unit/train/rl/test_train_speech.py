@@ -12,7 +12,7 @@ from torch import Tensor
 
 from audiorl.algos.experience import Experience
 from audiorl.audio import AudioClip
-from audiorl.config import CriticConfig, OptimConfig, PreferenceConfig, RLConfig, SamplingConfig, SFTConfig
+from audiorl.config import CriticConfig, OptimConfig, PreferenceConfig, SamplingConfig, SFTConfig
 from audiorl.data.corpus import bundled_speech
 from audiorl.data.preferences import Pair
 from audiorl.models import AudioPolicy, dualize
@@ -31,6 +31,7 @@ from tests.conftest import make_omni
 from tests.support.data_trainers import contrasted, referenced
 from tests.support.experiences import with_advantage
 from tests.support.gradients import gradients_of
+from tests.support.rl import rl_config
 from tests.support.speaking_models import codec
 from tokenizers_audio import AudioTokenizer
 
@@ -54,7 +55,7 @@ def given(found: Sequence[Rollout]) -> list[Experience]:
 
 
 def worker(of: AudioPolicy, lr: float = 1e-3, audio_temperature: float | None = None, **changes: object) -> Trainer:
-    config = RLConfig(**({"steps": 4, "prompts_per_step": 2, "group_size": 3} | changes))  # type: ignore[arg-type]
+    config = rl_config(**({"steps": 4, "prompts_per_step": 2, "group_size": 3} | changes))  # type: ignore[arg-type]
     optim = OptimConfig(lr=lr, max_grad_norm=1e9)
     return Trainer(of, config, optim, 1.0, 16, audio_temperature=audio_temperature)
 
@@ -75,7 +76,7 @@ def test_the_first_update_is_on_policy() -> None:
     assert metrics["policy/clip_frac"] == 0 and metrics["policy/approx_kl"] == pytest.approx(0, abs=1e-9)
     assert metrics["kl"] == pytest.approx(0, abs=1e-9)
     assert metrics["kl_text"] == pytest.approx(0, abs=1e-9) and metrics["kl_audio"] == pytest.approx(0, abs=1e-9)
-    assert metrics["policy/engine_gap"] < 1e-5
+    assert metrics["policy/logprob_gap"] < 1e-5
 
 
 def test_the_kl_of_each_codebook() -> None:
@@ -204,8 +205,8 @@ def test_codes_of_another_temperature() -> None:
     own = policy()
     sampling = replace(SPEAK, audio_temperature=0.6)
     batch = given(rollouts(own, sampling))
-    assert learn(worker(own, audio_temperature=0.6, lr=1e-9), batch)["policy/engine_gap"] < 1e-5
-    assert learn(worker(own, lr=1e-9), batch)["policy/engine_gap"] > 1e-2
+    assert learn(worker(own, audio_temperature=0.6, lr=1e-9), batch)["policy/logprob_gap"] < 1e-5
+    assert learn(worker(own, lr=1e-9), batch)["policy/logprob_gap"] > 1e-2
 
 
 def test_ppo_values_every_row_and_frames_are_steps() -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 from audiorl.algos.experience import Experience
 from audiorl.algos.packing import pack_experiences
 from audiorl.audio import AudioClip
-from audiorl.config import LoraConfig, ModelConfig, OptimConfig, RLConfig, SamplingConfig
+from audiorl.config import LoraConfig, ModelConfig, OptimConfig, SamplingConfig
 from audiorl.models import AudioPolicy
 from audiorl.protocols import Request
 from audiorl.rollout.hf import HFEngine
@@ -20,6 +20,7 @@ from audiorl.train.rl.trainer import Trainer
 from audiorl.types import Rollout, Sample
 from tests.conftest import make_omni
 from tests.support.experiences import with_advantage
+from tests.support.rl import rl_config
 from tests.support.trainer_steps import gradients, learn
 
 Make = Callable[..., AudioPolicy]
@@ -42,7 +43,7 @@ def worker(
     policy: AudioPolicy, *, lr: float = 1e-3, temperature: float = 1.0, warmup: int = 0, **grpo: object
 ) -> Trainer:
     """A worker that does not clip gradients, so that they can be read after its update."""
-    config = RLConfig(**({"steps": 4, "prompts_per_step": 2, "group_size": 3} | grpo))  # type: ignore[arg-type]
+    config = rl_config(**({"steps": 4, "prompts_per_step": 2, "group_size": 3} | grpo))  # type: ignore[arg-type]
     return Trainer(policy, config, OptimConfig(lr=lr, max_grad_norm=1e9, warmup_steps=warmup), temperature, TOKENS)
 
 
@@ -64,7 +65,7 @@ def test_the_first_update_is_on_policy(make_policy: Make, samples: list[Sample],
     assert metrics["policy/clip_frac"] == 0
     assert metrics["policy/approx_kl"] == 0
     assert metrics["kl"] == pytest.approx(0, abs=1e-9)
-    assert metrics["policy/engine_gap"] < 1e-5
+    assert metrics["policy/logprob_gap"] < 1e-5
     # 6 sequences of equal weight: the loss is minus the mean advantage
     assert metrics["policy/loss"] == pytest.approx(-sum(ADVANTAGES) / 6, abs=1e-6)
     assert metrics["grad_norm"] > 0
@@ -131,11 +132,11 @@ def test_the_gradient_does_not_depend_on_packing(samples: list[Sample], audio: s
 def shortened(e: Experience, sampled: int) -> Experience:
     """The experience with only its first `sampled` response tokens."""
     end = e.prompt_length + sampled
-    assert e.engine_logprobs is not None and e.advantages is not None
+    assert e.rollout_logprobs is not None and e.advantages is not None
     return e.replace(
         ids=e.ids[:end],
         loss_mask=e.loss_mask[:end],
-        engine_logprobs=e.engine_logprobs[:end],
+        rollout_logprobs=e.rollout_logprobs[:end],
         advantages=e.advantages[:end],
     )
 
@@ -188,7 +189,7 @@ def test_loss_and_gradient_hear_the_right_audio(make_policy: Make, samples: list
         ("swapped", [clips[1], clips[0]]),
     ):
         policy = make_policy()
-        batch = [e.replace(old_logprobs=e.engine_logprobs) for e in experiences(policy, asked)]
+        batch = [e.replace(old_logprobs=e.rollout_logprobs) for e in experiences(policy, asked)]
         batch = [heard(e, sounds[i // 3]) for i, e in enumerate(batch)]
         loss = learn(worker(policy, kl_beta=0.0), batch)["policy/loss"]
         results[name] = loss, torch.cat([g.flatten() for g in gradients(policy).values()])
@@ -253,7 +254,7 @@ def test_other_losses_do_not_depend_on_packing_either(samples: list[Sample], los
     for budget in (10_000, 1):
         policy = make_omni()
         batch = experiences(policy, samples)
-        config = {"loss": loss, "engine_cap": 2.0, "kl_beta": 0.0, "cov_fraction": 0.3, "cov_low": 0.0}
+        config = {"loss": loss, "tis_cap": 2.0, "kl_beta": 0.0, "cov_fraction": 0.3, "cov_low": 0.0}
         metrics = learn(worker(policy, **config, micro_batch_tokens=budget), batch)
         assert metrics["policy/clip_frac"] == pytest.approx(0.3, abs=0.1) or loss != "clip-cov"
         assert metrics["policy/ratio"] == pytest.approx(1, abs=1e-6)

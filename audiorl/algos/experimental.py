@@ -1,0 +1,214 @@
+"""Losses and estimators from papers that no experiment of ours has needed: read them before you rely on them.
+
+Shapes: B rollouts, K reward terms, N sampled tokens of all sequences in a mini-batch, or any part of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from audiorl.algos.advantages import centre_groups, group_relative, identity
+from audiorl.algos.losses import ppo_clip_loss, ratio_sums, sequence_means
+from audiorl.algos.shapes import check_shapes
+
+# -- advantages --------------------------------------------------------------------------------------------------------
+
+
+def maxrl(rewards: Tensor, group_ids: Sequence[str] | Tensor) -> Tensor:
+    """MaxRL's advantage, (r - mean) / mean within each group (Tajwar et al. 2026, arXiv 2602.02710).
+
+    With rewards of 0 and 1 the gradient is that of the mean log-prob of the right answers, which approaches maximum
+    likelihood as groups grow. rewards [B], none below 0; group_ids: B labels. Returns [B]; a group of zeros has
+    advantage 0. Raises ValueError for a reward below 0.
+    """
+    if bool((rewards < 0).any()):
+        raise ValueError(f"maxrl divides by the group's mean: a reward of {float(rewards.min()):g} is below 0")
+    centred, index, count = centre_groups(rewards, group_ids, "maxrl")
+    mean = torch.zeros_like(count).index_add(0, index, rewards) / count
+    return torch.where(mean[index] > 0, centred / mean[index], 0.0)
+
+
+def gdpo(
+    rewards: Tensor,
+    weights: Sequence[float],
+    group_ids: Sequence[str] | Tensor,
+    eps: float = 1e-4,
+    reduce: Callable[[Tensor], Tensor] = identity,
+) -> Tensor:
+    """GDPO's advantage (Liu et al. 2026, arXiv 2601.05242): each of K rewards is normalised within its group, then the
+    weighted sum is normalised over the batch.
+
+    rewards [B, K]; K weights; group_ids: B labels. Returns [B]. The weights say how much each reward moves the policy,
+    whatever its scale; a reward that is constant in a group does not count there. Standard deviations are unbiased.
+    `reduce` sums a tensor over all ranks, which makes the batch that of all ranks.
+    """
+    if rewards.dim() != 2 or rewards.shape[1] != len(weights):
+        raise ValueError(f"gdpo: rewards of shape {list(rewards.shape)} but {len(weights)} weights")
+    columns = [w * group_relative(r, group_ids, eps=eps) for r, w in zip(rewards.unbind(1), weights, strict=True)]
+    total = torch.stack(columns, 1).sum(1)
+    count, summed = reduce(torch.stack([total.new_tensor(float(len(total))), total.sum()]).double())
+    centred = total.double() - summed / count.clamp(min=1)
+    deviation = (reduce((centred**2).sum()) / (count - 1).clamp(min=1)).sqrt()
+    return (centred / (deviation + eps)).to(total.dtype)
+
+
+def remax(rewards: Tensor, greedy_rewards: Tensor) -> Tensor:
+    """ReMax's advantage, r minus the reward of the greedy answer to the same prompt (Li et al. 2023, arXiv 2310.10505).
+
+    Both [B]: `greedy_rewards` repeats a prompt's value for each of its rollouts.
+    """
+    check_shapes("remax", rewards=rewards, greedy_rewards=greedy_rewards)
+    return rewards - greedy_rewards
+
+
+# -- losses ------------------------------------------------------------------------------------------------------------
+
+
+def gmpo_loss(
+    logprobs: Tensor,
+    old_logprobs: Tensor,
+    advantages: Tensor,
+    weights: Tensor,
+    sequence: Tensor,
+    clip_low: float = 0.4,
+    clip_high: float = 0.4,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """GMPO (Zhao et al. 2025, arXiv 2507.20673, eq. 4 and algorithm 1): a sequence's ratio is the geometric mean of its
+    tokens' ratios, each clipped in log space to [-clip_low, clip_high] on the side that PPO clips.
+
+    The ratio stands at every token of its sequence. sequence as in `gspo_loss`. `clip_frac` counts clipped tokens.
+    """
+    check_shapes(
+        "gmpo_loss",
+        logprobs=logprobs,
+        old_logprobs=old_logprobs,
+        advantages=advantages,
+        weights=weights,
+        sequence=sequence,
+    )
+    log_ratio = logprobs - old_logprobs
+    held = log_ratio.clamp(-clip_low, clip_high)
+    bounded = torch.where(advantages >= 0, torch.minimum(log_ratio, held), torch.maximum(log_ratio, held))
+    gain = sequence_means(bounded, sequence).exp() * advantages
+    return -(weights * gain).sum(), ratio_sums(log_ratio, bounded != log_ratio, weights)
+
+
+def sapo_loss(
+    logprobs: Tensor,
+    old_logprobs: Tensor,
+    advantages: Tensor,
+    weights: Tensor,
+    positive: float = 1.0,
+    negative: float = 1.05,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """SAPO (Gao et al. 2025, arXiv 2511.20347, eq. 5 and 6): a soft gate in place of the clip.
+
+    -A·4σ(τ(ratio - 1))/τ, summed with `weights`; τ is `positive` where A > 0, else `negative`. At ratio 1 the gradient
+    is that of the plain surrogate. `clip_frac` is 0.
+    """
+    check_shapes("sapo_loss", logprobs=logprobs, old_logprobs=old_logprobs, advantages=advantages, weights=weights)
+    log_ratio = logprobs - old_logprobs
+    tau = torch.where(advantages > 0, advantages.new_tensor(positive), advantages.new_tensor(negative))
+    gate = torch.sigmoid(tau * (log_ratio.clamp(max=20.0).exp() - 1)) * 4 / tau
+    return -(weights * gate * advantages).sum(), ratio_sums(log_ratio, torch.zeros_like(weights), weights)
+
+
+def dppo_loss(
+    logprobs: Tensor,
+    old_logprobs: Tensor,
+    advantages: Tensor,
+    weights: Tensor,
+    delta_low: float = 0.2,
+    delta_high: float = 0.2,
+    divergence: Literal["tv", "kl"] = "tv",
+    cap: float = 20.0,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """DPPO (Qi et al. 2026, arXiv 2602.04879): REINFORCE with truncated ratios, without the tokens whose probability
+    has moved too far in the direction of their advantage.
+
+    How far is the divergence between old and new policy as distributions over "this token" and "another one": total
+    variation |p - p_old|, or KL(p_old || p). A ratio says little about either for a rare token. A token is left out
+    above `delta_high` where A > 0 and p > p_old, above `delta_low` where A <= 0 and p < p_old; `clip_frac` counts them.
+    """
+    check_shapes("dppo_loss", logprobs=logprobs, old_logprobs=old_logprobs, advantages=advantages, weights=weights)
+    log_ratio = (logprobs - old_logprobs).detach().clamp(-20.0, 20.0)
+    p, p_old = logprobs.detach().exp(), old_logprobs.exp()
+    if divergence == "tv":
+        distance = (p - p_old).abs()
+    elif divergence == "kl":
+        rest, rest_old = (1 - p + 1e-8).log(), (1 - p_old + 1e-8).log()
+        distance = p_old * (old_logprobs - logprobs.detach()) + (1 - p_old) * (rest_old - rest)
+    else:
+        raise ValueError(f"dppo_loss: unknown divergence {divergence!r}; use 'tv' or 'kl'")
+    too_far = torch.where(advantages > 0, (distance > delta_high) & (p > p_old), (distance > delta_low) & (p < p_old))
+    ratio = log_ratio.exp().clamp(max=cap).masked_fill(too_far, 0.0)
+    return -(weights * ratio * advantages * logprobs).sum(), ratio_sums(log_ratio, too_far, weights)
+
+
+def covariances(logprobs: Tensor, advantages: Tensor) -> Tensor:
+    """Each token's share of the covariance of log-prob and advantage, whose sum drives the entropy down: [N] -> [N].
+
+    (A - mean A)·(logprob - mean logprob); Cui et al. 2025, arXiv 2505.22617, eq. 10.
+    """
+    check_shapes("covariances", logprobs=logprobs, advantages=advantages)
+    return (advantages - advantages.mean()) * (logprobs - logprobs.mean())
+
+
+def clip_cov_tokens(covariance: Tensor, fraction: float, low: float, high: float, seed: int) -> Tensor:
+    """Clip-Cov's choice [N] bool: at random, `fraction` of all tokens, at least one, with `low` < covariance < `high`.
+
+    Source: arXiv 2505.22617, eq. 11.
+    """
+    eligible = ((covariance > low) & (covariance < high)).nonzero().squeeze(-1).cpu()
+    count = max(int(fraction * len(covariance)), 1)
+    order = torch.randperm(len(eligible), generator=torch.Generator().manual_seed(seed))
+    return _chosen(covariance, eligible[order[:count]])
+
+
+def kl_cov_tokens(covariance: Tensor, fraction: float) -> Tensor:
+    """KL-Cov's choice [N] bool: the `fraction` of tokens with the largest covariance, at least one.
+
+    Source: arXiv 2505.22617, eq. 13.
+    """
+    count = min(max(int(fraction * len(covariance)), 1), len(covariance))
+    return _chosen(covariance, covariance.topk(count).indices)
+
+
+def _chosen(like: Tensor, indices: Tensor) -> Tensor:
+    chosen = torch.zeros(len(like), dtype=torch.bool, device=like.device)
+    chosen[indices.to(like.device)] = True
+    return chosen
+
+
+def clip_cov_loss(
+    logprobs: Tensor,
+    old_logprobs: Tensor,
+    advantages: Tensor,
+    weights: Tensor,
+    chosen: Tensor,
+    clip_low: float = 0.2,
+    clip_high: float = 0.2,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Clip-Cov (arXiv 2505.22617, eq. 12): PPO's clipped surrogate without the tokens `chosen` [N] by
+    `clip_cov_tokens` among those of the mini-batch."""
+    clips = clip_low, clip_high
+    _, sums = ppo_clip_loss(logprobs, old_logprobs, advantages, weights, *clips)
+    loss, of_others = ppo_clip_loss(logprobs, old_logprobs, advantages, weights.masked_fill(chosen, 0.0), *clips)
+    return loss, sums | {"clip_frac": of_others["clip_frac"] + (weights * chosen).sum()}
+
+
+def kl_cov_loss(
+    logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, weights: Tensor, chosen: Tensor, coef: float = 1.0
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """KL-Cov (arXiv 2505.22617, eq. 14): -ratio·A, plus coef·|log ratio| at the tokens `chosen` [N] by `kl_cov_tokens`.
+
+    Nothing is clipped. At ratio 1, and so in the first update of a step, the penalty has no gradient.
+    """
+    check_shapes("kl_cov_loss", logprobs=logprobs, old_logprobs=old_logprobs, advantages=advantages, weights=weights)
+    log_ratio = logprobs - old_logprobs
+    loss = (weights * (coef * chosen * log_ratio.abs() - log_ratio.exp() * advantages)).sum()
+    return loss, ratio_sums(log_ratio, torch.zeros_like(weights), weights)

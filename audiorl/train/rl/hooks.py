@@ -1,0 +1,171 @@
+"""What happens after a step besides logging: the listening check, held-out evaluation, recording of rollouts.
+
+A hook decides itself whether a step is its own; it returns metrics of the step.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+from audiorl.config import ListeningConfig, RLConfig, SamplingConfig
+from audiorl.data.views import views_of
+from audiorl.eval._listening import DEFAULT_VIEWS, audio_gains, gain_metrics, verdict
+from audiorl.models import AudioPolicy
+from audiorl.protocols import RolloutEngine, SpeechDecoder
+from audiorl.run.folder import Run
+from audiorl.run.progress import Progress
+from audiorl.run.saving import pull
+from audiorl.train.rl.processes import StepOutput, Workers
+from audiorl.types import Rollout, Sample
+
+
+@dataclass(frozen=True)
+class FinishedStep:
+    """A step of training that has just been done."""
+
+    done: int
+    """Steps done, from 1."""
+    rollouts: Sequence[Rollout]
+    output: StepOutput
+
+
+class Hook(Protocol):
+    """Something that happens after steps."""
+
+    def after_step(self, step: FinishedStep) -> Mapping[str, float]:
+        """Return metrics of the step, none where there is nothing to do."""
+        ...
+
+
+@dataclass(frozen=True)
+class ListeningCheck:
+    """Checks every so many steps that the policy still uses its audio; see `ListeningConfig`."""
+
+    policy: AudioPolicy
+    workers: Workers
+
+    def after_step(self, step: FinishedStep) -> Mapping[str, float]:
+        config = self.workers.config
+        if step.done > 1 and step.done % config.listening.every:
+            return {}
+        pull(self.policy, self.workers.trainers)
+        with self.workers.driver_on_gpu(self.policy):
+            return check_listening(self.policy, step.rollouts, config.listening, config.micro_batch_tokens)
+
+
+def check_listening(
+    policy: AudioPolicy, rollouts: Sequence[Rollout], config: ListeningConfig, budget: int
+) -> dict[str, float]:
+    """Return `audio/gain_*` on one answer for each of `config.prompts` prompts; `budget`: tokens of a forward pass.
+
+    Prompts that have no such view, such as text or silence, are left out. Without any, or for streams and speech, there
+    is nothing to measure. Raises ValueError where the policy ignores its audio and `config.action` is "stop".
+    """
+    one_each = list({r.group_id: r for r in rollouts if len(r.segments) == 1 and not r.speaks}.values())
+    one_each = [r for r in one_each if _has_view([r.sample], "silence")][: config.prompts]
+    views = [view for view in DEFAULT_VIEWS if one_each and _has_view([r.sample for r in one_each], view)]
+    if not views:
+        return {}
+    gains = audio_gains(policy, one_each, views, budget)
+    result = verdict(gains, config.min_gain)
+    if result.word == "ignores_audio":
+        message = f"the model ignores its audio: {result.reason}"
+        if config.action == "stop":
+            raise ValueError(f"{message}, less than listening.min_gain {config.min_gain:g}")
+        print(f"audiorl: {message}", file=sys.stderr)
+    return gain_metrics(gains, [r.sample.task for r in one_each])
+
+
+def _has_view(samples: Sequence[Sample], name: str) -> bool:
+    try:
+        views_of(samples, name)
+    except ValueError:
+        return False
+    return True
+
+
+# -- held-out evaluation -----------------------------------------------------------------------------------------------
+
+Evaluate = Callable[[], Mapping[str, float]]
+"""Returns held-out metrics of the policy as it is now."""
+AT_ONCE = 64
+"""Samples that each engine is asked between two movements of the display."""
+
+
+@runtime_checkable
+class EvaluateByEngine(Protocol):
+    """An `Evaluate` that can also ask an engine for its greedy answers, which no stop string ends."""
+
+    @property
+    def max_new_tokens(self) -> int:
+        """Most tokens of an answer."""
+        ...
+
+    def __call__(self) -> Mapping[str, float]: ...
+
+    def by_engine(self, engine: RolloutEngine, several: int, note: Callable[[str], None]) -> Mapping[str, float]:
+        """Return the same metrics. Asks for `several` answers at a time; `note` shows how far it is."""
+        ...
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """Evaluates every `eval_every` steps, by the run's engines where they answer as it wants, else by the driver's
+    policy. The last step is left to the evaluation after training."""
+
+    evaluate: Evaluate
+    policy: AudioPolicy
+    workers: Workers
+    sampling: SamplingConfig
+    progress: Progress
+
+    def after_step(self, step: FinishedStep) -> Mapping[str, float]:
+        config = self.workers.config
+        if not config.eval_every or step.done % config.eval_every or step.done >= config.steps:
+            return {}
+        engine = self.workers.engine
+        if isinstance(self.evaluate, EvaluateByEngine) and answers_alike(self.evaluate, self.sampling):
+            engine.sync(step.done)
+            metrics = self.evaluate.by_engine(engine, AT_ONCE * engine.size, self.progress.note)
+            engine.free_gpus()
+        else:
+            pull(self.policy, self.workers.trainers)
+            self.progress.note("evaluating")
+            with self.workers.driver_on_gpu(self.policy):
+                metrics = self.evaluate()
+        self.progress.note("")
+        return {f"eval/{name}": value for name, value in metrics.items()}
+
+
+def answers_alike(evaluate: EvaluateByEngine, sampling: SamplingConfig) -> bool:
+    """Return whether the run's engines may answer as long as the evaluation wants, and end where it does."""
+    return sampling.max_new_tokens == evaluate.max_new_tokens and not sampling.stop
+
+
+# -- recording ---------------------------------------------------------------------------------------------------------
+
+
+def is_recorded(done: int, config: RLConfig) -> bool:
+    """Return whether the rollouts of a step are written to the run folder."""
+    return done % config.rollouts_every == 0 or done in (1, config.steps)
+
+
+@dataclass(frozen=True)
+class Recording:
+    """Writes rollouts with their advantages and numbers of every token to the run folder; see `rollouts_every`."""
+
+    run: Run
+    phase: str
+    config: RLConfig
+    speech_decoder: SpeechDecoder | None = None
+
+    def after_step(self, step: FinishedStep) -> Mapping[str, float]:
+        if is_recorded(step.done, self.config):
+            output = step.output
+            self.run.write_rollouts(
+                self.phase, step.done, step.rollouts, output.advantages, self.speech_decoder, output.tokens
+            )
+        return {}

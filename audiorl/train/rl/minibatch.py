@@ -1,0 +1,268 @@
+"""A mini-batch as flat tensors over its sampled tokens, and the micro-batches that pass through the model.
+
+Shapes: N sampled tokens of a mini-batch, or of one of its micro-batches, experience after experience; Q codebooks where
+codec frames are among them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from audiorl.algos.experience import Experience, PackedBatch
+from audiorl.algos.experimental import clip_cov_tokens, covariances, kl_cov_tokens
+from audiorl.algos.losses import token_weights
+from audiorl.algos.packing import micro_batches, pack_experiences
+from audiorl.config import RLConfig
+from audiorl.distributed.world import World
+from audiorl.train.batches import counts, gather, repeat_each, sum_codebooks
+
+STREAMS = ("rollout_logprobs", "old_logprobs", "ref_logprobs", "advantages", "values", "returns")
+"""Fields of `Experience` that become flat tensors of the same name."""
+
+
+@dataclass(frozen=True, eq=False)
+class TrainBatch:
+    """One rank's part of a step, made by the driver: whole groups, and examples for supervised terms."""
+
+    experiences: Sequence[Experience]
+    supervised: Sequence[Experience] = ()
+    mini_batches: Sequence[int] | None = None
+    """Which mini-batch of the whole step each experience belongs to; None: in order, equally many in each."""
+    answers: Sequence[Experience] = ()
+    """Reference answers, for the off-policy share of distillation."""
+    record_tokens: bool = False
+    """The step's rollouts are recorded, with numbers of every token."""
+
+
+@dataclass(frozen=True)
+class FrameCounts:
+    """The codec frames among the sampled tokens of all ranks."""
+
+    fraction: float
+    """The share of tokens that are frames."""
+    codebooks: int
+    """Q."""
+
+
+@dataclass(frozen=True, eq=False)
+class MicroBatch:
+    """Experiences of one forward and backward pass with what is known of their N sampled tokens."""
+
+    experiences: Sequence[Experience]
+    batch: PackedBatch
+    """All their tokens in one row."""
+    loss_weights: Tensor
+    """[N]: the weight of each token in the loss, by `RLConfig.aggregation`: losses are weighted sums."""
+    mean_weights: Tensor
+    """[N]: the weights under which sums over all micro-batches are plain means over the tokens of the mini-batch."""
+    chosen: Tensor
+    """[N] bool: the tokens that Clip-Cov leaves out, or KL-Cov holds back; none with other losses."""
+    sequence: Tensor
+    """[N] int64, on the CPU: which of the experiences each token belongs to."""
+    is_frame: Tensor
+    """[N] bool, on the CPU: which tokens are codec frames."""
+    code_mask: Tensor | None
+    """[N, Q] bool, on the CPU: the codes that were sampled (a text token's column 0); None without frames."""
+    frame_counts: FrameCounts | None
+    """The codec frames of the mini-batch; None where no experience can have frames."""
+    rollout_logprobs: Tensor | None = None
+    """[N] or [N, Q], of the engine."""
+    old_logprobs: Tensor | None = None
+    """[N] or [N, Q], of the policy before the step; None where the step has a single update."""
+    ref_logprobs: Tensor | None = None
+    """[N] or [N, Q], of the reference."""
+    advantages: Tensor | None = None
+    """[N]"""
+    values: Tensor | None = None
+    """[N]: the critic's, before the step."""
+    returns: Tensor | None = None
+    """[N], which the critic learns."""
+
+    def means(self, name: str, values: Tensor) -> dict[str, Tensor]:
+        """Return this part's share of the mean of `values` [N]; of a model that speaks also over text and frames."""
+        return means_by_modality(name, values, self.mean_weights, self.is_frame, self.frame_counts)
+
+    def kl_means(self, kl: Tensor) -> dict[str, Tensor]:
+        """Return this part's share of the mean KL [N] or [N, Q], over all tokens, by modality and by codebook."""
+        return kl_means(kl, self.mean_weights, self.is_frame, self.frame_counts)
+
+
+class MiniBatch:
+    """One rank's experiences of one update. Weights come from the counts of all ranks (a collective call).
+
+    `seed` makes Clip-Cov's choice of tokens reproducible.
+    """
+
+    def __init__(
+        self, experiences: Sequence[Experience], config: RLConfig, max_tokens: int, world: World, seed: int = 0
+    ):
+        self.experiences, self._config = experiences, config
+        lengths_of_all, own = world.gather_list(counts(experiences))
+        self._lengths = counts(experiences)
+        self._frame_counts = frame_counts(experiences, world)
+        loss_weights = token_weights(lengths_of_all, config.aggregation, max_tokens)[own]
+        mean_weights = token_weights(lengths_of_all, "token-mean")[own]
+        chosen = torch.zeros(sum(self._lengths), dtype=torch.bool)
+        if config.loss in CHOOSERS:
+            chosen = choose_by_covariance(experiences, config, world, seed)
+        streams = {name: gather(experiences, name) if experiences else None for name in STREAMS}
+        self._flat: dict[str, Tensor] = {name: flat for name, flat in streams.items() if flat is not None}
+        self._flat |= {
+            "loss_weights": repeat_each(loss_weights, self._lengths),
+            "mean_weights": repeat_each(mean_weights, self._lengths),
+            "chosen": chosen,
+        }
+        self._parts = micro_batches(experiences, config.micro_batch_tokens, config.share_prompts)
+
+    def __len__(self) -> int:
+        """Return how many micro-batches there are."""
+        return len(self._parts)
+
+    def micro_batches(self, device: torch.device) -> Iterator[MicroBatch]:
+        """Return each micro-batch in turn, with its tensors on `device`."""
+        tokens = torch.arange(sum(self._lengths)).split(self._lengths)
+        for indices in self._parts:
+            experiences = [self.experiences[i] for i in indices]
+            rows = torch.cat([tokens[i] for i in indices])
+            speaks = any(e.codes is not None for e in experiences)
+            flat = {name: values[rows] for name, values in self._flat.items()}
+            # A text packed without frames has log-probs of its tokens alone, [N]: they stand in column 0.
+            flat = {n: v[:, 0] if v.dim() == 2 and not speaks else v for n, v in flat.items()}
+            yield MicroBatch(
+                experiences,
+                pack_experiences(experiences, self._config.share_prompts),
+                sequence=repeat_each(range(len(experiences)), [self._lengths[i] for i in indices]),
+                is_frame=is_frame(experiences),
+                code_mask=flat_code_mask(experiences),
+                frame_counts=self._frame_counts,
+                **{name: values.to(device) for name, values in flat.items()},
+            )
+
+
+def mini_batches_of(
+    batch: TrainBatch, config: RLConfig, max_tokens: int, world: World, seed: int = 0
+) -> list[MiniBatch]:
+    """Return the mini-batches of a rank's share of a step; as many as the rank with the most has."""
+    numbers = batch.mini_batches
+    if numbers is None:
+        numbers = in_order(len(batch.experiences), config.mini_batches)
+    count = max(world.gather(max(numbers, default=0))) + 1
+    members: list[list[Experience]] = [[] for _ in range(count)]
+    for e, number in zip(batch.experiences, numbers, strict=True):
+        members[number].append(e)
+    return [MiniBatch(part, config, max_tokens, world, seed) for part in members]
+
+
+def in_order(count: int, parts: int) -> list[int]:
+    """Return which of `parts` each of `count` experiences belongs to, when each takes equally many in order."""
+    size = max(-(-count // parts), 1)
+    return [i // size for i in range(count)]
+
+
+def updates_of(config: RLConfig) -> int:
+    """Return the optimizer updates of a phase."""
+    return config.steps * config.epochs * config.mini_batches
+
+
+# -- tokens that Clip-Cov and KL-Cov choose ----------------------------------------------------------------------------
+
+CHOOSERS = {
+    "clip-cov": lambda covariance, o, seed: clip_cov_tokens(covariance, o.cov_fraction, o.cov_low, o.cov_high, seed),
+    "kl-cov": lambda covariance, o, seed: kl_cov_tokens(covariance, o.cov_fraction),
+}
+"""By loss: from the covariances [N] of all ranks' tokens, `LossOptions` and a seed, which tokens are chosen."""
+
+
+def choose_by_covariance(experiences: Sequence[Experience], config: RLConfig, world: World, seed: int) -> Tensor:
+    """Return the choice of `config.loss` among the tokens of all ranks, [N] bool for this rank's sampled tokens.
+
+    Covariances are those of the log-probs before the update: the policy's own where several updates need them, else the
+    engine's. The choice so depends neither on micro-batches nor on ranks.
+    """
+    pairs: list[tuple[float, float]] = []
+    if experiences:
+        old, rollout, advantages = (gather(experiences, n) for n in ("old_logprobs", "rollout_logprobs", "advantages"))
+        logprobs = rollout if old is None else old
+        assert logprobs is not None and advantages is not None
+        pairs = list(zip(sum_codebooks(logprobs).tolist(), advantages.tolist(), strict=True))
+    tokens, own = world.gather_list(pairs)
+    if not tokens:
+        return torch.zeros(0, dtype=torch.bool)
+    covariance = covariances(*torch.tensor(tokens, dtype=torch.float64).unbind(1))
+    chosen: Tensor = CHOOSERS[config.loss](covariance, config.loss_options, seed)
+    return chosen[own]
+
+
+# -- codec frames ------------------------------------------------------------------------------------------------------
+
+
+def frame_counts(experiences: Sequence[Experience], world: World) -> FrameCounts | None:
+    """Return the codec frames of all ranks; None when no experience can have frames."""
+    widths = [e.codes.shape[1] for e in experiences if e.codes is not None]
+    of_ranks = world.gather((sum(counts(experiences)), int(is_frame(experiences).sum()), max(widths, default=0)))
+    tokens, frames, codebooks = (list(column) for column in zip(*of_ranks, strict=True))
+    return FrameCounts(sum(frames) / max(sum(tokens), 1), max(codebooks)) if max(codebooks) else None
+
+
+def is_frame(experiences: Sequence[Experience]) -> Tensor:
+    """Return which sampled tokens are codec frames, [N] bool on the CPU."""
+    marks = [
+        torch.zeros(e.num_sampled, dtype=torch.bool) if e.codes is None else e.codes[e.loss_mask, 0] >= 0
+        for e in experiences
+    ]
+    return torch.cat(marks) if marks else torch.zeros(0, dtype=torch.bool)
+
+
+def flat_code_mask(experiences: Sequence[Experience]) -> Tensor | None:
+    """Return the codes that were sampled, [N, Q] bool with a text token in column 0; None without frames."""
+    widths = [e.code_mask.shape[1] for e in experiences if e.code_mask is not None]
+    if not widths:
+        return None
+    masks = [
+        pad(torch.ones(e.num_sampled, 1, dtype=torch.bool), (0, widths[0] - 1))
+        if e.code_mask is None
+        else e.code_mask[e.loss_mask]
+        for e in experiences
+    ]
+    return torch.cat(masks)
+
+
+def kl_means(kl: Tensor, weights: Tensor, is_frame: Tensor, frame_counts: FrameCounts | None) -> dict[str, Tensor]:
+    """Return weighted sums of the KL [N], or [N, Q] by code: `kl` as `means_by_modality`, and with frames
+    `kl_codebook_K`, the mean over frames of codebook K, from 0."""
+    out = means_by_modality("kl", sum_codebooks(kl), weights, is_frame, frame_counts)
+    if frame_counts is None:
+        return out
+    places = is_frame.nonzero()[:, 0].to(kl.device)
+    sums = (weights[places, None] * kl[places]).sum(0) if kl.dim() == 2 else kl.new_zeros(frame_counts.codebooks)
+    return out | {f"kl_codebook_{k}": value / max(frame_counts.fraction, 1e-9) for k, value in enumerate(sums)}
+
+
+def means_by_modality(
+    name: str, values: Tensor, weights: Tensor, is_frame: Tensor, frame_counts: FrameCounts | None
+) -> dict[str, Tensor]:
+    """Return weighted sums of `values` [N]: `name` over all tokens, and with frames `name`_text and `name`_audio, each
+    divided by the share of its tokens, which makes them means over these."""
+    weighted = weights * values
+    out = {name: weighted.sum()}
+    if frame_counts is not None:
+        share = frame_counts.fraction
+        for modality, rows, fraction in (("text", ~is_frame, 1 - share), ("audio", is_frame, share)):
+            places = rows.nonzero()[:, 0].to(weighted.device)
+            out[f"{name}_{modality}"] = weighted[places].sum() / max(fraction, 1e-9)
+    return out
+
+
+def mean_kl(kl: Tensor | None, experiences: Sequence[Experience], world: World) -> Mapping[str, float]:
+    """Return the mean KL over the tokens of all ranks, from this rank's [N] or [N, Q]; None on a rank without any."""
+    lengths_of_all, _ = world.gather_list(counts(experiences))
+    frames, sums = frame_counts(experiences, world), dict[str, Tensor]()
+    if kl is not None:
+        weights = kl.new_full((len(kl),), 1 / max(sum(lengths_of_all), 1))
+        sums = kl_means(kl, weights, is_frame(experiences), frames)
+    return world.add_up({name: float(value) for name, value in sums.items()})
