@@ -145,6 +145,8 @@ def check_audiorl(command: str, *args: str) -> None:
         assert command != "train" or find_script("recipes", args[0])
     elif command == "train" or (command, args[:1]) == ("codec", ("train",)):
         check_train(["codec", *args[1:]] if command == "codec" else list(args))
+    elif command == "eval" and args[0].endswith(".py"):
+        assert args[0] in dict(python_files()) and set(options_of(args)) <= {"--model", "--data", "--out"}
     elif command == "eval":
         find_script("eval", args[0])
         parse(options_type(importlib.import_module(f"audiorl.eval.{args[0]}").main), args[1:], prog=args[0])
@@ -260,8 +262,8 @@ def test_reward_files_of_the_text_give_scores(tmp_path: Path, monkeypatch: pytes
     captions = [{"audio": f"{i}.wav", "question": "?", "answer": SPOKEN[code]} for i, code in enumerate(SPOKEN)]
     (tmp_path / "captions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in captions))
     recorded = ROOT / "docs" / "recorded" / "rollouts" / "step_000001.jsonl"
-    written = dict(python_files())
-    assert {"brevity.py", "ranked.py", "transcribed.py"} <= set(written)
+    written = {name: source for name, source in python_files() if "reward" in source and "eval" not in source}
+    assert {"brevity.py", "loud.py", "ranked.py", "transcribed.py"} <= set(written)
     with serving(server.app) as url:
         for name, source in written.items():
             (tmp_path / name).write_text(source.replace("http://127.0.0.1:8000", url))
@@ -314,6 +316,7 @@ RUNS = (
         "audiorl eval mmau --model runs/mmau --data mmau-test-mini.json …",
         {"runs/mmau": "runs/try", "mmau-test-mini.json": QUESTIONS},
     ),
+    Tiny("audiorl eval yes.py …", {"runs/mmau": "runs/try"}),
     Tiny(
         "audiorl eval asr --model Qwen/…", {"Qwen/Qwen2.5-Omni-3B": "runs/try", "LibriSpeech/test-clean": "asr.jsonl"}
     ),

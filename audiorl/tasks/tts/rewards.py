@@ -263,6 +263,20 @@ GATED = ("similarity", "quality", "prosody")
 """The rewards that `SpeechRewards.gate` withholds from speech that is not understood."""
 
 
+WEIGHTED = (
+    "understood",
+    "likelihood",
+    "similarity",
+    "duration",
+    "finished",
+    "silence",
+    "clipping",
+    "quality",
+    "prosody",
+)
+"""The rewards that `SpeechRewards` weighs, by their names in logs."""
+
+
 @dataclass(frozen=True)
 class SpeechRewards:
     """Weights of the speech rewards. A reward with weight 0 is left out, and its model is not loaded."""
@@ -314,19 +328,8 @@ class SpeechRewards:
             raise ValueError(f"rewards.gate: {', '.join(GATED)} all have weight 0; give one of them a weight")
 
     def weights(self) -> dict[str, float]:
-        """By the rewards' names in logs."""
-        names = (
-            "understood",
-            "likelihood",
-            "similarity",
-            "duration",
-            "finished",
-            "silence",
-            "clipping",
-            "quality",
-            "prosody",
-        )
-        return {name: getattr(self, name) for name in names}
+        """Return the weights by the rewards' names in logs."""
+        return {name: getattr(self, name) for name in WEIGHTED}
 
 
 def speech_reward(

@@ -16,7 +16,7 @@ import soundfile
 
 from audiorl.audio import AudioClip
 from audiorl.data.corpus import Utterance, bundled_speech
-from audiorl.data.manifest import Loaded, read_samples
+from audiorl.data.manifest import Loaded, read_samples, samples_from_rows
 from audiorl.data.views import views_of
 from audiorl.types import Sample
 
@@ -314,6 +314,7 @@ BAD_ROWS: list[tuple[Mapping[str, Any] | str, str, str]] = [
     ({**QUESTION, "choices": ["a cat"]}, "choices", "two or more different choices"),
     ({**QUESTION, "choices": ["a cat", ""]}, "choices", "is not a list of texts"),
     ({**QUESTION, "choices": "a cat, a dog"}, "choices", "is not a list of texts"),
+    ({**QUESTION, "question": 3}, "question", "3 is not a text; give the question"),
     ({**QUESTION, "question": " "}, "question", "is not a text; give the question"),
     ({**QUESTION, "id": ""}, "id", "is not an id; give a text or a whole number, or leave the column out"),
     ({**QUESTION, "id": "good"}, "id", "'good' also names row 1; give every row its own id"),
@@ -348,6 +349,18 @@ def test_every_bad_row_is_named_or_skipped(
     (skipped,) = loaded.skipped
     assert (skipped.file, skipped.row, skipped.field) == (str(path), 2, field)
     assert loaded.summary() == f"{path}: 2 samples, 1 row skipped (first: {skipped})"
+
+
+def test_rows_in_memory_are_read_like_a_file(folder: Path) -> None:
+    rows = [QUESTION, {"audio": "a0.wav", "text": "good morning"}]
+    loaded = samples_from_rows(rows, audio_root=folder, check_audio=True)
+    of_file = read_samples(write_lines(folder / "m.jsonl", rows)).samples
+    assert [s.references for s in loaded.samples] == [s.references for s in of_file] and len(of_file) == 2
+    assert [s.audio[0].path for s in loaded.samples] == [s.audio[0].path for s in of_file]
+    with pytest.raises(ValueError, match=r"rows: row 2, field 'text': missing; give the transcript"):
+        samples_from_rows([QUESTION, {"audio": "a0.wav"}], audio_root=folder)
+    with pytest.raises(TypeError, match="no option strict; they are think, audio_root"):
+        samples_from_rows(rows, strict=True)  # type: ignore[call-arg]
 
 
 def test_invalid_utf8_names_the_byte(folder: Path) -> None:

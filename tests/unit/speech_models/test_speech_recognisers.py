@@ -28,8 +28,8 @@ RATE = 16_000
 
 
 def test_whisper_says_what_transformers_says(whisper_folder: Path, clips: list[np.ndarray]) -> None:
-    judge = load_recogniser(whisper_folder, language="es", batch_size=3)
-    assert isinstance(judge, WhisperRecogniser) and judge.name == "whisper"
+    recogniser = load_recogniser(whisper_folder, language="es", batch_size=3)
+    assert isinstance(recogniser, WhisperRecogniser) and recogniser.name == "whisper"
     model = WhisperForConditionalGeneration.from_pretrained(whisper_folder)
     extractor = WhisperFeatureExtractor.from_pretrained(whisper_folder)
     tokenizer = WhisperTokenizer.from_pretrained(whisper_folder)
@@ -38,25 +38,25 @@ def test_whisper_says_what_transformers_says(whisper_folder: Path, clips: list[n
         features = extractor(wav, sampling_rate=RATE, return_tensors="pt").input_features
         ids = model.generate(features, language="es", task="transcribe", max_new_tokens=28, do_sample=False)
         wanted.append(tokenizer.decode(ids[0], skip_special_tokens=True).strip())
-    assert judge.transcribe(clips, RATE) == wanted
+    assert recogniser.transcribe(clips, RATE) == wanted
     assert len(set(wanted)) > 1 and all(wanted)
-    assert judge.transcribe([clips[2]], RATE) == [wanted[2]]
+    assert recogniser.transcribe([clips[2]], RATE) == [wanted[2]]
 
 
 def test_whisper_hears_long_clips_window_by_window(whisper_folder: Path, clips: list[np.ndarray]) -> None:
-    judge = WhisperRecogniser(str(whisper_folder), language="en", max_new_tokens=6)
+    recogniser = WhisperRecogniser(str(whisper_folder), language="en", max_new_tokens=6)
     long = np.concatenate([clips[0], clips[1], clips[2], clips[0]])  # of 4.6 s, 3 s at a time
-    texts = judge.transcribe([clips[1], long], RATE)
-    assert texts[0] == judge.transcribe([clips[1]], RATE)[0]
+    texts = recogniser.transcribe([clips[1], long], RATE)
+    assert texts[0] == recogniser.transcribe([clips[1]], RATE)[0]
     assert len(texts[1].encode()) > 6  # more than one window's tokens
 
 
 def test_whisper_scores_texts_as_transformers_does(whisper_folder: Path, clips: list[np.ndarray]) -> None:
     """The loss of transformers is the mean of -ln p over the labels, prompt tokens included."""
-    judge = load_recogniser(whisper_folder, language="es", batch_size=3)
-    assert isinstance(judge, WhisperRecogniser)
+    recogniser = load_recogniser(whisper_folder, language="es", batch_size=3)
+    assert isinstance(recogniser, WhisperRecogniser)
     texts = ["hola", "uno dos tres", "sí"]
-    values = judge.log_probabilities([*clips[:3], clips[0][:0]], RATE, [*texts, "hola"])
+    values = recogniser.log_probabilities([*clips[:3], clips[0][:0]], RATE, [*texts, "hola"])
     assert values[3] == -math.inf
     model = WhisperForConditionalGeneration.from_pretrained(whisper_folder)
     extractor = WhisperFeatureExtractor.from_pretrained(whisper_folder)
@@ -70,15 +70,15 @@ def test_whisper_scores_texts_as_transformers_does(whisper_folder: Path, clips: 
     with pytest.raises(ValueError, match="give the language"):
         WhisperRecogniser(str(whisper_folder)).log_probabilities(clips[:1], RATE, ["hola"])
     with pytest.raises(ValueError, match="has no words"):
-        judge.log_probabilities(clips[:1], RATE, [" "])
+        recogniser.log_probabilities(clips[:1], RATE, [" "])
 
 
 def test_whisper_identifies_the_language_that_transformers_detects(
     whisper_folder: Path, clips: list[np.ndarray]
 ) -> None:
-    judge = WhisperRecogniser(str(whisper_folder), batch_size=3)
-    assert judge.multilingual
-    probabilities = judge.identify([*clips, clips[0][:0]], RATE)
+    recogniser = WhisperRecogniser(str(whisper_folder), batch_size=3)
+    assert recogniser.multilingual
+    probabilities = recogniser.identify([*clips, clips[0][:0]], RATE)
     model = WhisperForConditionalGeneration.from_pretrained(whisper_folder)
     extractor = WhisperFeatureExtractor.from_pretrained(whisper_folder)
     tokens = model.generation_config.lang_to_id
@@ -90,21 +90,21 @@ def test_whisper_identifies_the_language_that_transformers_detects(
 
 
 def test_whisper_transcribes_each_clip_in_its_language(whisper_folder: Path, clips: list[np.ndarray]) -> None:
-    judge = load_recogniser(whisper_folder, batch_size=2)
+    recogniser = load_recogniser(whisper_folder, batch_size=2)
     codes = ["es", "en", "es", "en"]
     alone = [
         load_recogniser(whisper_folder, language=c).transcribe([w], RATE)[0] for w, c in zip(clips, codes, strict=True)
     ]
-    assert isinstance(judge, WhisperRecogniser) and judge.transcribe(clips, RATE, languages=codes) == alone
+    assert isinstance(recogniser, WhisperRecogniser) and recogniser.transcribe(clips, RATE, languages=codes) == alone
     with pytest.raises(ValueError, match=r"no language 'fr'; it has en, es"):
-        judge.transcribe(clips[:1], RATE, languages=["fr"])
+        recogniser.transcribe(clips[:1], RATE, languages=["fr"])
 
 
 def test_an_english_whisper_identifies_no_language(tmp_path: Path, clips: list[np.ndarray]) -> None:
-    judge = WhisperRecogniser(str(save_whisper(tmp_path / "english", multilingual=False)))
-    assert not judge.multilingual
+    recogniser = WhisperRecogniser(str(save_whisper(tmp_path / "english", multilingual=False)))
+    assert not recogniser.multilingual
     with pytest.raises(ValueError, match="identifies no languages; give a multilingual one"):
-        judge.identify(clips[:1], RATE)
+        recogniser.identify(clips[:1], RATE)
 
 
 def test_silero_separates_speech_from_noise(clips: list[np.ndarray]) -> None:
@@ -121,8 +121,8 @@ def test_silero_separates_speech_from_noise(clips: list[np.ndarray]) -> None:
 
 
 def test_ctc_says_what_transformers_says(ctc_folder: Path, clips: list[np.ndarray]) -> None:
-    judge = load_recogniser(ctc_folder, batch_size=4)
-    assert isinstance(judge, CTC)
+    recogniser = load_recogniser(ctc_folder, batch_size=4)
+    assert isinstance(recogniser, CTC)
     model = AutoModelForCTC.from_pretrained(ctc_folder).eval()
     extractor = Wav2Vec2FeatureExtractor.from_pretrained(ctc_folder)
     tokenizer = AutoTokenizer.from_pretrained(ctc_folder)
@@ -132,7 +132,7 @@ def test_ctc_says_what_transformers_says(ctc_folder: Path, clips: list[np.ndarra
             logits = model(extractor(wav, sampling_rate=RATE, return_tensors="pt").input_values).logits
             assert logits.shape[1] == frames(model, len(wav))
             wanted.append(tokenizer.batch_decode(logits.argmax(-1))[0].strip())
-    assert judge.transcribe(clips, RATE) == wanted
+    assert recogniser.transcribe(clips, RATE) == wanted
     assert len(set(wanted)) > 2 and min(map(len, wanted)) > 2
 
 
@@ -146,19 +146,19 @@ def test_answers_do_not_depend_on_the_batch(ctc_folder: Path, clips: list[np.nda
 def test_nothing_to_hear_is_an_empty_text(ctc_folder: Path, whisper_folder: Path, clips: list[np.ndarray]) -> None:
     nothing = np.zeros(0, np.float32)
     for folder in (ctc_folder, whisper_folder):
-        judge = load_recogniser(folder, language="en")
-        texts = judge.transcribe([nothing, clips[0], nothing], RATE)
-        assert texts[0] == texts[2] == "" and texts[1] == judge.transcribe([clips[0]], RATE)[0]
-        assert judge.transcribe([], RATE) == []
-        assert len(judge.transcribe([np.zeros(3, np.float32)], RATE)) == 1  # shorter than a frame
+        recogniser = load_recogniser(folder, language="en")
+        texts = recogniser.transcribe([nothing, clips[0], nothing], RATE)
+        assert texts[0] == texts[2] == "" and texts[1] == recogniser.transcribe([clips[0]], RATE)[0]
+        assert recogniser.transcribe([], RATE) == []
+        assert len(recogniser.transcribe([np.zeros(3, np.float32)], RATE)) == 1  # shorter than a frame
 
 
 def test_other_rates_are_resampled(ctc_folder: Path, clips: list[np.ndarray]) -> None:
     import soxr
 
-    judge = load_recogniser(ctc_folder)
+    recogniser = load_recogniser(ctc_folder)
     wav = soxr.resample(clips[0], RATE, 48_000)
-    assert judge.transcribe([wav], 48_000) == judge.transcribe([soxr.resample(wav, 48_000, RATE)], RATE)
+    assert recogniser.transcribe([wav], 48_000) == recogniser.transcribe([soxr.resample(wav, 48_000, RATE)], RATE)
 
 
 @pytest.mark.parametrize(
@@ -215,13 +215,13 @@ def test_pocketsphinx_recognises_human_speech(speech) -> None:
     pytest.importorskip("pocketsphinx")
     from audiorl.eval.metrics.text import wer
 
-    judge = load_recogniser("pocketsphinx")
+    recogniser = load_recogniser("pocketsphinx")
     spoken = [u for u in speech if u.language == "en" and len(u.text.split()) >= 6][:3]
     waves = [u.clip.load(RATE) for u in spoken]
-    texts = judge.transcribe(waves, RATE)
+    texts = recogniser.transcribe(waves, RATE)
     assert wer([u.text for u in spoken], texts, "basic").rate < 0.5
-    assert judge.transcribe(waves[::-1], RATE) == texts[::-1]  # no state goes from clip to clip
-    assert judge.transcribe([np.zeros(0, np.float32)], RATE) == [""]
+    assert recogniser.transcribe(waves[::-1], RATE) == texts[::-1]  # no state goes from clip to clip
+    assert recogniser.transcribe([np.zeros(0, np.float32)], RATE) == [""]
 
 
 def test_whisper_without_numerals_writes_no_digit(whisper_folder: Path, clips: list[np.ndarray]) -> None:

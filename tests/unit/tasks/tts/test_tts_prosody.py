@@ -79,30 +79,30 @@ def test_the_score_in_numbers() -> None:
     measured = prosody(wav, RATE)
     assert measured is not None
     levels = (np.log(measured.energy_range), 0.5)
-    judges = SpeechModels(Says({"a": wav}))
+    models = SpeechModels(Says({"a": wav}))
     for mean, z in (
         (10, 1),
         (measured.f0_range, 1),
         (measured.f0_range * np.exp(0.8), 4),
         (measured.f0_range / 2, 3.466),
     ):
-        (score,) = ProsodyRange(judges, ProsodyNorm((np.log(mean), 0.2), levels, (0.0, 0.1)))([rollout("a")])
+        (score,) = ProsodyRange(models, ProsodyNorm((np.log(mean), 0.2), levels, (0.0, 0.1)))([rollout("a")])
         assert score.total == pytest.approx((1 / z) ** (1 / 3), rel=1e-3)
         assert score.parts["f0_range"] == measured.f0_range
-    (paused,) = ProsodyRange(judges, ProsodyNorm((np.log(measured.f0_range), 0.2), levels, (0.2, 0.1)))([rollout("a")])
+    (paused,) = ProsodyRange(models, ProsodyNorm((np.log(measured.f0_range), 0.2), levels, (0.2, 0.1)))([rollout("a")])
     assert paused.total == pytest.approx((1 / 2) ** (1 / 3))  # two deviations too few pauses
 
 
 def test_a_sample_with_its_own_recording_is_compared_with_it(norm: ProsodyNorm) -> None:
     flat = glide(1, RATE)
-    judges = SpeechModels(Says({"a": flat}))
+    models = SpeechModels(Says({"a": flat}))
     own = AudioClip(array=flat.astype(np.float32), sample_rate=RATE)
-    without, compared = ProsodyRange(judges, norm)([rollout("a"), rollout("a", reference_audio=own)])
+    without, compared = ProsodyRange(models, norm)([rollout("a"), rollout("a", reference_audio=own)])
     assert compared.total == 1.0 > without.total
-    (mean,) = ProsodyRange(judges, norm, reference=lambda sample: None)([rollout("a", reference_audio=own)])
+    (mean,) = ProsodyRange(models, norm, reference=lambda sample: None)([rollout("a", reference_audio=own)])
     assert mean == without
     silent = AudioClip(array=np.zeros(RATE, np.float32), sample_rate=RATE)
-    assert ProsodyRange(judges, norm)([rollout("a", reference_audio=silent)]) == [without]
+    assert ProsodyRange(models, norm)([rollout("a", reference_audio=silent)]) == [without]
 
 
 def test_silence_scores_nothing(norm: ProsodyNorm) -> None:

@@ -106,53 +106,53 @@ def totals(reward, rollouts: Sequence[Rollout]) -> list[float]:
 def test_intelligibility_by_words_and_characters() -> None:
     voice = Said({"a": tone(1.0), "b": tone(2.0), "c": tone(0.5)})
     judge = ByLength({8000: "the cat sat", 16_000: "one two three four", 4000: "hello"})
-    judges = SpeechModels(voice, recogniser=judge)
+    models = SpeechModels(voice, recogniser=judge)
     rollouts = [rollout("a", "The cat sat down."), rollout("b", "hello"), rollout("c", "nothing", "Hello!")]
-    scores = Intelligibility(judges)(rollouts)
+    scores = Intelligibility(models)(rollouts)
     assert [s.total for s in scores] == pytest.approx([0.75, 0.0, 1.0])  # the best reference counts; never below 0
     assert [s.parts["wer"] for s in scores] == pytest.approx([0.25, 4.0, 0.0])
-    by_characters = Intelligibility(judges, metric="cer")(rollouts[:1])
+    by_characters = Intelligibility(models, metric="cer")(rollouts[:1])
     assert by_characters[0].total == pytest.approx(1 - 5 / 16)  # " down" of "the cat sat down"
     assert judge.calls == [3]  # all at once, and only once
 
 
 def test_what_it_wrote_itself_as_the_reference() -> None:
     voice = Said({"a": tone(1.0), "b": tone(1.0), "c": None})
-    judges = SpeechModels(voice, recogniser=ByLength({8000: "good morning"}))
-    reward = Intelligibility(judges, against="text")
+    models = SpeechModels(voice, recogniser=ByLength({8000: "good morning"}))
+    reward = Intelligibility(models, against="text")
     wrote = rollout("a", text="<think>hm</think><answer>Good evening</answer>")
     assert totals(reward, [wrote, rollout("b"), rollout("c")]) == [0.5, 0.0, 0.0]  # b wrote nothing, c neither
 
 
 def test_saying_nothing_never_pays() -> None:
     judge = ByLength({8000: "hello"}, {8000: [1.0, 0.0]}, {8000: 4.0})
-    judges = SpeechModels(Said({**SILENT, "loud": tone(1.0)}), judge, judge, judge)
+    models = SpeechModels(Said({**SILENT, "loud": tone(1.0)}), judge, judge, judge)
     clip = AudioClip(array=tone(1.0), sample_rate=RATE)
     quiet = [rollout(id, "hello", text="hello", clips=[clip], reference_seconds=1.0) for id in SILENT]
     loud = rollout("loud", "hello", text="hello", clips=[clip], reference_seconds=1.0)
     for reward in (
-        Intelligibility(judges),
-        Intelligibility(judges, against="text"),
-        SpeakerSimilarity(judges),
-        NotSilent(judges),
-        NotClipped(judges),
-        Finished(judges),
-        PredictedMOS(judges),
+        Intelligibility(models),
+        Intelligibility(models, against="text"),
+        SpeakerSimilarity(models),
+        NotSilent(models),
+        NotClipped(models),
+        Finished(models),
+        PredictedMOS(models),
     ):
         assert totals(reward, quiet) == [0.0] * 4, reward
         assert totals(reward, [loud])[0] > 0.5, reward
     assert judge.calls == [1, 1, 1, 1]  # the clip of reference is one of the four; silence was never judged
-    assert totals(Duration(judges), [*quiet, loud]) == [0.0, 0.0, 1.0, 1.0, 1.0]
+    assert totals(Duration(models), [*quiet, loud]) == [0.0, 0.0, 1.0, 1.0, 1.0]
 
 
 def test_speaker_similarity_is_the_cosine() -> None:
     half = math.sqrt(0.5)
     judge = ByLength(vectors={8000: [1.0, 0.0], 16_000: [half, half], 4000: [-1.0, 0.0]})
     voice = Said({"same": tone(1.0), "near": tone(2.0), "far": tone(0.5)})
-    judges = SpeechModels(voice, encoder=judge)
+    models = SpeechModels(voice, encoder=judge)
     clip = AudioClip(array=tone(1.0), sample_rate=RATE)
     rollouts = [rollout(id, clips=[clip]) for id in ("same", "near", "far")]
-    assert totals(SpeakerSimilarity(judges), rollouts) == pytest.approx([1.0, half, 0.0])
+    assert totals(SpeakerSimilarity(models), rollouts) == pytest.approx([1.0, half, 0.0])
     assert judge.calls == [3, 1]  # three rollouts, and the one clip that all are compared with
 
 
@@ -172,9 +172,9 @@ def test_duration_both_ways(said: float, wanted: float, score: float) -> None:
 
 
 def test_duration_against_nothing() -> None:
-    judges = SpeechModels(Said({"a": tone(1.0), "b": None}))
+    models = SpeechModels(Said({"a": tone(1.0), "b": None}))
     rollouts = [rollout("a", reference_seconds=0), rollout("b", reference_seconds=0)]
-    assert totals(Duration(judges), rollouts) == [0.0, 1.0]
+    assert totals(Duration(models), rollouts) == [0.0, 1.0]
 
 
 def test_reference_seconds_of_streams_and_of_none() -> None:
@@ -196,25 +196,25 @@ def test_reference_seconds_of_streams_and_of_none() -> None:
 def test_silence_and_clipping_have_limits() -> None:
     mostly = np.concatenate([tone(1.0), np.zeros(3 * RATE, np.float32)])  # three quarters silent
     square = np.sign(tone(1.0, 200.5)).astype(np.float32)
-    judges = SpeechModels(Said({"mostly": mostly, "square": square, "tone": tone(1.0)}))
+    models = SpeechModels(Said({"mostly": mostly, "square": square, "tone": tone(1.0)}))
     rollouts = [rollout(id) for id in ("mostly", "square", "tone")]
-    assert totals(NotSilent(judges), rollouts) == [0.0, 1.0, 1.0]
-    assert totals(NotSilent(judges, most=0.75), rollouts) == [1.0, 1.0, 1.0]
-    assert NotSilent(judges)(rollouts)[0].parts["silent"] == pytest.approx(0.75)
-    assert totals(NotClipped(judges), rollouts) == [1.0, 0.0, 1.0]
+    assert totals(NotSilent(models), rollouts) == [0.0, 1.0, 1.0]
+    assert totals(NotSilent(models, most=0.75), rollouts) == [1.0, 1.0, 1.0]
+    assert NotSilent(models)(rollouts)[0].parts["silent"] == pytest.approx(0.75)
+    assert totals(NotClipped(models), rollouts) == [1.0, 0.0, 1.0]
 
 
 def test_a_generation_that_never_ended_is_scored_and_told_apart() -> None:
-    judges = SpeechModels(Said({"a": tone(1.0), "b": tone(1.0)}), recogniser=ByLength({8000: "hello hello"}))
+    models = SpeechModels(Said({"a": tone(1.0), "b": tone(1.0)}), recogniser=ByLength({8000: "hello hello"}))
     cut, done = rollout("a", "hello hello", stop="length"), rollout("b", "hello hello")
-    assert totals(Intelligibility(judges), [cut, done]) == [1.0, 1.0]
-    assert totals(Finished(judges), [cut, done]) == [0.0, 1.0]
+    assert totals(Intelligibility(models), [cut, done]) == [1.0, 1.0]
+    assert totals(Finished(models), [cut, done]) == [0.0, 1.0]
 
 
 def test_opinions_fill_the_unit_interval() -> None:
     judge = ByLength(opinions={8000: 3.0, 16_000: 5.2, 4000: 0.9})
-    judges = SpeechModels(Said({"a": tone(1.0), "b": tone(2.0), "c": tone(0.5)}), quality=judge)
-    scores = PredictedMOS(judges)([rollout(id) for id in "abc"])
+    models = SpeechModels(Said({"a": tone(1.0), "b": tone(2.0), "c": tone(0.5)}), quality=judge)
+    scores = PredictedMOS(models)([rollout(id) for id in "abc"])
     assert [s.total for s in scores] == [0.5, 1.0, 0.0]
     assert scores[0].parts == {"mos": 3.0}
 
@@ -223,23 +223,23 @@ def test_rewards_share_what_was_heard() -> None:
     """One decoding and one transcription for a sum of rewards, again for a second call, and for new rollouts only."""
     voice = Said({"a": tone(1.0), "b": tone(2.0)})
     judge = ByLength({8000: "hello", 16_000: "hello"})
-    judges = SpeechModels(voice, recogniser=judge)
+    models = SpeechModels(voice, recogniser=judge)
     reward = WeightedSum.of(
-        words=Intelligibility(judges), letters=(Intelligibility(judges, "cer"), 0.5), sound=NotSilent(judges)
+        words=Intelligibility(models), letters=(Intelligibility(models, "cer"), 0.5), sound=NotSilent(models)
     )
     first = rollout("a", "hello")
     (score,) = reward([first])
     assert score.total == 2.5 and score.parts["words/wer"] == 0.0
     reward([first, rollout("b", "hello")])
     assert judge.calls == [1, 1] and voice.asked == ["a", "b"]
-    assert totals(Intelligibility(judges), [first, first]) == [1.0, 1.0]
+    assert totals(Intelligibility(models), [first, first]) == [1.0, 1.0]
 
 
 @pytest.mark.parametrize("reward", [Intelligibility, Finished, NotSilent, NotClipped])
 def test_speech_is_decoded_in_one_call(reward: Callable[[SpeechModels], Reward]) -> None:
     voice = Said({"a": tone(1.0), "b": tone(2.0), "c": None})
-    judges = SpeechModels(voice, recogniser=ByLength({8000: "hello", 16_000: "hello"}))
-    reward(judges)([rollout(name, "hello") for name in "abc"])
+    models = SpeechModels(voice, recogniser=ByLength({8000: "hello", 16_000: "hello"}))
+    reward(models)([rollout(name, "hello") for name in "abc"])
     assert voice.calls == [3]
 
 
@@ -250,29 +250,29 @@ def test_broken_sound_names_the_rollout() -> None:
 
 
 def test_judges_that_are_not_there() -> None:
-    judges = SpeechModels(Said({"a": tone(1.0)}))
+    models = SpeechModels(Said({"a": tone(1.0)}))
     spoken = [rollout("a", "hello", clips=[AudioClip(array=tone(1.0), sample_rate=RATE)])]
     for reward, missing in (
-        (Intelligibility(judges), "no recogniser"),
-        (SpeakerSimilarity(judges), "no speaker encoder"),
-        (PredictedMOS(judges), "no quality model"),
+        (Intelligibility(models), "no recogniser"),
+        (SpeakerSimilarity(models), "no speaker encoder"),
+        (PredictedMOS(models), "no quality model"),
     ):
         with pytest.raises(ValueError, match=missing):
             reward(spoken)
 
 
 def test_references_are_needed_and_settings_checked() -> None:
-    judges = SpeechModels(Said({"a": tone(1.0)}), recogniser=ByLength({8000: "hello"}))
+    models = SpeechModels(Said({"a": tone(1.0)}), recogniser=ByLength({8000: "hello"}))
     with pytest.raises(ValueError, match="'a' has no reference transcript"):
-        Intelligibility(judges)([rollout("a")])
+        Intelligibility(models)([rollout("a")])
     with pytest.raises(ValueError, match="metric 'mer'"):
-        Intelligibility(judges, metric="mer")  # type: ignore[arg-type]
+        Intelligibility(models, metric="mer")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="against 'x'"):
-        Intelligibility(judges, against="x")  # type: ignore[arg-type]
+        Intelligibility(models, against="x")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="NotSilent: most"):
-        NotSilent(judges, most=1.0)
+        NotSilent(models, most=1.0)
     with pytest.raises(ValueError, match="NotClipped: most"):
-        NotClipped(judges, most=-0.1)
+        NotClipped(models, most=-0.1)
 
 
 @pytest.mark.slow
@@ -313,16 +313,16 @@ def spoken(id: str, *references: str, frames: int = 8, others: int = 2) -> Rollo
 def test_words_are_credited_on_their_frames() -> None:
     """Half of two seconds is frame 4 of 8, which is token 6; the last word's credit is on the last token."""
     words = AlignedWord("good", "good", 0.0, 1.0), AlignedWord("morning", "", 1.0, 2.0)
-    judges = SpeechModels(Said({"a": tone(2.0)}), recogniser=Aligned(words=words))
-    (score,) = WordIntelligibility(judges)([spoken("a", "good morning")])
+    models = SpeechModels(Said({"a": tone(2.0)}), recogniser=Aligned(words=words))
+    (score,) = WordIntelligibility(models)([spoken("a", "good morning")])
     assert score.total == 0.5 and score.parts == {"cer": 0.5}
     assert score.per_token == (0, 0, 0, 0, 0, 0, 0.5, 0, 0, 0, 0, 0.0005)
 
 
 def test_credit_of_more_words_than_tokens_and_of_silence() -> None:
     words = tuple(AlignedWord("a", "a", i / 2, (i + 1) / 2) for i in range(4))
-    judges = SpeechModels(Said({"a": tone(2.0), "silence": SILENT["silence"]}), recogniser=Aligned(words=words))
-    short, silent = WordIntelligibility(judges)(
+    models = SpeechModels(Said({"a": tone(2.0), "silence": SILENT["silence"]}), recogniser=Aligned(words=words))
+    short, silent = WordIntelligibility(models)(
         [spoken("a", "a a a a", frames=1, others=0), spoken("silence", "a a a a")]
     )
     assert short.total == 1 and short.per_token is not None and sum(short.per_token) == 1
@@ -354,6 +354,6 @@ def test_the_probability_of_a_character() -> None:
 
 
 def test_credit_by_word_needs_a_recogniser_that_aligns() -> None:
-    judges = SpeechModels(Said({"a": tone(1.0)}), recogniser=ByLength())
+    models = SpeechModels(Said({"a": tone(1.0)}), recogniser=ByLength())
     with pytest.raises(ValueError, match="CTC head"):
-        WordIntelligibility(judges)([spoken("a", "good morning")])
+        WordIntelligibility(models)([spoken("a", "good morning")])
