@@ -129,6 +129,7 @@ def test_a_loss_that_is_infinite(samples: list[Sample], epochs: int) -> None:
     batch = [with_advantage(e, -1.0) for e in learner.prepare(batch_of(learner.policy, samples))]
     learner.step(TrainBatch(batch))
     before = everything(learner)
+    batch = [e.replace(old_logprobs=e.rollout_logprobs) for e in batch]
     far = batch[3].replace(old_logprobs=torch.full((len(batch[3]),), -200.0))
     for wrong, what in (
         (with_advantage(batch[3], INF), "inf|nan"),

@@ -48,4 +48,4 @@ def test_one_of_them_trains(
     assert f"{file}:2: path is 'Qwen/Qwen2.5-Omni-3B' here, 'tiny' on the command line" in printed
     assert f"{file}:11: rl.group_size is 8 here, 2 on the command line" in printed
     config = json.loads((run / "config.json").read_text())["config"]
-    assert config["epochs"] == 2.0 and config["rl"]["advantage_eps"] == 1e-4 and config["rl"]["group_size"] == 2
+    assert config["epochs"] == 2.0 and config["rl"]["estimator"]["eps"] == 1e-4 and config["rl"]["group_size"] == 2

@@ -524,7 +524,7 @@ def test_the_supervised_gradient_is_added_times_its_coefficient(samples: list[Sa
 
 def test_the_supervised_term_needs_examples(samples: list[Sample], tmp_path: Path) -> None:
     run = Run.create(tmp_path / "run", "test", [], RLConfig())
-    with pytest.raises(ValueError, match="ptx_coef is set, but there are no supervised examples"):
+    with pytest.raises(ValueError, match=r"ptx\.coef is set, but there are no supervised examples"):
         train_rl(
             make_omni(),
             samples,

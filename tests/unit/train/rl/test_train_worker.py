@@ -240,7 +240,7 @@ def test_the_reference_shares_what_is_not_trained(samples: list[Sample]) -> None
     policy = make_omni(ModelConfig(lora=LoraConfig(rank=4)))
     reference = policy.reference()
     own = {p.data_ptr() for p in policy.model.parameters()}
-    extra = sum(p.numel() for p in reference._frozen.model.parameters() if p.data_ptr() not in own)
+    extra = sum(p.numel() for p in reference.runs_on.model.parameters() if p.data_ptr() not in own)
     assert extra <= sum(p.numel() for p in policy.trainable().values())
 
 
