@@ -149,7 +149,7 @@ def check_audiorl(command: str, *args: str) -> None:
         assert args[0] in dict(python_files()) and set(options_of(args)) <= {"--model", "--data", "--out"}
     elif command == "eval":
         find_script("eval", args[0])
-        parse(options_type(importlib.import_module(f"audiorl.eval.{args[0]}").main), args[1:], prog=args[0])
+        parse(options_type(importlib.import_module(f"audiorl.eval.{args[0]}").main), args[1:], prog="x", run_file=True)
     elif command == "audit":
         check_audiorl("eval", "audit", "--model", *args)
     elif command == "rewards":
