@@ -80,8 +80,7 @@ def _clock(setup: Setup) -> float:
 
 def _our_step(setup: Setup, samples: Sequence[Sample]) -> Callable[[], float]:
     """A function that runs the next step and returns its seconds."""
-    from audiorl.train.rl.advantages import scored_experiences
-    from audiorl.train.rl.collect import collect
+    from audiorl.train.rl.collect import collect, scored_experiences
 
     scale = setup.scale
     policy = full_width_policy(setup, _config(setup))

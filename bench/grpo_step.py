@@ -62,8 +62,8 @@ from audiorl.models.families import qwen_omni
 from audiorl.models.families.text import TextDecoder
 from audiorl.models.tiny import tiny_tokenizer
 from audiorl.rollout.hf import HFEngine
-from audiorl.train.rl.advantages import compute_advantages, scored_experiences
-from audiorl.train.rl.collect import collect
+from audiorl.train.rl.advantages import compute_advantages
+from audiorl.train.rl.collect import collect, scored_experiences
 from audiorl.train.rl.trainer import TrainBatch, Trainer
 from audiorl.types import Message, Rollout, Sample, Score
 from bench.against_trl import train_with_trl

@@ -8,7 +8,7 @@ checkpoint, a vision encoder and a processor for video. `Listener` is the audio 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -253,8 +253,16 @@ class Loading:
             return "a worker of vLLM has no connection for weights"
         parameters = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
 
+        own: tuple[Callable[..., object], ...] = (
+            self.audiorl_begin,
+            self.audiorl_load,
+            self.audiorl_replace_adapter,
+            self.audiorl_end,
+        )
+        methods = {method.__name__: method for method in own}
+
         def load(weights: Weights, version: int) -> None:
-            load_checked(weights, parameters, lambda method, *args: getattr(self, method)(*args))
+            load_checked(weights, parameters, lambda method, *args: methods[method](*args))
 
         try:
             self._audiorl_receiver.update(load, version)

@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -39,10 +38,6 @@ from audiorl.config import EstimatorConfig, RLConfig
 from audiorl.train.batches import widened
 from audiorl.types import Score
 from audiorl.user_files import load_function
-
-if TYPE_CHECKING:  # collecting needs the rewards' packages, training does not
-    from audiorl.train.rl.collect import RolloutBatch
-
 
 # -- scores ------------------------------------------------------------------------------------------------------------
 
@@ -72,19 +67,6 @@ def _mapped(score: Score, f: Callable[[float], float]) -> Score:
 def _shifted(score: Score, by: float) -> Score:
     segments, tokens = ((*v[:-1], v[-1] + by) if v else v for v in (score.per_segment, score.per_token))
     return replace(score, total=score.total + by, per_segment=segments, per_token=tokens)
-
-
-def scored_experiences(batch: RolloutBatch, config: RLConfig) -> list[Experience]:
-    """Return the experiences of a step; their scores, and those of greedy answers, are clipped and normalised
-    together."""
-    scores = [r.score for r in batch.rollouts if r.score]
-    normalized = normalize_scores([*scores, *batch.greedy], config.scores.clip, config.scores.normalize)
-    out = [Experience.from_rollout(r.with_score(s)) for r, s in zip(batch.rollouts, normalized, strict=False)]
-    if not batch.greedy:
-        return out
-    groups = list(dict.fromkeys(e.group_id for e in out))
-    greedy = dict(zip(groups, (s.total for s in normalized[len(scores) :]), strict=True))
-    return [e.replace(greedy_score=greedy[e.group_id]) for e in out]
 
 
 # -- estimators --------------------------------------------------------------------------------------------------------

@@ -11,11 +11,13 @@ from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
+from audiorl.algos.experience import Experience
 from audiorl.config import RLConfig
 from audiorl.data.schedule import batch_of_step
 from audiorl.protocols import Request, Reward, RolloutEngine
 from audiorl.rewards.combine import score_rollouts, scored_rollouts
 from audiorl.rewards.concurrency import EarlyScores, begins_early
+from audiorl.train.rl.advantages import normalize_scores
 from audiorl.train.rl.engines import GroupEngine
 from audiorl.train.rl.partial import UnfinishedGroup, save_unfinished, unfinished_file
 from audiorl.types import Rollout, Sample, Score
@@ -240,3 +242,16 @@ def _greedy(engine: RolloutEngine, heads: Sequence[Rollout], reward: Reward) -> 
 def _has_signal(group: Sequence[Rollout]) -> bool:
     totals = [r.score.total for r in group if r.score]
     return max(totals) - min(totals) > 1e-6
+
+
+def scored_experiences(batch: RolloutBatch, config: RLConfig) -> list[Experience]:
+    """Return the experiences of a step; their scores, and those of greedy answers, are clipped and normalised
+    together."""
+    scores = [r.score for r in batch.rollouts if r.score]
+    normalized = normalize_scores([*scores, *batch.greedy], config.scores.clip, config.scores.normalize)
+    out = [Experience.from_rollout(r.with_score(s)) for r, s in zip(batch.rollouts, normalized, strict=False)]
+    if not batch.greedy:
+        return out
+    groups = list(dict.fromkeys(e.group_id for e in out))
+    greedy = dict(zip(groups, (s.total for s in normalized[len(scores) :]), strict=True))
+    return [e.replace(greedy_score=greedy[e.group_id]) for e in out]

@@ -18,7 +18,7 @@ from audiorl.protocols import RolloutEngine, SpeechDecoder
 from audiorl.run.folder import Run
 from audiorl.run.progress import Progress
 from audiorl.run.saving import pull
-from audiorl.train.rl.processes import StepOutput, Workers
+from audiorl.train.rl.processes import StepResult, Workers
 from audiorl.types import Rollout, Sample
 
 
@@ -29,7 +29,7 @@ class FinishedStep:
     done: int
     """Steps done, from 1."""
     rollouts: Sequence[Rollout]
-    output: StepOutput
+    output: StepResult
 
 
 class Hook(Protocol):
@@ -154,7 +154,7 @@ def is_recorded(done: int, config: RLConfig) -> bool:
 
 
 @dataclass(frozen=True)
-class Recording:
+class RecordRollouts:
     """Writes rollouts with their advantages and numbers of every token to the run folder; see `rollouts_every`."""
 
     run: Run

@@ -60,7 +60,7 @@ class StepBatch:
 
 
 @dataclass(frozen=True)
-class StepOutput:
+class StepResult:
     """What all trainers made of a step."""
 
     metrics: dict[str, float]
@@ -113,7 +113,7 @@ class Workers:
             out = [e.replace(teacher=output) for e, output in zip(out, outputs, strict=True)]
         return out
 
-    def step(self, batch: StepBatch) -> StepOutput:
+    def step(self, batch: StepBatch) -> StepResult:
         """Update the policy, and then critics in processes of their own towards the trainers' returns."""
         shares = split_groups(batch.experiences, self.trainers.size)
         outputs = self.trainers.each(Trainer.step, _train_batches(batch, shares, self.config))
@@ -123,7 +123,7 @@ class Workers:
             returned = [e.replace(returns=r) for e, r in zip(batch.experiences, returns, strict=True)]
             batches = _train_batches(StepBatch(returned), split_groups(returned, self.critics.size), self.config)
             metrics |= self.critics.each(CriticWorker.update, batches)[0]
-        return StepOutput(
+        return StepResult(
             metrics,
             _in_order([output.advantages for output in outputs], shares),
             _in_order([output.tokens for output in outputs], shares) if batch.record_tokens else [],

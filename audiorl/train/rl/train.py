@@ -17,10 +17,9 @@ from audiorl.protocols import Reward, SpeechDecoder
 from audiorl.run.folder import Run
 from audiorl.run.progress import Progress, StepClock
 from audiorl.run.saving import checkpoint, completing_saves, pull_last, restore
-from audiorl.train.rl.advantages import scored_experiences
-from audiorl.train.rl.collect import Collector, RolloutBatch
+from audiorl.train.rl.collect import Collector, RolloutBatch, scored_experiences
 from audiorl.train.rl.distill import check_teacher_prompts, reference_answers, with_teacher_prompts
-from audiorl.train.rl.hooks import Evaluate, FinishedStep, HeldOut, Hook, ListeningCheck, Recording, is_recorded
+from audiorl.train.rl.hooks import Evaluate, FinishedStep, HeldOut, Hook, ListeningCheck, RecordRollouts, is_recorded
 from audiorl.train.rl.metrics import step_metrics
 from audiorl.train.rl.partial import check_can_pause, load_unfinished, unfinished_file
 from audiorl.train.rl.processes import StepBatch, Workers, start_workers
@@ -77,7 +76,7 @@ def train_rl(
             hooks.append(ListeningCheck(policy, workers))
         if evaluate:
             hooks.append(HeldOut(evaluate, policy, workers, sampling, progress))
-        hooks.append(Recording(run, phase, config, speech_decoder))
+        hooks.append(RecordRollouts(run, phase, config, speech_decoder))
 
         for step in range(start, config.steps):
             done = step + 1

@@ -11,8 +11,7 @@ from torch import Tensor
 from audiorl.config import RLConfig
 from audiorl.data.schedule import batch_of_step
 from audiorl.protocols import Request
-from audiorl.train.rl.advantages import scored_experiences
-from audiorl.train.rl.collect import RolloutBatch, collect
+from audiorl.train.rl.collect import RolloutBatch, collect, scored_experiences
 from audiorl.train.rl.metrics import rollout_metrics
 from audiorl.types import Rollout, Sample, Score, Segment
 

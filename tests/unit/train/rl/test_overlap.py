@@ -17,8 +17,7 @@ from audiorl.errors import Interrupted
 from audiorl.models import AudioPolicy
 from audiorl.rollout.hf import HFEngine
 from audiorl.run.folder import Run
-from audiorl.train.rl.advantages import scored_experiences
-from audiorl.train.rl.collect import RolloutBatch, collect
+from audiorl.train.rl.collect import RolloutBatch, collect, scored_experiences
 from audiorl.train.rl.train import train_rl
 from audiorl.train.rl.trainer import TrainBatch, Trainer
 from audiorl.types import Rollout, Sample, Score

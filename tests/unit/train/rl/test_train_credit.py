@@ -18,8 +18,8 @@ from torch import Tensor
 from audiorl.algos.experience import Experience
 from audiorl.algos.kl import KLKind
 from audiorl.config import EstimatorConfig, RLConfig, ScoreConfig
-from audiorl.train.rl.advantages import compute_advantages, mean_advantage, normalize_scores, scored_experiences
-from audiorl.train.rl.collect import RolloutBatch
+from audiorl.train.rl.advantages import compute_advantages, mean_advantage, normalize_scores
+from audiorl.train.rl.collect import RolloutBatch, scored_experiences
 from audiorl.types import Rollout, Sample, Score, Segment
 from tests.support.rl import rl_config
 
