@@ -87,7 +87,7 @@ class AudioClip:
         return load_clip(self, sample_rate)
 
     def with_context(self) -> AudioClip:
-        """The part together with its context, as a clip of its own."""
+        """Return the part together with its context, as a clip of its own."""
         length = None if self.duration is None else self.duration + self.context
         return replace(self, start=self.start - self.context, duration=length, context=0.0)
 
@@ -111,7 +111,7 @@ class AudioClip:
         return f"{_content_keys[self]}#{part}"
 
     def _repr_html_(self) -> str:
-        """A player, for notebooks; the error in its place for unusable audio."""
+        """Return a player, for notebooks; the error in its place for unusable audio."""
         try:
             rate = probe(self).sample_rate
             content = base64.b64encode(wav_bytes(self.load(rate), rate)).decode("ascii")
@@ -133,7 +133,7 @@ class AudioInfo:
 
 
 def load_clip(clip: AudioClip, sample_rate: int = 16_000, max_seconds: float | None = None) -> np.ndarray:
-    """The clip's selected part as a new mono float32 array [T] at `sample_rate` Hz.
+    """Return the clip's selected part as a new mono float32 array [T] at `sample_rate` Hz.
 
     Raises AudioError, also when the part is longer than `max_seconds` (default: MAX_SECONDS).
     """
@@ -180,7 +180,7 @@ def seconds(clip: AudioClip) -> float:
 
 
 def name(clip: AudioClip) -> str:
-    """What messages call a clip."""
+    """Return what messages call a clip."""
     if clip.path is not None:
         return clip.path
     return f"<{len(clip.data)} bytes of audio>" if clip.data is not None else "<audio array>"
@@ -376,8 +376,8 @@ def _decoder(clip: AudioClip, stack: ExitStack) -> _SoundFile | _Container:
 
 
 def _claimed(clip: AudioClip, seconds: float) -> float:
-    """The length that the Xing or Info header of an MP3 file claims, where that is more than rounding and an encoder's
-    padding explain: decoders compare it with what is there only where the rest of the header is in order."""
+    """Return the length that the Xing or Info header of an MP3 file claims, where that is more than rounding and an
+    encoder's padding explain: decoders compare it with what is there only where the rest of the header is in order."""
     with open(clip.path, "rb") if clip.path is not None else io.BytesIO(clip.data or b"") as file:
         head = file.read(64).ljust(64, b"\0")
     version, rate_index = head[1] >> 3 & 3, head[2] >> 2 & 3

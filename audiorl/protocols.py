@@ -72,7 +72,8 @@ class Review(Protocol):
         ...
 
     def keep(self, hypothesis: Hypothesis) -> int:
-        """How many tokens are written, 0 to n. What is cut off is not written, and the model does not see it later."""
+        """Return how many tokens are written, 0 to n. What is cut off is not written, and the model does not see it
+        later."""
         ...
 
 

@@ -87,7 +87,7 @@ def split(
 
 
 def _texts(u: Utterance) -> list[str]:
-    """What is said, and what it means in English, as texts are compared."""
+    """Return what is said, and what it means in English, as texts are compared."""
     return [normalised(text) for text in (u.text, u.translation) if text.strip()]
 
 

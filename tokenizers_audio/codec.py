@@ -189,7 +189,7 @@ class CodecStream:
 
 
 def fit(x: Tensor, length: int) -> Tensor:
-    """The last axis cut off or filled with zeros at its end."""
+    """Return the last axis cut off or filled with zeros at its end."""
     return F.pad(x, (0, max(0, length - x.shape[-1])))[..., :length]
 
 
@@ -205,7 +205,7 @@ def codebooks(
     num_codebooks: int | None,
     bandwidth: float | None,
 ) -> int:
-    """How many codebooks a codec uses: `num_codebooks`, as many as fit into `bandwidth` (kbit/s), or all."""
+    """Return how many codebooks a codec uses: `num_codebooks`, as many as fit into `bandwidth` (kbit/s), or all."""
     if num_codebooks is not None and bandwidth is not None:
         raise ValueError("give num_codebooks or bandwidth, not both")
     bits = frame_rate * math.log2(codebook_size)

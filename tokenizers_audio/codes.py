@@ -31,7 +31,8 @@ def save_codes(path: str | Path, codes: Tensor, tokenizer: AudioTokenizer) -> No
 
 
 def load_codes(path: str | Path, tokenizer: AudioTokenizer) -> Tensor:
-    """What `save_codes` wrote, as int64 on the CPU. Raises ValueError, also for codes that the codec cannot decode."""
+    """Return what `save_codes` wrote, as int64 on the CPU. Raises ValueError, also for codes that the codec cannot
+    decode."""
     with _open(Path(path)) as file:
         _check_tokenizer(Path(path), file.metadata(), tokenizer)
         if "codes" not in file.keys():  # noqa: SIM118 - not a mapping
@@ -118,7 +119,7 @@ class CodeShards(Mapping[str, Tensor]):
 
 
 def _ids(path: Path, text: str, tensors: set[str]) -> list[str]:
-    """The recordings of a shard, one a tensor."""
+    """Return the recordings of a shard, one a tensor."""
     try:
         ids = json.loads(text)
     except ValueError:

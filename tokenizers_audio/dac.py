@@ -19,8 +19,8 @@ from tokenizers_audio.loading import load_model
 
 
 def load(path: str | Path, *, num_codebooks: int | None = None, bandwidth: float | None = None) -> Codec:
-    """A DAC codec of a folder or hub id, with all its codebooks, the first `num_codebooks`, or those of a `bandwidth`
-    in kbit/s. Raises ValueError."""
+    """Return a DAC codec of a folder or hub id, with all its codebooks, the first `num_codebooks`, or those of a
+    `bandwidth` in kbit/s. Raises ValueError."""
     return Codec(Dac(load_model(DacModel, path), num_codebooks, bandwidth))
 
 

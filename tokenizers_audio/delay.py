@@ -45,7 +45,7 @@ def interleave(codes: Tensor, bos: int, eos: int) -> Tensor:
 
 
 def deinterleave(rows: Tensor, bos: int, eos: int) -> Tensor:
-    """The complete frames [Q, F] in rows [N, Q] that begin with the row of all BOS.
+    """Return the complete frames [Q, F] in rows [N, Q] that begin with the row of all BOS.
 
     Frame f lies in rows f + 1 … f + Q. Rows of a generation that was cut off hold N - Q complete frames, none when
     N <= Q. Rows with an EOS hold those before it: F = e - 1, as the head of this file explains, also when EOS came in
@@ -69,7 +69,7 @@ def deinterleave(rows: Tensor, bos: int, eos: int) -> Tensor:
 
 
 def sampled_codes_mask(rows: Tensor, bos: int, eos: int) -> Tensor:
-    """Where a sampler that follows the rule above drew what stands in `rows` [N, Q]: bool [N, Q].
+    """Return where a sampler that follows the rule above drew what stands in `rows` [N, Q]: bool [N, Q].
 
     The sum of log-probs over these positions is the log-prob of the rows. Rows may be cut off. Raises ValueError for
     rows that the rule cannot produce.
@@ -89,7 +89,7 @@ def sampled_codes_mask(rows: Tensor, bos: int, eos: int) -> Tensor:
 
 
 def step(row: int | Tensor, draws: Tensor, end: Tensor, bos: int, eos: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The next row of a generation for a batch of streams, from what was sampled for it.
+    """Return the next row of a generation for a batch of streams, from what was sampled for it.
 
     row: its number, counted from 0; [B, 1] where each stream is at a row of its own.
     draws: [B, Q], sampled from distributions without BOS; any value where nothing is sampled.

@@ -20,8 +20,8 @@ from tokenizers_audio.seanet import seanet_layers
 
 
 def load(path: str | Path, *, num_codebooks: int | None = None, bandwidth: float | None = None) -> Codec:
-    """An Encodec codec of a folder or hub id, with all its codebooks (transformers' own default is the fewest), the
-    first `num_codebooks`, or those of a `bandwidth` in kbit/s. Raises ValueError."""
+    """Return an Encodec codec of a folder or hub id, with all its codebooks (transformers' own default is the fewest),
+    the first `num_codebooks`, or those of a `bandwidth` in kbit/s. Raises ValueError."""
     return Codec(Encodec(load_model(EncodecModel, path), num_codebooks, bandwidth))
 
 

@@ -28,8 +28,8 @@ def load(
     block_seconds: float = BLOCK_SECONDS,
     overlap_seconds: float = OVERLAP_SECONDS,
 ) -> Codec:
-    """A Higgs Audio V2 tokenizer of a folder or hub id, with all its codebooks, the first `num_codebooks`, or those of
-    a `bandwidth` in kbit/s. Streams of codes come up to `block_seconds` late. Raises ValueError."""
+    """Return a Higgs Audio V2 tokenizer of a folder or hub id, with all its codebooks, the first `num_codebooks`, or
+    those of a `bandwidth` in kbit/s. Streams of codes come up to `block_seconds` late. Raises ValueError."""
     model = load_model(HiggsAudioV2TokenizerModel, path)
     family = "higgs_audio_v2_tokenizer"
     return Codec(SemanticCodec(family, model, num_codebooks, bandwidth, block_seconds, overlap_seconds))

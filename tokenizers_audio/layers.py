@@ -23,7 +23,7 @@ class Layer(Protocol):
         ...
 
     def finish(self) -> Tensor:
-        """The remaining outputs, after the last input; at least one push must have come before. Then as new."""
+        """Return the remaining outputs, after the last input; at least one push must have come before. Then as new."""
         ...
 
 

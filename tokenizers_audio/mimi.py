@@ -21,8 +21,8 @@ from tokenizers_audio.seanet import conv_layer, seanet_layers, transposed_layer
 
 
 def load(path: str | Path, *, num_codebooks: int | None = None, bandwidth: float | None = None) -> Codec:
-    """A Mimi codec of a folder or hub id, with all its codebooks, the first `num_codebooks` (Moshi uses 8), or those of
-    a `bandwidth` in kbit/s. Raises ValueError."""
+    """Return a Mimi codec of a folder or hub id, with all its codebooks, the first `num_codebooks` (Moshi uses 8), or
+    those of a `bandwidth` in kbit/s. Raises ValueError."""
     return Codec(Mimi(load_model(MimiModel, path), num_codebooks, bandwidth))
 
 

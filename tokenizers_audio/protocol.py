@@ -71,5 +71,5 @@ class AudioTokenizer(Protocol):
         ...
 
     def streaming(self) -> Streaming:
-        """The fresh state of one stream."""
+        """Return the fresh state of one stream."""
         ...

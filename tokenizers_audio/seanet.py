@@ -12,12 +12,13 @@ from tokenizers_audio.layers import Chain, Conv, Layer, Lstm, Pointwise, Residua
 
 
 def seanet_layers(modules: Iterable[Any]) -> Chain:
-    """The layers of an EncodecEncoder, EncodecDecoder, MimiEncoder or MimiDecoder."""
+    """Return the layers of an EncodecEncoder, EncodecDecoder, MimiEncoder or MimiDecoder."""
     return Chain([_layer(module) for module in modules])
 
 
 def conv_layer(module: Any) -> Conv:
-    """An EncodecConv1d or MimiConv1d: all padding before a causal one, half of it otherwise, the last stride filled."""
+    """Return an EncodecConv1d or MimiConv1d: all padding before a causal one, half of it otherwise, the last stride
+    filled."""
     conv = module.conv
     total = (conv.kernel_size[0] - 1) * conv.dilation[0] + 1 - conv.stride[0]
     right = 0 if module.causal else total // 2
@@ -25,7 +26,7 @@ def conv_layer(module: Any) -> Conv:
 
 
 def transposed_layer(module: Any) -> TransposedConv:
-    """An EncodecConvTranspose1d or MimiConvTranspose1d."""
+    """Return an EncodecConvTranspose1d or MimiConvTranspose1d."""
     conv = module.conv
     total = conv.kernel_size[0] - conv.stride[0]
     right = math.ceil(total * module.trim_right_ratio) if module.causal else total // 2

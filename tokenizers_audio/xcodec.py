@@ -31,8 +31,8 @@ def load(
     block_seconds: float = BLOCK_SECONDS,
     overlap_seconds: float = OVERLAP_SECONDS,
 ) -> Codec:
-    """An X-Codec of a folder or hub id, with all its codebooks, the first `num_codebooks`, or those of a `bandwidth` in
-    kbit/s. Streams of codes come up to `block_seconds` late. Raises ValueError."""
+    """Return an X-Codec of a folder or hub id, with all its codebooks, the first `num_codebooks`, or those of a
+    `bandwidth` in kbit/s. Streams of codes come up to `block_seconds` late. Raises ValueError."""
     model = load_model(XcodecModel, path)
     return Codec(SemanticCodec("xcodec", model, num_codebooks, bandwidth, block_seconds, overlap_seconds))
 
@@ -64,7 +64,7 @@ class SemanticCodec:
         return join(blocks.push(whole_frames(wav, self.hop)), blocks.finish())
 
     def _analyse_block(self, wav: Tensor) -> Tensor:
-        """What XcodecModel.encode computes before it quantises. [B, 1, F · hop] -> [B, D, F]"""
+        """Return what XcodecModel.encode computes before it quantises. [B, 1, F · hop] -> [B, D, F]"""
         model, frames = self.model, wav.shape[-1] // self.hop
         semantic = model.encoder_semantic(model._extract_semantic_features(wav).transpose(1, 2))
         acoustic = model.acoustic_encoder(wav)

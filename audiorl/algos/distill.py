@@ -32,7 +32,7 @@ _LOWEST = -1e5  # as in `logprobs`: e to this is 0, and unlike -inf it may be mu
 
 
 def divergence(student: Tensor, teacher: Tensor, kind: Kind, beta: float = 0.5) -> Tensor:
-    """The divergence [N] of log-probs [N, K] over K outcomes that are all there are. Differentiable in both."""
+    """Return the divergence [N] of log-probs [N, K] over K outcomes that are all there are. Differentiable in both."""
     _check(kind, beta)
     if kind == "reverse":
         return (student.exp() * (student - teacher)).sum(-1)
@@ -53,7 +53,7 @@ def fused_divergence(
     temperature: float = 1.0,
     chunk: int | None = None,
 ) -> Tensor:
-    """The divergence [N] over the whole vocabulary, differentiable in `hidden` and `weight`.
+    """Return the divergence [N] over the whole vocabulary, differentiable in `hidden` and `weight`.
 
     hidden [N, H], weight [V, H] of the student; teacher_hidden [N, H'], teacher_weight [V, H']. The logits have the
     hidden states' dtype (autocast's under autocast), everything after them float32 (float64 for float64 inputs).
@@ -215,7 +215,7 @@ class _Head:
         return logits.to(self.exact).div_(self.temperature)
 
     def logprobs(self, rows: slice, columns: slice, total: Tensor) -> Tensor:
-        """A tile of logits less `total` [N, 1], their normaliser."""
+        """Return a tile of logits less `total` [N, 1], their normaliser."""
         return self.logits(rows, columns).sub_(total[rows]).clamp_(min=_LOWEST)
 
 
@@ -226,7 +226,7 @@ def _gradients(
     chunk: int | None,
     of_logits: Callable[[slice, slice], Tensor],
 ) -> tuple[Tensor | None, Tensor | None]:
-    """The gradients of the hidden states, in `dtype`, and of the weight, from those of each tile of logits."""
+    """Return the gradients of the hidden states, in `dtype`, and of the weight, from those of each tile of logits."""
     h, weight = head.hidden, head.weight
     d_hidden = torch.zeros_like(h, dtype=head.exact) if needed[0] else None
     d_weight = torch.zeros_like(weight) if needed[1] else None
@@ -253,7 +253,7 @@ def _grid(hidden: Tensor, weight: Tensor, chunk: int | None) -> Iterator[tuple[s
 
 
 def _locate(ids: Tensor, columns: slice) -> tuple[Tensor, Tensor]:
-    """The column of each id in the tile of `columns`, and whether it is there."""
+    """Return the column of each id in the tile of `columns`, and whether it is there."""
     inside = (ids >= columns.start) & (ids < columns.stop)
     return torch.where(inside, ids - columns.start, 0), inside
 
@@ -268,7 +268,7 @@ def _without(tile: Tensor, local: Tensor, inside: Tensor, low: float) -> None:
 
 
 def _mixture(student: Tensor, teacher: Tensor, beta: float) -> Tensor:
-    """The log-probs of βT + (1 - β)S."""
+    """Return the log-probs of βT + (1 - β)S."""
     return torch.logaddexp(teacher + math.log(beta), student + math.log1p(-beta))
 
 

@@ -149,7 +149,7 @@ class Experience:
 
 
 def _laid_out(segments: Sequence[Segment]) -> Tensor:
-    """The codes [L, Q] of all rows, -1 where a row is no frame."""
+    """Return the codes [L, Q] of all rows, -1 where a row is no frame."""
     width = next(c.shape[1] for s in segments for c in (s.prompt_codes, s.codes) if c is not None)
     parts = []
     for s in segments:
@@ -173,7 +173,8 @@ def _in_columns(values: Tensor, width: int) -> Tensor:
 
 
 def _token_rewards(rollout: Rollout, score: Score, response: Tensor, mask: Tensor) -> tuple[Tensor, Tensor | None]:
-    """The score on its tokens [L]: per token; else per segment, on the segment's last token; else on the last one.
+    """Return the score on its tokens [L]: per token; else per segment, on the segment's last token; else on the last
+    one.
 
     Also which tokens end a step, [L] bool, or None. `response` [L] marks the tokens of the segments' responses, `mask`
     [L] those among them that were sampled. A reward that falls on a forced token, or on an empty segment, goes to the

@@ -150,7 +150,8 @@ def dppo_loss(
 
 
 def covariances(logprobs: Tensor, advantages: Tensor) -> Tensor:
-    """Each token's share of the covariance of log-prob and advantage, whose sum drives the entropy down: [N] -> [N].
+    """Return each token's share of the covariance of log-prob and advantage, whose sum drives the entropy down: [N] ->
+    [N].
 
     (A - mean A)·(logprob - mean logprob); Cui et al. 2025, arXiv 2505.22617, eq. 10.
     """

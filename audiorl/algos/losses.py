@@ -42,7 +42,7 @@ Loss = tuple[Tensor, dict[str, Tensor]]
 def token_weights(
     lengths: Sequence[int], aggregation: Aggregation = "sequence-mean-token-mean", constant_length: int | None = None
 ) -> list[float]:
-    """The weight of every token of each sequence, for sequences of `lengths` sampled tokens.
+    """Return the weight of every token of each sequence, for sequences of `lengths` sampled tokens.
 
     sequence-mean-token-mean: 1 / (M · N_i), GRPO and Ke-Omni-R. token-mean: 1 / Σ N_i, DAPO.
     sequence-mean-token-sum: 1 / (M · constant_length), Dr.GRPO. M counts the sequences with at least one token.
@@ -87,7 +87,7 @@ def ppo_clip_loss(
 
 @torch.no_grad()
 def ratio_sums(log_ratio: Tensor, clipped: Tensor, weights: Tensor) -> dict[str, Tensor]:
-    """What a loss on ratios reports; `clipped` [N] bool marks the tokens whose ratio was held back."""
+    """Return what a loss on ratios reports; `clipped` [N] bool marks the tokens whose ratio was held back."""
     return {
         "clip_frac": (weights * clipped).sum(),
         "approx_kl": (weights * (torch.expm1(log_ratio) - log_ratio)).sum(),
@@ -147,7 +147,8 @@ def cispo_loss(
 def reinforce_loss(
     logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, weights: Tensor
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """The plain policy gradient, -A·logprob, summed with `weights` (Williams 1992). Old log-probs only make metrics."""
+    """Return the plain policy gradient, -A·logprob, summed with `weights` (Williams 1992). Old log-probs only make
+    metrics."""
     check_shapes("reinforce_loss", logprobs=logprobs, old_logprobs=old_logprobs, advantages=advantages, weights=weights)
     loss = -(weights * advantages * logprobs).sum()
     return loss, ratio_sums((logprobs - old_logprobs).detach(), torch.zeros_like(weights), weights)

@@ -73,7 +73,7 @@ class Segments:
 
     @classmethod
     def of_spans(cls, spans: Spans, device: torch.device) -> Segments:
-        """The spans of a packed row, in the order of its rows."""
+        """Return the spans of a packed row, in the order of its rows."""
         queries = [end - start for start, end, _, _ in spans]
         keys = [end - start + parent_end - parent_start for start, end, parent_start, parent_end in spans]
         segments = cls.of_lengths(queries, keys, True, device)
@@ -157,7 +157,7 @@ class SegmentAttention:
 
 
 def choose_kernel(attention: Attention, device: torch.device, dtype: torch.dtype, head_width: int) -> Kernel:
-    """The first kernel of `ModelConfig.attention` that can run. Raises ValueError where none can, saying why."""
+    """Return the first kernel of `ModelConfig.attention` that can run. Raises ValueError where none can, saying why."""
     reasons = obstacles(attention, device, dtype, head_width)
     if len(reasons) < len(KERNELS[attention]):
         return KERNELS[attention][len(reasons)]
@@ -177,7 +177,7 @@ def obstacles(attention: Attention, device: torch.device, dtype: torch.dtype, he
 
 
 def compute_dtype(x: Tensor) -> torch.dtype:
-    """The type in which attention computes: autocast's where it is on, otherwise that of `x`."""
+    """Return the type in which attention computes: autocast's where it is on, otherwise that of `x`."""
     device = x.device.type
     autocast = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
     return torch.get_autocast_dtype(device) if autocast else x.dtype
@@ -191,8 +191,8 @@ def _compute_dtype(x: Tensor) -> Tensor:
 
 
 def sdpa(query: Tensor, key: Tensor, value: Tensor, segments: Segments, scale: float | None = None) -> Tensor:
-    """The reference: one call per segment. Keys are concatenated, not gathered by an index, whose backward pass is slow
-    on the CPU."""
+    """Return the reference: one call per segment. Keys are concatenated, not gathered by an index, whose backward pass
+    is slow on the CPU."""
     query_lengths, key_lengths = segments.lengths
     # One split: the backward pass of a slice would fill a tensor of all rows for every segment.
     queries = query.transpose(0, 1).unsqueeze(0).split(query_lengths, 2)
@@ -228,8 +228,8 @@ def _segment(query: Tensor, key: Tensor, value: Tensor, causal: bool, scale: flo
 
 
 def _by_products(query: Tensor, key: Tensor, value: Tensor, causal: bool, scale: float | None) -> Tensor:
-    """The same by whole matrices, with scores in float32 as in SDPA. In 16 bits torch's kernel for CPUs takes twice to
-    three times as long for a short segment, most of it in the backward pass."""
+    """Return the same by whole matrices, with scores in float32 as in SDPA. In 16 bits torch's kernel for CPUs takes
+    twice to three times as long for a short segment, most of it in the backward pass."""
     heads, keys = key.shape[1:3]
     bias = torch.zeros(query.shape[2], keys)
     if causal:

@@ -149,7 +149,7 @@ def run_doctor(
 
 
 def collect(folder: str = ".") -> list[Check]:
-    """Every check except the self-test, in the order of the table."""
+    """Return every check except the self-test, in the order of the table."""
     return [
         Check("packages", "audiorl", "info", _version("audiorl") or "not installed as a package"),
         Check("packages", "Python", "info", f"{platform.python_version()} on {platform.system()} {platform.machine()}"),
@@ -194,7 +194,7 @@ def _version_of_module(package: Package) -> str:
 
 
 def check_accelerator() -> list[Check]:
-    """The devices that torch sees, whether they compute in bf16, and the attention that training uses there."""
+    """Return the devices that torch sees, whether they compute in bf16, and the attention that training uses there."""
     group = "accelerator"
     try:
         import torch
@@ -235,7 +235,7 @@ def check_cpu_bf16(capabilities: Mapping[str, object]) -> Check:
 
 
 def bf16_time(width: int = 1024, rounds: int = 5) -> float:
-    """The time of a product in bfloat16, with the casts of autocast, relative to float32; the two take turns."""
+    """Return the time of a product in bfloat16, with the casts of autocast, relative to float32; the two take turns."""
     import torch
 
     a, b = torch.randn(width, width), torch.randn(width, width)
@@ -294,7 +294,7 @@ def free_memory(meminfo: Path = Path("/proc/meminfo")) -> int | None:
 
 
 def check_assets(package_dir: Path = Path(audiorl.__file__).parent) -> list[Check]:
-    """The speech clips and the audio encoder that come with the package; recipes on bundled speech need them."""
+    """Return the speech clips and the audio encoder that come with the package; recipes on bundled speech need them."""
     checks = []
     for name, relative in _ASSETS.items():
         path = package_dir / relative

@@ -46,7 +46,7 @@ def require_finite(config: Any, path: str = "") -> None:
 
 
 def to_json(value: Any) -> Any:
-    """A config, or anything in one, as plain JSON values. Dataclasses outside configs keep their class name."""
+    """Return a config, or anything in one, as plain JSON values. Dataclasses outside configs keep their class name."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {f.name: to_json(getattr(value, f.name)) for f in dataclasses.fields(value)}
     if isinstance(value, Mapping):

@@ -140,7 +140,7 @@ _current = RuntimeConfig()
 
 
 def current() -> RuntimeConfig:
-    """The options of this process's run."""
+    """Return the options of this process's run."""
     return _current
 
 

@@ -9,7 +9,7 @@ from audiorl.config.checks import require_ranges
 
 
 def torch_device(device: str) -> str:
-    """The name that torch knows: "auto" is "cuda" where there is a GPU, otherwise "cpu"."""
+    """Return the name that torch knows: "auto" is "cuda" where there is a GPU, otherwise "cpu"."""
     if device != "auto":
         return device
     import torch  # only here: the help of a command loads this module and shall not wait for torch

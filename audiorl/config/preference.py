@@ -81,7 +81,7 @@ class PreferenceConfig:
             raise ValueError("kto compares the answers of a batch; batch_size must be at least 2")
 
     def options(self) -> dict[str, float]:
-        """The loss's own options that are set, by name."""
+        """Return the loss's own options that are set, by name."""
         names = {name for options in OPTIONS_OF_LOSS.values() for name in options}
         return {name: getattr(self, name) for name in sorted(names) if getattr(self, name) is not None}
 

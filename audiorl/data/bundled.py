@@ -71,7 +71,7 @@ def bundled_languages(
 
 
 def language_phrases(max_seconds: float = 4.0, max_phrases: int | None = None) -> list[Utterance]:
-    """The recordings behind `bundled_languages`; `max_phrases` takes about so many, evenly spaced."""
+    """Return the recordings behind `bundled_languages`; `max_phrases` takes about so many, evenly spaced."""
     phrases = bundled_speech(tuple(SPOKEN), max_seconds=max_seconds)
     return phrases if max_phrases is None else phrases[:: max(len(phrases) // max_phrases, 1)]
 
@@ -89,7 +89,8 @@ def language_question(clip: AudioClip, u: Utterance, voice: str) -> Sample:
 
 
 def bundled_set(name: str, think: bool = True, seed: int = 0) -> list[Sample]:
-    """The samples of one of NAMES; `think` and `seed` shape `bundled` only. Raises ValueError for another name."""
+    """Return the samples of one of NAMES; `think` and `seed` shape `bundled` only. Raises ValueError for another
+    name."""
     if name == "bundled":
         return bundled_questions(think, seed=seed)
     if name == "bundled:languages/train":
@@ -102,7 +103,7 @@ def bundled_set(name: str, think: bool = True, seed: int = 0) -> list[Sample]:
 
 
 def bundled_examples(name: str, think: bool = True, seed: int = 0) -> list[tuple[Sample, str]]:
-    """Each sample of a set with the turn to learn: the answer, after the first words of the speech if `think`.
+    """Return each sample of a set with the turn to learn: the answer, after the first words of the speech if `think`.
 
     >>> bundled_examples("bundled:languages/train")[0][1]
     '<think>agent logged</think><answer>English</answer>'
@@ -111,7 +112,7 @@ def bundled_examples(name: str, think: bool = True, seed: int = 0) -> list[tuple
 
 
 def bundled_pairs(name: str, think: bool = False, seed: int = 0) -> list[Pair]:
-    """Each sample of a set with the right answer chosen and one wrong choice, drawn by `seed`, rejected."""
+    """Return each sample of a set with the right answer chosen and one wrong choice, drawn by `seed`, rejected."""
     rng = random.Random(seed)
     return [
         Pair(s, _turn(s, s.references[0], think), _turn(s, rng.choice(_wrong(s)), think))
@@ -120,7 +121,7 @@ def bundled_pairs(name: str, think: bool = False, seed: int = 0) -> list[Pair]:
 
 
 def bundled_steps(name: str, seed: int = 0) -> list[Steps]:
-    """Each sample of a set twice, as a thought and an answer: both right, then a wrong answer.
+    """Return each sample of a set twice, as a thought and an answer: both right, then a wrong answer.
 
     The thought before the wrong answer is right (labels 1, 0) or, as often, that of another sample (0, 0).
     """

@@ -200,7 +200,7 @@ def webdataset_rows(path: Path) -> Iterator[AnyRow]:
 
 
 def _member_columns(suffix: str, content: bytes) -> dict[str, Any]:
-    """What a member adds to its row."""
+    """Return what a member adds to its row."""
     if suffix in SOUNDS:
         return {"audio": str(stored(content, suffix))}
     field = suffix.removeprefix(".")

@@ -47,13 +47,14 @@ class Utterance:
 def bundled_speech(
     languages: Sequence[str] = ("en", "es", "fr"), min_seconds: float = 0.0, max_seconds: float | None = None
 ) -> list[Utterance]:
-    """The package's own recordings in these languages, in the order of the manifest."""
+    """Return the package's own recordings in these languages, in the order of the manifest."""
     folder = Path(str(resources.files("audiorl"))) / "assets" / "speech"
     return corpus(folder, languages, min_seconds, max_seconds)
 
 
 def unseen_speakers(folder: str | Path | None = None) -> list[Utterance]:
-    """The test set of five speakers that the bundled recordings lack: one of English, two of Spanish and two of French.
+    """Return the test set of five speakers that the bundled recordings lack: one of English, two of Spanish and two of
+    French.
 
     Their licences are those of the recordings, among them the GPL, so a clone of the repository holds them in
     `unseen_speakers/` and the installed package does not. `folder`: where `audiorl data build FOLDER --unseen` wrote
@@ -75,7 +76,7 @@ def corpus(
     min_seconds: float = 0.0,
     max_seconds: float | None = None,
 ) -> list[Utterance]:
-    """A built folder's utterances, all languages by default, that last from `min_seconds` to `max_seconds`."""
+    """Return a built folder's utterances, all languages by default, that last from `min_seconds` to `max_seconds`."""
     folder = Path(folder)
     manifest = folder / "manifest.jsonl"
     if not manifest.exists():
@@ -97,7 +98,7 @@ def corpus(
 
 
 def parallel(utterances: Iterable[Utterance], source: str, target: str) -> list[tuple[Utterance, Utterance]]:
-    """The same prompts in two languages, as (source, target) pairs in the order of the source utterances.
+    """Return the same prompts in two languages, as (source, target) pairs in the order of the source utterances.
 
     Where several voices speak one key, the n-th of the source goes with the n-th of the target.
     """

@@ -33,8 +33,8 @@ class Case:
 def read_cases(
     path: str | Path, categories: Collection[str] = CATEGORIES, limit: int | None = None
 ) -> tuple[Case, ...]:
-    """The first `limit` texts of a file (JSON lines, a JSON list or Parquet). A row without an id is called by its
-    number from 0, as the benchmark calls its recordings.
+    """Return the first `limit` texts of a file (JSON lines, a JSON list or Parquet). A row without an id is called by
+    its number from 0, as the benchmark calls its recordings.
 
     Raises ValueError naming file, row and field, for a category that is not among `categories` and for an id that
     occurs twice.

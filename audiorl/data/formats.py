@@ -130,13 +130,13 @@ def avqa(row: Row, style: Style) -> Sample:
 
 
 def _sound_of(video: str, root: Path) -> str:
-    """The file in `root` that has the video's name and sound: .wav, unless there is only another."""
+    """Return the file in `root` that has the video's name and sound: .wav, unless there is only another."""
     suffixes = (*AUDIO_SUFFIXES, ".m4a", ".mp4", ".webm", ".mkv")
     return video + next((suffix for suffix in suffixes if (root / f"{video}{suffix}").exists()), ".wav")
 
 
 def about_audio(question: str) -> str:
-    """A question about a video as one about its audio.
+    """Return a question about a video as one about its audio.
 
     >>> about_audio("What are the main sound sources in the video?")
     'What are the main sound sources in the audio?'
@@ -145,7 +145,7 @@ def about_audio(question: str) -> str:
 
 
 def _published_answer(answer: Any, choices: Sequence[Any]) -> Any:
-    """An index as a whole number, which some files hold as text or as a float; a text as it is."""
+    """Return an index as a whole number, which some files hold as text or as a float; a text as it is."""
     if isinstance(answer, float) and answer.is_integer():
         return int(answer)
     if isinstance(answer, str) and answer.strip().isdecimal() and answer.strip() not in choices:
@@ -177,7 +177,7 @@ def mmsu(row: Row, style: Style) -> Sample:
 
 
 def _distinct_choices(row: Row) -> Row:
-    """The row with every choice once and without empty ones."""
+    """Return the row with every choice once and without empty ones."""
     choices = [str(choice).strip() for choice in check(row.data, SampleColumns).choices or ()]
     return replace(row, data={**row.data, "choices": list(dict.fromkeys(c for c in choices if c))})
 
@@ -212,7 +212,7 @@ FORMATS: Mapping[str, Callable[[Row, Style], Sample]] = {
 
 
 def detect(row: Row) -> str:
-    """The format that has this row's columns. Raises ValueError for none."""
+    """Return the format that has this row's columns. Raises ValueError for none."""
     columns = row.data.keys()
     if "multi_choice" in columns:
         return "avqa" if "video_name" in columns else "musicbench"
@@ -235,18 +235,18 @@ def detect(row: Row) -> str:
 
 
 def audio_field(row: Row) -> str:
-    """The column that names the row's audio; of AVQA as published the video's."""
+    """Return the column that names the row's audio; of AVQA as published the video's."""
     otherwise = "video_name" if "video_name" in row.data else "audio"
     return next((name for name in AUDIO_FIELDS if row.data.get(name) is not None), otherwise)
 
 
 def clip_of(row: Row, style: Style, field: str) -> AudioClip:
-    """The row's audio by reference; the file is not looked at."""
+    """Return the row's audio by reference; the file is not looked at."""
     return clip_from(check({name: row.data.get(name) for name in (field, *_PART)}, AudioColumns), style, field)
 
 
 def clip_from(columns: AudioColumns, style: Style, field: str) -> AudioClip:
-    """The audio in `field`; the file is not looked at."""
+    """Return the audio in `field`; the file is not looked at."""
     start = columns.offset if columns.start is None else columns.start
     part: dict[str, Any] = {} if start is None else {"start": start, "duration": columns.duration}
     if part and columns.duration == 0:
@@ -283,7 +283,7 @@ def _samples(values: Any, field: str) -> np.ndarray:
 
 
 def existing_columns(row: Row) -> str:
-    """The row's columns, for the end of a message that one is missing."""
+    """Return the row's columns, for the end of a message that one is missing."""
     return f" (the columns are {', '.join(row.data)})"
 
 
@@ -331,7 +331,7 @@ def _choices(row: Row, field: str, optional: bool) -> tuple[str, ...]:
 
 
 def _answers(row: Row, field: str, choices: tuple[str, ...]) -> tuple[str, ...]:
-    """The gold text: of an index the choice it points to. An open question may list several."""
+    """Return the gold text: of an index the choice it points to. An open question may list several."""
     value = row.data.get(field)
     if value is None:
         state, columns = ("empty", "") if field in row.data else ("missing", existing_columns(row))
@@ -353,7 +353,7 @@ def _answers(row: Row, field: str, choices: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _id(row: Row, clip: AudioClip) -> str:
-    """The row's id; without one the audio's path as given with its start, or the row's number."""
+    """Return the row's id; without one the audio's path as given with its start, or the row's number."""
     value = row.data.get("id")
     if value is not None:
         return str(value).strip()

@@ -118,7 +118,7 @@ class Loaded(Generic[T]):
         return f"{line}, {rows} (first: {self.skipped[0]})"
 
     def listing(self, most: int = 20) -> str:
-        """The skipped rows, one line each; beyond `most` only their number."""
+        """Return the skipped rows, one line each; beyond `most` only their number."""
         lines = [f"  skipped {row}" for row in self.skipped[:most]]
         return "\n".join([*lines, f"  and {len(self.skipped) - most} more"] if len(self.skipped) > most else lines)
 
@@ -229,7 +229,7 @@ def _source(path: Any, kind: str) -> tuple[str, Path, Iterator[AnyRow], str]:
 
 
 def _rows_and_kind(path: Path, kind: str) -> tuple[Iterator[AnyRow], str]:
-    """The rows of a file or folder, and the kind where the container decides it."""
+    """Return the rows of a file or folder, and the kind where the container decides it."""
     if not path.exists():
         raise ValueError(f"{path}: missing; check the path")
     transcribed = path.is_dir() and next(path.rglob("*.trans.txt"), None) is not None
@@ -256,7 +256,7 @@ def _rows_and_kind(path: Path, kind: str) -> tuple[Iterator[AnyRow], str]:
 
 
 def _renamed(data: Mapping[str, Any], columns: Mapping[str, str]) -> dict[str, Any]:
-    """The columns under the names wanted here: {wanted: in the data}."""
+    """Return the columns under the names wanted here: {wanted: in the data}."""
     for name in columns.values():
         if name not in data:
             raise FieldError(name, f"missing; --columns names it, and the columns are {', '.join(data)}")
@@ -296,7 +296,7 @@ def _check_audio(row: Row, sample: Sample, value: Any) -> None:
 
 
 def _prompt(sample: Sample) -> list[tuple[str, list[str]]]:
-    """What two samples share exactly when they ask the same."""
+    """Return what two samples share exactly when they ask the same."""
     return [(m.role, [c if isinstance(c, str) else c.key for c in m.content]) for m in sample.messages]
 
 

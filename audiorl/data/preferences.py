@@ -281,7 +281,7 @@ def _steps(row: Row, style: Style, to_sample: Format) -> tuple[Sample, Steps]:
 
 
 def _sample(row: Row, style: Style, to_sample: Format, *own: str) -> Sample:
-    """The sample of a row without the reader's `own` columns; its gold answer may be missing."""
+    """Return the sample of a row without the reader's `own` columns; its gold answer may be missing."""
     rest = {field: value for field, value in row.data.items() if field not in own}
     row = Row(row.file, row.number, rest)
     if rest.get("prompt") is not None:
@@ -357,7 +357,7 @@ def _filled(field: str, answer: Answer) -> Answer:
 
 
 def _either(row: Row, *fields: str) -> str:
-    """The first of the columns that the row fills, or else the first of all."""
+    """Return the first of the columns that the row fills, or else the first of all."""
     return next((field for field in fields if row.data.get(field) is not None), fields[0])
 
 

@@ -87,7 +87,8 @@ def asr_prompt(
 
 
 def transcript_language(request: str) -> str | None:
-    """The language that a plain request of `asr_prompt` names, "" where it names none; None for another request."""
+    """Return the language that a plain request of `asr_prompt` names, "" where it names none; None for another
+    request."""
     before, after = _TRANSCRIBE.split("{}")
     if not (request.startswith(before) and request.endswith(after)):
         return None

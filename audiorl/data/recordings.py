@@ -124,7 +124,7 @@ def _look(clip: AudioClip, sample_rate: int, decode: bool, noted: Counter[str]) 
 
 
 def _clips(path: str, audio_root: str | Path | None) -> list[tuple[AudioClip | BadRow, Row | None]]:
-    """The clips of a file, folder or manifest, with the row of a manifest."""
+    """Return the clips of a file, folder or manifest, with the row of a manifest."""
     file = Path(path)
     if file.is_dir():
         files = sorted(p for p in file.rglob("*") if p.suffix.lower() in AUDIO_SUFFIXES)

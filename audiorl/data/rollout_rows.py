@@ -131,7 +131,7 @@ def rollout_from_row(row: Mapping[str, Any], run_folder: Path) -> Rollout:
 
 
 def _sampled(rollout: Rollout) -> Iterator[slice]:
-    """Where the sampled tokens of each segment stand in the rollout's L tokens."""
+    """Yield where the sampled tokens of each segment stand in the rollout's L tokens."""
     start = 0
     for segment in rollout.segments:
         start += len(segment.prompt_ids)
@@ -140,7 +140,7 @@ def _sampled(rollout: Rollout) -> Iterator[slice]:
 
 
 def _path(clip: AudioClip, run_folder: Path | None) -> str:
-    """The file of a clip; audio in memory is written below the run folder."""
+    """Return the file of a clip; audio in memory is written below the run folder."""
     if clip.path is not None:
         return os.path.abspath(clip.path)
     assert run_folder is not None

@@ -91,7 +91,8 @@ def converted(rows: Iterable[AnyRow], convert: Callable[[Mapping[str, Any]], Map
 
 
 def read_rows(path: Path) -> Iterator[Row | BadRow]:
-    """The rows of a file or saved dataset, in order. Raises ValueError when it is missing, empty or no known kind."""
+    """Yield the rows of a file or saved dataset, in order. Raises ValueError when it is missing, empty or no known
+    kind."""
     if not path.exists():
         raise ValueError(f"{path}: missing; check the path")
     if path.is_dir() or path.suffix in (".parquet", ".arrow"):
@@ -138,7 +139,7 @@ def write_json_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 
 
 def json_document(path: Path) -> Any:
-    """The parsed .json file, None if it holds JSON lines or is no such file."""
+    """Return the parsed .json file, None if it holds JSON lines or is no such file."""
     if path.suffix != ".json" or not path.is_file():
         return None
     try:
@@ -193,7 +194,7 @@ def _row(path: Path, number: int, entry: Any, escapes: bool) -> Row | BadRow:
 
 
 def _table(path: Path) -> Iterator[dict[str, Any]]:
-    """The rows of a Parquet or Arrow file."""
+    """Yield the rows of a Parquet or Arrow file."""
     try:
         for batch in _batches(path):
             batch.validate(full=True)  # offsets and lengths: beyond the data they would end the process
@@ -241,7 +242,7 @@ class _SavedSplits(Struct):
 
 
 def _dataset_files(path: Path) -> list[Path]:
-    """The arrow files of a saved dataset, in order. They hold audio as {"bytes", "path"}, not decoded."""
+    """Return the arrow files of a saved dataset, in order. They hold audio as {"bytes", "path"}, not decoded."""
     if (path / "dataset_dict.json").exists():
         splits = ", ".join(_document(path / "dataset_dict.json", _SavedSplits).splits)
         raise ValueError(f"{path}: a dataset with the splits {splits}; name one of these folders inside it")

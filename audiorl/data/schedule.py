@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 def batch_of_step(items: Sequence[T], step: int, size: int, seed: int | str) -> list[T]:
-    """The items of one step: passes over a new shuffle each epoch. Raises ValueError without any item."""
+    """Return the items of one step: passes over a new shuffle each epoch. Raises ValueError without any item."""
     if not items:
         raise ValueError("nothing to train on: the data is empty")
     batch = []
@@ -28,7 +28,7 @@ def batch_of_step(items: Sequence[T], step: int, size: int, seed: int | str) -> 
 def sorted_batch_of_step(
     items: Sequence[T], lengths: tuple[int, ...], step: int, size: int, seed: int | str
 ) -> list[T]:
-    """The same with batches of similar length, in random order; the last of an epoch may be smaller."""
+    """Return the same with batches of similar length, in random order; the last of an epoch may be smaller."""
     if not items:
         raise ValueError("nothing to train on: the data is empty")
     epoch, place = divmod(step, -(-len(items) // size))

@@ -60,7 +60,7 @@ class Conversation:
 
 
 def read_meta(path: str | Path) -> list[TextToSay]:
-    """The utterances of a meta.lst. Raises ValueError naming file and line; audio is not opened."""
+    """Return the utterances of a meta.lst. Raises ValueError naming file and line; audio is not opened."""
     path = Path(path)
     utterances: list[TextToSay] = []
     names: dict[str, int] = {}
@@ -89,7 +89,7 @@ def read_meta(path: str | Path) -> list[TextToSay]:
 
 
 def read_texts(path: str | Path) -> list[TextToSay]:
-    """The lines of a text file, named FILE-0001 by their number. Raises ValueError for a file without any."""
+    """Return the lines of a text file, named FILE-0001 by their number. Raises ValueError for a file without any."""
     path = Path(path)
     texts = [TextToSay(f"{path.stem}-{number:04d}", line.strip()) for number, line in _lines(path)]
     if not texts:
@@ -98,7 +98,7 @@ def read_texts(path: str | Path) -> list[TextToSay]:
 
 
 def read_conversations(path: str | Path, script: bool = False) -> list[Conversation]:
-    """The conversations of a JSON-lines file; a `script`'s turns need no recordings, which are left out.
+    """Return the conversations of a JSON-lines file; a `script`'s turns need no recordings, which are left out.
 
     Raises ValueError naming file, line and field, and for a turn whose speaker is not among the voices; audio is not
     opened.
@@ -146,7 +146,7 @@ def _turn(turn: TurnRow, row: ConversationRow, folder: Path, where: str, script:
 
 
 def _lines(path: Path) -> list[tuple[int, str]]:
-    """The lines that are not empty, numbered from 1."""
+    """Return the lines that are not empty, numbered from 1."""
     if not path.is_file():
         raise ValueError(f"{path}: missing; check the path")
     try:

@@ -124,7 +124,7 @@ def serialize_rollouts(rollouts: Sequence[Rollout], audio: AudioMode = "bytes") 
 
 
 def _metadata(sample: Sample) -> dict[str, Any]:
-    """The metadata as JSON; a text that is known to name a file is sent as audio."""
+    """Return the metadata as JSON; a text that is known to name a file is sent as audio."""
     metadata = {}
     for key, value in sample.metadata.items():
         if key == "reference_audio" and isinstance(value, str) and value:
@@ -140,7 +140,8 @@ def _metadata(sample: Sample) -> dict[str, Any]:
 
 
 def _cut_out(clip: AudioClip) -> AudioClip:
-    """A clip that is less than half of its file as audio in memory, at the file's own rate; any other as it is."""
+    """Return a clip that is less than half of its file as audio in memory, at the file's own rate; any other as it
+    is."""
     if clip.array is not None or clip.context or clip.duration is None:
         return clip
     about = probe(clip)

@@ -60,8 +60,8 @@ SET = "data_set"
 
 
 def weighted(sets: Sets[T], seed: int = 0) -> list[T]:
-    """The rows of all sets in order, each set's as often as the weight in its name says. Prints the shares of a mix,
-    whose samples name their set in metadata["data_set"].
+    """Return the rows of all sets in order, each set's as often as the weight in its name says. Prints the shares of a
+    mix, whose samples name their set in metadata["data_set"].
 
     Weight 2 gives every row twice, 0.5 gives half of the rows, drawn by `seed`; 2.5 gives every row twice and a drawn
     half a third time. One pass over the result is one epoch: a set with weight 2 is seen twice in it.
@@ -88,7 +88,7 @@ def _labels(paths: Sequence[str]) -> list[str]:
 
 
 def _labelled(item: T, label: str) -> T:
-    """A sample with the name of its set; anything else as it is."""
+    """Return a sample with the name of its set; anything else as it is."""
     if not isinstance(item, Sample):
         return item
     return cast(T, replace(item, metadata={**item.metadata, SET: label}))
@@ -122,7 +122,7 @@ def split_held_out(sets: Sets[T], held_out: Sets[T], count: int, seed: int = 0) 
 
 
 def _recording(item: Any) -> str:
-    """What tells a row's recording: `recording` in its metadata, else its first clip, else its id."""
+    """Return what tells a row's recording: `recording` in its metadata, else its first clip, else its id."""
     sample = getattr(item, "sample", item)
     if not isinstance(sample, Sample):
         return identity(item)[0]
@@ -159,13 +159,13 @@ def stratified(sets: Sets[T], count: int, seed: int = 0) -> tuple[list[T], list[
 
 
 def _answer_of(item: Any) -> str:
-    """The right choice of a question with choices, "" for any other row."""
+    """Return the right choice of a question with choices, "" for any other row."""
     sample = getattr(item, "sample", item)
     return sample.references[0] if isinstance(sample, Sample) and sample.choices and sample.references else ""
 
 
 def _quotas(strata: Iterable[Sequence[int]], count: int) -> list[int]:
-    """How many of `count` rows each stratum gives, in proportion to its size."""
+    """Return how many of `count` rows each stratum gives, in proportion to its size."""
     sizes = [len(members) for members in strata]
     shares = [min(count, sum(sizes)) * size / max(sum(sizes), 1) for size in sizes]
     quotas = [int(share) for share in shares]
@@ -176,7 +176,7 @@ def _quotas(strata: Iterable[Sequence[int]], count: int) -> list[int]:
 
 
 def _draw_order(items: Sequence[Any], seed: int) -> list[int]:
-    """The rows' indices in the order of their draw keys."""
+    """Return the rows' indices in the order of their draw keys."""
     return sorted(range(len(items)), key=[_draw_key(identity(item)[0], seed) for item in items].__getitem__)
 
 

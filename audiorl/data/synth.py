@@ -89,7 +89,7 @@ def synthesize_many(requests: Sequence[Speech], workers: int = 1) -> list[np.nda
 
 
 def voices(language: str) -> list[str]:
-    """Every accent of the language, plain and with each variant: "en-us", "en-us+f3", …"""
+    """Return every accent of the language, plain and with each variant: "en-us", "en-us+f3", …"""
     return [voice for accent in accents(language) for voice in (accent, *(f"{accent}+{v}" for v in variants()))]
 
 

@@ -37,7 +37,7 @@ def noise(sample: Sample) -> Sample:
 
 
 def text_only(sample: Sample) -> Sample:
-    """The text of the prompt without its clips."""
+    """Return the text of the prompt without its clips."""
     return with_clips(sample, lambda clip, _: "")
 
 
@@ -63,7 +63,7 @@ def clean(sample: Sample) -> Sample:
 
 
 def rationale(sample: Sample) -> Sample:
-    """The prompt with metadata["rationale"], the reasons for the right answer, after the last turn's text.
+    """Return the prompt with metadata["rationale"], the reasons for the right answer, after the last turn's text.
 
     Raises ValueError without it.
     """
@@ -88,7 +88,8 @@ SWAP, SWAP_ALIKE = "swap", "swap-alike"
 
 
 def swapped(samples: Sequence[Sample]) -> list[Sample]:
-    """Each sample with the clips of another one, whose audio and references differ and which is most like it in length.
+    """Return each sample with the clips of another one, whose audio and references differ and which is most like it in
+    length.
 
     Raises ValueError where a sample has no such partner, and for prompts with different numbers of clips.
     """
@@ -100,8 +101,8 @@ def swapped(samples: Sequence[Sample]) -> list[Sample]:
 
 
 def swapped_alike(samples: Sequence[Sample]) -> list[Sample]:
-    """Each sample with the clips of another one, whose audio differs, if possible with the same references, and then
-    most like it in length: what the right audio adds over it is not the answer.
+    """Return each sample with the clips of another one, whose audio differs, if possible with the same references, and
+    then most like it in length: what the right audio adds over it is not the answer.
 
     Raises ValueError as `swapped` does.
     """
@@ -115,7 +116,7 @@ def swapped_alike(samples: Sequence[Sample]) -> list[Sample]:
 def _swapped(
     samples: Sequence[Sample], choose: Callable[[Sample, list[Sample]], list[Sample]], wanted: str
 ) -> list[Sample]:
-    """Each sample with the clips of the one nearest in length among choose(sample, samples with other audio)."""
+    """Return each sample with the clips of the one nearest in length among choose(sample, samples with other audio)."""
     if len({len(s.audio) for s in samples}) > 1:
         raise ValueError("the view swap needs samples with equally many clips")
     lengths = [sum(map(seconds, s.audio)) for s in samples]
@@ -152,7 +153,7 @@ def view_of(sample: Sample, name: str) -> Sample:
 
 
 def views_of(samples: Sequence[Sample], name: str) -> list[Sample]:
-    """Every sample under the view of that name.
+    """Return every sample under the view of that name.
 
     Raises ValueError for a view that changes what may be answered, or that leaves the prompt as it was.
     """
@@ -166,7 +167,7 @@ def views_of(samples: Sequence[Sample], name: str) -> list[Sample]:
 
 
 def with_clips(sample: Sample, other: Callable[[AudioClip, int], AudioClip | str]) -> Sample:
-    """The sample with other(clip, number) in place of each clip of its messages.
+    """Return the sample with other(clip, number) in place of each clip of its messages.
 
     Raises ValueError for a stream, whose audio is in its turns, and for a sample without clips.
     """
@@ -188,7 +189,7 @@ def with_clips(sample: Sample, other: Callable[[AudioClip, int], AudioClip | str
 
 
 def _one_clip(sample: Sample, replacement: str) -> Sample:
-    """The sample. Raises ValueError if it has several clips, for which one replacement cannot stand."""
+    """Return the sample. Raises ValueError if it has several clips, for which one replacement cannot stand."""
     if len(sample.audio) > 1:
         raise ValueError(f"sample {sample.id!r}: {replacement} cannot stand for {len(sample.audio)} clips")
     return sample

@@ -76,7 +76,7 @@ def listening_store(host: str, port: int = 0, timeout: timedelta = dist.default_
 
 
 def _rendezvous() -> dist.Store:
-    """The store at torchrun's MASTER_ADDR. If that is a loopback address, rank 0 listens there only."""
+    """Return the store at torchrun's MASTER_ADDR. If that is a loopback address, rank 0 listens there only."""
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     shared = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"  # torchrun itself listens
     if rank() == 0 and host.startswith("127.") and not shared:

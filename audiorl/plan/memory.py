@@ -504,7 +504,8 @@ class _Planner:
         return (states / n, f"{how} / {n}") if self.runtime.sharded else (states, how)
 
     def _teacher(self) -> list[Part]:
-        """A teacher of distillation that is another model: whole and frozen. It scores before or after the policy."""
+        """Return a teacher of distillation that is another model: whole and frozen. It scores before or after the
+        policy."""
         distill, o, wide = self.options.rl.distill, self.options, self.precision.weights
         if distill.coef == 0 or distill.teacher in ("reference", "policy"):
             return []

@@ -66,7 +66,7 @@ class StreamRewards:
     def of_stages(
         self, frame_rate: float | None = None
     ) -> tuple[StandardisedSum, StandardisedSum] | tuple[WeightedSum, WeightedSum]:
-        """The rewards of stage 1 and of stage 2; `frame_rate` of a codec, where the policy speaks."""
+        """Return the rewards of stage 1 and of stage 2; `frame_rate` of a codec, where the policy speaks."""
         if self.hpo:
             reward = hpo(self.quality, 0.5 if self.hinge is None else self.hinge)
             return reward, reward
@@ -372,12 +372,12 @@ class Announcements:
 
 
 def _random_voice(language: str, rng: random.Random) -> tuple[str, int, int]:
-    """A synthetic voice, its speed and its pitch."""
+    """Return a synthetic voice, its speed and its pitch."""
     return rng.choice(voices(language)), rng.randint(120, 200), rng.randint(20, 80)
 
 
 def unseen_recordings(options: StreamOptions, trained: Sequence[str]) -> dict[str, list[Utterance]]:
-    """The recordings of each speaker of the source language in `unseen` who is not `trained`, in both languages.
+    """Return the recordings of each speaker of the source language in `unseen` who is not `trained`, in both languages.
 
     Raises ValueError for a folder without one.
     """

@@ -118,7 +118,7 @@ def _reader(config: SpeechConfig) -> Callable[..., Loaded[TextToSay]]:
 
 
 def _with_voices(utterances: Sequence[TextToSay], others: Sequence[TextToSay], config: SpeechConfig) -> list[TextToSay]:
-    """Those without a voice with the one that the options name, or one of the same speaker's from `others`."""
+    """Return those without a voice with the one that the options name, or one of the same speaker's from `others`."""
     if config.voice is not None and not config.voice_text.strip():
         raise ValueError("--voice: give what is said in it, too: --voice-text")
     if config.clone and config.voice is not None:

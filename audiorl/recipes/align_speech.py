@@ -161,7 +161,7 @@ def learn_ctc(config: AlignSpeechConfig, run: Run, transcripts: Sequence[Sample]
 
 
 def spoken_examples(sample: Sample) -> list[Example]:
-    """The transcript, and the translation into English of a row that has one and is in another language."""
+    """Return the transcript, and the translation into English of a row that has one and is in another language."""
     examples = [Example(sample, sample.references[0])]
     translation = sample.metadata.get("translation")
     if translation and sample.metadata.get("language") != "en":

@@ -102,7 +102,7 @@ def tiny() -> CodecRecipeConfig:
 
 
 def full() -> CodecRecipeConfig:
-    """The released geometry of Higgs Audio V2 with X-Codec's losses; about 70 M parameters."""
+    """Return the released geometry of Higgs Audio V2 with X-Codec's losses; about 70 M parameters."""
     return CodecRecipeConfig(
         threads=8,
         tokenizer=UnifiedConfig(),
@@ -126,7 +126,7 @@ def main(config: CodecRecipeConfig, run: Run) -> None:
 
 
 def make(config: CodecRecipeConfig) -> UnifiedTokenizer:
-    """A new tokenizer, or the one to go on from, where it is trained."""
+    """Return a new tokenizer, or the one to go on from, where it is trained."""
     if config.path is not None:
         tokenizer = load_tokenizer(config.path)
     else:

@@ -110,7 +110,8 @@ def learned(
 
 
 def correct(sample: Sample, text: str) -> str:
-    """The policy's text with the right answer in its last <answer> tags; the right answer alone where it has none."""
+    """Return the policy's text with the right answer in its last <answer> tags; the right answer alone where it has
+    none."""
     right = f"<answer>{sample.references[0]}</answer>"
     answers = list(re.finditer(r"<answer>(?:(?!<answer>).)*?</answer>", text, re.DOTALL))
     return right if not answers else text[: answers[-1].start()] + right + text[answers[-1].end() :]

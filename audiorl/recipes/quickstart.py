@@ -207,7 +207,7 @@ def in_vocabulary(rollout: Rollout, vocabulary: frozenset[str]) -> float:
 
 
 def synthetic(utterances: Sequence[Utterance], config: QuickstartConfig) -> list[Example]:
-    """Every phrase in several robot voices, each with its thought and answer."""
+    """Return every phrase in several robot voices, each with its thought and answer."""
     rng = random.Random(config.seed)
     noise = np.random.default_rng(config.seed)
     spoken = [u for u in utterances for _ in range(config.voices)]

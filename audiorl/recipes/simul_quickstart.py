@@ -236,12 +236,12 @@ def main(config: SimulQuickstartConfig, run: Run) -> None:
 
 
 def start_of(config: SimulQuickstartConfig) -> Literal["sft", "late"]:
-    """The phase that PPO starts from."""
+    """Return the phase that PPO starts from."""
     return "late" if config.late_steps else "sft"
 
 
 def supervised(streams: Sequence[Stream], config: SimulQuickstartConfig, late: bool = False) -> list[Example]:
-    """The streams with the references of the phase `sft` or `late`."""
+    """Return the streams with the references of the phase `sft` or `late`."""
     rng = random.Random(config.seed)
     examples = []
     for s in streams:
@@ -256,5 +256,5 @@ def supervised(streams: Sequence[Stream], config: SimulQuickstartConfig, late: b
 
 
 def on_disk(run: Run, streams: list[Stream], split: str) -> list[Stream]:
-    """The streams with their audio in the run's folder, where the report finds it."""
+    """Return the streams with their audio in the run's folder, where the report finds it."""
     return write_streams(run.dir / "streams" / split, streams)

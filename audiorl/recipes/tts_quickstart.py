@@ -247,7 +247,8 @@ def main(config: TTSQuickstartConfig, run: Run) -> None:
 
 
 def reward_of(config: TTSQuickstartConfig, judges: SpeechModels, speech: Sequence[np.ndarray] = ()) -> WeightedSum:
-    """The reward of GRPO. speech: recordings [T] at RATE Hz whose prosody is the usual one, for `prosody_weight`."""
+    """Return the reward of GRPO. speech: recordings [T] at RATE Hz whose prosody is the usual one, for
+    `prosody_weight`."""
     understood = WordIntelligibility(judges) if config.credit == "word" else Intelligibility(judges, "cer")
     rewards: dict[str, tuple[Reward, float]] = {
         "understood": (understood, 1.0),
@@ -261,7 +262,8 @@ def reward_of(config: TTSQuickstartConfig, judges: SpeechModels, speech: Sequenc
 
 
 def voices_of(config: TTSQuickstartConfig) -> tuple[Voices, Voices]:
-    """The speakers to train on, and those in whose voices the test texts are said: the unseen, or else the same."""
+    """Return the speakers to train on, and those in whose voices the test texts are said: the unseen, or else the
+    same."""
     voices = recordings(config)
     if unknown := [name for name in config.unseen_speakers if name not in voices]:
         raise ValueError(f"--unseen-speakers: no speaker {unknown[0]!r}, only {', '.join(voices)}")
@@ -277,7 +279,7 @@ def voices_of(config: TTSQuickstartConfig) -> tuple[Voices, Voices]:
 
 
 def recordings(config: TTSQuickstartConfig) -> Voices:
-    """The first recording of each word by each speaker. Raises ValueError for a speaker who lacks a word."""
+    """Return the first recording of each word by each speaker. Raises ValueError for a speaker who lacks a word."""
     speech = corpus(config.corpus, ("en",), max_seconds=2.0) if config.corpus else bundled_speech(("en",), 0.0, 2.0)
     voices: dict[str, dict[str, np.ndarray]] = {}
     for u in speech:
@@ -303,14 +305,15 @@ def splits(config: TTSQuickstartConfig) -> tuple[list[Words], list[Words], list[
 
 
 def speakers_of(words: Words, voices: Voices, count: int = 1) -> list[str]:
-    """The speakers that a text is given to: `count` different ones, the first of whom says it where one does."""
+    """Return the speakers that a text is given to: `count` different ones, the first of whom says it where one does."""
     names = sorted(voices)
     first = zlib.crc32(" ".join(words).encode())
     return [names[(first + i * len(names) // count) % len(names)] for i in range(count)]
 
 
 def said(words: Words, voices: Voices) -> np.ndarray:
-    """The recordings of the words one after the other, [T] at RATE Hz, by the speaker that the text is given to."""
+    """Return the recordings of the words one after the other, [T] at RATE Hz, by the speaker that the text is given
+    to."""
     return joined(words, voices[speakers_of(words, voices)[0]])
 
 
@@ -331,9 +334,9 @@ def voice_prompt(words: Words, recorded: Mapping[str, np.ndarray]) -> tuple[str,
 def prompt(
     words: Words, voices: Voices, clone: bool = False, with_recording: bool = False, speaker: str = ""
 ) -> Sample:
-    """The text to say, with `clone` after a recording of the voice to say it in; how long it lasts when the speaker
-    says it and, to be compared with, that recording. speaker: "" is the one that the text is given to, any other
-    stands in the sample's id."""
+    """Return the text to say, with `clone` after a recording of the voice to say it in; how long it lasts when the
+    speaker says it and, to be compared with, that recording. speaker: "" is the one that the text is given to, any
+    other stands in the sample's id."""
     recorded = voices[speaker or speakers_of(words, voices)[0]]
     text, wav = " ".join(words), joined(words, recorded)
     id = f"{text} / {speaker}" if speaker else text
@@ -344,7 +347,8 @@ def prompt(
 
 
 def prompts(texts: Sequence[Words], voices: Voices, clone: bool = False, voices_per_text: int = 1) -> list[Sample]:
-    """Each text in so many voices, with the recording of it. Where there are several, ids have the speaker, too."""
+    """Return each text in so many voices, with the recording of it. Where there are several, ids have the speaker,
+    too."""
     return [
         prompt(words, voices, clone, with_recording=True, speaker=speaker)
         for words in texts
@@ -359,7 +363,7 @@ def supervised(texts: Sequence[Words], voices: Voices, clone: bool = False, voic
 
 
 def trained_codec(run: Run, waves: Sequence[np.ndarray], config: TTSQuickstartConfig) -> UnifiedTokenizer:
-    """The tokenizer, also saved as the folder codec/ of the run."""
+    """Return the tokenizer, also saved as the folder codec/ of the run."""
     torch.manual_seed(config.seed)
     codec = UnifiedTokenizer(config.tokenizer).to(torch_device("auto"))
     clips = tuple(AudioClip(array=wav, sample_rate=RATE) for wav in waves)
@@ -372,7 +376,7 @@ def trained_codec(run: Run, waves: Sequence[np.ndarray], config: TTSQuickstartCo
 def trained_recogniser(
     run: Run, speech: Sequence[tuple[str, np.ndarray]], codec: AudioTokenizer, config: TTSQuickstartConfig
 ) -> Recogniser:
-    """The reward's recogniser, which also knows how the codec changes the voice."""
+    """Return the reward's recogniser, which also knows how the codec changes the voice."""
     folder = run.dir / "recogniser"
     if not run.finished("recogniser"):
         fitting = [(t, w) for t, w in speech if len(w) / RATE > len(plain(t)) / 25]

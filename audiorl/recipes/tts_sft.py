@@ -89,8 +89,8 @@ def main(config: TTSSFTConfig, run: Run) -> None:
 
 
 def conversation_turns(config: TTSSFTConfig, held_out: Collection[str]) -> list[Example]:
-    """The turns of `config.conversations`. Those that are too long and those whose text is held out are not learned,
-    and counted. Raises ValueError for a voice that cannot be read or is too short."""
+    """Return the turns of `config.conversations`. Those that are too long and those whose text is held out are not
+    learned, and counted. Raises ValueError for a voice that cannot be read or is too short."""
     examples = []
     for path in config.conversations:
         for conversation in read_conversations(path):
@@ -108,6 +108,6 @@ def conversation_turns(config: TTSSFTConfig, held_out: Collection[str]) -> list[
 
 
 def clips_of(example: Example) -> list[AudioClip]:
-    """The speech that the model writes, in the prompt and in the answer."""
+    """Return the speech that the model writes, in the prompt and in the answer."""
     spoken = [c for m in example.sample.messages if m.role == "assistant" for c in m.content]
     return [*(c for c in spoken if isinstance(c, AudioClip)), *example.speech]

@@ -170,7 +170,7 @@ def _flat(value: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
 
 
 def _evaluations(run: RunContents) -> str:
-    """Every number of eval.json, overall and by task, one column per evaluation; what got worse is marked."""
+    """Return every number of eval.json, overall and by task, one column per evaluation; what got worse is marked."""
     rows = rows_of_entries(run.evals)
     if not rows:
         return ""

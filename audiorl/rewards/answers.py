@@ -23,7 +23,8 @@ def after_think(text: str) -> str:
 
 
 def extract_answer(text: str) -> str | None:
-    """The stripped text of the last well-formed `<answer>…</answer>` outside the thinking, None if there is none.
+    """Return the stripped text of the last well-formed `<answer>…</answer>` outside the thinking, None if there is
+    none.
 
     >>> extract_answer("<think>first <answer>A</answer></think> <answer> B </answer>")
     'B'
@@ -33,7 +34,7 @@ def extract_answer(text: str) -> str | None:
 
 
 def extract_think(text: str) -> str | None:
-    """The stripped text up to the first `</think>`, without its opening tag; None if the thinking is not closed.
+    """Return the stripped text up to the first `</think>`, without its opening tag; None if the thinking is not closed.
 
     >>> extract_think("<think> a dog </think><answer>B</answer>")
     'a dog'
@@ -43,7 +44,7 @@ def extract_think(text: str) -> str | None:
 
 
 def strip_tags(text: str) -> str:
-    """The response without its think and answer tags, their contents kept."""
+    """Return the response without its think and answer tags, their contents kept."""
     return _TAG.sub(" ", text).strip()
 
 
@@ -65,7 +66,8 @@ _LETTER_SPACE_TEXT = re.compile(r"([A-Za-z])\s+(\S.*)", re.DOTALL)
 
 
 def normalize_text(text: str) -> str:
-    """The text without differences of case, punctuation and whitespace: "Acoustic-guitar. " -> "acoustic guitar".
+    """Return the text without differences of case, punctuation and whitespace: "Acoustic-guitar. " -> "acoustic
+    guitar".
 
     What carries meaning stays: signs, points and slashes of numbers ("-5", "3/4"), "%", and the sharp of "C#".
     """
@@ -95,7 +97,7 @@ def _without_label(choice: str, index: int) -> str:
 
 
 def match_choice(text: str, choices: Sequence[str]) -> int | None:
-    """The index of the choice that `text` names, None if it names none or more than one.
+    """Return the index of the choice that `text` names, None if it names none or more than one.
 
     The choice's own words come first, so a choice that happens to be called "A" is found by name; comparison goes from
     exact to normalised, which keeps "C" and "C#" apart. A letter together with the words of another choice names none.

@@ -52,7 +52,7 @@ def _accuracy(rollout: Rollout, errors: Callable[..., ErrorCounts], normalizer: 
 def error_rate(
     sample: Sample, hypothesis: str, errors: Callable[..., ErrorCounts], normalizer: Normalizer = "basic"
 ) -> float:
-    """The lowest rate of `errors` (`word_errors` or `char_errors`) of a text over the sample's references.
+    """Return the lowest rate of `errors` (`word_errors` or `char_errors`) of a text over the sample's references.
 
     Raises ValueError for a sample without references and for a text that is empty after normalisation.
     """
@@ -75,7 +75,7 @@ def references_of(sample: Sample, normalizer: Normalizer, language: str | None) 
 
 
 def languages_of(samples: Sequence[Sample]) -> tuple[str, ...]:
-    """The codes of the samples' languages, sorted."""
+    """Return the codes of the samples' languages, sorted."""
     return tuple(sorted({code for s in samples if (code := language_of(s))}))
 
 

@@ -319,7 +319,7 @@ class ChatEndpoint:
         return text
 
     def _without_key(self, message: str) -> str:
-        """A message without the key, which some servers quote, on one line, without control characters."""
+        """Return a message without the key, which some servers quote, on one line, without control characters."""
         key = os.environ.get(self.api_key_env, "").strip()
         message = message.replace(key, "***") if key else message
         return printable(message, 500)
@@ -348,7 +348,7 @@ def check_address(url: str) -> None:
 
 
 def _read_cached(file: Path) -> str | None:
-    """The text of a cached verdict; None where there is none or where the file is damaged."""
+    """Return the text of a cached verdict; None where there is none or where the file is damaged."""
     try:
         return msgspec.json.decode(file.read_bytes(), type=_Cached).text
     except FileNotFoundError:

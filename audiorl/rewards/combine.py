@@ -30,12 +30,13 @@ def check_scores(name: str, scores: Any, rollouts: Sequence[Rollout], undefined:
 
 
 def score_rollouts(reward: Reward, rollouts: Sequence[Rollout]) -> list[Score | None]:
-    """The reward's scores, checked. It gets copies of tokens, log-probs and metadata: writing to them has no effect."""
+    """Return the reward's scores, checked. It gets copies of tokens, log-probs and metadata: writing to them has no
+    effect."""
     return check_scores("reward", reward([copied(r) for r in rollouts]), rollouts)
 
 
 def scored_rollouts(reward: Reward, rollouts: Sequence[Rollout]) -> list[Rollout]:
-    """The rollouts that the reward scored, with their scores; those that it skipped are left out."""
+    """Return the rollouts that the reward scored, with their scores; those that it skipped are left out."""
     scores = score_rollouts(reward, rollouts)
     return [r.with_score(s) for r, s in zip(rollouts, scores, strict=True) if s is not None]
 
@@ -159,7 +160,8 @@ def _sum_items(
 
 
 def _all_step_ends(scores: Sequence[Score], length: int) -> tuple[int, ...] | None:
-    """The tokens at which a term with credit per token ends a step, and the last one where another term is placed."""
+    """Return the tokens at which a term with credit per token ends a step, and the last one where another term is
+    placed."""
     if length == 0 or any(s.per_token is not None and s.step_ends is None for s in scores):
         return None
     if all(s.per_token is None for s in scores):

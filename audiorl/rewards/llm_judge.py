@@ -53,7 +53,7 @@ class RecordedSpeech(SpeechDecoder):
     sample_rate: int = 24_000
 
     def waveform(self, rollout: Rollout) -> Waveform | None:
-        """The recording, float32 [T]; None where there is none."""
+        """Return the recording, float32 [T]; None where there is none."""
         return None if rollout.spoken_audio is None else rollout.spoken_audio.load(self.sample_rate)
 
 
@@ -84,11 +84,11 @@ class JudgePrompt:
             raise ValueError(f"JudgePrompt: audio {self.audio!r} is not one of {', '.join(get_args(AudioParts))}")
 
     def conversation(self, rollout: Rollout) -> list[str | AudioClip]:
-        """The prompt, the gold answers, and what the policy answered."""
+        """Return the prompt, the gold answers, and what the policy answered."""
         return [*self.question(rollout), "\nThe model answered:", *self.answer(rollout)]
 
     def question(self, rollout: Rollout) -> list[str | AudioClip]:
-        """The prompt and the gold answers. Raises ValueError for a sample without the field `transcript`."""
+        """Return the prompt and the gold answers. Raises ValueError for a sample without the field `transcript`."""
         sample = rollout.sample
         with_audio = self.audio in ("prompt", "both")
         spoken = "[audio]"
@@ -123,7 +123,7 @@ class JudgePrompt:
 
 
 def quoted(text: str) -> str:
-    """An answer between tags, which it cannot close itself."""
+    """Return an answer between tags, which it cannot close itself."""
     closed = re.sub(r"<(/?answer)", r"< \1", text)
     return f"<answer>\n{closed}\n</answer>"
 
@@ -199,12 +199,12 @@ class OpenAIJudge:
         return self.finish(rollouts, self.begin(rollouts))
 
     def begin(self, rollouts: Sequence[Rollout]) -> list[list[Vote]]:
-        """The votes on each rollout."""
+        """Return the votes on each rollout."""
         answers = iter(self.endpoint.ask([q for r in rollouts for q in self._questions(r)]))
         return [[next(answers) for _ in range(self.votes)] for _ in rollouts]
 
     def finish(self, rollouts: Sequence[Rollout], votes: Sequence[Sequence[Vote]]) -> list[Score | None]:
-        """The scores by the votes on all rollouts of a step."""
+        """Return the scores by the votes on all rollouts of a step."""
         scores = [self._score(one) for one in votes]
         _check_failures(f"OpenAIJudge {self.endpoint.model}", rollouts, scores, votes, self.max_failed)
         return scores
@@ -315,7 +315,7 @@ class PairwiseJudge:
         return list(pairs)
 
     def _questions(self, rollouts: Sequence[Rollout], first: int, second: int | None) -> list[JudgeQuestion]:
-        """The comparison in both orders."""
+        """Return the comparison in both orders."""
         rollout = rollouts[first]
         sides: list[list[Content]] = [
             self.prompt.answer(rollout),
@@ -371,7 +371,7 @@ def _request(
 
 
 def _verdict(text: str, kind: type[Verdict], id: str) -> Verdict:
-    """The verdict in an answer, which may stand in a Markdown code block."""
+    """Return the verdict in an answer, which may stand in a Markdown code block."""
     text = text.strip()
     if match := _FENCE.match(text):
         text = match[1]
@@ -434,7 +434,7 @@ def _text(text: str) -> dict[str, Any]:
 
 
 def _audio(clip: AudioClip) -> dict[str, Any]:
-    """The clip as a WAV file of 16 bits at 16 kHz."""
+    """Return the clip as a WAV file of 16 bits at 16 kHz."""
     data = base64.b64encode(wav_bytes(clip.load(_RATE), _RATE)).decode("ascii")
     return {"type": "input_audio", "input_audio": {"data": data, "format": "wav"}}
 

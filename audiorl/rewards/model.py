@@ -95,7 +95,8 @@ class ProcessModelReward:
         return scores
 
     def _score(self, total: float, mean: float, r: Rollout, steps: Sequence[str], values: Sequence[float]) -> Score:
-        """The score; with credit "steps" each step's share of the total is on the token that completes its text."""
+        """Return the score; with credit "steps" each step's share of the total is on the token that completes its
+        text."""
         if self.credit == "total":
             return Score(total, {"mean": mean})
         ids = [i for s in r.segments for i in s.ids.tolist()]
@@ -115,7 +116,7 @@ class ProcessModelReward:
         return Score(total, {"mean": mean}, per_token=tuple(credit), step_ends=tuple(ends))
 
     def steps(self, text: str) -> tuple[str, ...]:
-        """The answer's steps, without empty ones.
+        """Return the answer's steps, without empty ones.
 
         >>> ProcessModelReward("runs/prm").steps("<think>one\\ntwo</think><answer>2</answer>")
         ('<think>one', 'two</think>', '<answer>2</answer>')

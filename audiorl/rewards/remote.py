@@ -124,7 +124,7 @@ class RemoteReward:
         return headers
 
     async def _request(self, client: httpx.AsyncClient, step: _Step, batch: Sequence[Rollout]) -> list[Score | None]:
-        """The scores of one batch, in at most `tries` tries."""
+        """Return the scores of one batch, in at most `tries` tries."""
         async with semaphore_for(self, self.concurrency):
             document = await asyncio.to_thread(serialize_rollouts, batch, self.audio)
             rng = random.Random(f"{self.seed}/{digest(document)}")
@@ -213,7 +213,7 @@ class _Step:
         self._served: dict[str, str] = {}
 
     def acquire(self, rng: random.Random) -> str:
-        """The least busy server that has not failed recently, or else the one whose failure is longest ago."""
+        """Return the least busy server that has not failed recently, or else the one whose failure is longest ago."""
         now = time.time()
         ready = {u: max(self._cooling.get(u, 0.0) - now, 0.0) for u in self._busy}
         url = min(self._busy, key=lambda u: (ready[u], self._busy[u], rng.random()))

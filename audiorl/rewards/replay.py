@@ -43,7 +43,7 @@ class Replay:
         return self.scores.count(None)
 
     def means(self, recorded: bool = False) -> dict[str, float]:
-        """The mean total and the mean of each part, over the rollouts that have it."""
+        """Return the mean total and the mean of each part, over the rollouts that have it."""
         values: dict[str, list[float]] = {}
         for score in self.recorded if recorded else self.scores:
             if score is not None:
@@ -94,7 +94,7 @@ def replay(reward: Reward | str | Path, paths: str | Path | Sequence[str | Path]
 
 
 def rollout_files(paths: str | Path | Sequence[str | Path]) -> list[Path]:
-    """The files that paths and patterns name, each once, in order."""
+    """Return the files that paths and patterns name, each once, in order."""
     files: list[str] = []
     for path in [paths] if isinstance(paths, str | Path) else paths:
         matches = [str(path)] if Path(path).exists() else sorted(glob.glob(str(path), recursive=True))

@@ -88,7 +88,7 @@ def _check(options: RewardServerConfig) -> None:
 
 
 def read_token(options: RewardServerConfig) -> str | None:
-    """The token from the file, else from the environment; None without either."""
+    """Return the token from the file, else from the environment; None without either."""
     if options.token_file is not None:
         return checked_token(
             options.token_file.read_text().strip(), f"rewards serve: --token-file {options.token_file}"
@@ -98,7 +98,7 @@ def read_token(options: RewardServerConfig) -> str | None:
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """A bound socket. It is bound before the address is printed, so that a port in use is one clear error."""
+    """Return a bound socket. It is bound before the address is printed, so that a port in use is one clear error."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -114,7 +114,7 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 async def _in_thread(done: Callable[[], object], seconds: float, function: Callable[..., T], *arguments: Any) -> T:
-    """The function's result, from a thread; `done` is called in the loop when the thread ends, however late.
+    """Return the function's result, from a thread; `done` is called in the loop when the thread ends, however late.
 
     Raises Refused after `seconds`. A thread cannot be stopped, so it goes on; the server's exit does not wait for it.
     """
@@ -159,7 +159,7 @@ def _json(content: Any, status: int = 200, headers: dict[str, str] | None = None
 
 
 def make_app(served: FileReward, options: RewardServerConfig, token: str | None) -> FastAPI:
-    """The server as an ASGI application."""
+    """Return the server as an ASGI application."""
     app = FastAPI(title="audiorl reward", version=__version__, docs_url=None, redoc_url=None, openapi_url=None)
     identity = f"{Path(served.path).name} {hashlib.sha256(Path(served.path).read_bytes()).hexdigest()[:16]}"
     free = asyncio.Semaphore(options.concurrency)
@@ -202,7 +202,7 @@ def make_app(served: FileReward, options: RewardServerConfig, token: str | None)
 
 
 def _has_token(request: Request, token: str | None) -> bool:
-    """Whether the request has the token, compared in constant time."""
+    """Return whether the request has the token, compared in constant time."""
     sent = request.headers.get("Authorization", "").encode()
     return token is None or secrets.compare_digest(sent, f"Bearer {token}".encode())
 
@@ -216,7 +216,7 @@ async def _discard(request: Request) -> None:
 
 
 async def _read(request: Request, limit: int) -> bytes:
-    """The whole body. Bytes are counted as they arrive, since a declared length may be missing or wrong."""
+    """Return the whole body. Bytes are counted as they arrive, since a declared length may be missing or wrong."""
     body, size = bytearray(), 0
     try:
         async with asyncio.timeout(BODY_SECONDS):
@@ -235,7 +235,7 @@ async def _read(request: Request, limit: int) -> bytes:
 
 
 def _scored(served: FileReward, options: RewardServerConfig, body: bytes) -> list[dict[str, Any] | None]:
-    """The rows of an answer's scores. Raises Refused for a document or a reward that is wrong."""
+    """Return the rows of an answer's scores. Raises Refused for a document or a reward that is wrong."""
     try:
         rollouts = deserialize_rollouts(body, options.audio_root)
     except PathNotAllowed as error:

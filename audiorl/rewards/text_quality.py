@@ -135,7 +135,8 @@ class LanguageConsistency:
 
 
 def identify(text: str, languages: tuple[str, ...]) -> str:
-    """The most likely of `languages` (ISO 639-1 codes) for `text`. Source: py3langid, after Lui and Baldwin 2012."""
+    """Return the most likely of `languages` (ISO 639-1 codes) for `text`. Source: py3langid, after Lui and Baldwin
+    2012."""
     return _identifier(languages).classify(text)[0]
 
 
@@ -206,7 +207,7 @@ class Repetition:
         return [Score(min(0.0, self.value(r.text) - self._spoken(r.sample))) for r in rollouts]
 
     def _spoken(self, sample: Sample) -> float:
-        """The value of the reference that repeats itself most, where that is allowed for."""
+        """Return the value of the reference that repeats itself most, where that is allowed for."""
         return min((self.value(text) for text in sample.references), default=0.0) if self.beyond_reference else 0.0
 
     def value(self, text: str) -> float:

@@ -157,7 +157,8 @@ class _Judged:
         return policy
 
     def logprobs(self, items: Sequence[tuple[Sample, str]]) -> list[float]:
-        """The summed log-prob in nats of each answer after the prompt of its sample; equal neighbours share prompts."""
+        """Return the summed log-prob in nats of each answer after the prompt of its sample; equal neighbours share
+        prompts."""
         from audiorl.models.examples import Example, answer_logprobs, experience
 
         laid_out = [experience(self.judge, Example(sample, text), sample.id) for sample, text in items]

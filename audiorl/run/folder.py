@@ -388,7 +388,8 @@ class Run:
                 tracker.write_rollouts(self._seq, table)
 
     def _rollout_offset(self, phase: str) -> int:
-        """The last step that earlier phases recorded, kept in state.json: a resumed phase writes the same files."""
+        """Return the last step that earlier phases recorded, kept in state.json: a resumed phase writes the same
+        files."""
         offsets = self._state.rollout_offsets
         if phase not in offsets:
             recorded = [int(f.stem.removeprefix("step_")) for f in (self.dir / "rollouts").glob("step_*.jsonl")]

@@ -278,7 +278,7 @@ def _copied(piece: StatePiece) -> StatePiece:
 
 
 def _cpu_copy(tensor: Tensor) -> Tensor:
-    """A copy in CPU memory; of a tensor on a GPU in pinned memory, complete after a synchronization."""
+    """Return a copy in CPU memory; of a tensor on a GPU in pinned memory, complete after a synchronization."""
     if tensor.device.type != "cuda":
         return tensor.detach().to("cpu", copy=True)
     return torch.empty_like(tensor, device="cpu", pin_memory=True).copy_(tensor.detach(), non_blocking=True)

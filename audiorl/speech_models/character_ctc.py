@@ -54,7 +54,7 @@ WIDTHS: dict[Features, int] = {"whisper": 384, "mel": 4 * 80}
 
 
 def plain(text: str) -> str:
-    """The text as `CHARACTERS` say it: lower case, numbers spelled out, nothing else."""
+    """Return the text as `CHARACTERS` say it: lower case, numbers spelled out, nothing else."""
     spelled = normalize(spell_numbers(text, "en"), "basic")
     return " ".join("".join(c if c in CHARACTERS else " " for c in spelled).split())
 
@@ -128,7 +128,7 @@ class CharacterCTC:
 
 
 def load(folder: str | Path, device: str = "cpu") -> CharacterCTC:
-    """A recogniser that was saved. Raises ValueError for other weights."""
+    """Return a recogniser that was saved. Raises ValueError for other weights."""
     features = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8")).get("features", "whisper")
     if features not in WIDTHS:
         raise ValueError(f"{folder}/config.json: features {features!r} is not one of {', '.join(WIDTHS)}")
@@ -154,7 +154,7 @@ def train_character_ctc(
     device: str = "auto",
     progress: Callable[[int, float], None] | None = None,
 ) -> CharacterCTC:
-    """A recogniser of clips like these. `progress(step, loss)` is called after every step.
+    """Return a recogniser of clips like these. `progress(step, loss)` is called after every step.
 
     Raises ValueError for a text without letters and for one that is longer than its clip allows.
     """
@@ -200,7 +200,7 @@ def encode_clips(
     features: Features = "whisper",
     device: torch.device | str = "cpu",
 ) -> list[Tensor]:
-    """The features [F, D] of each clip, on the device; none for no samples."""
+    """Return the features [F, D] of each clip, on the device; none for no samples."""
     device = torch.device(device)
     policy = _encoder(device)
     assert policy.extractor is not None
@@ -220,7 +220,7 @@ def encode_clips(
 
 @cache
 def _encoder(device: torch.device) -> AudioPolicy:
-    """The bundled encoder, read once for each device."""
+    """Return the bundled encoder, read once for each device."""
     policy = tiny(hidden=16, layers=1)
     policy.model.to(device)
     return policy

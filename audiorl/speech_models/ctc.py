@@ -31,7 +31,7 @@ from audiorl.speech_models.protocol import (
 
 
 def ctc_path(logprobs: Tensor, labels: Sequence[int], blank: int) -> list[tuple[int, int]] | None:
-    """The first frame of each of the S `labels` on the most probable CTC path, and the frame after its last one.
+    """Return the first frame of each of the S `labels` on the most probable CTC path, and the frame after its last one.
 
     logprobs: [T, V]. None where no path exists: T is less than S, plus 1 for each pair of equal neighbours. Source: the
     states of Graves et al. 2006, section 4.1, with the maximum in place of the sum.
@@ -88,7 +88,7 @@ def align_words(
     seconds: float,
     read: Callable[[Tensor], str],
 ) -> list[AlignedWord]:
-    """The `words` in a clip of `seconds`, whose frames are `logprobs` [T, V].
+    """Return the `words` in a clip of `seconds`, whose frames are `logprobs` [T, V].
 
     labels: of each word; between: the label between two words, None for none. `read` gives the transcript of some of
     the frames. A text that is too long for the clip has no path: its words share the clip equally.
@@ -198,7 +198,8 @@ def _read(tokenizer: Any, logits: Tensor) -> str:
 
 
 def _word_labels(tokenizer: Any, text: str, path: str) -> list[tuple[str, list[int]]]:
-    """The words of a text, normalised, in the recogniser's labels: in capitals where its vocabulary has no others."""
+    """Return the words of a text, normalised, in the recogniser's labels: in capitals where its vocabulary has no
+    others."""
     words = normalize(text, "basic").split()
     vocabulary = tokenizer.get_vocab()
     capitals = not any(label.islower() and len(label) == 1 for label in vocabulary)
@@ -214,7 +215,7 @@ def batch_size(model: Any, wanted: int) -> int:
 
 
 def inputs(model: Any, extractor: Any, waves: Sequence[Wave], shortest: int) -> dict[str, Tensor]:
-    """The keyword arguments of the model for clips of at least `shortest` samples."""
+    """Return the keyword arguments of the model for clips of at least `shortest` samples."""
     filled = [padded(wav, shortest) for wav in waves]
     mask = len(filled) > 1
     features = extractor(
@@ -228,7 +229,7 @@ def inputs(model: Any, extractor: Any, waves: Sequence[Wave], shortest: int) -> 
 
 
 def frames(model: Any, samples: int) -> int:
-    """How many frames the convolutions make of so many samples."""
+    """Return how many frames the convolutions make of so many samples."""
     for kernel, stride in zip(model.config.conv_kernel, model.config.conv_stride, strict=True):
         samples = (samples - kernel) // stride + 1
     return samples

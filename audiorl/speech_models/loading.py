@@ -102,7 +102,8 @@ def load_speech_detector(name: str = SILERO) -> SpeechDetector:
 
 
 def _load_file(path: str | Path, device: str, method: str) -> Any:
-    """The model of FILE.py:FOLDER by `load(folder, device)`, of FILE.py by `load(device=device)`; checks its method."""
+    """Return the model of FILE.py:FOLDER by `load(folder, device)`, of FILE.py by `load(device=device)`; checks its
+    method."""
     parts = _file_and_folder(path)
     assert parts is not None
     file, folder = parts

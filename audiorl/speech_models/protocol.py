@@ -50,7 +50,7 @@ class Aligner(Recogniser, Protocol):
     """A recogniser that also says where each word of a text is said: one with a CTC head."""
 
     def align(self, waveforms: Sequence[Waveform], sample_rate: int, texts: Sequence[str]) -> list[list[AlignedWord]]:
-        """The words of the text of each waveform, in order; none for no samples and for a text without words.
+        """Return the words of the text of each waveform, in order; none for no samples and for a text without words.
 
         Raises ValueError for a text with a character that the recogniser does not know.
         """
@@ -79,7 +79,7 @@ class LanguageIdentifier(Recogniser, Protocol):
         ...
 
     def identify(self, waveforms: Sequence[Waveform], sample_rate: int) -> list[dict[str, float]]:
-        """The probability of each language, by its code; {} for no samples. Whisper looks at the first 30 s."""
+        """Return the probability of each language, by its code; {} for no samples. Whisper looks at the first 30 s."""
         ...
 
     def transcribe(
@@ -111,7 +111,8 @@ class QualityModel(Protocol):
         ...
 
     def rate(self, waveforms: Sequence[Waveform], sample_rate: int) -> list[float]:
-        """A mean opinion score from 1 (bad) to 5 (excellent) each. Raises ValueError for a waveform without samples."""
+        """Return a mean opinion score from 1 (bad) to 5 (excellent) each. Raises ValueError for a waveform without
+        samples."""
         ...
 
 
@@ -137,7 +138,7 @@ Wave = NDArray[np.float32]
 
 
 def resampled(waveforms: Sequence[Waveform], sample_rate: int, wanted: int) -> list[Wave]:
-    """Each as float32 [T] at `wanted` Hz. Raises ValueError naming a waveform that is not usable."""
+    """Return each as float32 [T] at `wanted` Hz. Raises ValueError naming a waveform that is not usable."""
     if not (isinstance(sample_rate, int) and sample_rate > 0):
         raise ValueError(f"sample_rate: {sample_rate!r}; give the waveforms' rate in Hz, an integer")
     return [_resampled(np.asarray(wav), i, sample_rate, wanted) for i, wav in enumerate(waveforms)]
@@ -161,7 +162,7 @@ def require_samples(waves: Sequence[Wave]) -> None:
 
 
 def padded(wav: Wave, samples: int) -> Wave:
-    """The waveform, with silence after it where it is shorter than `samples`."""
+    """Return the waveform, with silence after it where it is shorter than `samples`."""
     return wav if len(wav) >= samples else np.pad(wav, (0, samples - len(wav)))
 
 
@@ -177,7 +178,7 @@ TRAINING_ONLY = ("masked_spec_embed",)
 
 
 def load_model(model_class: Any, path: str | Path, device: str) -> Any:
-    """The model of a folder or cached hub id in eval mode: float32 on the CPU, float16 on a GPU.
+    """Return the model of a folder or cached hub id in eval mode: float32 on the CPU, float16 on a GPU.
 
     Raises ValueError when weights are damaged, missing, or of another shape than config.json says.
     """
@@ -208,7 +209,7 @@ def load_model(model_class: Any, path: str | Path, device: str) -> Any:
 
 
 def load_processor(loader: Any, path: str | Path, what: str) -> Any:
-    """The tokenizer or feature extractor in a model's folder. ValueError when it is missing or damaged."""
+    """Return the tokenizer or feature extractor in a model's folder. ValueError when it is missing or damaged."""
     try:
         return loader.from_pretrained(str(path))
     except (ValueError, OSError) as error:

@@ -100,7 +100,7 @@ class WhisperRecogniser:
 
     @torch.no_grad()
     def identify(self, waveforms: Sequence[Waveform], sample_rate: int) -> list[dict[str, float]]:
-        """The probability of each language by its code, from the first 30 s; {} for no samples.
+        """Return the probability of each language by its code, from the first 30 s; {} for no samples.
 
         It is that of the language's token after the start token, among all languages (Radford et al. 2022, 2.3).
         """
@@ -147,7 +147,7 @@ class WhisperRecogniser:
         return values
 
     def _features(self, waves: Sequence[Wave]) -> torch.Tensor:
-        """The input features of the first 30 s of each."""
+        """Return the input features of the first 30 s of each."""
         model, extractor, _ = self.parts
         window = extractor.sampling_rate * extractor.chunk_length
         short = [wav[:window] for wav in waves]
@@ -234,7 +234,7 @@ class FasterWhisper:
         return [self._text(wav, code) if len(wav) else "" for wav, code in zip(waves, codes, strict=True)]
 
     def identify(self, waveforms: Sequence[Waveform], sample_rate: int) -> list[dict[str, float]]:
-        """The probability of each language by its code, from the first 30 s; {} for no samples."""
+        """Return the probability of each language by its code, from the first 30 s; {} for no samples."""
         waves = resampled(waveforms, sample_rate, RATE)
         return [dict(self.model.detect_language(audio=wav)[2]) if len(wav) else {} for wav in waves]
 

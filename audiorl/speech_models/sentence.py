@@ -76,7 +76,8 @@ class SentenceEncoder:
         return out
 
     def similarities(self, hypotheses: Sequence[str], references: Sequence[str]) -> list[float]:
-        """The cosine of each pair, -1 to 1. A blank text is close to another blank one (1) and to nothing else (0)."""
+        """Return the cosine of each pair, -1 to 1. A blank text is close to another blank one (1) and to nothing else
+        (0)."""
         filled = [bool(h.strip() and r.strip()) for h, r in zip(hypotheses, references, strict=True)]
         pairs = [(h, r) for h, r, whole in zip(hypotheses, references, filled, strict=True) if whole]
         cosines = iter((self.embed([h for h, _ in pairs]) * self.embed([r for _, r in pairs])).sum(1).tolist())

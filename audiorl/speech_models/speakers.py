@@ -138,7 +138,8 @@ class GE2E:
 
 
 def partials(wav: Wave) -> NDArray[np.float32]:
-    """The mel frames of each partial utterance, [N, FRAMES, BANDS], N at least 1, the last one filled with silence."""
+    """Return the mel frames of each partial utterance, [N, FRAMES, BANDS], N at least 1, the last one filled with
+    silence."""
     starts = [0]
     total = math.ceil((len(wav) + 1) / HOP)
     while starts[-1] + STEP < total - FRAMES + STEP + 1:
@@ -153,7 +154,7 @@ def partials(wav: Wave) -> NDArray[np.float32]:
 
 
 def raised(wav: Wave) -> Wave:
-    """The waveform with a mean power of LOUDNESS at least; silence stays silent."""
+    """Return the waveform with a mean power of LOUDNESS at least; silence stays silent."""
     power = float(np.mean(wav.astype(np.float64) ** 2))
     missing = LOUDNESS - 10 * math.log10(power) if power > 0 else 0.0
     return wav if missing <= 0 else (wav * 10 ** (missing / 20)).astype(np.float32)

@@ -22,12 +22,13 @@ def counts(experiences: Sequence[Experience]) -> list[int]:
 
 
 def repeat_each(values: Sequence[float], lengths: Sequence[int]) -> Tensor:
-    """Each value repeated as often as its length says, [N]: float32, or int64 for whole numbers."""
+    """Return each value repeated as often as its length says, [N]: float32, or int64 for whole numbers."""
     return torch.repeat_interleave(torch.tensor(values), torch.tensor(lengths))
 
 
 def gather(experiences: Sequence[Experience], name: str) -> Tensor | None:
-    """The sampled tokens' entries [N] of a field, in the order of the packed row; None where it is not filled in.
+    """Return the sampled tokens' entries [N] of a field, in the order of the packed row; None where it is not filled
+    in.
 
     [N, Q] where one of them has entries for every codebook; a text token's stands in column 0.
     """
@@ -54,7 +55,7 @@ def logprobs_by_code(out: PolicyOutput) -> Tensor:
 
 
 def idle_batch(policy: AudioPolicy) -> PackedBatch:
-    """A pass through `policy` that says nothing: one token after another, no audio."""
+    """Return a pass through `policy` that says nothing: one token after another, no audio."""
     end = policy.end_id
     return pack_experiences([Experience(torch.tensor([end, end]), torch.tensor([False, True]), prompt_length=1)])
 
@@ -77,7 +78,7 @@ def fill_fields(
     budget: int,
     share_prompts: bool,
 ) -> list[Experience]:
-    """The experiences with the fields that `forward` gives, by name, for their sampled tokens; 0 elsewhere.
+    """Return the experiences with the fields that `forward` gives, by name, for their sampled tokens; 0 elsewhere.
 
     [L] for experiences of text, [L, Q] for those with frames where `forward` gives [N, Q]. Raises FloatingPointError
     naming the rollout where a value is not finite.

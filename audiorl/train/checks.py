@@ -35,7 +35,7 @@ def check_loss(experiences: Sequence[Experience], loss: Tensor) -> None:
 def read_pass(
     experiences: Sequence[Experience], loss: Tensor, metrics: Mapping[str, Tensor], logprobs: Tensor | None = None
 ) -> dict[str, float]:
-    """The metrics of a pass as numbers, by one transfer: the host waits for the device once in a micro-batch.
+    """Return the metrics of a pass as numbers, by one transfer: the host waits for the device once in a micro-batch.
 
     metrics: scalars by name. logprobs: [N] or [N, Q], of all sampled tokens. Raises FloatingPointError where `loss` or
     one of `logprobs` is not finite.

@@ -171,7 +171,7 @@ def _kto_loss(
 
 
 def _logprobs(policy: AudioPolicy, experiences: Sequence[Experience]) -> list[Tensor]:
-    """The log-probs [n] of each answer's tokens."""
+    """Return the log-probs [n] of each answer's tokens."""
     return list(policy.forward(pack_experiences(experiences)).logprobs.split(counts(experiences)))
 
 
@@ -346,7 +346,7 @@ def reference_logprobs(
 
 
 def _digest(groups: Sequence[tuple[Example, ...]]) -> Tensor:
-    """A hash of the prompts' ids and the answers, [32] uint8."""
+    """Return a hash of the prompts' ids and the answers, [32] uint8."""
     digest = sha256()
     for e in (e for group in groups for e in group):
         answer = "\0".join([e.target, *(clip.key for clip in e.speech)])

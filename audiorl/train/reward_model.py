@@ -102,7 +102,7 @@ def pair_experiences(policy: AudioPolicy, pairs: Sequence[Pair]) -> list[list[Ex
 
 
 def _excess(group: Sequence[Experience]) -> int:
-    """How many tokens longer the chosen answer of [chosen, rejected] is."""
+    """Return how many tokens longer the chosen answer of [chosen, rejected] is."""
     return group[0].num_sampled - group[1].num_sampled
 
 

@@ -129,12 +129,13 @@ def greedy(path: str, device: str) -> RolloutEngine:
 
 
 def answers(engine: RolloutEngine, prompts: Sequence[tuple[Message, ...]]) -> list[str]:
-    """The text of one rollout for each prompt."""
+    """Return the text of one rollout for each prompt."""
     return [r.text for r in engine.generate([Request(Sample(str(i), p)) for i, p in enumerate(prompts)])]
 
 
 def recognisers(asr: Sequence[str], language: str | None, device: str) -> list[NamedRecogniser]:
-    """Those of the option `asr`. Raises ValueError for one that cannot be loaded here, or that has not the language."""
+    """Return those of the option `asr`. Raises ValueError for one that cannot be loaded here, or that has not the
+    language."""
     result = []
     for entry in asr:
         path, equals, codes = entry.rpartition("=") if "=" in entry else (entry, "", "")
@@ -163,7 +164,7 @@ def check_installed(path: str) -> None:
 
 
 def files_mark(path: str) -> str:
-    """A hash of the names, sizes and times of the files of a model; "" for a name that is no path."""
+    """Return a hash of the names, sizes and times of the files of a model; "" for a name that is no path."""
     marks = []
     for part in path.split(".py:"):
         place = Path(part if os.path.exists(part) else f"{part}.py")

@@ -107,7 +107,7 @@ def list_sources(inputs: Sequence[str]) -> tuple[list[Source], list[dict[str, An
 
 
 def _files(folder: Path, others: Counter[str]) -> Iterator[Source]:
-    """The audio files below a folder, sorted; hidden files and folders are left out."""
+    """Yield the audio files below a folder, sorted; hidden files and folders are left out."""
     for file in sorted(folder.rglob("*")):
         if any(part.startswith(".") for part in file.relative_to(folder).parts) or not file.is_file():
             continue
@@ -129,7 +129,7 @@ def _source(row: Row, style: Style, format: Format) -> tuple[Sample, Source]:
 
 
 def _stored(clip: AudioClip) -> Path:
-    """A file for audio that came inside a manifest."""
+    """Return a file for audio that came inside a manifest."""
     if clip.data is not None:
         suffixes = {b"RIFF": ".wav", b"fLaC": ".flac", b"OggS": ".ogg"}
         return stored(clip.data, suffixes.get(clip.data[:4], ".audio"))

@@ -71,7 +71,7 @@ def rows(recordings: Sequence[tuple[Source, Annotated]], transcripts: Sequence[T
 
 
 def _place(source: Source, span: Span, options: Annotate) -> Row:
-    """The columns that say which audio is meant."""
+    """Return the columns that say which audio is meant."""
     start, end = span
     first = round(source.clip.start + start, 3)
     row: Row = {"id": f"{source.id}@{first:.3f}", "audio": os.path.abspath(str(source.clip.path))}
@@ -136,8 +136,8 @@ def _without_rare_speakers(result: Rows, seconds: float) -> Rows:
 
 
 def cut(rows: Sequence[Row], sources: Mapping[str, Source], out: Path) -> list[Row]:
-    """The rows with a FLAC file each in `out`/audio, of 16 bits at the rate of the recording. Files there that no row
-    names any more are deleted. `sources`: by the part of a row's id before its last @."""
+    """Return the rows with a FLAC file each in `out`/audio, of 16 bits at the rate of the recording. Files there that
+    no row names any more are deleted. `sources`: by the part of a row's id before its last @."""
     import soundfile
 
     names = set()

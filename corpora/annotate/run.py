@@ -93,7 +93,7 @@ def check_installed(options: Annotate) -> None:
 
 
 def stages(options: Annotate) -> list[Stage]:
-    """The stages of these options in order. Raises ValueError for models that cannot be loaded here."""
+    """Return the stages of these options in order. Raises ValueError for models that cannot be loaded here."""
     named = recognisers(options.asr, options.language, options.device)
     steps: list[Stage] = [
         SpeechSegments(load_speech_detector(), options.threshold, options.pause, options.max_seconds, options.padding)
@@ -225,7 +225,7 @@ def work(source: Source) -> str:
 
 
 def _summary(options: Annotate, sources: Sequence[Source], result: Rows) -> dict[str, Any]:
-    """What annotate.json holds: the options and the counts."""
+    """Return what annotate.json holds: the options and the counts."""
     spoken: Counter[str] = Counter()
     for row in result.manifest:
         spoken[row["language"] or "unknown"] += row["duration"]

@@ -49,7 +49,7 @@ def decoded(text: str) -> NDArray[np.float32]:
 
 
 def speakers(embeddings_ND: NDArray[Any], seconds: Sequence[float], threshold: float) -> list[int]:
-    """The number of the speaker of each segment, 0 for who speaks longest.
+    """Return the number of the speaker of each segment, 0 for who speaks longest.
 
     Segments of RELIABLE seconds and more are clustered by `clusters`; shorter ones join the nearest centroid. Where all
     are shorter, all are clustered.
@@ -71,7 +71,7 @@ def speakers(embeddings_ND: NDArray[Any], seconds: Sequence[float], threshold: f
 
 
 def clusters(embeddings_ND: NDArray[Any], weights_N: NDArray[Any], threshold: float) -> NDArray[np.int64]:
-    """A label from 0 for each of N embeddings of length 1, by agglomerative clustering with average linkage.
+    """Return a label from 0 for each of N embeddings of length 1, by agglomerative clustering with average linkage.
 
     It ends where the mean cosine distance of every two clusters is above `threshold`. Source: Garcia-Romero et al. 2017
     for diarisation, there with PLDA scores.

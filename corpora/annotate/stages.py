@@ -101,7 +101,7 @@ def _cut(span: tuple[int, int], probabilities: np.ndarray, longest: int) -> list
 
 
 def padded(spans: list[Span], padding: float, total: float) -> list[Span]:
-    """The spans with `padding` seconds on both sides, within the recording; neighbours meet half way."""
+    """Return the spans with `padding` seconds on both sides, within the recording; neighbours meet half way."""
     result: list[Span] = []
     for i, (start, end) in enumerate(spans):
         before = (spans[i - 1][1] + start) / 2 if i else 0.0
@@ -165,7 +165,8 @@ class LanguageOfAudio:
 def most_probable(
     probabilities: Sequence[Mapping[str, float]], spans: Sequence[Span], one_language: bool
 ) -> list[tuple[str, float]]:
-    """The language of each segment; with `one_language` that of the mean over segments, weighted by their seconds."""
+    """Return the language of each segment; with `one_language` that of the mean over segments, weighted by their
+    seconds."""
     if one_language and probabilities:
         weights = np.array([end - start for start, end in spans])
         codes = sorted({code for row in probabilities for code in row})
@@ -267,7 +268,8 @@ def snr(wav: np.ndarray, rate: int) -> float:
 
 
 def bandwidth(wav: np.ndarray, rate: int) -> float:
-    """The highest frequency in Hz whose mean power is at most AUDIBLE dB below that of the strongest; 0 for silence.
+    """Return the highest frequency in Hz whose mean power is at most AUDIBLE dB below that of the strongest; 0 for
+    silence.
 
     Telephone speech that was resampled to 48 kHz has about 4000.
     """

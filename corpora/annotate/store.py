@@ -40,8 +40,8 @@ class Stage(Protocol):
         ...
 
     def __call__(self, recording: Recording) -> Any:
-        """The result, a JSON value: of most stages a list with an entry for each segment. AudioError for audio that
-        cannot be used."""
+        """Return the result, a JSON value: of most stages a list with an entry for each segment. AudioError for audio
+        that cannot be used."""
         ...
 
 
@@ -54,7 +54,7 @@ class Annotated:
 
 
 def keys(source: Source, stages: Sequence[Stage]) -> dict[str, str]:
-    """The key of each stage's result, by the stage's name."""
+    """Return the key of each stage's result, by the stage's name."""
     keys: dict[str, str] = {}
     mark = source.mark
     for stage in stages:
@@ -64,7 +64,7 @@ def keys(source: Source, stages: Sequence[Stage]) -> dict[str, str]:
 
 
 def stored_results(folder: Path, source: Source, stages: Sequence[Stage]) -> dict[str, Any]:
-    """The results that still hold, by the stage's name. Of a damaged file there are none."""
+    """Return the results that still hold, by the stage's name. Of a damaged file there are none."""
     record = _read(_file(folder, source))
     return {name: record[name]["value"] for name, key in keys(source, stages).items() if _key(record, name) == key}
 

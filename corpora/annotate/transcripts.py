@@ -84,7 +84,8 @@ class Vote:
 
 
 def vote(texts: Sequence[str], language: str | None = None) -> Vote:
-    """The medoid of transcripts under `distance`; of equals the first, so the recogniser to trust most comes first.
+    """Return the medoid of transcripts under `distance`; of equals the first, so the recogniser to trust most comes
+    first.
 
     This is minimum Bayes risk over the recognisers' outputs, each as probable as the others (Goel and Byrne 2000). In
     contrast to a vote on words (ROVER, Fiscus 1997) the result is what one recogniser wrote, with its case and

@@ -102,7 +102,7 @@ def audio_path(name: str, draft: Draft) -> str:
 
 
 def row(name: str, question: Question) -> dict[str, object]:
-    """A question as MMAU writes it, with the licence and the sources of its clip."""
+    """Return a question as MMAU writes it, with the licence and the sources of its clip."""
     draft = question.draft
     return {
         "id": draft.id,

@@ -53,7 +53,7 @@ class Question:
 
 
 def with_choices(drafts: Sequence[Draft], seed: int) -> list[Question]:
-    """The drafts of one split with their choices, in the same order.
+    """Return the drafts of one split with their choices, in the same order.
 
     A draft whose pool has too few other answers is left out, and of answers that are right in more than a fourth of
     their pool's questions as many as are too many.
@@ -75,7 +75,8 @@ def with_choices(drafts: Sequence[Draft], seed: int) -> list[Question]:
 
 
 def _without_frequent(members: list[int], drafts: Sequence[Draft], rng: random.Random) -> list[int]:
-    """The members after questions for frequent answers were removed until none is right in more than a fourth."""
+    """Return the members after questions for frequent answers were removed until none is right in more than a
+    fourth."""
     by_answer: dict[str, list[int]] = {}
     for i, draft in zip(members, drafts, strict=True):
         by_answer.setdefault(draft.answer, []).append(i)
@@ -116,7 +117,7 @@ def _wrong_choices(drafts: Sequence[Draft], rng: random.Random) -> list[tuple[st
 
 
 def text_only_accuracy(train: Sequence[Question], held_out: Sequence[Question]) -> float:
-    """How often a classifier that never listens is right on `held_out`.
+    """Return how often a classifier that never listens is right on `held_out`.
 
     For every question of a kind it takes the choice that was right most often, of the times it was offered, in `train`;
     of equally good ones the place that was right most often decides.

@@ -121,13 +121,13 @@ def _itself(wave: np.ndarray) -> np.ndarray:
 
 
 def instrument_piece(rng: random.Random, name: str) -> Piece:
-    """A melody in a drawn key, tempo and register."""
+    """Return a melody in a drawn key, tempo and register."""
     program, low, high = INSTRUMENTS[name]
     return Piece(_melody(rng, low, high, rng.uniform(3.5, 5.0), 0), ((0, program),))
 
 
 def key_piece(rng: random.Random, key: str) -> Piece:
-    """A cadence in broken chords with a melody above it."""
+    """Return a cadence in broken chords with a melody above it."""
     tonic, _, mode = key.rpartition(" ")
     program = INSTRUMENTS[rng.choice(["piano", "harpsichord", "acoustic guitar", "church organ", "accordion"])][0]
     notes = _cadence(rng, TONICS.index(tonic), mode, 0.0, bars=2)
@@ -173,7 +173,7 @@ def ensemble_piece(rng: random.Random, count: str) -> Piece:
 
 
 def direction_piece(rng: random.Random, direction: str) -> Piece:
-    """A scale in one direction, or there and back."""
+    """Return a scale in one direction, or there and back."""
     steps = rng.randint(5, 8)
     line = list(range(steps))
     if direction.endswith("back"):
@@ -195,7 +195,7 @@ def _scale(tonic: int, mode: Sequence[int], low: int, high: int) -> list[int]:
 def _melody(
     rng: random.Random, low: int, high: int, seconds: float, channel: int, tonic: int | None = None
 ) -> tuple[Note, ...]:
-    """A line that moves mostly by steps of a scale."""
+    """Return a line that moves mostly by steps of a scale."""
     scale = _scale(rng.randrange(12) if tonic is None else tonic, rng.choice([MAJOR, MINOR]), low, high)
     beat = rng.uniform(0.28, 0.5)
     place, start = rng.randrange(len(scale)), 0.0
@@ -268,7 +268,7 @@ class FluidSynth:
 
 
 def midi_file(pieces: Sequence[Piece], starts: Sequence[float]) -> bytes:
-    """A standard MIDI file of format 0 in which each piece begins at its start, in seconds."""
+    """Return a standard MIDI file of format 0 in which each piece begins at its start, in seconds."""
     events: list[tuple[int, int, bytes]] = []  # (tick, order within the tick, message)
     for piece, at in zip(pieces, starts, strict=False):
         first = round(at * TICKS_PER_SECOND)
@@ -288,7 +288,7 @@ def midi_file(pieces: Sequence[Piece], starts: Sequence[float]) -> bytes:
 
 
 def _variable_length(value: int) -> bytes:
-    """A number as MIDI writes it: seven bits a byte, the highest bit set on all but the last."""
+    """Return a number as MIDI writes it: seven bits a byte, the highest bit set on all but the last."""
     parts = [value & 0x7F]
     while value := value >> 7:
         parts.append(value & 0x7F | 0x80)

@@ -158,7 +158,7 @@ def sound_drafts(
 
 
 def repeated(path: Path, times: int, seed: str) -> np.ndarray:
-    """The loudest half second of a file `times` times with silence between."""
+    """Return the loudest half second of a file `times` times with silence between."""
     rng = random.Random(seed)
     wav = read_audio(path)
     length = min(len(wav), RATE // 2)
@@ -172,7 +172,7 @@ def repeated(path: Path, times: int, seed: str) -> np.ndarray:
 
 
 def with_loudness(path: Path, change: str, seconds: float = 4.0) -> np.ndarray:
-    """A file looped to `seconds`, evened out, with a change of 30 dB over its length."""
+    """Return a file looped to `seconds`, evened out, with a change of 30 dB over its length."""
     wav = read_audio(path)
     loop = np.tile(_faded(wav), -(-round(seconds * RATE) // len(wav)))[: round(seconds * RATE)]
     half = RATE // 20
@@ -190,7 +190,7 @@ def with_loudness(path: Path, change: str, seconds: float = 4.0) -> np.ndarray:
 
 
 def _varied(wave: Wave, seed: str) -> np.ndarray:
-    """The clip at another speed (up to 6 %) and level, with a little noise, at most MAX_SECONDS long."""
+    """Return the clip at another speed (up to 6 %) and level, with a little noise, at most MAX_SECONDS long."""
     rng = np.random.default_rng(list(seed.encode()))
     wav = wave()
     wav = soxr.resample(wav, RATE, round(RATE * rng.uniform(0.94, 1.06)))[: round(MAX_SECONDS * RATE)]

@@ -63,7 +63,7 @@ def speech_drafts(split: str, count: int, seed: int, utterances: Sequence[Uttera
 
 
 def stamps(utterances: Sequence[Utterance]) -> list[Utterance]:
-    """Those that Tux Paint's voices say."""
+    """Return those that Tux Paint's voices say."""
     return [u for u in utterances if u.speaker.startswith("Tux Paint")]
 
 
@@ -77,7 +77,7 @@ def _draft(split: str, kind: str, number: int, question: str, answer: str, used:
 
 
 def _joined(waves: Sequence[Callable[[], np.ndarray]], seed: str) -> np.ndarray:
-    """The clips at one loudness with half a second between them."""
+    """Return the clips at one loudness with half a second between them."""
     level = random.Random(seed).uniform(0.05, 0.1)
     pause = np.zeros(RATE // 2, np.float32)
     pieces: list[np.ndarray] = []

@@ -47,7 +47,7 @@ def transcripts(root: Path, language: str) -> dict[str, str]:
 
 
 def spoken_text(text: str) -> str | None:
-    """The words that are said: symbols and closing remarks in brackets go; None where it stays unclear.
+    """Return the words that are said: symbols and closing remarks in brackets go; None where it stays unclear.
 
     >>> spoken_text("dollar [$]"), spoken_text('IAX (note: does not say "2")')
     ('dollar', 'IAX')
@@ -69,7 +69,7 @@ def find_recordings(root: Path, folder: str, suffix: str) -> dict[str, Path]:
 
 
 def prompts(root: Path, language: str, folder: str, suffix: str) -> Iterator[SourceRecording]:
-    """The recordings of one folder with the core sounds' transcripts, and the English ones as translations."""
+    """Yield the recordings of one folder with the core sounds' transcripts, and the English ones as translations."""
     texts = _Texts(transcripts(root, language))
     english = texts if language == "en" else _Texts(transcripts(root, "en"))
     for key, path in find_recordings(root, folder, suffix).items():

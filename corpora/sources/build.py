@@ -96,7 +96,8 @@ class BuiltVoice:
 
 
 def select_voices(sources: Sequence[str], languages: Sequence[str] | None = None) -> list[Voice]:
-    """The voices of these sources in these languages, all languages by default. Raises ValueError for other names."""
+    """Return the voices of these sources in these languages, all languages by default. Raises ValueError for other
+    names."""
     for source in sources:
         if source not in SOURCES:
             raise ValueError(f"no source is called {source!r}; choose from {', '.join(SOURCES)}")
@@ -109,7 +110,8 @@ def select_voices(sources: Sequence[str], languages: Sequence[str] | None = None
 
 
 def unseen_voices(clips: int = UNSEEN_CLIPS) -> list[Voice]:
-    """The voices of the test set of unseen speakers, each with `clips` recordings of different, confirmed texts."""
+    """Return the voices of the test set of unseen speakers, each with `clips` recordings of different, confirmed
+    texts."""
     voices = {voice.folder: voice for voice in VOICES}
     return [
         replace(v, recordings=partial(_sample, v, clips), max_cer=None, settings={"clips": clips})
@@ -188,7 +190,7 @@ def build_voice(voice: Voice, root: Path, out: Path, encoding: Encoding, progres
 
 
 def read_voices(out: Path) -> list[BuiltVoice]:
-    """Every voice that the folder holds completely, by the name of its folder."""
+    """Return every voice that the folder holds completely, by the name of its folder."""
     files = sorted((out / "voices").glob("*.json"))
     return [_built(file) for file in files]
 
@@ -256,7 +258,7 @@ def encode_opus(wav: np.ndarray, path: Path, bitrate: int) -> None:
 
 
 def attribution(voices: Sequence[BuiltVoice]) -> str:
-    """The text of ATTRIBUTION.md."""
+    """Return the text of ATTRIBUTION.md."""
     lines = ["# Attribution", ""]
     for source in sorted({voice.source for voice in voices}):
         lines += [SOURCES[source], ""]
@@ -274,7 +276,7 @@ def attribution(voices: Sequence[BuiltVoice]) -> str:
 
 
 def _licence(licence: str) -> str:
-    """The sentence about a licence in ATTRIBUTION.md."""
+    """Return the sentence about a licence in ATTRIBUTION.md."""
     if not licence:
         return "Licence: that of the text, see the manifest."
     name, url = LICENCE_NAMES[licence]
@@ -304,7 +306,7 @@ def _settings(voice: Voice, encoding: Encoding) -> dict[str, Any]:
 
 
 def _is_built(out: Path, voice: Voice, encoding: Encoding) -> bool:
-    """Whether the folder holds the voice. Raises ValueError where it was built with other settings."""
+    """Return whether the folder holds the voice. Raises ValueError where it was built with other settings."""
     file = out / "voices" / f"{voice.folder}.json"
     if not file.exists():
         return False

@@ -29,7 +29,7 @@ def _voice(
     packages: tuple[str, ...],
     licence_text: Callable[[Path], str],
 ) -> Voice:
-    """The voice `name`; `files` are the folder below asterisk.SOUNDS and the ending of its recordings."""
+    """Return the voice `name`; `files` are the folder below asterisk.SOUNDS and the ending of its recordings."""
     folder, suffix = files
     return Voice(
         source=source,

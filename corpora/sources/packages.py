@@ -20,7 +20,7 @@ from pathlib import Path
 
 
 def download_folder() -> Path:
-    """Where downloaded packages stay for the next build: $XDG_CACHE_HOME/audiorl/packages, or below ~/.cache."""
+    """Return where downloaded packages stay for the next build: $XDG_CACHE_HOME/audiorl/packages, or below ~/.cache."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "audiorl" / "packages"
 
 
@@ -78,12 +78,12 @@ def unpack(names: Sequence[str], folder: Path, root: Path) -> None:
 
 
 def archives(name: str, folder: Path) -> list[Path]:
-    """The .deb files of a package in `folder`, sorted by name."""
+    """Return the .deb files of a package in `folder`, sorted by name."""
     return sorted(folder.glob(f"{name}_*.deb"))
 
 
 def licence_paragraph(copyright_file: Path, licence: str) -> str:
-    """The stand-alone paragraph `License: NAME` of a Debian copyright file, unindented."""
+    """Return the stand-alone paragraph `License: NAME` of a Debian copyright file, unindented."""
     if not copyright_file.is_file():
         raise ValueError(f"{copyright_file}: missing; is the package installed or unpacked here?")
     paragraphs = re.split(r"\n(?=\S)", copyright_file.read_text(encoding="utf-8"))
@@ -95,7 +95,7 @@ def licence_paragraph(copyright_file: Path, licence: str) -> str:
 
 
 def gpl_2_text(root: Path) -> str:
-    """The GNU General Public License, version 2, from the package base-files. Raises ValueError without it."""
+    """Return the GNU General Public License, version 2, from the package base-files. Raises ValueError without it."""
     path = root / "usr/share/common-licenses/GPL-2"
     if not path.is_file():
         raise ValueError(f"{path}: missing; is the package base-files installed or unpacked here?")
@@ -108,7 +108,7 @@ def _require(program: str, advice: str) -> None:
 
 
 def _apt_get(*arguments: str, cwd: str | None = None, show: bool = False) -> str:
-    """What apt-get prints; with `show` that goes to the terminal, where it is the progress of a download."""
+    """Return what apt-get prints; with `show` that goes to the terminal, where it is the progress of a download."""
     command = ["apt-get", *arguments]
     if os.geteuid() == 0:  # apt's own user may not write to the folder
         command += ["-o", "APT::Sandbox::User=root"]
@@ -121,6 +121,6 @@ def _apt_get(*arguments: str, cwd: str | None = None, show: bool = False) -> str
 
 
 def _size(name: str) -> str:
-    """The size of a package's download, as apt-get knows it."""
+    """Return the size of a package's download, as apt-get knows it."""
     match = re.search(r"\.deb (\d+)", _apt_get("download", "--print-uris", name))
     return f"{int(match[1]) / 1e6:.1f} MB" if match else "size unknown"

@@ -36,7 +36,7 @@ class Text:
 
 
 def texts_of_rows(rows: Iterable[Mapping[str, Any]]) -> list[Text]:
-    """The texts of rows of a manifest, each once a language."""
+    """Return the texts of rows of a manifest, each once a language."""
     texts: dict[tuple[str, str], Text] = {}
     for row in rows:
         text = Text(row["key"], row["language"], row["text"], row["translation"], row["licence"])

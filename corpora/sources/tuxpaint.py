@@ -56,7 +56,7 @@ def stamp_texts(path: Path) -> dict[str, str]:
 
 
 def stamps(root: Path, language: str) -> Iterator[SourceRecording]:
-    """The spoken descriptions in one language. Raises ValueError where there are none."""
+    """Yield the spoken descriptions in one language. Raises ValueError where there are none."""
     folder = root / STAMPS
     ending = "_desc.ogg" if language == "en" else f"_desc_{language}.ogg"
     paths = sorted(folder.rglob(f"*{ending}"))

@@ -125,7 +125,7 @@ def write_verdicts(path: Path, verdicts: Sequence[Verdict]) -> None:
 
 
 def confirmed(voice: Voice, root: Path) -> Iterator[SourceRecording]:
-    """The recordings of the voice, of which those are to be left out whose text the recogniser does not confirm.
+    """Yield the recordings of the voice, of which those are to be left out whose text the recogniser does not confirm.
 
     It confirms a text with a character error rate of at most `voice.max_cer`, or MAX_CER_OF_NEAREST with rank 0.
     """

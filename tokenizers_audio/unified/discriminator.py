@@ -69,7 +69,7 @@ def adversarial_loss(fake: Judgement) -> Tensor:
 
 
 def feature_matching_loss(real: Judgement, fake: Judgement) -> Tensor:
-    """The mean over resolutions and layers of mean |real - fake| / mean |real|, scores left out."""
+    """Return the mean over resolutions and layers of mean |real - fake| / mean |real|, scores left out."""
     losses = [
         (a.detach() - b).abs().mean() / a.detach().abs().mean().clamp_min(1e-5)
         for r, f in zip(real, fake, strict=True)

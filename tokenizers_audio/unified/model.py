@@ -115,7 +115,7 @@ class UnifiedTokenizer(nn.Module):
         return identity("unified", self.sample_rate, self.frame_rate, self.levels, self.codebook_size, self)
 
     def with_codebooks(self, count: int) -> UnifiedTokenizer:
-        """The same tokenizer, weights shared, with only the first `count` codebooks in use: fewer bits."""
+        """Return the same tokenizer, weights shared, with only the first `count` codebooks in use: fewer bits."""
         if not 1 <= count <= self.config.num_codebooks:
             raise ValueError(f"{count} codebooks asked for, the tokenizer has {self.config.num_codebooks}")
         view = UnifiedTokenizer.__new__(UnifiedTokenizer)
@@ -154,7 +154,7 @@ class UnifiedTokenizer(nn.Module):
         return wav[:, skip * hop :]
 
     def streaming(self) -> UnifiedStreaming:
-        """The fresh state of one stream."""
+        """Return the fresh state of one stream."""
         return UnifiedStreaming(self)
 
     def train(self, mode: bool = True) -> UnifiedTokenizer:
@@ -177,7 +177,8 @@ class UnifiedTokenizer(nn.Module):
         return self.quantizer.encode(self.latents_of(wav, cache)[0], self.levels)
 
     def latents_of(self, wav: Tensor, cache: Cache | None) -> tuple[Tensor, Tensor | None]:
-        """The same samples -> ([B, D, n · block] before quantisation, [B, D', n · block] semantic features or None)"""
+        """Return the same samples -> ([B, D, n · block] before quantisation, [B, D', n · block] semantic features or
+        None)"""
         _, past, ahead = self.blocks
         sides = [self.encoder(wav[:, None, past : wav.shape[-1] - ahead], cache)]
         features = None
@@ -216,7 +217,8 @@ class UnifiedTokenizer(nn.Module):
         return Reconstruction(out, quantized, latents, predicted, features, mels, target_mels)
 
     def _compared(self, decoded: Tensor, wav: Tensor) -> tuple[Tensor, Tensor]:
-        """The log-mels [B, mels, steps] that the decoder predicts for wav [B, F · hop], and those that it has."""
+        """Return the log-mels [B, mels, steps] that the decoder predicts for wav [B, F · hop], and those that it
+        has."""
         assert self.mels is not None and self.config.spectrum_hop is not None
         step, size = self.config.spectrum_hop, self.config.window
         with torch.no_grad():
@@ -245,7 +247,7 @@ class UnifiedTokenizer(nn.Module):
         return latents.transpose(1, 2).flatten(0, 1)
 
     def _decoded(self, vectors: Tensor, cache: Cache | None) -> Tensor:
-        """What the decoder says before it has a voice."""
+        """Return what the decoder says before it has a voice."""
         decoded = self.decoder.layers(self.to_acoustic(vectors.transpose(1, 2)).transpose(1, 2), cache)
         return decoded if self.mels is None else decoded + self.patch_decoder(vectors, cache)
 
@@ -255,7 +257,7 @@ class UnifiedTokenizer(nn.Module):
     # -- folders -----------------------------------------------------------------------------------------------------
 
     def trainable(self) -> dict[str, nn.Parameter]:
-        """What is learned by gradients, by name: all but a frozen speech model."""
+        """Return what is learned by gradients, by name: all but a frozen speech model."""
         return {name: p for name, p in self.named_parameters() if not name.startswith("features.")}
 
     def save(self, path: str | Path) -> None:
@@ -292,7 +294,7 @@ class UnifiedTokenizer(nn.Module):
 
 
 def load(path: str | Path, num_codebooks: int | None = None, bandwidth: float | None = None) -> UnifiedTokenizer:
-    """A saved tokenizer; with only its first `num_codebooks`, or as many as fit in `bandwidth` kbit/s."""
+    """Return a saved tokenizer; with only its first `num_codebooks`, or as many as fit in `bandwidth` kbit/s."""
     config, speech = _configs(path)
     tokenizer = UnifiedTokenizer(config, None if speech is None else build_speech_model(speech, str(path)))
     tokenizer.restore(path)
@@ -301,7 +303,8 @@ def load(path: str | Path, num_codebooks: int | None = None, bandwidth: float | 
 
 
 def _configs(path: str | Path) -> tuple[UnifiedConfig, dict[str, Any] | None]:
-    """The tokenizer's configuration and its speech model's. Raises ValueError naming what is missing or wrong."""
+    """Return the tokenizer's configuration and its speech model's. Raises ValueError naming what is missing or
+    wrong."""
     values = read_config(path)
     if values.pop("model_type") != MODEL_TYPE:
         raise ValueError(f"{path}: another codec, not {MODEL_TYPE!r}")

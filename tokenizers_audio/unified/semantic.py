@@ -125,7 +125,7 @@ class SemanticDecoder(CachedSequential):
 
 
 def load_speech_model(path: str | Path) -> PreTrainedModel:
-    """A HuBERT, WavLM or Wav2Vec2 from a local folder or hub id."""
+    """Return a HuBERT, WavLM or Wav2Vec2 from a local folder or hub id."""
     model_type = read_config(path)["model_type"]
     if model_type not in SPEECH_MODELS:
         raise ValueError(f"{path}: a {model_type} model; the semantic branch takes {', '.join(SPEECH_MODELS)}")

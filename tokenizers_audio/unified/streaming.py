@@ -90,7 +90,7 @@ class UnifiedStreaming:
         return wav
 
     def _codes(self, frames: int) -> Tensor:
-        """The codes of the next `frames`, a whole number of blocks, all of whose samples are there."""
+        """Return the codes of the next `frames`, a whole number of blocks, all of whose samples are there."""
         tokenizer, (_, past, ahead) = self.tokenizer, self.tokenizer.blocks
         if not frames:
             return torch.zeros(tokenizer.num_codebooks, 0, dtype=torch.long, device=tokenizer.device)

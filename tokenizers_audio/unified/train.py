@@ -274,7 +274,7 @@ class CodecTrainer:
             self.quantizing = True
 
     def _random(self, purpose: str, own: bool = False) -> torch.Generator:
-        """A generator for this step, the same on all ranks unless each needs its `own`."""
+        """Return a generator for this step, the same on all ranks unless each needs its `own`."""
         rank = dist.get_rank() if own and world_size() > 1 else 0
         purposes = ("levels", "revive", "start")
         number = ((self.seed * 1_000_003 + self.steps_done) * len(purposes) + purposes.index(purpose)) * 4096 + rank
@@ -282,7 +282,7 @@ class CodecTrainer:
 
 
 def learning_rate(step: int, config: TrainConfig) -> float:
-    """The rate of update `step`, from 0."""
+    """Return the rate of update `step`, from 0."""
     if step < config.warmup_steps:
         return config.lr * (step + 1) / config.warmup_steps
     if config.schedule == "constant":

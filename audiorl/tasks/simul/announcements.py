@@ -71,7 +71,7 @@ class WordVoice:
 
 
 def voices_of(speech: Iterable[Utterance], source: str, target: str) -> list[WordVoice]:
-    """The speakers of `source` with their first recording of each word of announcements.
+    """Return the speakers of `source` with their first recording of each word of announcements.
 
     A speaker who does not say the target language is given the package's recordings of it.
     """
@@ -155,7 +155,7 @@ def texts(language: str, split: Split = "all", held_out: float = 0.27) -> list[s
 
 @cache
 def words(language: str) -> Mapping[str, str]:
-    """The text of each word of announcements by its key, in lower case."""
+    """Return the text of each word of announcements by its key, in lower case."""
     _check_languages(language)
     wanted = {key for kind in announcements() for a in kind for key in a.keys(language)}
     return {u.key: u.text.lower().rstrip(".") for u in bundled_speech((language,)) if u.key in wanted}
@@ -163,7 +163,7 @@ def words(language: str) -> Mapping[str, str]:
 
 @cache
 def bundled_words(language: str) -> Mapping[str, np.ndarray]:
-    """The package's recordings of the words of announcements, without silence around them."""
+    """Return the package's recordings of the words of announcements, without silence around them."""
     return {u.key: trimmed(u.clip.load(RATE)) for u in bundled_speech((language,)) if u.key in words(language)}
 
 
@@ -224,7 +224,7 @@ def _in_split(announcement: Announcement, split: Split, held_out: float) -> bool
 def _drawable(
     voice: WordVoice, split: Split, source: str, target: str, held_out: float
 ) -> tuple[tuple[Announcement, ...], ...]:
-    """The numbers, dates and times of the split that the voice can say, in both languages."""
+    """Return the numbers, dates and times of the split that the voice can say, in both languages."""
 
     def can_say(a: Announcement) -> bool:
         return voice.source.keys() >= {*a.keys(source)} and voice.target.keys() >= {*a.keys(target)}

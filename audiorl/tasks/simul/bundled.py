@@ -61,7 +61,7 @@ def draw_streams(
     speak: Speak | None = None,
     voice: Sequence[Utterance] = (),
 ) -> Iterator[Stream]:
-    """An endless sequence of random streams; stream i is determined by (seed, i).
+    """Yield an endless sequence of random streams; stream i is determined by (seed, i).
 
     split: "test" is a fraction `held_out` of all recordings, the same for every seed, length and target language; none
     of its prompts or texts is in "train"; "all" is both. seconds: minimum and maximum duration of a stream; (60, 60)
@@ -88,7 +88,7 @@ def prompt_pairs(
     folder: str | Path | None = None,
     voice: Sequence[Utterance] = (),
 ) -> list[tuple[Utterance, Utterance]]:
-    """The (source, target) recordings of a split from which streams are built.
+    """Return the (source, target) recordings of a split from which streams are built.
 
     voice: another speaker's recordings, which replace those of the same key and language; the other prompts are left
     out. Single letters, which are mostly the same in both languages, and texts without a letter are left out.
@@ -118,7 +118,7 @@ def build_stream(
     seconds: float = 0.0,
     metadata: Mapping[str, Any] | None = None,
 ) -> Stream:
-    """The stream of the prompts' waveforms (float32 [T], RATE Hz), each followed by a pause.
+    """Return the stream of the prompts' waveforms (float32 [T], RATE Hz), each followed by a pause.
 
     A prompt is (waveform, source utterance, target utterance); the waveform need not be the source's own recording.
     pauses: minimum and maximum in seconds, drawn by `rng`. seconds: a shorter stream is padded with silence.
@@ -199,7 +199,8 @@ def lay_out(
     at_least: int = 0,
     metadata: Mapping[str, Any] | None = None,
 ) -> Stream:
-    """The stream of the pieces one after the other, with faint noise; `at_least` samples long, by silence at the end.
+    """Return the stream of the pieces one after the other, with faint noise; `at_least` samples long, by silence at
+    the end.
 
     source, target: the languages. Raises ValueError for no pieces.
     """
@@ -234,7 +235,7 @@ def _of_prompts(
     at_least: int,
     metadata: Mapping[str, Any],
 ) -> Stream:
-    """The stream of prompts without silence around them, [T] each; `pauses` and `at_least` in samples."""
+    """Return the stream of prompts without silence around them, [T] each; `pauses` and `at_least` in samples."""
     pieces = [
         StreamPiece(wav, pause, source.text, target.text, trimmed_recording(target))
         for wav, pause, (source, target) in zip(waveforms, pauses, pairs, strict=True)
@@ -248,7 +249,7 @@ _trimmed_recordings: dict[str, AudioClip] = {}
 
 
 def trimmed_recording(utterance: Utterance) -> AudioClip:
-    """The recording without silence around its speech, as a part of its file. Decoded once per process."""
+    """Return the recording without silence around its speech, as a part of its file. Decoded once per process."""
     key = utterance.clip.key
     if key not in _trimmed_recordings:
         try:
@@ -269,7 +270,7 @@ def recording_seconds(utterance: Utterance) -> float:
 
 
 def _recordings() -> Speak:
-    """The recordings themselves, each decoded once."""
+    """Return the recordings themselves, each decoded once."""
     waveforms: dict[str, np.ndarray] = {}
 
     def speak(utterance: Utterance, rng: np.random.Generator) -> np.ndarray:
@@ -292,7 +293,7 @@ def _letters(text: str) -> int:
 
 
 def limits_in_samples(seconds: tuple[float, float], pauses: tuple[float, float]) -> tuple[int, int]:
-    """The minimum and maximum length of streams in samples. Raises ValueError for limits of them or of pauses in
+    """Return the minimum and maximum length of streams in samples. Raises ValueError for limits of them or of pauses in
     seconds that are no range."""
     low, high = (round(s * RATE) for s in seconds)
     if not 0 < low <= high:

@@ -178,7 +178,7 @@ def read_streams(
     max_seconds: float | None = None,
     limit: int | None = None,
 ) -> Loaded[Stream]:
-    """The first `limit` streams of a file, or of a folder with streams.jsonl, one .yaml or RealSI's .json files.
+    """Return the first `limit` streams of a file, or of a folder with streams.jsonl, one .yaml or RealSI's .json files.
 
     source_language, target_language: ISO codes, for files that do not name them; a row that names others is unusable.
     audio_root: where relative audio paths start, by default the file's folder. on_error: stop at the first unusable
@@ -279,7 +279,7 @@ def _parse_file(path: Path, defaults: StreamDefaults) -> Iterator[ParsedStream |
 
 
 def _json(path: Path) -> Any:
-    """The parsed .json file, None for any other and for JSON lines."""
+    """Return the parsed .json file, None for any other and for JSON lines."""
     if path.suffix != ".json":
         return None
     content = path.read_bytes()
@@ -326,7 +326,7 @@ def _name(row: Row, field: str) -> str:
 
 
 def _unit(unit: UnitColumns, root: Path) -> Unit:
-    """Its spoken translation is not opened."""
+    """Return its spoken translation is not opened."""
     held = unit.target_audio
     clip = None if held is None else AudioClip(path=str(root / held.path), start=held.start, duration=held.duration)
     source, target, speaker = ((text or "").strip() for text in (unit.source, unit.target, unit.speaker))
@@ -422,7 +422,7 @@ def _unit_row(unit: Unit, folder: Path) -> dict[str, Any]:
 
 
 def _with_audio_file(unit: Unit, path: Path) -> Unit:
-    """The unit with its spoken translation as a file; audio in memory is written to `path`."""
+    """Return the unit with its spoken translation as a file; audio in memory is written to `path`."""
     if unit.target_audio is None or unit.target_audio.path is not None:
         return unit
     _write_audio(path, unit.target_audio)

@@ -103,7 +103,7 @@ class Instance:
 
 
 def read_log(folder: str | Path) -> list[Instance]:
-    """The instances of a log in the order of its lines.
+    """Return the instances of a log in the order of its lines.
 
     Raises ValueError naming file, line and field for a missing config or log, text that is not UTF-8, a line that is
     not a JSON object, missing or malformed fields, times that are negative, not finite or go backwards, elapsed below
@@ -188,7 +188,7 @@ def write_log(
 
 
 def _fields(instance: Instance) -> dict[str, Any]:
-    """The fields of a line; those of speech only for speech."""
+    """Return the fields of a line; those of speech only for speech."""
     fields = {field.name: getattr(instance, field.name) for field in dataclasses.fields(instance)}
     spoken = ("durations", "prediction_offset", "intervals")
     return {name: value for name, value in fields.items() if instance.speech or name not in spoken}
@@ -223,7 +223,7 @@ def _parse(line: str, where: str) -> Instance:
 
 
 def _instance(fields: Mapping[str, Any], where: str) -> Instance:
-    """The instance of a line's fields. Raises ValueError naming the field that is missing or of another type."""
+    """Return the instance of a line's fields. Raises ValueError naming the field that is missing or of another type."""
     try:
         line = check(fields, SpeechLogLine if "durations" in fields or "intervals" in fields else LogLine)
     except FieldError as error:

@@ -54,7 +54,7 @@ def similarities(metric: Metric | Similarity, pairs: Sequence[Translation]) -> l
 
 
 def _counted(pair: Translation, metric: str) -> float:
-    """A metric of `translation_counts` for one pair, as a share."""
+    """Return a metric of `translation_counts` for one pair, as a share."""
     counts, score = translation_counts([pair.written], [pair.reference], metric)
     return score(counts.sum(0)) / 100
 
@@ -109,7 +109,7 @@ def _comet_model(model: str) -> Any:
 
 
 def split_like_references(written: str, references: Sequence[str], language: str) -> list[str]:
-    """The text in one piece a reference, split where the fewest word (or character) errors remain."""
+    """Return the text in one piece a reference, split where the fewest word (or character) errors remain."""
     return [separator(language).join(piece) for piece in units_like_references(written, references, language)]
 
 
@@ -182,8 +182,8 @@ def quality_score(
     language: str,
     sources: Sequence[str] | None = None,
 ) -> float:
-    """The corpus score: BLEU, chrF, chrF++ and word F1 in [0, 100]; TER in percent, where less is better and silence
-    has 100; semantic similarity 100 times the mean cosine of the pairs; COMET and BLEURT about [0, 1].
+    """Return the corpus score: BLEU, chrF, chrF++ and word F1 in [0, 100]; TER in percent, where less is better and
+    silence has 100; semantic similarity 100 times the mean cosine of the pairs; COMET and BLEURT about [0, 1].
 
     COMET reads the source sentences too. Raises ImportError that says what to install.
     """

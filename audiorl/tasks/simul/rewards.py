@@ -333,7 +333,8 @@ def single_turn(
     pattern: str = FormatMatch.pattern,
     guards: bool = False,
 ) -> StandardisedSum:
-    """The rewards of stage 1. `time` adds time compliance, or the one given. `weights`: by name, 1 for the others.
+    """Return the rewards of stage 1. `time` adds time compliance, or the one given. `weights`: by name, 1 for the
+    others.
 
     `guards` adds `StreamLength` as "length" and `Repetition` beyond the reference's as "repetition".
     """
@@ -360,7 +361,7 @@ def multi_turn(
     guards: bool = False,
     hinge: float | None = None,
 ) -> StandardisedSum:
-    """The rewards of stage 2: those of single turns, the latency penalty, and the quality of the whole stream.
+    """Return the rewards of stage 2: those of single turns, the latency penalty, and the quality of the whole stream.
 
     `longest` and `waits` are those of `LatencyPenalty`, the other arguments those of `single_turn`. `hinge`: the
     similarity from which speed counts; then `HingedPromptness` stands in place of the penalty.

@@ -162,12 +162,13 @@ class EDAtt:
 
 
 def _before_first(stops: Sequence[bool]) -> int:
-    """How many entries come before the first true one."""
+    """Return how many entries come before the first true one."""
     return stops.index(True) if True in stops else len(stops)
 
 
 def delay_references(turns: Sequence[Turn], schedule: WaitK) -> tuple[Turn, ...]:
-    """The turns with their references moved to the turns in which the schedule writes them, to train a wait-k model."""
+    """Return the turns with their references moved to the turns in which the schedule writes them, to train a wait-k
+    model."""
     language, written = schedule.language, 0
     words = split_words("".join(t.reference for t in turns), language)
     out = []

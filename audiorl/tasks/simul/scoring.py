@@ -119,7 +119,7 @@ _AWARE = ("AL", "LAAL", "AP", "DAL", "ATD", "StartOffset", "EndOffset")
 
 
 def latency_names(target_type: TargetType, aware: bool) -> list[str]:
-    """The names of the latencies in the order of tables."""
+    """Return the names of the latencies in the order of tables."""
     names = [*_AWARE, "NumChunks", "FLAL"]
     if target_type == "speech":
         names += ["DiscontinuitySum", "DiscontinuityAve", "DiscontinuityNum"]
@@ -137,7 +137,7 @@ def instance_latency(
     use_reference_length: bool = True,
     aware: bool = False,
 ) -> dict[str, float]:
-    """The latencies of one instance that wrote something; with `aware` the computation-aware ones.
+    """Return the latencies of one instance that wrote something; with `aware` the computation-aware ones.
 
     YAAL is left out where nothing was written before the end of the source. A reference is None or its length unused
     where SimulEval takes the number of units written instead.
@@ -194,7 +194,7 @@ def _check(instances: Sequence[Instance], target_type: TargetType, unit: Unit, l
 
 
 def _with_reference(instance: Instance, segments: Segments, unit: Unit) -> Instance:
-    """The instance, with the references of its segments joined where it has none of its own."""
+    """Return the instance, with the references of its segments joined where it has none of its own."""
     if not segments.get(instance.index):
         raise ValueError(f"instance {instance.index}: no segments; give the reference segments of every instance")
     if instance.reference:

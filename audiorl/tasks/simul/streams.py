@@ -113,7 +113,7 @@ class ChunkConfig:
 
 
 def chunk_ends(seconds: float, chunk: float, shortest: float = MIN_SECONDS) -> list[float]:
-    """The end of each chunk, in seconds, of a stream of `seconds`.
+    """Return the end of each chunk, in seconds, of a stream of `seconds`.
 
     A remainder shorter than `shortest` is dropped. It is too short for a chunk of its own, and cannot extend the chunk
     before, which a live interpreter has processed by then.
@@ -129,7 +129,7 @@ def chunk_ends(seconds: float, chunk: float, shortest: float = MIN_SECONDS) -> l
 
 
 def turns(stream: Stream, chunks: ChunkConfig = ChunkConfig(), lags: Sequence[int] = ()) -> tuple[Turn, ...]:
-    """The stream chunk by chunk with references. `lags`: by how many chunks each unit's reference is delayed.
+    """Return the stream chunk by chunk with references. `lags`: by how many chunks each unit's reference is delayed.
 
     Units keep their order, and none is delayed past the last chunk. Text after the first unit begins with the
     separating space, where the language has one. Raises ValueError unless there is one lag, 0 or more, a unit.
@@ -165,7 +165,7 @@ def turns(stream: Stream, chunks: ChunkConfig = ChunkConfig(), lags: Sequence[in
 
 
 def _ready(stream: Stream, ends: Sequence[float]) -> list[int]:
-    """The chunk, of those that end at `ends`, after which each unit can be said."""
+    """Return the chunk, of those that end at `ends`, after which each unit can be said."""
     return [
         next((t for t, end in enumerate(ends) if end >= unit.end - _TOLERANCE), len(ends) - 1) for unit in stream.units
     ]
@@ -201,7 +201,8 @@ def phrase_lags(stream: Stream, chunks: ChunkConfig = ChunkConfig(), pause: floa
 
 
 def with_speaker_marks(stream: Stream) -> Stream:
-    """The stream with SPEAKER_MARK before the translation of each unit whose speaker is not that of the one before.
+    """Return the stream with SPEAKER_MARK before the translation of each unit whose speaker is not that of the one
+    before.
 
     The first speaker has no mark. A unit without translation passes its mark on to the next one of its speaker.
     """
@@ -215,7 +216,8 @@ def with_speaker_marks(stream: Stream) -> Stream:
 
 
 def interpretation_sample(stream: Stream, chunks: ChunkConfig = ChunkConfig(), lags: Sequence[int] = ()) -> Sample:
-    """The stream as a prompt: the instruction, then one turn a chunk. The sample's reference is that of the stream."""
+    """Return the stream as a prompt: the instruction, then one turn a chunk. The sample's reference is that of the
+    stream."""
     instruction = instruction_sample(stream.id, stream.source_language, stream.target_language)
     metadata = {"seconds": stream.seconds, "transcript": stream.transcript}
     return replace(
@@ -227,7 +229,7 @@ def interpretation_sample(stream: Stream, chunks: ChunkConfig = ChunkConfig(), l
 
 
 def instruction_sample(id: str, source_language: str, target_language: str) -> Sample:
-    """The instruction to interpret, without audio."""
+    """Return the instruction to interpret, without audio."""
     spoken, written = (LANGUAGES.get(code, code) for code in (source_language, target_language))
     return Sample(
         id=id,
@@ -240,12 +242,13 @@ def instruction_sample(id: str, source_language: str, target_language: str) -> S
 def stream_from_clip(
     clip: AudioClip, id: str, source_language: str, target_language: str, units: Sequence[Unit]
 ) -> Stream:
-    """A stream of a whole clip; its duration is read from the file's header."""
+    """Return a stream of a whole clip; its duration is read from the file's header."""
     return Stream(id, clip, clip_seconds(clip), tuple(units), source_language, target_language)
 
 
 def split_stream(stream: Stream, max_seconds: float) -> list[Stream]:
-    """The stream in parts of at most `max_seconds`, cut where units begin; the part from START on is named `ID@START`.
+    """Return the stream in parts of at most `max_seconds`, cut where units begin; the part from START on is named
+    `ID@START`.
 
     Audio before the first unit is left out, and audio after the last unit of a part beyond `max_seconds`. A unit that
     is longer than that makes a longer part. A stream without units, or short enough, is returned unchanged.
@@ -266,7 +269,7 @@ def split_stream(stream: Stream, max_seconds: float) -> list[Stream]:
 
 
 def _part_of_stream(stream: Stream, units: Sequence[Unit], end: float) -> Stream:
-    """The part from the start of the first unit to `end`, extended to at least MIN_SECONDS."""
+    """Return the part from the start of the first unit to `end`, extended to at least MIN_SECONDS."""
     end = min(max(end, units[0].start + MIN_SECONDS), stream.seconds)
     start = min(units[0].start, end - MIN_SECONDS)
     return replace(

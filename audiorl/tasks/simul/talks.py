@@ -48,7 +48,7 @@ _STEP = {"[": 1, "{": 1, "]": -1, "}": -1}
 
 
 def load_yaml(text: str | bytes) -> Any:
-    """The document in `text`. Raises yaml.YAMLError, also for more than MAX_DEPTH levels, and ValueError."""
+    """Return the document in `text`. Raises yaml.YAMLError, also for more than MAX_DEPTH levels, and ValueError."""
     if _may_be_deep(text if isinstance(text, str) else text.replace(b"\0", b"").decode("latin-1")):
         depth = 0
         for event in yaml.parse(text, Loader=_LOADER):
@@ -59,7 +59,8 @@ def load_yaml(text: str | bytes) -> Any:
 
 
 def _may_be_deep(text: str) -> bool:
-    """Whether brackets, dashes in a line or indentation allow so many levels. Fast, since files have 200,000 lines."""
+    """Return whether brackets, dashes in a line or indentation allow so many levels. Fast, since files have 200,000
+    lines."""
     brackets = accumulate(_STEP[bracket] for bracket in re.findall(r"[\[\]{}]", text))
     levels = MAX_DEPTH // 4
     indented = re.search(rf"(?:[-?:]\s+){{{levels}}}|^[ -]{{{levels}}}", text, re.MULTILINE)
@@ -182,7 +183,7 @@ class ReferenceColumns(Struct):
 
 
 def is_realsi(document: Any) -> bool:
-    """Whether a document is a talk, or a list of talks."""
+    """Return whether a document is a talk, or a list of talks."""
     first = document[0] if isinstance(document, list) and document else document
     return isinstance(first, Mapping) and "vid" in first and "segment" in first
 
@@ -250,7 +251,8 @@ def _languages(vid: str) -> tuple[str | None, str | None]:
 
 
 def _recording(path: Path, root: Path | None, subfolder: str, name: str, suffixes: Sequence[str] = ("",)) -> Path:
-    """The recording of a talk: in `root`, or else near the file; where there is none, the path where it is expected."""
+    """Return the recording of a talk: in `root`, or else near the file; where there is none, the path where it is
+    expected."""
     folders = [root] if root is not None else [path.parent, path.parent / subfolder, path.parent.parent / subfolder]
     places = [folder / f"{name}{suffix}" for folder in folders for suffix in suffixes]
     return next((p for p in places if p.is_file()), places[0])
@@ -324,7 +326,7 @@ def _segments(path: Path) -> list[Any]:
 def _lines(
     path: Path, defaults: StreamDefaults, field: str, count: int, optional: bool = False
 ) -> list[str | FieldError]:
-    """The lines of the list's text file in a language; a line that is not UTF-8 is an error of its segment."""
+    """Return the lines of the list's text file in a language; a line that is not UTF-8 is an error of its segment."""
     language = getattr(defaults, field)
     languages = sorted(p.suffix[1:] for p in path.parent.glob(f"{path.stem}.*") if p.suffix != path.suffix)
     if not language:
@@ -360,7 +362,7 @@ Recordings = Mapping[str, tuple[ReferenceSegment, ...]]
 
 
 def read_segments(path: str | Path, references: str | Path | None = None) -> Recordings:
-    """The segments of each recording in order of time, keyed by the recording's name as written in `wav`.
+    """Return the segments of each recording in order of time, keyed by the recording's name as written in `wav`.
 
     Times become ms. Raises ValueError naming file, entry and field.
     """
@@ -390,7 +392,7 @@ def read_segments(path: str | Path, references: str | Path | None = None) -> Rec
 
 
 def match_segments(instances: Sequence[Instance], recordings: Recordings) -> dict[int, tuple[ReferenceSegment, ...]]:
-    """The segments of each instance by its index; the recording is found by its path, file name or stem.
+    """Return the segments of each instance by its index; the recording is found by its path, file name or stem.
 
     Raises ValueError for an instance without segments, and for segments without an instance.
     """

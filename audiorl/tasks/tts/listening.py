@@ -155,7 +155,7 @@ class SpeechModels:
     def _ask_about(
         self, name: str, rollouts: Sequence[Rollout], ask: Callable[[list[Rollout]], Sequence[T]], silent: T
     ) -> list[T]:
-        """The model's results, in one call for all rollouts with speech that are not in the cache."""
+        """Return the model's results, in one call for all rollouts with speech that are not in the cache."""
 
         def results(new: list[Rollout]) -> list[T]:
             spoken = [r for r, speaks in zip(new, self.have_speech(new), strict=True) if speaks]

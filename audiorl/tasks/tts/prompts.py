@@ -29,7 +29,7 @@ def speech_sample(
     scene: str = "",
     metadata: Mapping[str, Any] | None = None,
 ) -> Sample:
-    """A prompt to speak `text`, without any written answer. Its reference is the text itself.
+    """Return a prompt to speak `text`, without any written answer. Its reference is the text itself.
 
     speaker: a tag in front of the text, as [SPEAKER0]. voice: (text, recording) of the voice to imitate. scene: a
     description of the recording for the system message. Raises ValueError for an empty text.
@@ -49,7 +49,7 @@ def speech_sample(
 
 
 def utterance_sample(utterance: TextToSay, tag: bool = False) -> Sample:
-    """The prompt of an utterance; `tag` puts its speaker in front of the text.
+    """Return the prompt of an utterance; `tag` puts its speaker in front of the text.
 
     metadata["reference_audio"] has the wanted voice: the prompt's audio, or else the recording.
     metadata["reference_seconds"] is the recording's duration, or else an estimate from the prompt's speaking rate.
@@ -67,7 +67,7 @@ def utterance_sample(utterance: TextToSay, tag: bool = False) -> Sample:
 
 
 def utterance_example(utterance: TextToSay, tag: bool = False) -> Example:
-    """The prompt of an utterance with its recording. Raises ValueError where there is none."""
+    """Return the prompt of an utterance with its recording. Raises ValueError where there is none."""
     if utterance.recording is None:
         raise ValueError(f"{utterance.name!r}: has no recording to train on; give the row's audio")
     return Example(utterance_sample(utterance, tag), speech=(utterance.recording,))
@@ -78,7 +78,7 @@ def _letters(text: str) -> int:
 
 
 def tagged(speaker: str, text: str) -> str:
-    """The text with its speaker in front, as [SPEAKER0]."""
+    """Return the text with its speaker in front, as [SPEAKER0]."""
     return f"[{speaker}] {text}" if speaker else text
 
 
@@ -100,8 +100,9 @@ class TurnPiece:
 
 
 def split_text(text: str, most: int) -> list[str]:
-    """The text in parts of at most `most` characters, divided after sentences if possible, else after clauses, else
-    between words; a longer word is divided anywhere. The parts have every character but the spaces between them."""
+    """Return the text in parts of at most `most` characters, divided after sentences if possible, else after clauses,
+    else between words; a longer word is divided anywhere. The parts have every character but the spaces between
+    them."""
     if most < 1:
         raise ValueError(f"most must be at least 1 character, got {most}")
     rest, parts = text.strip(), []
@@ -116,7 +117,7 @@ def split_text(text: str, most: int) -> list[str]:
 
 
 def pieces_of(conversation: Conversation, most: int) -> list[TurnPiece]:
-    """The pieces of all turns, in order, each of at most `most` characters."""
+    """Return the pieces of all turns, in order, each of at most `most` characters."""
     return [
         TurnPiece(f"{conversation.id}/{number:03d}-{part:02d}", number, turn.speaker, text)
         for number, turn in enumerate(conversation.turns)
@@ -141,7 +142,7 @@ def check_voices(conversation: Conversation) -> None:
 def piece_sample(
     conversation: Conversation, piece: TurnPiece, before: Sequence[tuple[TurnPiece, AudioClip]], own_voice: bool = False
 ) -> Sample:
-    """The prompt to say `piece` after the pieces `before`, each with its speech.
+    """Return the prompt to say `piece` after the pieces `before`, each with its speech.
 
     own_voice: the voice of its speaker alone, and no tags, for models that know one voice in a prompt.
     """
@@ -163,8 +164,8 @@ def piece_sample(
 
 
 def conversation_examples(conversation: Conversation, context: int) -> list[Example]:
-    """Every turn with its recording, after all voices and the `context` turns before it: what `piece_sample` asks for
-    where each turn is one piece. Raises ValueError for a turn without recording."""
+    """Return every turn with its recording, after all voices and the `context` turns before it: what `piece_sample`
+    asks for where each turn is one piece. Raises ValueError for a turn without recording."""
     examples: list[Example] = []
     said: list[tuple[TurnPiece, AudioClip]] = []
     for number, turn in enumerate(conversation.turns):

@@ -95,13 +95,13 @@ def bins_of(measured: Sequence[Prosody | None], bins: int = 5) -> ProsodyBins:
 
 
 def _smoothed_shares(places: NDArray[np.int64], bins: int) -> tuple[float, ...]:
-    """The share of each bin, with one added to every count: none is 0."""
+    """Return the share of each bin, with one added to every count: none is 0."""
     counts = np.bincount(places, minlength=bins) + 1
     return tuple(float(share) for share in counts / counts.sum())
 
 
 def _measured(recordings: Sequence[AudioClip], sample_rate: int, most: int) -> list[Prosody]:
-    """The measures of recordings with voice."""
+    """Return the measures of recordings with voice."""
     step = -(-len(recordings) // most)
     chosen = recordings[::step] if recordings else []
     measured = [p for clip in chosen if (p := prosody(clip.load(sample_rate), sample_rate)) is not None]
@@ -220,6 +220,6 @@ def _parts(measured: Prosody | None) -> dict[str, float]:
 
 
 def _scaled(name: str, measured: Prosody) -> float:
-    """The measure on the scale of `ProsodyNorm`."""
+    """Return the measure on the scale of `ProsodyNorm`."""
     value: float = getattr(measured, name)
     return value if name == "pauses" else math.log(max(value, LEAST_RANGE))

@@ -335,7 +335,8 @@ class SpeechRewards:
 def speech_reward(
     options: SpeechRewards, voice: SpeechDecoder, samples: Sequence[Sample], language: str | None = None
 ) -> WeightedSum:
-    """The weighted sum of the rewards in `options`. Every sample is first checked for the references that they need.
+    """Return the weighted sum of the rewards in `options`. Every sample is first checked for the references that they
+    need.
 
     `language`: the language for a multilingual recogniser. Raises ValueError naming a sample without a reference, and
     for prosody where no sample has a recording.
@@ -380,7 +381,7 @@ def speech_reward(
 
 
 def _recordings(samples: Sequence[Sample]) -> list[AudioClip]:
-    """The recordings of the samples, each once. Raises ValueError where no sample has one."""
+    """Return the recordings of the samples, each once. Raises ValueError where no sample has one."""
     clips = {clip.key: clip for sample in samples if (clip := own_recording(sample)) is not None}
     if not clips:
         raise ValueError(

@@ -42,7 +42,7 @@ def read_utterances(
     limit: int | None = None,
     check_audio: bool = False,
 ) -> Loaded[TextToSay]:
-    """The first `limit` texts of a .lst, a .txt or a manifest; arguments are those of `read_samples`.
+    """Return the first `limit` texts of a .lst, a .txt or a manifest; arguments are those of `read_samples`.
 
     Raises ValueError naming file, row and field; `on_error` is for the rows of manifests.
     """

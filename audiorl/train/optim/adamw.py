@@ -245,7 +245,7 @@ class ShardedModules:
 
 
 def _passed(policy: AudioPolicy) -> tuple[Sequence[nn.Module], Sequence[nn.Parameter]]:
-    """The decoder's layers, and the other weights that a pass uses."""
+    """Return the decoder's layers, and the other weights that a pass uses."""
     backbone, model = policy.backbone, policy.model
     decoder = backbone.decoder(model)
     parts = [decoder, backbone.head(model)]

@@ -267,5 +267,5 @@ class _Layers:
 
 
 def _slice(p: nn.Parameter, start: int, stop: int) -> nn.Parameter:
-    """A range of a weight's numbers, in the weight's own memory."""
+    """Return a range of a weight's numbers, in the weight's own memory."""
     return nn.Parameter(p.detach().view(-1)[start:stop])

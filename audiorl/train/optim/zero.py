@@ -331,7 +331,7 @@ def _config(stage: int, offload: bool, low: bool, max_grad_norm: float, bucket: 
 
 
 def _deepspeed() -> Any:
-    """The package, initialised in torch's process group; without one, in a new group of this process alone."""
+    """Return the package, initialised in torch's process group; without one, in a new group of this process alone."""
     cuda = torch.cuda.is_available()
     if not cuda:
         os.environ.setdefault("DS_ACCELERATOR", "cpu")

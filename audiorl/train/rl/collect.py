@@ -67,7 +67,7 @@ class Collector:
         self._next: RolloutBatch | None = None
 
     def collect(self, step: int) -> RolloutBatch:
-        """The rollouts of `step`: those collected during the update before, else new ones."""
+        """Return the rollouts of `step`: those collected during the update before, else new ones."""
         batch = self._next or self._collect(step)
         self._next, self.unfinished = None, batch.unfinished
         return batch
@@ -76,7 +76,8 @@ class Collector:
         return collect(self._engine, self._samples, self._reward, step, self._config, self._seed, self.unfinished)
 
     def save(self, done: int) -> Callable[[Path], None]:
-        """A function that writes the groups that wait after `done` steps to the folder of the phase's checkpoints."""
+        """Return a function that writes the groups that wait after `done` steps to the folder of the phase's
+        checkpoints."""
         return lambda checkpoints: save_unfinished(unfinished_file(checkpoints, done), self.unfinished)
 
     @contextmanager
@@ -229,7 +230,7 @@ def _answer(
 
 
 def _scored(reward: Reward, groups: Sequence[Sequence[Rollout]]) -> list[list[Rollout]]:
-    """The groups with their scores; rollouts that the reward skips are left out."""
+    """Return the groups with their scores; rollouts that the reward skips are left out."""
     scored = scored_rollouts(reward, [r for group in groups for r in group]) if groups else []
     return [list(group) for _, group in groupby(scored, key=lambda r: r.group_id)]
 

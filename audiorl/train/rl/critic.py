@@ -82,7 +82,7 @@ class Critic:
         return {"critic/value": value, "critic/explained_variance": explained}
 
     def state(self) -> TrainerState:
-        """The parts `critic` and `critic_optimizer` of a trainer's state."""
+        """Return the parts `critic` and `critic_optimizer` of a trainer's state."""
         weights = {name: p.detach() for name, p in self.model.trainable().items()}
         return {"critic": weights, "critic_optimizer": self.optimizer.state()}
 
@@ -176,5 +176,5 @@ class CriticWorker(CheckpointedWorker):
 
 
 def make_critic(start: ModelFile[AudioPolicy], config: RLConfig) -> CriticWorker:
-    """The critic of this process, from the policy that the phase begins with."""
+    """Return the critic of this process, from the policy that the phase begins with."""
     return CriticWorker(start.load(), config, World.of_process_group())

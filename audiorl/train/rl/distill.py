@@ -38,7 +38,7 @@ UNCHANGED = "none"
 def with_teacher_prompts(
     experiences: Sequence[Experience], samples: Sequence[Sample], config: DistillConfig
 ) -> list[Experience]:
-    """Each experience with its sample as the teacher reads it. Raises ValueError for what `views_of` refuses."""
+    """Return each experience with its sample as the teacher reads it. Raises ValueError for what `views_of` refuses."""
     unique = list({s.id: s for s in samples}.values())
     views = unique if config.view == UNCHANGED else views_of(unique, config.view)
     by_id = {s.id: view for s, view in zip(unique, views, strict=True)}
@@ -55,7 +55,7 @@ def check_teacher_prompts(samples: Sequence[Sample], config: DistillConfig) -> N
 
 
 def reference_answers(answers: Sequence[Example], step: int, config: RLConfig, seed: int) -> list[Example]:
-    """The prompts of a step that are answered by their reference; none without an off-policy share."""
+    """Return the prompts of a step that are answered by their reference; none without an off-policy share."""
     count = config.reference_prompts
     return batch_of_step(answers, step, count, f"{seed}/answers") if count else []
 
@@ -64,7 +64,7 @@ def reference_answers(answers: Sequence[Example], step: int, config: RLConfig, s
 
 
 def load_teacher(path: str, policy: AudioPolicy) -> AudioPolicy:
-    """The model at `path`, frozen, on the policy's device and in its precision.
+    """Return the model at `path`, frozen, on the policy's device and in its precision.
 
     Raises ValueError for what is neither a model nor the name of a teacher.
     """
@@ -85,7 +85,7 @@ def load_teacher(path: str, policy: AudioPolicy) -> AudioPolicy:
 
 
 def shared_vocabulary(teacher: AudioPolicy, policy: AudioPolicy, name: str) -> int:
-    """How many tokens, from id 0 on, both models have in common: one may have further ones behind the other's.
+    """Return how many tokens, from id 0 on, both models have in common: one may have further ones behind the other's.
 
     Raises ValueError where an id is another token: distillation compares tokens by their ids.
     """
@@ -139,7 +139,7 @@ class Teacher:
         return [outputs[i] for i in range(len(laid_out))]
 
     def _compared(self, out: PolicyOutput) -> dict[str, Tensor]:
-        """What the divergence needs of it, [N, …] by field of `TeacherOutput`."""
+        """Return what the divergence needs of it, [N, …] by field of `TeacherOutput`."""
         distill = self._config.distill
         assert out.hidden is not None
         if distill.loss_kind is None:
@@ -151,7 +151,7 @@ class Teacher:
             return {"top_ids": ids, "top_logits": bucket_logits(out.hidden, self.weight, ids, self._temperature)}
 
     def _laid_out(self, experiences: Sequence[Experience]) -> list[Experience]:
-        """The sampled tokens of each after the teacher's own prompt."""
+        """Return the sampled tokens of each after the teacher's own prompt."""
         prompts = {id(e.teacher_prompt): e.teacher_prompt for e in experiences}
         encoded = {key: self._runs_on.prompt(sample) for key, sample in prompts.items() if sample is not None}
         rows = self._runs_on.backbone.decoder(self._runs_on.model).get_input_embeddings().weight.shape[0]
@@ -229,7 +229,7 @@ class Distillation:
         return loss, {"distill/divergence": (micro.mean_weights[used_N] * divergence_N.detach()).sum()}
 
     def answer_loss(self, answers: Sequence[Experience], output: PolicyOutput) -> Tensor:
-        """The sum of the divergences over the tokens of reference answers."""
+        """Return the sum of the divergences over the tokens of reference answers."""
         return self._divergence(answers, output)[1].sum()
 
     def _divergence(self, experiences: Sequence[Experience], output: PolicyOutput) -> tuple[Tensor, Tensor]:

@@ -42,7 +42,7 @@ class UnfinishedGroup:
         return replace(self.request, n=len(paused), token_limit=token_limit, paused=paused)
 
     def with_continued(self, continued: Sequence[Rollout]) -> UnfinishedGroup:
-        """The group with the answers to `continuation` in place of the paused ones."""
+        """Return the group with the answers to `continuation` in place of the paused ones."""
         by_index = {r.index: r for r in continued}
         return replace(self, rollouts=[by_index.get(r.index, r) for r in self.rollouts])
 
@@ -85,7 +85,8 @@ def partial_metrics(rollouts: Sequence[Rollout], waiting: Sequence[UnfinishedGro
 
 
 def unfinished_file(checkpoints: Path, step: int) -> Path:
-    """Where the groups lie that wait after `step` steps; `checkpoints`: the folder of the phase's checkpoints."""
+    """Return where the groups lie that wait after `step` steps; `checkpoints`: the folder of the phase's
+    checkpoints."""
     return checkpoints / "unfinished" / f"step_{step:06d}.jsonl"
 
 
@@ -105,7 +106,7 @@ def save_unfinished(path: Path, groups: Sequence[UnfinishedGroup]) -> None:
 
 
 def load_unfinished(path: Path, policy: AudioPolicy, samples: Sequence[Sample]) -> list[UnfinishedGroup]:
-    """The groups of a file. Raises ValueError that names file, line and field."""
+    """Return the groups of a file. Raises ValueError that names file, line and field."""
     if not path.is_file():
         raise ValueError(f"{path} is missing: it holds the answers that wait; start the run again")
     by_id = {s.id: s for s in samples}

@@ -246,7 +246,7 @@ def split_groups(experiences: Sequence[Experience], ranks: int) -> list[list[int
 
 
 def _train_batches(batch: StepBatch, shares: Sequence[Sequence[int]], config: RLConfig) -> list[TrainBatch]:
-    """A batch for each rank. Mini-batches are those of the whole step."""
+    """Return a batch for each rank. Mini-batches are those of the whole step."""
     mini_batches, ranks = in_order(len(batch.experiences), config.mini_batches), len(shares)
     return [
         TrainBatch(

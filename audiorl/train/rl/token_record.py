@@ -35,7 +35,7 @@ class TokenRecord:
         self._passes |= {id(e): part.unbind(0) for e, part in zip(micro.experiences, parts, strict=True)}
 
     def numbers(self) -> list[TokenNumbers]:
-        """Those of each experience; no entropies and ratios where there was no pass of the policy."""
+        """Return those of each experience; no entropies and ratios where there was no pass of the policy."""
         return [self._of(e) for e in self._experiences]
 
     def _of(self, e: Experience) -> TokenNumbers:

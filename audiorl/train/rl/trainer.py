@@ -121,7 +121,7 @@ class Trainer:
         self.ema = None if config.ema_decay is None else EMA(policy.trainable(), config.ema_decay)
 
     def _teacher(self, separate: bool) -> Teacher | None:
-        """The teacher of distillation; None where a process of its own holds it."""
+        """Return the teacher of distillation; None where a process of its own holds it."""
         name = self.config.distill.teacher
         if name == "policy":
             model: AudioPolicy | Reference = self.policy
@@ -255,7 +255,7 @@ class Trainer:
             yield
 
     def _loss(self, micro: MicroBatch, output: PolicyOutput) -> Loss:
-        """The loss of a micro-batch: the policy's, the divergence from a teacher, the critic's."""
+        """Return the loss of a micro-batch: the policy's, the divergence from a teacher, the critic's."""
         losses: list[Loss] = []
         if not self.critic_warms_up:
             losses.append(policy_loss(micro, output, self.config, self.kl.beta))
@@ -278,7 +278,7 @@ class Trainer:
         return output
 
     def _optimizers(self) -> list[Optimizer | ZeroOptimizer]:
-        """The optimizers that step in this update."""
+        """Return the optimizers that step in this update."""
         optimizers = [] if self.critic_warms_up else [self.optimizer]
         return optimizers if self.critic is None else [*optimizers, self.critic.optimizer]
 
@@ -332,7 +332,8 @@ class Trainer:
     # -- state ----------------------------------------------------------------------------------------------------
 
     def state(self) -> TrainerState:
-        """What a resumed run needs on top of the weights; the reference is the policy that the phase began with."""
+        """Return what a resumed run needs on top of the weights; the reference is the policy that the phase began
+        with."""
         out: dict[str, Mapping[str, Tensor | StatePiece]] = {
             "optimizer": self.optimizer.state(),
             "progress": {"steps": torch.tensor(self.steps), "kl_beta": torch.tensor(self.kl.beta, dtype=torch.float64)},
@@ -365,7 +366,7 @@ class Trainer:
         return self.policy.weights()
 
     def averaged(self) -> Mapping[str, Tensor]:
-        """The moving average of the weights."""
+        """Return the moving average of the weights."""
         if self.ema is None:
             raise ValueError("no moving average is kept; set ema_decay")
         return self.ema.state()
@@ -383,7 +384,7 @@ def with_logprobs(
     temperature: float,
     audio_temperature: float | None,
 ) -> list[Experience]:
-    """The experiences with the log-probs of `model` at the temperatures that rollouts are sampled at."""
+    """Return the experiences with the log-probs of `model` at the temperatures that rollouts are sampled at."""
     text, audio = _temperatures(temperature, audio_temperature)
 
     def forward(batch: PackedBatch) -> Tensor:

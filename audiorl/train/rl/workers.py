@@ -121,7 +121,7 @@ class Actor(Trainer, CheckpointedWorker):
         free_cached()
 
     def weight_source(self, engines: int, restart: bool) -> WeightSource | None:
-        """Where engines receive the weights. `restart`: open a new connection.
+        """Return where engines receive the weights. `restart`: open a new connection.
 
         The first rank sends to all engines; colocated ones read their own trainer's memory. None on ranks that send to
         none.
@@ -267,7 +267,7 @@ class ReferenceWorker:
         self._model, self._config, self._sampling, self._teacher = model, config, sampling, teacher
 
     def teacher_outputs(self, experiences: Sequence[Experience]) -> list[TeacherOutput]:
-        """The outputs of the teacher, see `Teacher.outputs`."""
+        """Return the outputs of the teacher, see `Teacher.outputs`."""
         assert self._teacher is not None
         return self._teacher.outputs(experiences)
 
@@ -342,7 +342,8 @@ def _vllm_dtype(start: ModelFile[AudioPolicy]) -> Literal["auto", "bfloat16"]:
 
 
 def engine_lora(start: ModelFile[AudioPolicy], warn: bool = False) -> Lora:
-    """How vLLM runs the adapter of this folder; trainers and engines each find the same. `warn`: if not as an adapter.
+    """Return how vLLM runs the adapter of this folder; trainers and engines each find the same. `warn`: if not as an
+    adapter.
 
     Raises ValueError where `runtime.engine_lora` is adapter and vLLM cannot run it.
     """
