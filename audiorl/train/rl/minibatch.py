@@ -110,6 +110,8 @@ class MiniBatch:
         chosen = torch.zeros(sum(self._lengths), dtype=torch.bool)
         if config.loss in CHOOSERS:
             chosen = choose_by_covariance(experiences, config, world, seed)
+        old = {e.old_logprobs is None for e in experiences}
+        assert len(old) < 2, "old log-probs for all experiences of a mini-batch, or for none"
         streams = {name: gather(experiences, name) if experiences else None for name in STREAMS}
         self._flat: dict[str, Tensor] = {name: flat for name, flat in streams.items() if flat is not None}
         self._flat |= {

@@ -32,10 +32,10 @@ COMMANDS = {
 }
 LINES = {
     "mmau-grpo": "--tiny --data a.jsonl:5x2 --optim.lr 1e-4 --optim.betas 0.9 0.99 --rl.group-size 4 "
-    "--rl.clip-low 0.1 --rl.kl-beta 0.01 --rl.gamma 0.9 --sampling.temperature 0.7 --sampling.top-p 0.9 "
+    "--rl.clip-low 0.1 --rl.kl-beta 0.01 --rl.estimator.gamma 0.9 --sampling.temperature 0.7 --sampling.top-p 0.9 "
     "--max-steps 5 --epochs 1.5 --seed 3 --held-out-count 2 --lora",
     "mmau-grpo more": "--tiny --rl.advantage gae --rl.critic.coef 0.5 --rl.critic.optim.lr 1e-4 "
-    "--rl.dual-clip 3 --rl.ema-decay 0.99 --rl.kl-target 0.1 --rl.save-every 2 --rl.rollouts-every 1 "
+    "--rl.loss-options.dual-clip 3 --rl.ema-decay 0.99 --rl.kl.target 0.1 --rl.save-every 2 --rl.rollouts-every 1 "
     "--model.audio full",
     "sft-audio": "--tiny --data a.jsonl --sft.batch-size 4 --optim.weight-decay 0.1 --optim.eps 1e-8",
     "dpo-audio-qa": "--tiny --dpo.beta 0.1 --dpo.batch-size 2 --dpo.loss ipo --dpo.sft-coef 1",
@@ -68,14 +68,14 @@ def _parse(given: Input, folder: Path) -> Any:
 
 
 POSITIVE = {
-    "lr", "eps", "max_grad_norm", "clip_low", "clip_high", "ratio_cap", "engine_cap", "kl_target", "kl_horizon",
+    "lr", "eps", "max_grad_norm", "clip_low", "clip_high", "ratio_cap", "tis_cap", "kl.target", "kl.horizon",
     "steps", "prompts_per_step", "group_size", "mini_batches", "save_every", "rollouts_every", "micro_batch_tokens",
     "batch_size", "max_new_tokens", "max_frames", "epochs", "max_batch", "max_bytes", "concurrency", "max_seconds",
     "ranks", "max_steps", "top_p", "audio_top_p", "alpha",
 }  # fmt: skip
 NOT_NEGATIVE = {
     "kl_beta", "temperature", "audio_temperature", "top_k", "weight_decay", "warmup_steps", "coef", "rank", "port",
-    "held_out_count", "advantage_eps", "eval_every", "audio_cache_mb", "dynamic_sampling", "ptx_coef",
+    "held_out_count", "estimator.eps", "eval_every", "audio_cache_mb", "dynamic_sampling",
 }  # fmt: skip
 AT_MOST_ONE = ("gamma", "lam", "top_p", "audio_top_p", "ema_decay", "betas")
 
@@ -83,7 +83,8 @@ AT_MOST_ONE = ("gamma", "lam", "top_p", "audio_top_p", "ema_decay", "betas")
 def _judge(given: Input, options: Any) -> Iterator[str]:
     for name, value in _numbers(options, ""):
         short = name.rpartition(".")[2]
-        too_small = value < 0 if short in NOT_NEGATIVE else value <= 0 if short in POSITIVE else False
+        names = {short, ".".join(name.split(".")[-2:])}
+        too_small = value < 0 if names & NOT_NEGATIVE else value <= 0 if names & POSITIVE else False
         too_large = short in AT_MOST_ONE and not 0 <= value <= 1
         if too_small or too_large or (isinstance(value, float) and not math.isfinite(value)):
             yield f"{name} is {value}"
