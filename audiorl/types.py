@@ -132,14 +132,14 @@ class Score:
     """Optional credit per segment, in place of the total."""
     per_token: tuple[float, ...] | None = None
     """Optional credit per sampled token."""
-    step_ends: tuple[int, ...] | None = None
-    """Of credit per token: which sampled tokens, from 0, end a step (a word, a thought), for advantages that compare
-    steps. A step's credit may be 0. None: the credit knows no steps."""
     segment_parts: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     """Named parts of per_segment for reports; NaN where a part is undefined."""
     weights: Mapping[str, float] = field(default_factory=dict)
     """Of a weighted sum the weights of the parts that add up to the total, for advantages that treat them one by one.
     """
+    step_ends: tuple[int, ...] | None = None
+    """Of credit per token: which sampled tokens, from 0, end a step (a word, a thought), for advantages that compare
+    steps. A step's credit may be 0. None: the credit knows no steps."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -49,7 +49,7 @@ class HorizonKL:
 
     beta: float
     target: float
-    horizon: float = 10_000
+    horizon: float = 10_000.0
 
     def __post_init__(self) -> None:
         _check_target(self.target)

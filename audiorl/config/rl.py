@@ -169,7 +169,7 @@ class KLConfig:
     """How β changes to keep the KL near `target`: not at all, proportionally (Ziegler et al. 2019), or in log space."""
     target: float = 0.05
     """Wanted mean KL per sampled token."""
-    horizon: float = 10_000
+    horizon: float = 10_000.0
     """Rollouts over which the horizon controller adapts."""
     gain: float = 0.1
     """Gain of the log-space controller."""

@@ -187,7 +187,7 @@ def card_of(export_folder: Path) -> str:
 
 
 def test_the_model_card_holds_what_the_run_recorded(tmp_path: Path) -> None:
-    config = {"path": "Org/Model-3B", "grpo": {"lr": 0.001, "steps": 9}, "data": ["/somewhere/private/train.jsonl"]}
+    config = {"path": "Org/Model-3B", "rl": {"lr": 0.001, "steps": 9}, "data": ["/somewhere/private/train.jsonl"]}
     results = {
         "before": {"accuracy": 0.25, "n": 8, "low": 0.125, "high": 0.5, "by_task": {"a": 1}},
         "after": {
@@ -197,7 +197,7 @@ def test_the_model_card_holds_what_the_run_recorded(tmp_path: Path) -> None:
         "unseen_after": {"accuracy": 0.375, "n": 4, "low": 0.0, "high": 0.75},
     }  # fmt: skip
     checkpoint = recorded_run(tmp_path / "run", config, results)
-    card = card_of(export(checkpoint, tmp_path / "out", defaults={"grpo": {"lr": 0.01, "steps": 9}, "data": []}))
+    card = card_of(export(checkpoint, tmp_path / "out", defaults={"rl": {"lr": 0.01, "steps": 9}, "data": []}))
     assert card.startswith('---\nlibrary_name: "transformers"\ntags: ["audiorl"]\nbase_model: "Org/Model-3B"\n---\n')
     assert "- Recipe: mmau_grpo.py, phase grpo, step 000007\n" in card and "torch 2.13" in card
     assert "| before | accuracy | 0.25 | (0.125 to 0.5) |  | 8 |\n" in card

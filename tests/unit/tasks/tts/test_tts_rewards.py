@@ -316,7 +316,7 @@ def test_words_are_credited_on_their_frames() -> None:
     models = SpeechModels(Said({"a": tone(2.0)}), recogniser=Aligned(words=words))
     (score,) = WordIntelligibility(models)([spoken("a", "good morning")])
     assert score.total == 0.5 and score.parts == {"cer": 0.5}
-    assert score.per_token == (0, 0, 0, 0, 0, 0, 0.5, 0, 0, 0, 0, 0.0005)
+    assert score.per_token == (0, 0, 0, 0, 0, 0, 0.5, 0, 0, 0, 0, 0) and score.step_ends == (6, 11)
 
 
 def test_credit_of_more_words_than_tokens_and_of_silence() -> None:
@@ -327,7 +327,7 @@ def test_credit_of_more_words_than_tokens_and_of_silence() -> None:
     )
     assert short.total == 1 and short.per_token is not None and sum(short.per_token) == 1
     assert [value > 0 for value in short.per_token] == [True] * 3
-    assert silent.total == 0 and silent.per_token == (0.0,) * 11 + (0.001,)
+    assert silent.total == 0 and silent.per_token == (0.0,) * 12 and silent.step_ends == (11,)
 
 
 @dataclass
