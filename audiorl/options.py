@@ -156,10 +156,11 @@ def check_names(options: Any, args: Sequence[str]) -> None:
 def new_name(option: str) -> str | None:
     """Return the name now of "grpo.kl-beta" or "--grpo.kl-beta"; None if it was not renamed."""
     dashes, path = option[: len(option) - len(option.lstrip("-"))], f".{option.lstrip('-')}."
+    renamed = path
     for old, new in RENAMED.items():
-        if f".{old}." in path:
-            return dashes + path.replace(f".{old}.", f".{new}.").strip(".")
-    return None
+        if f".{old}." in renamed and f".{new}." not in renamed:  # "estimator.gamma" holds "gamma"
+            renamed = renamed.replace(f".{old}.", f".{new}.")
+    return None if renamed == path else dashes + renamed.strip(".")
 
 
 def names(options: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:

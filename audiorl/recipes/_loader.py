@@ -62,7 +62,10 @@ def find_script(kind: ScriptKind, name: str | Path) -> Path:
     """
     if str(name).endswith(".py") or "/" in str(name):
         if not Path(name).is_file():
-            raise ValueError(f"{name}: no such {_WORDS[kind]}; give its name or the path of a Python file")
+            stem = Path(name).stem.replace("_", "-")
+            known = stem in scripts(kind) or stem in PRESETS
+            hint = f"its name, {stem}" if known else "its name or the path of a Python file"
+            raise ValueError(f"{name}: no such {_WORDS[kind]}; give {hint}")
         return Path(name)
     spelled = str(name).replace("_", "-")
     if kind == "recipes" and spelled in PRESETS:

@@ -52,7 +52,12 @@ def test_what_one_class_does_not_have_is_left_for_another() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "now"), [("--grpo.kl-beta", "--rl.kl-beta"), ("--ppo.critic.coef=3", "--rl.critic.coef")]
+    ("given", "now"),
+    [
+        ("--grpo.kl-beta", "--rl.kl-beta"),
+        ("--ppo.critic.coef=3", "--rl.critic.coef"),
+        ("--grpo.gamma", "--rl.estimator.gamma"),
+    ],
 )
 def test_an_old_name_gives_the_new_one(given: str, now: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match=f"{given.split('=')[0]} is now {now}"):
