@@ -96,7 +96,9 @@ class FunctionReward:
         values = self._call(self._where, **columns) if columns else self._call(self._where, rollouts)
         values = values.tolist() if isinstance(values, np.ndarray | Tensor) else values
         if not isinstance(values, Sequence) or isinstance(values, str):
-            raise ValueError(f"{self._where}: returned {type(values).__name__} {values!r}, expected a list of floats")
+            raise ValueError(
+                f"{self._where}: returned {type(values).__name__} {values!r}, expected a list of floats or Scores"
+            )
         if len(values) != len(rollouts):
             raise ValueError(f"{self._where}: returned {len(values)} scores for {len(rollouts)} rollouts")
         return [self._score(r, value) for r, value in zip(rollouts, values, strict=True)]

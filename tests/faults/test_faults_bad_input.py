@@ -261,7 +261,7 @@ def test_model_folders(train_fails: Fails, tmp_path: Path, model: Path, fault: s
         ("def reward(rollout):\n    return float('nan')\n", "returned nan"),
         ("def reward(rollout):\n    return 'good'\n", "expected a float, a Score or None"),
         ("def reward(rollouts):\n    return []\n", "returned 0 scores for 4 rollouts"),
-        ("def reward(rollouts):\n    return None\n", "expected a list of Score"),
+        ("def reward(rollouts):\n    return None\n", "expected a list of floats or Scores"),
     ],
 )
 def test_reward_files(train_fails: Fails, tmp_path: Path, code: str | None, message: str) -> None:
@@ -413,10 +413,9 @@ def test_resume_after_the_recipe_changed(finished: Path, tmp_path: Path, fails: 
     original = recipe.read_text()
     try:
         recipe.write_text(original.replace("max_steps=2", "max_steps=3"))
-        error = fails(*resume(finished))
-        assert f"{finished}/config.json" in error and "another value for max_steps" in error
+        assert main(resume(finished)) == 0, "what counts are the recorded options"
         recipe.write_text(original.replace("    think: bool = True\n", ""))
-        assert "another value for think" in fails(*resume(finished))
+        assert f"{finished}/config.json" in (error := fails(*resume(finished))) and "think" in error
         recipe.unlink()
         assert f"{recipe}: no such recipe" in fails(*resume(finished))
     finally:
