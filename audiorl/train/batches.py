@@ -23,7 +23,8 @@ def counts(experiences: Sequence[Experience]) -> list[int]:
 
 def repeat_each(values: Sequence[float], lengths: Sequence[int]) -> Tensor:
     """Return each value repeated as often as its length says, [N]: float32, or int64 for whole numbers."""
-    return torch.repeat_interleave(torch.tensor(values), torch.tensor(lengths))
+    # A rank may have no experience of a mini-batch: without a dtype an empty list would become floats.
+    return torch.repeat_interleave(torch.tensor(values), torch.tensor(lengths, dtype=torch.long))
 
 
 def gather(experiences: Sequence[Experience], name: str) -> Tensor | None:
