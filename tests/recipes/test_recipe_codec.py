@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +119,7 @@ def test_an_interrupted_run_goes_on_with_the_same_bits(
 ) -> None:
     original = CodecWorker.train
 
+    @wraps(original)
     def interrupted(self: CodecWorker, items: Any) -> dict[str, float]:
         if self.trainer.steps_done == 2:
             os.kill(os.getpid(), signal.SIGINT)

@@ -224,9 +224,9 @@ def test_the_model_card_of_a_run(tmp_path: Path) -> None:
             row += f"{change:+.4g} ({low:.4g} to {high:.4g})"
         assert f"{row} | {r['n']} |\n" in card
     assert "| train.jsonl | training | CC-BY-4.0 (rows: 6) |\n" in card
-    assert "| strangers.jsonl | strangers | not stated |\n" in card
+    assert "| strangers.jsonl | unseen speakers | not stated |\n" in card
     assert "| `rl.kl_beta` | `0.125` | `0.01` |\n" in card and "| `rl.clip_low` |" not in card
-    assert "there is no `control`" in card and "Strangers:" not in card and str(tmp_path) not in card
+    assert "there is no `control`" in card and "Unseen speakers:" not in card and str(tmp_path) not in card
 
 
 def test_asr_grpo_and_its_gate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -368,7 +368,7 @@ def test_distill_speech(tmp_path: Path) -> None:
 def test_distill_speech_on_transcripts_with_grpo(tmp_path: Path) -> None:
     """The teacher is another model, by its folder; its log-ratio is added to GRPO's advantages."""
     first = train("distill_speech", tmp_path / "first", "--task", "transcripts")
-    options = ("--task", "transcripts", "--path", str(last_checkpoint(first, "distill")), "--rl.advantage", "group")
+    options = ("--task", "transcripts", "--path", str(last_checkpoint(first, "distill")), "--rl.advantage", "grpo")
     teacher = ("--rl.distill.teacher", str(last_checkpoint(first, "distill")), "--rl.kl-beta", "0.01")
     run = train("distill_speech", tmp_path / "run", *options, *teacher, "--rl.distill.divergence", "sampled")
     steps = [m for m in read_metrics(run / "metrics.jsonl") if m["phase"] == "distill"]

@@ -7,6 +7,7 @@ import os
 import re
 import signal
 from dataclasses import replace
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -249,6 +250,7 @@ def test_simul_ppo_on_streams_of_a_file_interrupted_in_stage_two(
     whole = train("simul_ppo", tmp_path / "whole", *options)
     original, calls = Trainer.step, 0
 
+    @wraps(original)
     def interrupted(self: Trainer, shard: Any) -> Any:
         nonlocal calls
         calls += 1
