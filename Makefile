@@ -1,5 +1,5 @@
-# Everything runs in .venv, which these targets make and fill. quickstart installs the base package only; test what the
-# fast tests need; test-slow and docs everything: vLLM, Ray, DeepSpeed, a browser.
+# Everything runs in .venv, which these targets make and fill. quickstart installs the base package only; install what most
+# fast tests need; test and docs everything: vLLM, Ray, DeepSpeed, a browser.
 PYTHON ?= python3
 VENV := .venv
 PY := $(VENV)/bin/python
@@ -52,12 +52,12 @@ $(VENV)/.installed-all: $(VENV)/.installed
 		|| echo "no chromium: the browser tests of audiorl view are skipped"
 	touch $@
 
-test: install lint
+test: install-all lint
 	$(PYTEST)
 
 test-slow: install-all
 	$(PY) -m pytest -m large
-	HYPOTHESIS_PROFILE=explore $(PYTEST) -m "slow or smoke"
+	HYPOTHESIS_PROFILE=explore $(PYTEST) -m slow
 
 test-all: install-all lint
 	$(PY) -m pytest -m large
