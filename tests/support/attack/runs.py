@@ -142,7 +142,7 @@ def _judge_run(given: Input, result: Any) -> Iterator[str]:
             held: Any = resolved
             for key in place:
                 held = held.get(key, "nothing") if isinstance(held, dict) else "nothing"
-            # A whole number of an option with a fraction is its nearest float. null: an option that an old run left out.
+            # An integer of an option with a fraction is its nearest float; null is an option that an old run left out.
             same = held == (float(value) if isinstance(held, float) and isinstance(value, int) else value)
             if not same and not (value is None and held == "nothing"):
                 yield f"{'.'.join(map(str, place))}: recorded as {value!r}, runs as {held!r}"
