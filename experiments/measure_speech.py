@@ -76,7 +76,7 @@ ROUNDS = {
 SEVERAL_VOICES = ("gdpo", *(arm for arm in ROUNDS if arm.startswith(("voices", "alike", "dpo"))))
 """The arms that say each text in several voices."""
 ARMS = ("text", "word", "gdpo", "first", "cer", "nll", "guarded", *ROUNDS, "sft")
-ADVANTAGES = {"word": "step-index", "gdpo": "decoupled"}
+ADVANTAGES = {"word": "step-index", "gdpo": "gdpo"}
 """Of the arms of GRPO that do not have `group`."""
 ALIKE_WEIGHT = 0.5
 """Of likeness to the voice of the prompt in `gdpo`; the share of characters has 1."""
@@ -178,7 +178,7 @@ def train_arm(
         steps=args.steps,
         prompts_per_step=args.prompts,
         group_size=args.group,
-        advantage=ADVANTAGES.get(arm, "group"),
+        advantage=ADVANTAGES.get(arm, "grpo"),
         loss_options=LossOptions(
             codebook_weights=(1.0, *[0.0] * (start.codec.num_codebooks - 1)) if arm == "first" else ()
         ),
