@@ -232,7 +232,7 @@ class PackedBatch:
 
 @dataclass(frozen=True)
 class PolicyOutput:
-    """What `Policy.forward` returns per sampled token [N], in the order of the batch's True `loss_mask` rows."""
+    """The output of `Policy.forward` per sampled token [N], in the order of the batch's True `loss_mask` rows."""
 
     logprobs: Tensor
     """[N]; of a frame the sum over its sampled codes."""

@@ -14,7 +14,6 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import safe_open
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase, WhisperFeatureExtractor
@@ -163,8 +162,3 @@ def read_copied(copied: Mapping[str, CopiedTensor]) -> dict[str, Tensor]:
         with naming_damage(file), safe_open(file, "pt") as stream:
             tensors |= {name: stream.get_tensor(t.key) for name, t in copied.items() if t.file == file}
     return tensors
-
-
-def planned_copy(numel: int) -> dict[str, CopiedTensor]:
-    """Stand in for the tensors of a vision tower in a plan; released models have them in bfloat16."""
-    return {"visual": CopiedTensor(None, "", numel, numel * torch.bfloat16.itemsize)} if numel else {}
