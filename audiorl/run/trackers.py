@@ -258,7 +258,7 @@ def rollout_table(rollouts: Sequence[Rollout], rows: Sequence[Mapping[str, Any]]
 def _waveforms(rollout: Rollout, row: Mapping[str, Any], run_folder: Path) -> list[Waveform]:
     clips = [clip.load(AUDIO_RATE) for clip in rollout.sample.audio]
     waveforms = [Waveform("input audio", np.concatenate(clips))] if clips else []
-    if "spoken_audio" in row:
+    if row.get("spoken_audio"):
         spoken = AudioClip(path=str(run_folder / row["spoken_audio"]["path"]))
         waveforms.append(Waveform("spoken audio", spoken.load(AUDIO_RATE)))
     return waveforms

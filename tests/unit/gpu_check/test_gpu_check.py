@@ -142,7 +142,7 @@ import sys
 
 class Missing:
     def find_spec(self, name, path, target=None):
-        if name.partition(".")[0] in {"jiwer", "matplotlib", "msgspec", "tyro"}:
+        if name.partition(".")[0] in {"jiwer", "matplotlib", "tyro"}:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 sys.meta_path.insert(0, Missing())
