@@ -288,7 +288,7 @@ def show(args: argparse.Namespace, speed: Speed, recorded: np.ndarray | None) ->
     table = Table(
         title=f"SIMULATED: {args.prompts} x {args.group} answers a step, prompts of {args.prompt_tokens} tokens, "
         f"answers {answers.mean():.0f} on average, {np.median(answers):.0f} median, {answers.max()} at most; training "
-        f"{args.train_seconds:g} s, sync {args.sync_seconds:g} s; {args.slots} places an engine; {args.steps} steps",
+        f"{args.train_seconds:g} s, sync {args.sync_seconds:g} s; {args.slots} places an engine; {args.steps} steps"
     )
     columns = (
         "engines",

@@ -176,11 +176,7 @@ def audiorl_side(length: int, beta: float, steps: int, micro_batch_tokens: int) 
         samples.append(Sample(str(i), (Message("user", (question,)),)))
         assert policy.prompt_ids(samples[-1]).tolist() == tokenizer.encode(text)
     config = RLConfig(
-        steps=steps,
-        prompts_per_step=PROMPTS,
-        group_size=GROUP,
-        kl_beta=beta,
-        micro_batch_tokens=micro_batch_tokens,
+        steps=steps, prompts_per_step=PROMPTS, group_size=GROUP, kl_beta=beta, micro_batch_tokens=micro_batch_tokens
     )
     sampling = SamplingConfig(max_new_tokens=ANSWER)
     worker = Trainer(policy, config, OptimConfig(lr=LR), sampling.temperature, sampling.max_new_tokens)

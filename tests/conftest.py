@@ -23,11 +23,7 @@ from importlib.util import find_spec
 import pytest
 import torch
 from hypothesis import settings
-from transformers import (
-    Qwen3OmniMoeThinkerConfig,
-    Qwen3OmniMoeThinkerForConditionalGeneration,
-    WhisperFeatureExtractor,
-)
+from transformers import Qwen3OmniMoeThinkerConfig, Qwen3OmniMoeThinkerForConditionalGeneration, WhisperFeatureExtractor
 
 from audiorl.audio import AudioClip
 from audiorl.config import ModelConfig

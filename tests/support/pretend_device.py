@@ -42,12 +42,7 @@ SYNCS = {
     "aten.unique2.default",
 }
 COPIES = {"aten.copy_.default", "aten._to_copy.default"}
-INDEXING = {
-    "aten.index.Tensor",
-    "aten.index_put.default",
-    "aten.index_put_.default",
-    "aten._index_put_impl_.default",
-}
+INDEXING = {"aten.index.Tensor", "aten.index_put.default", "aten.index_put_.default", "aten._index_put_impl_.default"}
 
 
 @dataclass

@@ -20,17 +20,7 @@ from tokenizers_audio.delay import NEVER, deinterleave, interleave, sampled_code
 B, E = 1024, 1025
 
 CODES = torch.tensor([[10, 11, 12], [20, 21, 22], [30, 31, 32]])
-ROWS = torch.tensor(
-    [
-        [B, B, B],
-        [10, B, B],
-        [11, 20, B],
-        [12, 21, 30],
-        [E, 22, 31],
-        [E, E, 32],
-        [E, E, E],
-    ]
-)
+ROWS = torch.tensor([[B, B, B], [10, B, B], [11, 20, B], [12, 21, 30], [E, 22, 31], [E, E, 32], [E, E, E]])
 DRAWN = [[0, 0, 0], [1, 0, 0], [1, 1, 0], [1, 1, 1], [1, 1, 1], [0, 0, 1], [0, 0, 0]]
 
 

@@ -55,8 +55,7 @@ def test_a_geometry_that_cannot_be(changes: dict[str, Any], message: str) -> Non
 
 
 @pytest.mark.parametrize(
-    "changes",
-    [{}, dict(phases="peaks"), dict(spectrum_hop=None, strides=(8, 5, 4, 2, 3), channels=(4, 4, 4, 8, 8, 8))],
+    "changes", [{}, dict(phases="peaks"), dict(spectrum_hop=None, strides=(8, 5, 4, 2, 3), channels=(4, 4, 4, 8, 8, 8))]
 )
 def test_a_frame_hears_nothing_after_it_and_speech_waits_for_one_frame(changes: dict[str, Any]) -> None:
     tokenizer = tiny(**changes)
