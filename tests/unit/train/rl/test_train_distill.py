@@ -30,7 +30,6 @@ from audiorl.models import AudioPolicy, load_policy
 from audiorl.models.examples import Example, experience
 from audiorl.models.families import qwen_omni
 from audiorl.models.families import text as text_decoder
-from audiorl.models.graft import graft
 from audiorl.run.folder import Run
 from audiorl.run.metrics_log import read_metrics
 from audiorl.train.rl.distill import (
@@ -46,6 +45,7 @@ from audiorl.train.rl.train import train_rl
 from audiorl.train.rl.trainer import Separate, TrainBatch, Trainer
 from audiorl.train.rl.workers import ReferenceWorker
 from audiorl.types import Rollout, Sample, Score, Turn
+from corpora.models.graft import graft
 from tests.conftest import TEXTS, make_omni
 from tests.support.experiences import batch_of, with_advantage
 from tests.support.grafts import save_llm, save_whisper
