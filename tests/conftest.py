@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from pathlib import Path
 
@@ -49,6 +50,8 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeat"))
 
 
 SLOW = (
+    "attack",
+    "experiments",
     "faults",
     "packaging",
     "recipes/test_recipe_codec",
@@ -59,13 +62,18 @@ SLOW = (
     "unit/distributed/test_engines",
     "unit/distributed/test_pretend_device",
     "unit/distributed/test_ranks",
+    "unit/distributed/test_sync",
     "unit/distributed/test_zero",
     "unit/tasks/simul/test_simul_agent",
 )
-"""What `make test` leaves out and `make test-all` runs: runtimes, kills, whole recipes. Tests there that are marked
-`smoke` run in `make test` too: at least one of each runtime. Single tests elsewhere are marked `slow`."""
+"""What `make test` leaves out and `make test-slow` runs: runtimes, kills, mutated inputs, experiments, whole recipes.
+Tests there that are marked `smoke` run in `make test` too. Single tests elsewhere are marked `slow`."""
+
+OTHER_FAMILIES = re.compile(r"\[.*(qwen2-audio|qwen2_audio|qwen3|dual-omni|whisper)")
+"""`make test` tries what holds for every family with Qwen2.5-Omni and with text; `make test-slow` with these too."""
 
 LONGEST = (
+    "attack",
     "unit/distributed/test_zero",
     "faults/test_faults_interrupt",
     "unit/distributed/test_ranks",
@@ -86,7 +94,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     for item in items:
         runs_anyway = item.get_closest_marker("smoke") or item.get_closest_marker("large")
-        if place(item).startswith(SLOW) and not runs_anyway:
+        if (place(item).startswith(SLOW) or OTHER_FAMILIES.search(item.name)) and not runs_anyway:
             item.add_marker(pytest.mark.slow)
     items.sort(key=lambda item: not place(item).startswith(LONGEST))
 
