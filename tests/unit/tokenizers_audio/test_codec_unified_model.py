@@ -130,12 +130,6 @@ def test_phases_from_peaks_are_those_of_the_tones_that_were_heard() -> None:
     assert torch.equal(torch.cat(pieces, 1), phases(magnitudes))
 
 
-def test_silence_and_flat_spectra_have_phases_too() -> None:
-    phases = PeakPhases(960, 240)
-    for magnitudes in (torch.zeros(1, 3, 481), torch.ones(1, 3, 481)):
-        assert bool(phases(magnitudes).isfinite().all())
-
-
 def test_the_straight_ways_begin_at_principal_components_and_least_squares() -> None:
     """With as many coordinates as mels nothing is lost on the way there, and little on the way back."""
     tokenizer = tiny(phases="peaks", codebook_dim=80, mels=20, semantic="none")
@@ -212,25 +206,10 @@ def test_fewer_codebooks_share_the_weights() -> None:
         tokenizer.with_codebooks(5)
 
 
-def test_bandwidth_chooses_codebooks(tmp_path: Path) -> None:
-    tiny().save(tmp_path)
-    assert tokenizers_audio.load(tmp_path, bandwidth=0.25).num_codebooks == 2  # 100 bit/s each
-    with pytest.raises(ValueError, match="this codec has 1 to 4"):
-        tokenizers_audio.load(tmp_path, bandwidth=0.05)
-
-
-def damage(folder: Path, **changes: Any) -> None:
-    file = folder / "config.json"
-    values = json.loads(file.read_text()) | changes
-    file.write_text(json.dumps({k: v for k, v in values.items() if v != "gone"}))
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (dict(strides="gone"), r"config.json: 'strides' is missing"),
         (dict(colour="red"), r"config.json: 'colour' is not known"),
-        (dict(num_codebooks="four"), "config.json"),
         (dict(codebook_size=32), "weight 'quantizer.codebooks' does not fit config.json"),
         (dict(semantic="none"), "does not fit config.json"),
         (dict(semantic="model"), "does not say which speech model"),
@@ -238,16 +217,7 @@ def damage(folder: Path, **changes: Any) -> None:
 )
 def test_a_damaged_folder(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
     tiny().save(tmp_path)
-    damage(tmp_path, **changes)
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
     with pytest.raises(ValueError, match=message):
         tokenizers_audio.load(tmp_path)
-
-
-def test_weights_that_are_cut_off(tmp_path: Path) -> None:
-    tiny().save(tmp_path)
-    weights = tmp_path / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-100])
-    with pytest.raises(ValueError, match="damaged or cut off"):
-        tokenizers_audio.load(tmp_path)
-    with pytest.raises(ValueError, match="another configuration"):
-        tiny(mels=21).restore(tmp_path)
