@@ -9,6 +9,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import runpy
+import socket
 import sys
 import tempfile
 import time
@@ -18,14 +19,20 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.ports import free_port
-
 ROOT = Path(__file__).parents[2]
 _forks = multiprocessing.get_context("forkserver")
 # Of these the server leaves out what is not installed.
 _forks.set_forkserver_preload(
     ["deepspeed", "audiorl.cli", "audiorl.models.families.qwen_omni", "audiorl.train.rl.train"]
 )
+
+
+def free_port() -> int:
+    """A port of the loopback address that nobody listens on now."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port: int = free.getsockname()[1]
+    return port
 
 
 def _execute(arguments: Sequence[str], environment: Mapping[str, str], printed: str) -> None:

@@ -74,14 +74,9 @@ class DeviceTensor(Tensor):
     @staticmethod
     def __new__(cls, inner: Tensor) -> DeviceTensor:
         wrapper = torch.Tensor._make_wrapper_subclass(
-            cls,
-            inner.shape,
-            strides=inner.stride(),
-            storage_offset=inner.storage_offset(),
-            dtype=inner.dtype,
-            device=torch.device(NAME, 0),
-            requires_grad=inner.requires_grad,
-        )
+            cls, inner.shape, strides=inner.stride(), storage_offset=inner.storage_offset(), dtype=inner.dtype,
+            device=torch.device(NAME, 0), requires_grad=inner.requires_grad,
+        )  # fmt: skip
         wrapper.inner = inner.detach() if inner.requires_grad else inner
         return wrapper  # type: ignore[no-any-return]
 
