@@ -19,11 +19,10 @@ from tests.support.forks import start
 from tests.support.rank_runs import RECIPE, rows, saved_tensors
 
 STEPS = 8
+IN_BACKGROUND = ("--runtime.async-save", "on")
 RUNTIMES = {
-    "one process": ("--runtime.async-save", "on"),
-    "two ranks, fsdp": tuple(
-        ["--runtime.kind", "torchrun", "--runtime.ranks", "2", "--runtime.fsdp", "--runtime.async-save", "on"]
-    ),
+    "one process": IN_BACKGROUND,
+    "two ranks, fsdp": ("--runtime.kind", "torchrun", "--runtime.ranks", "2", "--runtime.fsdp", *IN_BACKGROUND),
 }
 PATIENCE = 300.0
 
