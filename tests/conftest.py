@@ -43,7 +43,7 @@ os.environ.setdefault("OMP_NUM_THREADS", str(THREADS))
 torch.set_num_threads(THREADS)
 # A job in the background ignores Ctrl-C, and so would the processes that its tests start and interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
-# No deadline: a busy machine is not a failure. `make test` tries the same cases every time, `make test-all` new ones.
+# No deadline: a busy machine is not a failure. `make test` tries the same cases every time, `make test-slow` new ones.
 settings.register_profile("repeat", deadline=None, derandomize=True)
 settings.register_profile("explore", deadline=None, print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeat"))
