@@ -1,6 +1,6 @@
 """Mutated inputs end in acceptance that an independent judge agrees with, or in a clear error (tests/support/attack).
 
-`make test-slow` tries some thousand inputs, new ones every time; `python tools/attack.py` any number, and prints a table.
+`make test-slow` tries some thousand inputs, new ones every time; `python tools/attack.py` tries any number.
 """
 
 from __future__ import annotations
