@@ -20,7 +20,7 @@ from importlib import resources
 from pathlib import Path
 
 from audiorl.audio import AudioClip
-from audiorl.data.schema import FieldError, check, parse_json
+from audiorl.data.rows import read_checked
 from audiorl.data.schema.results import RecordingRow
 
 
@@ -53,12 +53,10 @@ def bundled_speech(
 
 
 def unseen_speakers(folder: str | Path | None = None) -> list[Utterance]:
-    """Return the test set of five speakers that the bundled recordings lack: one of English, two of Spanish and two of
-    French.
+    """Return the test set of five speakers that the bundled recordings lack (one English, two Spanish, two French).
 
-    Their licences are those of the recordings, among them the GPL, so a clone of the repository holds them in
-    `unseen_speakers/` and the installed package does not. `folder`: where `audiorl data build FOLDER --unseen` wrote
-    them. Whoever trains on more than the bundled recordings leaves these speakers out, see `check_unseen_speakers`.
+    A clone of the repository holds them in `unseen_speakers/`; the installed package does not, since some are under the
+    GPL. `folder`: where `audiorl data build FOLDER --unseen` wrote them.
     """
     if folder is None:
         folder = Path(str(resources.files("audiorl"))).parent / "unseen_speakers"
@@ -82,19 +80,19 @@ def corpus(
     if not manifest.exists():
         raise ValueError(f"{manifest}: missing; build the folder with `audiorl data build`")
     utterances = []
-    with open(manifest, encoding="utf-8") as file:
-        for number, line in enumerate(file, start=1):
-            utterances.append(_utterance(manifest, number, line))
+    for _, row in read_checked(manifest, RecordingRow):
+        part = {} if row.start is None else {"start": row.start, "duration": row.duration}
+        clip = AudioClip(path=str(folder / row.audio), **part)
+        about = (row.duration, row.speaker, row.translation, row.licence)
+        utterances.append(Utterance(row.id, row.key or row.id, row.language, row.text, clip, *about))
     present = sorted({u.language for u in utterances})
-    for language in languages or ():
+    wanted = present if languages is None else languages
+    for language in wanted:
         if language not in present:
-            raise ValueError(
-                f"{manifest}: no language {language!r}, only {', '.join(present)}; `audiorl data build` builds others"
-            )
+            known = ", ".join(present)
+            raise ValueError(f"{manifest}: no language {language!r}, only {known}; `audiorl data build` builds others")
     longest = float("inf") if max_seconds is None else max_seconds
-    return [
-        u for u in utterances if (languages is None or u.language in languages) and min_seconds <= u.duration <= longest
-    ]
+    return [u for u in utterances if u.language in wanted and min_seconds <= u.duration <= longest]
 
 
 def parallel(utterances: Iterable[Utterance], source: str, target: str) -> list[tuple[Utterance, Utterance]]:
@@ -162,9 +160,8 @@ def split_by_speaker_and_key(
     leaves one of the sets empty.
     """
     speakers = {u.speaker for u in utterances}
-    for speaker in held_out_speakers:
-        if speaker not in speakers:
-            raise ValueError(f"held_out_speakers: no speaker {speaker!r}, only {', '.join(sorted(speakers))}")
+    if unknown := sorted(set(held_out_speakers) - speakers):
+        raise ValueError(f"held_out_speakers: no speaker {unknown[0]!r}, only {', '.join(sorted(speakers))}")
     train, held_out = split_by_key(utterances, held_out_fraction, seed)
     split = SpeakerSplit(
         train=[u for u in train if u.speaker not in held_out_speakers],
@@ -213,27 +210,3 @@ def _group_keys(utterances: Iterable[Utterance]) -> dict[str, str]:
         a, b = root(u.key), root(first.setdefault(normalised(u.text), u.key))
         parent[max(a, b)] = min(a, b)
     return {key: root(key) for key in parent}
-
-
-def _utterance(manifest: Path, number: int, line: str) -> Utterance:
-    try:
-        row = check(parse_json(line), RecordingRow)
-    except FieldError as error:
-        raise ValueError(f"{manifest}: row {number}: field {error.field!r}: {error.message}") from error
-    except ValueError as error:
-        raise ValueError(f"{manifest}: row {number}: not JSON ({error}); build the folder again") from error
-    return Utterance(
-        id=row.id,
-        key=row.key or row.id,
-        language=row.language,
-        text=row.text,
-        clip=AudioClip(
-            path=str(manifest.parent / row.audio),
-            start=row.start or 0.0,
-            duration=None if row.start is None else row.duration,
-        ),
-        duration=row.duration,
-        speaker=row.speaker,
-        translation=row.translation,
-        licence=row.licence,
-    )

@@ -43,17 +43,19 @@ def read_cases(
     cases: dict[str, Case] = {}
     rows: dict[str, int] = {}
     for number, row in read_checked(Path(path), CaseRow):
-        where = f"{path}: row {number}"
         text = row.text_to_synthesize or row.text
-        if text is None:
-            raise ValueError(f"{where}, field 'text_to_synthesize': missing; give the text to say, there or as 'text'")
-        if row.category not in categories:
-            raise ValueError(f"{where}, field 'category': {row.category!r} is none of {', '.join(sorted(categories))}")
         given = row.unique_id_eval if row.unique_id_eval is not None else row.id
         name = str(len(cases)) if given is None else str(given).strip()
-        if name in cases:
-            raise ValueError(f"{where}: {name!r} is also the id of row {rows[name]}; give every row its own")
-        cases[name], rows[name] = Case(name, text.strip(), row.category, row.evolution_depth), number
-        if len(cases) == limit:
-            break
+        if text is None:
+            fault = "field 'text_to_synthesize': missing; give the text to say, there or as 'text'"
+        elif row.category not in categories:
+            fault = f"field 'category': {row.category!r} is none of {', '.join(sorted(categories))}"
+        elif name in cases:
+            fault = f"field 'id': {name!r} is also the id of row {rows[name]}; give every row its own"
+        else:
+            cases[name], rows[name] = Case(name, text.strip(), row.category, row.evolution_depth), number
+            if len(cases) == limit:
+                break
+            continue
+        raise ValueError(f"{path}: row {number}, {fault}")
     return tuple(cases.values())

@@ -12,41 +12,12 @@ from collections.abc import Sequence
 from audiorl.audio import AudioClip
 from audiorl.types import Message
 
-LANGUAGES = {
-    "ar": "Arabic",
-    "be": "Belarusian",
-    "bg": "Bulgarian",
-    "ca": "Catalan",
-    "cs": "Czech",
-    "da": "Danish",
-    "de": "German",
-    "el": "Greek",
-    "en": "English",
-    "es": "Spanish",
-    "fi": "Finnish",
-    "fr": "French",
-    "hi": "Hindi",
-    "hu": "Hungarian",
-    "id": "Indonesian",
-    "it": "Italian",
-    "ja": "Japanese",
-    "ko": "Korean",
-    "nl": "Dutch",
-    "no": "Norwegian",
-    "pl": "Polish",
-    "pt": "Portuguese",
-    "ro": "Romanian",
-    "ru": "Russian",
-    "sv": "Swedish",
-    "th": "Thai",
-    "tr": "Turkish",
-    "uk": "Ukrainian",
-    "vi": "Vietnamese",
-    "zh": "Chinese",
-}
+_NAMES = """ar Arabic, be Belarusian, bg Bulgarian, ca Catalan, cs Czech, da Danish, de German, el Greek, en English,
+    es Spanish, fi Finnish, fr French, hi Hindi, hu Hungarian, id Indonesian, it Italian, ja Japanese, ko Korean,
+    nl Dutch, no Norwegian, pl Polish, pt Portuguese, ro Romanian, ru Russian, sv Swedish, th Thai, tr Turkish,
+    uk Ukrainian, vi Vietnamese, zh Chinese"""
+LANGUAGES: dict[str, str] = dict(pair.split() for pair in _NAMES.split(","))
 """Names for the prompt; a language that is not listed is written as given."""
-
-
 TRANSLATE = "Translate what is said in this recording into English, the words only."
 """The request of `asr_prompt(ask=…)` for a translation."""
 _TRANSCRIBE = "Write down exactly what is said in this{} recording, the words only."

@@ -111,14 +111,14 @@ def test_manifest_errors_name_file_row_and_field(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"manifest\.jsonl: missing; build the folder"):
         corpus(tmp_path)
     (tmp_path / "manifest.jsonl").write_text('{"id": "x", "key": "k"}\n')
-    with pytest.raises(ValueError, match=r"manifest\.jsonl: row 1: field 'language': missing; give one that is not em"):
+    with pytest.raises(ValueError, match=r"manifest\.jsonl: row 1, field 'language': missing; give one that is not em"):
         corpus(tmp_path)
     row = {name: "x" for name in ("id", "key", "language", "text", "audio", "speaker")}
     (tmp_path / "manifest.jsonl").write_text(json.dumps({**row, "duration": 1}))
-    with pytest.raises(ValueError, match=r"manifest\.jsonl: row 1: field 'licence': missing; write the recording's"):
+    with pytest.raises(ValueError, match=r"manifest\.jsonl: row 1, field 'licence': missing; write the recording's"):
         corpus(tmp_path)
     (tmp_path / "manifest.jsonl").write_text(json.dumps({**row, "duration": 1, "licence": ""}))
-    with pytest.raises(ValueError, match=r"manifest\.jsonl: row 1: field 'licence': '' is not a licence; write"):
+    with pytest.raises(ValueError, match=r"manifest\.jsonl: row 1, field 'licence': '' is not a licence; write"):
         corpus(tmp_path)
 
 

@@ -24,10 +24,11 @@ from audiorl.models import AudioPolicy
 from audiorl.models.value import ValueModel
 from audiorl.run import checkpoint as checkpoints
 from audiorl.run import saving
-from audiorl.run.checkpoint import PIECES, StatePiece, load_checkpoint, read_range, read_state, save_state, state_file
+from audiorl.run.checkpoint import PIECES, StatePiece, read_range, read_state, save_state, state_file
 from audiorl.run.folder import Run
 from audiorl.run.saving import CheckpointWriter, checkpoint, finish_save, restore
 from tests.conftest import make_omni, make_whisper
+from tests.support.checkpoints import load_checkpoint
 
 
 def moments() -> dict[str, Tensor]:

@@ -21,7 +21,7 @@ from audiorl.models.examples import Example
 from audiorl.models.families import text
 from audiorl.protocols import Request
 from audiorl.rollout.hf import HFEngine
-from audiorl.run.checkpoint import load_checkpoint, save_checkpoint
+from audiorl.run.checkpoint import save_checkpoint
 from audiorl.train.fit import Learner
 from audiorl.train.optim.adamw import Optimizer, adamw, learning_rate
 from audiorl.train.optim.steps import optimizer_for, slow_precision
@@ -29,6 +29,7 @@ from audiorl.train.rl.trainer import Trainer
 from audiorl.train.sft import sft_loss
 from audiorl.types import Sample
 from tests.conftest import make_omni, make_qwen2_audio
+from tests.support.checkpoints import load_checkpoint
 from tests.support.experiences import with_advantage
 from tests.support.gradients import gradients_of
 from tests.support.packing import experience, logprobs
