@@ -92,8 +92,7 @@ class EstimatorConfig:
     """What advantage estimators read."""
 
     std: bool = True
-    """Divide advantages within a group by the group's standard deviation (`grpo`, `process`, `step-index`,
-    `time-index`)."""
+    """Divide advantages in a group by its standard deviation (`grpo`, `process`, `step-index`, `time-index`)."""
     eps: float = 1e-4
     """Added to that standard deviation."""
     gamma: float = 1.0
@@ -134,8 +133,7 @@ class LossOptions:
     frame_ratio: Literal["code", "frame"] = "code"
     """Models that speak: one ratio (and clip) per sampled code, or one per codec frame."""
     codebook_weights: tuple[float, ...] = ()
-    """Models that speak, with `frame_ratio` code: weight of each codebook in the surrogate, in their order; empty: 1
-    each. `1 0 0 0` trains the first of four alone. The KL in the loss stays that of all codes."""
+    """Models that speak, with `frame_ratio` code: weight of each codebook in the surrogate; empty: 1 each."""
 
     def __post_init__(self) -> None:
         positive = ("ratio_cap", "sapo_positive", "sapo_negative", "cov_fraction")

@@ -1,11 +1,7 @@
-"""Tasks on the bundled speech, for trying a recipe before there is data of one's own.
+"""Tasks on the bundled speech, for trying a recipe before there is data of one's own, by name.
 
-By name, for every kind of training::
-
-    bundled_set("bundled:languages/train")           # prompts
-    bundled_examples("bundled", think=True)          # prompts with the turn to learn
-    bundled_pairs("bundled:languages/train")         # a right and a wrong answer
-    bundled_steps("bundled")                         # a thought and an answer, right or wrong
+bundled_set("bundled:languages/train")           # prompts
+bundled_pairs("bundled:languages/train")         # a right and a wrong answer
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Parallel human speech: the recordings that come with the package, and folders that `audiorl data build` writes.
 
-Studio recordings of telephone prompts with transcripts. The same `key` is the same prompt in every language, so two
-languages are parallel speech and parallel text::
+The same `key` is the same prompt in every language::
 
     speech = bundled_speech(("en", "es"))
     train, held_out = split_by_key(speech, held_out_fraction=0.2, seed=0)
@@ -29,8 +28,7 @@ class Utterance:
     """One recording with its transcript, from a row of a manifest.
 
     `id` is unique; `key` is shared by all recordings of the same prompt, in any language. `duration` in seconds.
-    `translation` is the text in English, "" for English speech and where there is none. `licence` is that of the
-    recording, an SPDX identifier where there is one; "" for speech that no manifest lists.
+    `translation`: the text in English, "" where there is none. `licence`: an SPDX identifier where there is one.
     """
 
     id: str
@@ -117,9 +115,9 @@ def split_by_key(
 ) -> tuple[list[Utterance], list[Utterance]]:
     """(training, held-out) utterances such that no text held out is in training.
 
-    All languages of a key stay together, and so do keys with an equal text ("second" is digits/h-2, a rank, and
-    second, a time): wording is compared without case, accents and punctuation. The held-out side is the
-    smallest set of whole groups, in an order drawn by `seed`, that reaches the fraction. Order is kept on both sides.
+    All languages of a key stay together, and so do keys with an equal text but for case, accents and punctuation
+    ("second" is a rank and a time). The held-out side is the smallest set of whole groups, in an order drawn by `seed`,
+    that reaches the fraction. Order is kept on both sides.
     """
     if not 0 <= held_out_fraction < 1:
         raise ValueError(f"held_out_fraction must be in [0, 1), got {held_out_fraction}")
@@ -155,9 +153,8 @@ def split_by_speaker_and_key(
 ) -> SpeakerSplit:
     """Hold out speakers and, for all speakers, the keys of a fraction of the utterances.
 
-    Keys with an equal text stay together, also those of different sources, as in `split_by_key`. What the held-out
-    speakers say of the other keys is in no set. Raises ValueError for a speaker who is not there and for a split that
-    leaves one of the sets empty.
+    Keys with an equal text stay together, as in `split_by_key`. What the held-out speakers say of the other keys is in
+    no set. Raises ValueError for a speaker who is not there and for a set that stays empty.
     """
     speakers = {u.speaker for u in utterances}
     if unknown := sorted(set(held_out_speakers) - speakers):

@@ -33,11 +33,9 @@ class Case:
 def read_cases(
     path: str | Path, categories: Collection[str] = CATEGORIES, limit: int | None = None
 ) -> tuple[Case, ...]:
-    """Return the first `limit` texts of a file (JSON lines, a JSON list or Parquet). A row without an id is called by
-    its number from 0, as the benchmark calls its recordings.
+    """Return the first `limit` texts of a file (JSON lines, a JSON list or Parquet).
 
-    Raises ValueError naming file, row and field, for a category that is not among `categories` and for an id that
-    occurs twice.
+    A row without an id is called by its number from 0, as the benchmark calls its recordings.
     """
     check_limit(limit)
     cases: dict[str, Case] = {}

@@ -223,10 +223,7 @@ def _dataset_files(path: Path) -> list[Path]:
 
 
 def hub_rows(name: str) -> Iterator[Row | BadRow]:
-    """Yield the rows of `hf://NAME[:CONFIGURATION]:SPLIT`, as they stream. Code of a dataset is never run.
-
-    Raises ValueError for a name without split and for one that does not load, ImportError without `datasets`.
-    """
+    """Yield the rows of `hf://NAME[:CONFIGURATION]:SPLIT`, as they stream. Code of a dataset is never run."""
     path, *rest = name.removeprefix(HUB).split(":")
     if not path or not 1 <= len(rest) <= 2 or not all(rest):
         raise ValueError(f"{name}: give hf://NAME:SPLIT or hf://NAME:CONFIGURATION:SPLIT, such as hf://me/talks:train")

@@ -57,11 +57,10 @@ SET = "data_set"
 
 
 def weighted(sets: Sets[T], seed: int = 0) -> list[T]:
-    """Return the rows of all sets in order, each set's as often as the weight in its name says. Prints the shares of a
-    mix, whose samples name their set in metadata["data_set"].
+    """Return one epoch: the rows of all sets in order, each set's as often as the weight in its name says.
 
-    Weight 2 gives every row twice, 0.5 gives half of the rows, drawn by `seed`; 2.5 gives every row twice and a drawn
-    half a third time. One pass over the result is one epoch: a set with weight 2 is seen twice in it.
+    2.5 gives every row twice and a half, drawn by `seed`, a third time. Prints the shares of a mix, whose samples name
+    their set in metadata["data_set"].
     """
     mix: list[list[T]] = []
     for name, items in sets:
@@ -124,9 +123,8 @@ def _recording(item: Any) -> str:
 def stratified(sets: Sets[T], count: int, seed: int = 0) -> tuple[list[T], list[T]]:
     """(the other rows, `count` rows drawn of every set, task and frequent answer in proportion), in the data's order.
 
-    An answer of choice questions is frequent if its share of `count` is a row or more. The draw follows a hash of
-    `seed` and a row's id, so a resumed run draws the same rows. Rows of one prompt stay together: a few more than
-    `count` may be drawn. Prints the counts.
+    An answer of choice questions is frequent if its share of `count` is a row or more. Rows of one prompt stay
+    together: a few more than `count` may be drawn. Prints the counts.
     """
     rows = [(name, item) for name, items in sets for item in items]
     keys = [(name, identity(item)[1], _answer_of(item)) for name, item in rows]

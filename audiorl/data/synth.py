@@ -89,10 +89,7 @@ def voices(language: str) -> list[str]:
 
 @cache
 def accents(language: str) -> tuple[str, ...]:
-    """Voices of a language without variant, the plain one first: ("en", "en-029", "en-gb-scotland", "en-us", …).
-
-    A few read another script: "cmn-latn-pinyin" wants pinyin, "cmn" characters.
-    """
+    """Voices of a language without variant, the plain one first: ("en", "en-029", "en-gb-scotland", "en-us", …)."""
     code = _NAMES.get(language, language).lower()
     voices = [name for name in _voice_files() if name == code or name.startswith(f"{code}-")]
     if not voices:

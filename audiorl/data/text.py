@@ -33,10 +33,7 @@ class TextQuestion:
 
 
 def read_passages(source: str | Path, limit: int | None = None) -> list[str]:
-    """Passages of running text: `bundled`, a .txt file (divided by empty lines), or rows with `text`.
-
-    Raises ValueError naming file and row for what cannot be read, and where there is none.
-    """
+    """Passages of running text: `bundled`, a .txt file (divided by empty lines), or rows with `text`."""
     check_limit(limit)
     if str(source) == BUNDLED:
         from pydoc_data.topics import topics  # paragraphs of prose, without code and lists
@@ -58,10 +55,7 @@ def read_passages(source: str | Path, limit: int | None = None) -> list[str]:
 
 
 def read_questions(source: str | Path, limit: int | None = None) -> list[TextQuestion]:
-    """Questions with choices: `bundled`, or rows with question, choices and answer (the text of a choice).
-
-    Raises ValueError naming file, row and field.
-    """
+    """Questions with choices: `bundled`, or rows with question, choices and answer (the text of a choice)."""
     check_limit(limit)
     if str(source) == BUNDLED:
         return bundled_questions()[:limit]

@@ -51,10 +51,7 @@ def transcript(sample: Sample) -> Sample:
 
 
 def clean(sample: Sample) -> Sample:
-    """metadata["clean_audio"], the recording without its noise, in place of the one clip.
-
-    Raises ValueError without it and for more clips.
-    """
+    """metadata["clean_audio"] in place of the one clip. Raises ValueError without it and for more clips."""
     recording = sample.metadata.get("clean_audio")
     if isinstance(recording, str) and recording:
         recording = AudioClip(path=recording)
@@ -64,10 +61,7 @@ def clean(sample: Sample) -> Sample:
 
 
 def rationale(sample: Sample) -> Sample:
-    """Return the prompt with metadata["rationale"], the reasons for the right answer, after the last turn's text.
-
-    Raises ValueError without it.
-    """
+    """Return the prompt with metadata["rationale"] after the last turn's text. Raises ValueError without it."""
     reasons = sample.metadata.get("rationale")
     if not isinstance(reasons, str) or not reasons.strip():
         raise ValueError(f'sample {sample.id!r}: no "rationale" to add to the prompt; give the column')
@@ -89,8 +83,7 @@ SWAP, SWAP_ALIKE = "swap", "swap-alike"
 
 
 def swapped(samples: Sequence[Sample]) -> list[Sample]:
-    """Return each sample with the clips of another one, whose audio and references differ and which is most like it in
-    length.
+    """Return each sample with the clips of the one most like it in length, whose audio and references differ.
 
     Raises ValueError where a sample has no such partner, and for prompts with different numbers of clips.
     """
@@ -98,10 +91,9 @@ def swapped(samples: Sequence[Sample]) -> list[Sample]:
 
 
 def swapped_alike(samples: Sequence[Sample]) -> list[Sample]:
-    """Return each sample with the clips of another one, whose audio differs, if possible with the same references, and
-    then most like it in length: what the right audio adds over it is not the answer.
+    """Return each sample with other clips, if possible of a sample with its references, and most like it in length.
 
-    Raises ValueError as `swapped` does.
+    What the right audio adds over them is not the answer. Raises ValueError as `swapped` does.
     """
     return _swapped(samples, alike=True)
 

@@ -78,8 +78,7 @@ def begin_checkpoint(folder: Path) -> Path:
 
 
 def commit_checkpoint(folder: Path, files: Checksums, meta: Mapping[str, Any]) -> None:
-    """Make a checkpoint visible whose `files` are written and on the disk: a crash at any moment leaves the old state
-    or the new one."""
+    """Make a checkpoint visible whose `files` are on the disk: a crash leaves the old state or the new one."""
     partial = folder.with_name(f".{folder.name}.partial")
     for name, (size, _) in files.items():
         file = partial / name
@@ -102,8 +101,7 @@ def checksums(partial: Path, files: Iterable[Path]) -> Checksums:
 
 
 def save_model(partial: Path, model: Saved) -> list[Path]:
-    """Write a model's folder. Returns its files: neither trainers' states, nor hidden ones, which other ranks are
-    writing now and rename."""
+    """Write a model's folder. Returns its files, not trainers' states and hidden ones, which other ranks write now."""
     model.save(partial)
     paths = (path for path in partial.rglob("[!.]*") if not path.match(STATE_FILES))
     return [path for path in paths if path.is_file()]
@@ -142,8 +140,7 @@ class StatePiece:
 
 
 TrainerState = Mapping[str, Mapping[str, Tensor | StatePiece]]
-"""What a trainer needs on top of its weights, by part (such as "optimizer") and name. A tensor is the same on every
-rank, a piece is this rank's own."""
+"""What a trainer needs on top of its weights, by part (such as "optimizer") and name; a piece is this rank's own."""
 
 
 def share_of(tensor: Tensor | StatePiece, rank: int, size: int) -> StatePiece | None:
@@ -304,10 +301,7 @@ def read_state(folder: Path) -> dict[str, Joined]:
 
 
 def load_into(folder: Path, model: Saved, verified: bool = False) -> None:
-    """Copy a checkpoint's weights into `model`, by the same code that loads a model for use.
-
-    Raises ValueError for one of another architecture, damaged or incomplete. `verified`: skip `verify`.
-    """
+    """Copy a checkpoint's weights into `model`. Raises ValueError for one of another architecture, or damaged."""
     if not verified:
         verify(folder)
     if isinstance(model, AudioPolicy):
