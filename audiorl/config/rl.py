@@ -358,8 +358,8 @@ class RLConfig:
                 ),
                 f"mini_batches {self.mini_batches} does not divide the {self.sampled_prompts} x {self.group_size} "
                 "rollouts of a step": (self.sampled_prompts * self.group_size) % self.mini_batches,
-                "generation.overlap and generation.partial_tokens train on tokens of older weights, which tis_cap "
-                "corrects: set tis_cap, for example 2": (
+                f"generation.{'overlap' if self.generation.overlap else 'partial_tokens'} trains on tokens of older "
+                "weights, which tis_cap corrects: set tis_cap, for example 2": (
                     self.tis_cap is None and self.generation != GenerationConfig()
                 ),
             }

@@ -52,8 +52,6 @@ def test_speed_moves_length_and_pitch(factor: float) -> None:
     assert len(out) == pytest.approx(RATE / factor, abs=2)
     peak = np.argmax(np.abs(np.fft.rfft(out))) * RATE / len(out)
     assert peak == pytest.approx(500 * factor, abs=2)
-    with pytest.raises(ValueError, match="factor"):
-        speed(tone, 0)
 
 
 def test_telephone_keeps_only_its_band(speech: np.ndarray) -> None:

@@ -214,8 +214,5 @@ def test_a_missing_library_names_the_extra(name: str, run: Run, monkeypatch: pyt
     monkeypatch.setitem(sys.modules, LIBRARIES[name], None)
     with pytest.raises(ValueError, match=rf"--log {name}: .*install it: pip install 'audiorl\[loggers\]'"):
         open_trackers([name], run.dir, {})
-
-
-def test_an_unknown_tracker(run: Run) -> None:
     with pytest.raises(ValueError, match="--log comet: not a tracker; choose from tensorboard, wandb, trackio, mlflow"):
         run.track(["comet"])
