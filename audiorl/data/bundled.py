@@ -92,15 +92,6 @@ def bundled_set(name: str, think: bool = True, seed: int = 0) -> list[Sample]:
     return bundled_languages(name.rpartition("/")[2])  # type: ignore[arg-type]
 
 
-def bundled_examples(name: str, think: bool = True, seed: int = 0) -> list[tuple[Sample, str]]:
-    """Return each sample of a set with the turn to learn: the answer, after the first words of the speech if `think`.
-
-    >>> bundled_examples("bundled:languages/train")[0][1]
-    '<think>agent logged</think><answer>English</answer>'
-    """
-    return [(s, _turn(s, s.references[0], think)) for s in bundled_set(name, think, seed)]
-
-
 def bundled_pairs(name: str, think: bool = False, seed: int = 0) -> list[Pair]:
     """Return each sample of a set with the right answer chosen and one wrong choice, drawn by `seed`, rejected."""
     rng = random.Random(seed)

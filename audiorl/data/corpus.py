@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import unicodedata
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -135,50 +135,6 @@ def split_by_key(
         count += sizes[group]
     train = [u for u in utterances if group_of[u.key] not in held_out]
     return train, [u for u in utterances if group_of[u.key] in held_out]
-
-
-@dataclass(frozen=True)
-class SpeakerSplit:
-    """Three sets without a common text in training and test. `split_by_speaker_and_key` fills it in."""
-
-    train: list[Utterance]
-    known_speakers: list[Utterance]
-    """Keys that are held out, said by speakers of training."""
-    unseen_speakers: list[Utterance]
-    """Keys that are held out, said by the speakers that are held out."""
-
-
-def split_by_speaker_and_key(
-    utterances: Sequence[Utterance], held_out_speakers: Collection[str], held_out_fraction: float, seed: int = 0
-) -> SpeakerSplit:
-    """Hold out speakers and, for all speakers, the keys of a fraction of the utterances.
-
-    Keys with an equal text stay together, as in `split_by_key`. What the held-out speakers say of the other keys is in
-    no set. Raises ValueError for a speaker who is not there and for a set that stays empty.
-    """
-    speakers = {u.speaker for u in utterances}
-    if unknown := sorted(set(held_out_speakers) - speakers):
-        raise ValueError(f"held_out_speakers: no speaker {unknown[0]!r}, only {', '.join(sorted(speakers))}")
-    train, held_out = split_by_key(utterances, held_out_fraction, seed)
-    split = SpeakerSplit(
-        train=[u for u in train if u.speaker not in held_out_speakers],
-        known_speakers=[u for u in held_out if u.speaker not in held_out_speakers],
-        unseen_speakers=[u for u in held_out if u.speaker in held_out_speakers],
-    )
-    for name, subset in vars(split).items():
-        if not subset:
-            raise ValueError(
-                f"{name}: no utterances; hold out {'fewer' if name != 'unseen_speakers' else 'more'} speakers, "
-                f"or a {'smaller' if name == 'train' else 'larger'} fraction than {held_out_fraction}"
-            )
-    return split
-
-
-def check_unseen_speakers(train: Iterable[str], held_out: Iterable[str]) -> None:
-    """Raises ValueError if a speaker of `held_out` occurs in `train`; both are speakers' names."""
-    shared = sorted(set(train) & set(held_out))
-    if shared:
-        raise ValueError(f"speakers in training and in the held-out set: {', '.join(shared)}; hold out whole speakers")
 
 
 def normalised(text: str) -> str:
