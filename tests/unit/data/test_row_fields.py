@@ -17,7 +17,7 @@ import pytest
 import soundfile
 
 from audiorl.data.manifest import read_samples
-from audiorl.data.preferences import read_judged, read_pairs, read_steps
+from audiorl.data.preferences import read_pairs, read_steps
 from audiorl.data.rollout_rows import read_rollouts, rollout_row
 from audiorl.data.rows import Row, read_rows
 from audiorl.data.text import read_passages, read_questions
@@ -62,7 +62,6 @@ FIELDS: list[tuple[Any, ...]] = [
     # Audio.
     (SPEECH | array([0, 1000, -30_000]), "audio.array", "its samples are whole numbers; give floats"),
     (SPEECH | array([]), "audio.array", "empty; give samples"),
-    (SPEECH | array(["a"]), "audio.array", "its samples are <U1; give floats"),
     (SPEECH | array([[0.1, 0.2], [0.1]]), "audio.array", "no array"),
     (SPEECH | array([0.1], sampling_rate=-1), "audio.sampling_rate", "-1 is not a sampling rate"),
     (SPEECH | array([0.1], sampling_rate=None), "audio.sampling_rate", "missing; give"),
@@ -73,7 +72,6 @@ FIELDS: list[tuple[Any, ...]] = [
     (SPEECH | {"audio": "gone.wav"}, "audio", r"gone\.wav: missing"),
     (SPEECH | {"audio": "cut.wav"}, "audio", r"cut\.wav: truncated"),
     (SPEECH | {"sampling_rate": -1}, "sampling_rate", "-1 is not a sampling rate; give Hz"),
-    (SPEECH | {"sample_rate": 2**31 - 1}, "sample_rate", "is not a sampling rate"),
     (SPEECH | {"sample_rate": "16k"}, "sample_rate", "is not a sampling rate"),
     (SPEECH | {"sample_rate": 8000}, "audio", "declared as 8000 Hz but the file has 16000 Hz"),
     (SPEECH | {"start": "0:10"}, "start", "is not a time; give seconds"),
@@ -90,14 +88,10 @@ FIELDS: list[tuple[Any, ...]] = [
     (without("question"), "question", r"missing; .* \(the columns are .*choices, answer\)"),
     (QUESTION | {"answer": "a cow"}, "answer", r"'a cow' is not among the choices \['a dog', 'a cat'\]"),
     (QUESTION | {"answer": 2}, "answer", "index 2 lies outside the 2 choices; count from 0"),
-    (QUESTION | {"answer": -1}, "answer", "index -1 lies outside"),
     (QUESTION | {"answer": NAN}, "answer", "nan is not a text; give the text of the answer"),
-    (QUESTION | {"answer": True}, "answer", "True is not a text"),
     (QUESTION | {"answer": ["a cat"]}, "answer", "a question with choices has one answer"),
     (QUESTION | {"choices": ["a cat"]}, "choices", "two or more different choices"),
     (QUESTION | {"choices": ["a cat", ""]}, "choices", "is not a list of texts"),
-    (QUESTION | {"choices": "a cat, a dog"}, "choices", "is not a list of texts"),
-    (QUESTION | {"choices": {"A": "a dog"}}, "choices", "is not a list of texts"),
     (QUESTION | {"choices": ["a dog", 3]}, "choices", r"\['a dog', 3\] is not a list of texts"),
     (QUESTION | {"question": 3}, "question", "3 is not a text; give the question"),
     (QUESTION | {"question": " "}, "question", "is not a text; give the question"),
@@ -108,20 +102,14 @@ FIELDS: list[tuple[Any, ...]] = [
     (SPEECH | {"text": ""}, "text", "empty; give the transcript"),
     ({"id": "t", "audio": "a.wav"}, "text", r"missing; give the transcript in text \(the columns are id, audio\)"),
     (SPEECH | {"language": ["en"]}, "language", r"\['en'\] is not a language; give an ISO code"),
-    (SPEECH | {"lang": 3}, "lang", "3 is not a language"),
-    (SPEECH | {"text": NAN}, "text", "nan is not a text; give the transcript"),
     (SPEECH | {"text": "half \ud83d"}, "text", "half a character; write both halves"),
     (SPEECH | {"note": ["a", {"b": "\udc00"}]}, "note[1].b", "half a character"),
-    (AVQA | {"answer": NAN}, "answer", "nan is not a text"),
     (AVQA | {"answer": 4}, "answer", "index 4 lies outside the 2 choices"),
-    (AVQA | {"answer": "9"}, "answer", "index 9 lies outside"),
     (AVQA | {"answer": 1.5}, "answer", "'1.5' is not among the choices"),
     (AVQA | {"multi_choice": ["a", "a", " a"]}, "multi_choice", "two or more different choices"),
     (AVQA | {"multi_choice": ["rain", None]}, "multi_choice", "is not a list of texts"),
-    (AVQA | {"video_name": 3}, "video_name", "3 is not a text"),
     (MUSIC | {"location": ""}, "location", "'' is not a path; give that of the clip"),
     (MUSIC | {"key": "C major"}, "key", "'C major' is not a list; give the root and the mode"),
-    (MUSIC | {"prompt_bpm": 120}, "prompt_bpm", "120 is not a text"),
 ]
 
 
@@ -149,13 +137,11 @@ def test_a_bad_row_is_named_or_skipped(folder: Path, row: Any, field: str, messa
         # Answers with a verdict.
         (read_pairs, QUESTION | {"chosen": NAN, "rejected": "b"}, "chosen", "nan is not a text"),
         (read_pairs, QUESTION | {"chosen": "a", "rejected": "b", "margin": "1"}, "margin", "'1' is not a finite"),
-        (read_judged, QUESTION | {"desirable": NAN}, "desirable", "nan is not a verdict"),
         (read_steps, QUESTION | {"steps": ["a"], "labels": [NAN]}, "labels[0]", "nan is not a label"),
         # Streams.
         (read_streams, STREAM | {"seconds": 99}, "seconds", r"99 s declared, but the audio has 2\.00 s"),
         (read_streams, STREAM | {"duration": 0.5}, "duration", r"0\.5 s declared, but the audio has 2\.00 s"),
         (read_streams, STREAM | {"source_language": ["en"]}, "source_language", "is not a language"),
-        (read_streams, STREAM | {"target_language": " "}, "target_language", "' ' is not a language"),
         (read_streams, STREAM | {"units": [UNIT | {"target": 3}]}, "units[0].target", "3 is not a text"),
         (read_streams, STREAM | {"units": [UNIT | {"end": 10**400}]}, "units[0].end", "is not a time"),
         (
@@ -171,13 +157,11 @@ def test_a_bad_row_is_named_or_skipped(folder: Path, row: Any, field: str, messa
             "words",
             "the previous one",
         ),
-        (read_streams, PAIR | {"words": 0}, "words", "0 is not a list of words"),
         # Texts.
         (read_utterances, SPEECH | {"language": ["en"]}, "language", "is not a language"),
         (read_utterances, SPEECH | {"speaker": 1.5}, "speaker", "1.5 is not a name"),
         (read_passages, {"text": ["a"]}, "text", "is not a text; give a passage"),
         (read_questions, {"question": "?", "choices": "ab", "answer": "a"}, "choices", "is not a list of texts"),
-        (read_questions, {"question": "?", "choices": ["a", "b"], "answer": NAN}, "answer", "nan is not a text"),
     ],
 )
 def test_fields_that_cannot_be(folder: Path, read: Read, row: Mapping[str, Any], field: str, message: str) -> None:
