@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 
     from audiorl.run.trackers import Tracker
 
+KEPT_CHECKPOINTS = 2
+"""Of each phase; older ones are removed."""
 VERSIONS = ("audiorl", "torch", "transformers", "peft", "numpy")
 
 
@@ -122,9 +124,8 @@ class Run:
     nothing where it is open already, in this process or another. Readers of the files need no `Run`.
     """
 
-    def __init__(self, folder: Path, keep_checkpoints: int = 2):
+    def __init__(self, folder: Path):
         self.dir = folder
-        self.keep_checkpoints = keep_checkpoints
         self._closed = False
         self._stop = StopRequest()
         self._saving: _Saving | None = None
@@ -301,7 +302,7 @@ class Run:
         if cpu_seconds is not None:
             state.cpu_seconds[phase] = cpu_seconds
         self._write_state(state)
-        for old in sorted(folder.parent.glob("step_*"))[: -self.keep_checkpoints]:
+        for old in sorted(folder.parent.glob("step_*"))[:-KEPT_CHECKPOINTS]:
             shutil.rmtree(old)
         return folder
 
