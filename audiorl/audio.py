@@ -359,8 +359,8 @@ def _decoder(clip: AudioClip, stack: ExitStack) -> _SoundFile | _Container:
         malformed = error.code == 3
     try:
         options = {"format_whitelist": FFMPEG_FORMATS}
-        source = clip.path or io.BytesIO(clip.data or b"")
-        container = stack.enter_context(av.open(source, "r", options=options, metadata_errors="replace"))
+        whole = clip.path or io.BytesIO(clip.data or b"")
+        container = stack.enter_context(av.open(whole, "r", options=options, metadata_errors="replace"))
     except av.FFmpegError as error:
         raise AudioError(f"{name(clip)}: not readable as audio; convert it to wav, flac, ogg, mp3 or m4a") from error
     if malformed and container.format.name in ("caf", "aiff", "au", "w64", "wav", "voc"):

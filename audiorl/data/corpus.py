@@ -17,6 +17,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 from audiorl.audio import AudioClip
 from audiorl.data.rows import read_checked
@@ -79,7 +80,7 @@ def corpus(
         raise ValueError(f"{manifest}: missing; build the folder with `audiorl data build`")
     utterances = []
     for _, row in read_checked(manifest, RecordingRow):
-        part = {} if row.start is None else {"start": row.start, "duration": row.duration}
+        part: dict[str, Any] = {} if row.start is None else {"start": row.start, "duration": row.duration}
         clip = AudioClip(path=str(folder / row.audio), **part)
         about = (row.duration, row.speaker, row.translation, row.licence)
         utterances.append(Utterance(row.id, row.key or row.id, row.language, row.text, clip, *about))

@@ -156,7 +156,7 @@ def _joined(clips: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     for clip in clips:
         path = None if clip["path"] == NOT_SENT else clip["path"]
         start, duration = clip.get("start", 0.0), clip.get("duration")
-        last = joined[-1] if joined else {"path": None}
+        last: dict[str, Any] = joined[-1] if joined else {"path": None}
         # A chunk continues the last clip if it is of the same file, both have an end, and it begins where that ends.
         both_end = path is not None and path == last["path"] and duration is not None and last["duration"] is not None
         if both_end and abs(last["start"] + last["duration"] - start) < 1e-3:
@@ -183,7 +183,7 @@ def _as_parts_of_one_array(turns: Sequence[Turn]) -> dict[AudioClip, AudioClip]:
     for chunk, own in zip(chunks, samples, strict=True):
         if round(chunk.context * rate) > start:
             return {}
-        place = {"start": start / rate, "duration": len(own) / rate, "context": chunk.context}
+        place: dict[str, Any] = {"start": start / rate, "duration": len(own) / rate, "context": chunk.context}
         part = AudioClip(array=recording, sample_rate=rate, **place)
         if not np.array_equal(part.with_context().load(rate), chunk.with_context().load(rate)):
             return {}

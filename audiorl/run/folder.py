@@ -347,7 +347,7 @@ class Run:
         number = offsets[phase] + step
         path = self.dir / "rollouts" / f"step_{number:06d}.jsonl"
         of_tokens = numbers or [{}] * len(rollouts)
-        rows = []
+        rows: list[dict[str, Any]] = []
         for rollout, advantage, tokens in zip(rollouts, advantages, of_tokens, strict=True):
             row = rollout_row(rollout, number, advantage, self.dir, tokens)
             wav = None if speech_decoder is None else speech_decoder.waveform(rollout)
