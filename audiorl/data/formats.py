@@ -70,11 +70,10 @@ def avqa(row: Row, style: Style) -> Sample:
     if columns.multi_choice:
         choices = [str(choice).strip() for choice in columns.multi_choice]
         answer = columns.answer
-        text = str(answer).strip().removesuffix(".0" if isinstance(answer, float) else "")
-        if (
-            isinstance(answer, str | float) and text.isdecimal() and text not in choices
-        ):  # an index, as some files hold it
-            answer = int(text)
+        if isinstance(answer, str) and answer.strip().isdecimal() and answer.strip() not in choices:
+            answer = float(answer)
+        if isinstance(answer, float) and answer.is_integer():  # an index, as some files hold it
+            answer = int(answer)
         if 1 < len(set(choices)) < len(choices):  # some questions offer a choice twice
             if isinstance(answer, int) and 0 <= answer < len(choices):
                 answer = choices[answer]
