@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -254,38 +253,26 @@ def test_a_cut_container_with_its_index_in_front_is_refused(tmp_path: Path, spee
         load_clip(AudioClip(path=str(tmp_path / "a.m4a")))
 
 
-def make_text(path: Path) -> None:
-    path.write_text("no audio at all\n" * 100)
-
-
-def make_empty(path: Path) -> None:
-    path.write_bytes(b"")
-
-
-def make_header_only(path: Path) -> None:
-    soundfile.write(path, np.zeros(0), RATE)
-
-
-def make_nan(path: Path) -> None:
-    soundfile.write(path, np.array([0.1, np.nan, np.inf, 0.2]), RATE, subtype="FLOAT")
-
-
 @pytest.mark.parametrize(
-    ("make", "message"),
+    ("content", "message"),
     [
-        (make_text, "not readable as audio; convert it"),
-        (make_empty, r"empty \(0 bytes\)"),
-        (make_header_only, "holds no samples"),
-        (make_nan, "2 of 4 samples are NaN or infinite"),
-        (lambda path: None, "missing; check the path"),
-        (lambda path: path.mkdir(), "a folder; name an audio file"),
+        (b"no audio at all\n" * 100, "not readable as audio; convert it"),
+        (b"", r"empty \(0 bytes\)"),
+        (np.zeros(0), "holds no samples"),
+        (np.array([0.1, np.nan, np.inf, 0.2]), "2 of 4 samples are NaN or infinite"),
+        (None, "missing; check the path"),
     ],
 )
-def test_unusable_files(tmp_path: Path, make: Callable[[Path], None], message: str) -> None:
-    make(tmp_path / "x.wav")
+def test_unusable_files(tmp_path: Path, content: Any, message: str) -> None:
+    if isinstance(content, bytes):
+        (tmp_path / "x.wav").write_bytes(content)
+    elif content is not None:
+        soundfile.write(tmp_path / "x.wav", content, RATE, subtype="FLOAT")
     with pytest.raises(AudioError, match=rf"x\.wav: {message}") as caught:
         load_clip(AudioClip(path=str(tmp_path / "x.wav")))
     assert "\n" not in str(caught.value)
+    with pytest.raises(AudioError, match="a folder; name an audio file"):
+        load_clip(AudioClip(path=str(tmp_path)))
 
 
 def test_a_video_without_sound_is_refused(tmp_path: Path) -> None:

@@ -43,10 +43,8 @@ def moments() -> dict[str, Tensor]:
 def by_rows(tensor: Tensor, rank: int, size: int) -> StatePiece:
     """As FSDP divides: the first dimension in chunks of one size."""
     rows = -(-len(tensor) // size)
-    part = tensor[rows * rank : rows * (rank + 1)]
-    return StatePiece(
-        part.reshape(-1), min(rows * rank, len(tensor)) * (tensor.numel() // len(tensor)), tuple(tensor.shape)
-    )
+    start = min(rows * rank, len(tensor)) * (tensor.numel() // len(tensor))
+    return StatePiece(tensor[rows * rank : rows * (rank + 1)].reshape(-1), start, tuple(tensor.shape))
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5])
