@@ -21,6 +21,7 @@ from typing import Any
 
 from audiorl.audio import AudioClip
 from audiorl.data.rows import read_checked
+from audiorl.data.schema import check
 from audiorl.data.schema.results import RecordingRow
 
 
@@ -79,7 +80,7 @@ def corpus(
     if not manifest.exists():
         raise ValueError(f"{manifest}: missing; build the folder with `audiorl data build`")
     utterances = []
-    for _, row in read_checked(manifest, RecordingRow):
+    for _, row in read_checked(manifest, lambda row: check(row, RecordingRow)):
         part: dict[str, Any] = {} if row.start is None else {"start": row.start, "duration": row.duration}
         clip = AudioClip(path=str(folder / row.audio), **part)
         about = (row.duration, row.speaker, row.translation, row.licence)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from audiorl.data.rows import read_checked
-from audiorl.data.schema import check_limit
+from audiorl.data.schema import check, check_limit
 from audiorl.data.schema.results import CaseRow
 
 CATEGORIES = ("Emotions", "Paralinguistics", "Foreign Words", "Syntactic Complexity", "Questions", "Pronunciation")
@@ -40,7 +40,7 @@ def read_cases(
     check_limit(limit)
     cases: dict[str, Case] = {}
     rows: dict[str, int] = {}
-    for number, row in read_checked(Path(path), CaseRow):
+    for number, row in read_checked(Path(path), lambda row: check(row, CaseRow)):
         text = row.text_to_synthesize or row.text
         given = row.unique_id_eval if row.unique_id_eval is not None else row.id
         name = str(len(cases)) if given is None else str(given).strip()

@@ -41,7 +41,7 @@ import torch
 from torch import Tensor
 
 from audiorl.audio import AudioClip
-from audiorl.data.rows import BadRow, read_rows
+from audiorl.data.rows import read_checked
 from audiorl.data.schema import FieldError, check
 from audiorl.types import Rollout, Sample, Score, Segment, Turn
 
@@ -121,14 +121,8 @@ def read_rollouts(path: str | Path) -> list[Rollout]:
     Raises ValueError naming file, row and field.
     """
     path = Path(path)
-    rollouts = []
-    for row in read_rows(path):
-        if isinstance(row, BadRow):
-            raise ValueError(str(row))
-        try:
-            rollouts.append(rollout_from_row(row.data, path.resolve().parent.parent))
-        except FieldError as error:
-            raise ValueError(str(BadRow.of(row, error))) from error
+    folder = path.resolve().parent.parent
+    rollouts = [rollout for _, rollout in read_checked(path, lambda row: rollout_from_row(row, folder))]
     if not rollouts:
         raise ValueError(f"{path}: no rollouts")
     return rollouts

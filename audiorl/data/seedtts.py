@@ -26,6 +26,7 @@ from pathlib import Path
 
 from audiorl.audio import AudioClip
 from audiorl.data.rows import BadRow, read_checked
+from audiorl.data.schema import check
 from audiorl.data.schema.results import ConversationRow
 
 
@@ -115,7 +116,7 @@ def read_conversations(path: str | Path, script: bool = False) -> list[Conversat
     path = Path(path)
     conversations: list[Conversation] = []
     ids: dict[str, int] = {}
-    for number, row in read_checked(path, ConversationRow):
+    for number, row in read_checked(path, lambda row: check(row, ConversationRow)):
         if row.id in ids:
             message = f"{row.id!r} is also the id of row {ids[row.id]}; give every row its own"
             raise ValueError(str(BadRow(str(path), number, "id", message)))

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from audiorl.data.rows import read_checked
-from audiorl.data.schema import check_limit
+from audiorl.data.schema import check, check_limit
 from audiorl.data.schema.manifests import PassageColumns, TextQuestionColumns
 
 BUNDLED = "bundled"
@@ -48,7 +48,7 @@ def read_passages(source: str | Path, limit: int | None = None) -> list[str]:
             raise ValueError(f"{source}: not UTF-8 ({error.reason}); save the file as UTF-8") from error
         passages = [" ".join(p.split()) for p in re.split(r"\n\s*\n", text) if p.strip()]
     else:
-        passages = [row.text.strip() for _, row in read_checked(Path(source), PassageColumns)]
+        passages = [row.text.strip() for _, row in read_checked(Path(source), lambda row: check(row, PassageColumns))]
     if not passages:
         raise ValueError(f"{source}: no passage of text in it")
     return passages[:limit]
@@ -60,7 +60,7 @@ def read_questions(source: str | Path, limit: int | None = None) -> list[TextQue
     if str(source) == BUNDLED:
         return bundled_questions()[:limit]
     questions = []
-    for number, row in read_checked(Path(source), TextQuestionColumns):
+    for number, row in read_checked(Path(source), lambda row: check(row, TextQuestionColumns)):
         if row.answer not in row.choices:
             where = f"{source}: row {number}, field 'answer'"
             raise ValueError(f"{where}: {row.answer!r} is not among the choices; give one of their texts")
