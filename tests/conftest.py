@@ -56,21 +56,53 @@ SLOW = (
     "packaging",
     "recipes/test_recipe_codec",
     "recipes/test_recipes",
-    "unit/rollout/test_vllm",
+    "recipes/test_api.py::test_every_public_name_has_an_example_that_runs[train_ppo",
+    "recipes/test_api.py::test_every_public_name_has_an_example_that_runs[train_sft",
+    "recipes/test_api.py::test_every_public_name_has_an_example_that_runs[train_dpo",
+    "recipes/test_run_files.py::test_one_of_them_trains",
+    "unit/algos/test_algos.py::test_importing_algos_needs_torch_only",
+    "unit/cli/test_chat.py::test_spoken_answers",
+    "unit/corpora/test_annotate_run",
+    "unit/corpora/test_ctc.py::test_it_",
+    "unit/data/test_data_synth.py::test_an_interrupt_during_synthesis",
     "unit/distributed/test_cluster",
     "unit/distributed/test_critics",
     "unit/distributed/test_engines",
     "unit/distributed/test_pretend_device",
     "unit/distributed/test_ranks",
     "unit/distributed/test_sync",
+    "unit/distributed/test_threads",
     "unit/distributed/test_zero",
+    "unit/eval/test_eval_asr.py::test_scores_in_a_model_card",
+    "unit/eval/test_eval_audit.py::test_the_short_form",
+    "unit/eval/test_eval_passk.py::test_base_and_run",
+    "unit/eval/test_eval_simul.py::test_several_schedules",
+    "unit/models/test_model_export",
+    "unit/models/test_model_vision",
+    "unit/plan/test_plan.py::test_a_folder_is_read",
+    "unit/plan/test_plan.py::test_released_models",
+    "unit/rewards/test_reward_imports",
+    "unit/rewards/test_reward_llm_judge.py::test_a_verdict_is_on_the_scale",
+    "unit/rewards/test_reward_remote.py::test_a_server_of_its_own",
+    "unit/rewards/test_reward_thoughts.py::test_an_answer_that_follows",
+    "unit/rollout/test_conversation.py::test_spoken_answers",
+    "unit/rollout/test_speech_stream.py::test_the_blocks_are_the_whole[1-",
+    "unit/rollout/test_vllm",
+    "unit/run/test_compute_time.py::test_training_ends",
+    "unit/run/test_saving.py::test_a_copy_is_written_while_the_weights_change[adapter",
+    "unit/run/test_saving.py::test_a_copy_is_written_while_the_weights_change[value",
+    "unit/speech_models/test_speech_ctc.py::test_it_learns",
     "unit/tasks/simul/test_simul_agent",
+    "unit/train/rl/test_overlap.py::test_ctrl_c",
+    "unit/train/rl/test_overlap.py::test_it_learns",
+    "unit/train/rl/test_partial.py::test_an_interrupted_run_resumes_bit_by_bit[False",
 )
-"""What `make test` leaves out and `make test-slow` runs: runtimes, kills, mutated inputs, experiments, whole recipes.
-Tests there that are marked `smoke` run in `make test` too. Single tests elsewhere are marked `slow`."""
+"""What `make test` leaves out and `make test-slow` runs: runtimes, kills, mutated inputs, experiments, whole recipes, and
+single tests of more than three seconds. A test there that is marked `smoke` runs in `make test` too. Others are marked
+`slow` where they stand."""
 
-OTHER_FAMILIES = re.compile(r"\[.*(qwen2-audio|qwen2_audio|qwen3|dual-omni|whisper)")
-"""`make test` tries what holds for every family with Qwen2.5-Omni and with text; `make test-slow` with these too."""
+OTHER_FAMILIES = re.compile(r"\[.*(qwen2-audio|qwen2_audio|qwen3|dual-omni|whisper|-flex-)")
+"""`make test` tries what holds for every family or kernel with Qwen2.5-Omni and with text; `make test-slow` with all."""
 
 LONGEST = (
     "attack",
@@ -90,7 +122,7 @@ LONGEST = (
 @pytest.hookimpl(tryfirst=True)  # before -m deselects
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     def place(item: pytest.Item) -> str:
-        return item.path.relative_to(Path(__file__).parent).as_posix()
+        return f"{item.path.relative_to(Path(__file__).parent).as_posix()}::{item.name}"
 
     for item in items:
         runs_anyway = item.get_closest_marker("smoke") or item.get_closest_marker("large")
