@@ -97,12 +97,12 @@ SLOW = (
     "unit/train/rl/test_overlap.py::test_it_learns",
     "unit/train/rl/test_partial.py::test_an_interrupted_run_resumes_bit_by_bit[False",
 )
-"""What `make test` leaves out and `make test-slow` runs: runtimes, kills, mutated inputs, experiments, whole recipes, and
+"""What `make test` leaves out and `make test-slow` runs: runtimes, kills, mutated inputs, experiments, whole recipes,
 single tests of more than three seconds. A test there that is marked `smoke` runs in `make test` too. Others are marked
 `slow` where they stand."""
 
 OTHER_FAMILIES = re.compile(r"\[.*(qwen2-audio|qwen2_audio|qwen3|dual-omni|whisper|-flex-)")
-"""`make test` tries what holds for every family or kernel with Qwen2.5-Omni and with text; `make test-slow` with all."""
+"""What holds for every family or kernel, `make test` tries with Qwen2.5-Omni and with text, `make test-slow` with all."""
 
 LONGEST = (
     "attack",
