@@ -102,7 +102,7 @@ single tests of more than three seconds. A test there that is marked `smoke` run
 `slow` where they stand."""
 
 OTHER_FAMILIES = re.compile(r"\[.*(qwen2-audio|qwen2_audio|qwen3|dual-omni|whisper|-flex-)")
-"""What holds for every family or kernel, `make test` tries with Qwen2.5-Omni and with text, `make test-slow` with all."""
+"""What holds for every family or kernel, `make test` tries with Qwen2.5-Omni and text, `make test-slow` with all."""
 
 LONGEST = (
     "attack",
