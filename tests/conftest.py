@@ -152,9 +152,14 @@ EXTRAS = {
 def missing_extra(error: BaseException | None) -> str | None:
     """Return why a test cannot run here if the error comes from an optional package that is not installed."""
     while error is not None:
-        package = (getattr(error, "name", None) or "").partition(".")[0] if isinstance(error, ImportError) else ""
-        if package in EXTRAS and find_spec(package) is None:
-            return f"needs {package}: pip install -e '.[{EXTRAS[package]}]'"
+        named = [(error.name or "").partition(".")[0]] if isinstance(error, ImportError) else []
+        if isinstance(error, ValueError) and "pip install" in str(error):  # audiorl's own words for it
+            named = [
+                package for package in EXTRAS if package in re.findall(r"\w+", str(error).lower().replace("-", "_"))
+            ]
+        for package in named:
+            if package in EXTRAS and find_spec(package) is None:
+                return f"needs {package}: pip install -e '.[{EXTRAS[package]}]'"
         error = error.__cause__ or error.__context__
     return None
 

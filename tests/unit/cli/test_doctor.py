@@ -1,7 +1,9 @@
 """The doctor reports what is there and what is not, and its exit code can be trusted."""
 
 import io
+import math
 import re
+import sys
 import tomllib
 from importlib import import_module
 from pathlib import Path
@@ -102,6 +104,7 @@ def test_bf16_of_a_cpu_is_advised_only_where_it_is_fast():
 
 def test_the_attention_of_a_gpu_is_named_with_what_keeps_faster_kernels_off(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    monkeypatch.setitem(sys.modules, "triton", math)  # which a build of torch for GPUs brings
     gpu = torch.device("cuda", 0)
     best = check_attention(gpu, torch.bfloat16)
     assert (best.state, best.detail, best.advice) == ("ok", "torch varlen in bfloat16 at a head width of 128", "")
