@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -103,11 +102,6 @@ class InferenceOptions:
             print(f"{loaded.summary()}\n{loaded.listing()}", file=sys.stderr)
         return loaded
 
-    def engine(self) -> RolloutEngine:
-        """Load the model as a greedy engine."""
-        assert self.model is not None
-        return greedy_engine(self.model, self.max_new_tokens, self.device)
-
 
 @dataclass(frozen=True, kw_only=True)
 class JudgeOptions:
@@ -132,9 +126,12 @@ class JudgeOptions:
             if value is not None and value < 1:
                 raise ValueError(f"--{name.replace('_', '-')}: give at least 1")
 
-    def judges(self, language: str | None = None) -> Judges:
-        """Load the speech models that the options name."""
-        return Judges.load(self.asr, self.speaker, language, self.device)
+
+def refuse(*faults: tuple[object, str]) -> None:
+    """Raise ValueError with the message of the first fault (is it there, message) that is there."""
+    for there, message in faults:
+        if there:
+            raise ValueError(message)
 
 
 def options_type(main: Callable[..., object]) -> type[Any]:
@@ -184,18 +181,16 @@ def generate_all(
     batch_size: int = 8,
     seed: int = 0,
     describe: Callable[[Rollout], Mapping[str, Any]] = lambda rollout: {},
-    progress: bool = True,
 ) -> list[Row]:
     """Return a row {id, text, tokens, stop_reason, **describe(rollout)} for each sample, in order.
 
     Rows are kept in `out_path` as `complete_rows` does; rows of other samples stay in the file and are not returned.
     Raises ValueError for ids that repeat and for a damaged file.
     """
-    if batch_size < 1:
-        raise ValueError(f"batch_size must be at least 1, got {batch_size}")
-    repeated = [id for id, count in Counter(s.id for s in samples).items() if count > 1]
-    if repeated:
-        raise ValueError(f"sample ids must be unique to tell results apart; repeated: {', '.join(repeated[:5])}")
+    items = {s.id: s for s in samples}
+    if len(items) < len(samples):
+        repeated = next(s.id for s in samples if s is not items[s.id])
+        raise ValueError(f"sample ids must be unique to tell results apart; repeated: {repeated}")
 
     def evaluate(batch: Sequence[Sample]) -> list[Row]:
         rollouts = engine.generate([Request(sample, n=1, seed=seed) for sample in batch])
@@ -206,8 +201,7 @@ def generate_all(
             for r in rollouts
         ]
 
-    rows = complete_rows(out_path, {s.id: s for s in samples}, evaluate, batch_size, progress=progress)
-    return [rows[s.id] for s in samples]
+    return list(complete_rows(out_path, items, evaluate, batch_size).values())
 
 
 def complete_rows(
@@ -217,19 +211,20 @@ def complete_rows(
     batch_size: int,
     *,
     is_current: Callable[[T, Row], bool] = lambda item, row: True,
-    progress: bool = True,
 ) -> dict[str, Row]:
     """Return the row of every item by id: from `out_path` (JSON lines) where it is there, else from `evaluate`.
 
     Rows are appended and flushed batch by batch; a later call evaluates only what is missing, and what
-    `is_current(item, row)` calls outdated. A torn last line, the trace of a kill, is cut off. `evaluate` gives rows
-    with the key "id"; one with a "problem" is not written, and a later call tries it again.
+    `is_current(item, row)` calls outdated. `evaluate` gives rows with the key "id"; one with a "problem" is not
+    written, and a later call tries it again.
     """
+    if batch_size < 1:
+        raise ValueError(f"batch_size must be at least 1, got {batch_size}")
     path = Path(out_path)
     rows = finished_rows(path)
     missing = [item for id, item in items.items() if id not in rows or not is_current(item, rows[id])]
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a", encoding="utf-8") as file, progress_display(progress) as display:
+    with path.open("a", encoding="utf-8") as file, progress_display() as display:
         bar = display.add_task(path.name, total=len(items), completed=len(items) - len(missing))
         for start in range(0, len(missing), batch_size):
             batch = missing[start : start + batch_size]
@@ -244,7 +239,7 @@ def complete_rows(
 
 
 def finished_rows(path: Path) -> dict[str, Row]:
-    """Return the complete rows of a results file by id, and make it ready for appending."""
+    """Return the complete rows of a results file by id; cut off a torn last line, the trace of a kill."""
     if not path.exists():
         return {}
     rows, intact = _parse(path)
@@ -304,17 +299,10 @@ def check_settings(path: str | Path, settings: Mapping[str, Any]) -> None:
         raise ValueError(f"{path} belongs to a run with other settings ({changes}); choose another output folder")
 
 
-def progress_display(enabled: bool) -> Progress:
+def progress_display(enabled: bool = True) -> Progress:
     """Return a bar on stderr with the count, the time taken and the time left; it shows nothing unless `enabled`."""
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        console=Console(stderr=True),
-        disable=not enabled,
-    )
+    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    return Progress(TextColumn("{task.description}"), *columns, console=Console(stderr=True), disable=not enabled)
 
 
 # -- judges ------------------------------------------------------------------------------------------------------------
@@ -420,11 +408,9 @@ def with_interval(
     return f"{value} ({low}{to}{high})"
 
 
-def print_table(
-    head: Sequence[str], rows: Sequence[Sequence[str]], title: str = "", *, caption: str = "", width: int = 0
-) -> None:
+def print_table(head: Sequence[str], rows: Sequence[Sequence[str]], title: str = "", width: int = 0) -> None:
     """Print a table: names to the left, numbers to the right, at least `width` columns. An empty row is a line."""
-    table = Table(title=title or None, caption=caption or None, show_header=any(head))
+    table = Table(title=title or None, show_header=any(head))
     for number, heading in enumerate(head):
         table.add_column(heading, justify="right" if number else "left")
     for row in rows:
