@@ -189,8 +189,8 @@ def generate_all(
     """
     items = {s.id: s for s in samples}
     if len(items) < len(samples):
-        repeated = next(s.id for s in samples if s is not items[s.id])
-        raise ValueError(f"sample ids must be unique to tell results apart; repeated: {repeated}")
+        ids = [s.id for s in samples]
+        raise ValueError(f"sample ids must be unique to tell results apart; repeated: {max(ids, key=ids.count)}")
 
     def evaluate(batch: Sequence[Sample]) -> list[Row]:
         rollouts = engine.generate([Request(sample, n=1, seed=seed) for sample in batch])

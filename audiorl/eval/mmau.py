@@ -22,9 +22,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from audiorl.data.rows import Row as DataRow
+from audiorl.data.rows import BadRow
 from audiorl.data.rows import read_rows as table_rows
-from audiorl.data.schema import FieldError, check, check_limit, parse_json
+from audiorl.data.schema import FieldError, check, check_limit
 from audiorl.data.schema.results import BenchmarkRow
 from audiorl.data.views import silence, text_only
 from audiorl.eval._common import (
@@ -105,31 +105,20 @@ def read_rows(path: Path) -> list[Row]:
 
     Audio stays out of the rows but for its path. Raises ValueError for anything else, with the file, row and field.
     """
-    if path.is_dir() or path.suffix in (".parquet", ".arrow"):
-        rows = []
-        for data in (row.data for row in table_rows(path) if isinstance(row, DataRow)):
-            audio = data.get("audio")
-            named = {"audio_path": audio["path"]} if isinstance(audio, Mapping) and audio.get("path") else {}
-            rows.append({**named, **{name: value for name, value in data.items() if name != "audio"}})
-    else:
-        content = path.read_bytes()
+    rows: dict[str, Row] = {}
+    for row in table_rows(path):
+        if isinstance(row, BadRow):
+            raise ValueError(str(row))
         try:
-            listed = content.lstrip().startswith(b"[")
-            rows = parse_json(content) if listed else list(map(parse_json, filter(bytes.strip, content.split(b"\n"))))
-        except ValueError as error:
-            raise ValueError(f"{path}: neither a JSON list nor JSON lines ({error})") from error
-    for number, row in enumerate(rows, 1):
-        try:
-            check(row, BenchmarkRow)
+            check(row.data, BenchmarkRow)
         except FieldError as error:
-            field = f", field {error.field!r}" if error.field else ""
-            raise ValueError(f"{path}: row {number}{field}: {error.message}") from error
-    if not rows:
-        raise ValueError(f"{path}: no questions")
-    ids = [str(row["id"]) for row in rows]
-    if len(set(ids)) < len(ids):
-        raise ValueError(f"{path}: the id {max(ids, key=ids.count)!r} occurs more than once")
-    return rows
+            raise ValueError(str(BadRow.of(row, error))) from error
+        audio, id = row.data.get("audio"), str(row.data["id"])
+        named = {"audio_path": audio["path"]} if isinstance(audio, Mapping) and audio.get("path") else {}
+        if id in rows:
+            raise ValueError(f"{path}: the id {id!r} occurs more than once")
+        rows[id] = named | {k: v for k, v in row.data.items() if k != "audio" or isinstance(v, str)}
+    return list(rows.values())
 
 
 def predict(

@@ -361,9 +361,9 @@ def conversation_voices(conversations: Sequence[Sequence[Judged]]) -> Row:
                 values["own_voice"].append(float(nearest))
         values["voice_similarity"] += similar
         voices = [np.array(row["voice"]) if "voice" in row else None for _, row, _ in group]
-        pairs = voice_cosines(voices, [item.speaker for item, _, _ in group])
+        intra, inter = voice_cosines(voices, [item.speaker for item, _, _ in group])
         drift = slope_per_minute(similar, starts)
-        for name, value in (("voice_drift", drift), ("intra", pairs.intra), ("inter", pairs.inter)):
+        for name, value in (("voice_drift", drift), ("intra", intra), ("inter", inter)):
             values[name] += [] if math.isnan(value) else [value]
     scores: Row = {name: summarize(column) for name, column in values.items() if column}
     if "intra" in scores and "inter" in scores:

@@ -129,8 +129,8 @@ def test_inference_writes_the_official_list_and_counts_unusable_audio_as_wrong(
         "2": "<answer>cat</answer>",
         "3": "<think>dog dog dog and so on",
     }
-    options = mmau.MMAUOptions(data=data, model="m", out=tmp_path / "out", batch_size=2)
-    scores = mmau.main(options, engine=scripted(texts))
+    options = MMAUOptions(data=data, model="m", out=tmp_path / "out", batch_size=2)
+    scores = main(options, engine=scripted(texts))
     assert (scores["total"]["accuracy"], scores["total"]["missing"], scores["total"]["unanswered"]) == (0.25, 1, 1)
     written = json.loads((tmp_path / "out" / "predictions.json").read_text())
     assert [r.get("model_output") for r in written] == ["dog", "cat", "", None]
@@ -139,25 +139,24 @@ def test_inference_writes_the_official_list_and_counts_unusable_audio_as_wrong(
     assert json.loads((tmp_path / "out" / "scores.json").read_text())["total"] == scores["total"]
     assert "25.00" in capsys.readouterr().out
 
-    assert mmau.main(mmau.MMAUOptions(score=tmp_path / "out" / "predictions.json")) == scores
+    assert main(MMAUOptions(score=tmp_path / "out" / "predictions.json")) == scores
     idle = scripted({})
-    assert mmau.main(options, engine=idle) == scores
+    assert main(options, engine=idle) == scores
     assert idle.asked == []
     with pytest.raises(ValueError, match="other settings"):
-        mmau.main(mmau.MMAUOptions(data=data, model="m", out=tmp_path / "out", think=True), engine=idle)
+        main(MMAUOptions(data=data, model="m", out=tmp_path / "out", think=True), engine=idle)
 
 
 def test_mmar_keys_lines_and_limit(manifest, scripted, tmp_path) -> None:
     data = tmp_path / "mmar.jsonl"
-    rows = [question("a", modality="sound", task=None), question("b", modality="mix-music-speech", task=None)]
+    rows = [question(id, modality=m, task=None) for id, m in (("a", "sound"), ("b", "mix-music-speech"))]
     data.write_text("".join(json.dumps(r, ensure_ascii=False) + "\n" for r in rows))
     manifest([Sample(id=i, messages=()) for i in ("a", "b")])
-    options = mmau.MMAUOptions(data=data, model="m", out=tmp_path / "out", kind="mmar", limit=1)
-    scores = mmau.main(options, engine=scripted({"a": "<think>woof</think><answer>dog</answer>"}))
+    options = MMAUOptions(data=data, model="m", out=tmp_path / "out", kind="mmar", limit=1)
+    scores = main(options, engine=scripted({"a": "<think>woof</think><answer>dog</answer>"}))
     (row,) = json.loads((tmp_path / "out" / "predictions.json").read_text())
     assert (row["answer_prediction"], row["thinking_prediction"]) == ("dog", "woof")
-    assert scores["modality"]["sound"]["accuracy"] == 1.0
-    assert "task" not in scores
+    assert scores["modality"]["sound"]["accuracy"] == 1.0 and "task" not in scores
 
 
 def test_blind_answers_are_compared_question_by_question(manifest, scripted, tmp_path, capsys) -> None:
@@ -165,10 +164,10 @@ def test_blind_answers_are_compared_question_by_question(manifest, scripted, tmp
     data.write_text(json.dumps([question(str(i), task="music" if i == 3 else "sound") for i in range(4)]))
     clip = AudioClip(array=np.ones(8000, np.float32), sample_rate=8000)
     manifest([Sample(id=str(i), messages=(Message("user", (clip, "What?")),)) for i in range(4)])
-    options = mmau.MMAUOptions(data=data, model="m", out=tmp_path / "out")
-    mmau.main(options, engine=scripted({"0": "dog", "1": "dog", "2": "dog", "3": "cat"}))
+    options = MMAUOptions(data=data, model="m", out=tmp_path / "out")
+    main(options, engine=scripted({"0": "dog", "1": "dog", "2": "dog", "3": "cat"}))
     engine = scripted({"0": "dog", "1": "cat", "2": "cat", "3": "cat"})  # asked only what is not answered yet
-    scores = mmau.main(dataclasses.replace(options, blind="silence"), engine=engine)
+    scores = main(dataclasses.replace(options, blind="silence"), engine=engine)
     assert engine.asked == ["0", "1", "2", "3"]
     total = scores["total"]
     assert (total["accuracy"], total["blind"]["accuracy"], total["difference"]["accuracy"]) == (0.75, 0.25, 0.5)
@@ -180,39 +179,39 @@ def test_blind_answers_are_compared_question_by_question(manifest, scripted, tmp
     assert [row["model_output"] for row in written] == ["dog", "dog", "dog", "cat"]
     assert (tmp_path / "out" / "blind-silence.jsonl").exists()
     with pytest.raises(ValueError, match="--blind asks a model"):
-        mmau.main(mmau.MMAUOptions(score=tmp_path / "out" / "predictions.json", blind="text"))
+        main(MMAUOptions(score=tmp_path / "out" / "predictions.json", blind="text"))
 
 
 def test_scoring_partial_predictions_against_the_data(tmp_path) -> None:
     data, predictions = tmp_path / "mini.json", tmp_path / "predictions.json"
     data.write_text(json.dumps([question("1"), question("2")]))
     predictions.write_text(json.dumps([{"id": "1", "model_output": "dog"}]))
-    scores = mmau.main(mmau.MMAUOptions(data=data, score=predictions))
+    scores = main(MMAUOptions(data=data, score=predictions))
     assert (scores["total"]["accuracy"], scores["total"]["missing"]) == (0.5, 1)
 
 
-def test_errors_name_file_and_question(tmp_path) -> None:
-    bad = tmp_path / "bad.json"
-    for content, message in (
-        ("[{]", "neither a JSON list nor JSON lines"),
-        ("[1]", "row 1: 1 is not an object"),
-        ("[]", "no questions"),
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("[{]", "not a JSON list"),
+        ("[1]", "row 1: a JSON int, not an object"),
+        ("[]", "an empty list"),
         ('[{"id": 1}, {"id": "1"}]', "the id '1' occurs more than once"),
         ('[{"id": 1, "model_output": 3}]', "row 1, field 'model_output': 3 is not a text"),
         ('[{"id": 1, "answer": NaN}]', "row 1, field 'answer': nan is not a text"),
         ('[{"id": 1, "choices": 0}]', "row 1, field 'choices': 0 is not a list of texts"),
         ('[{"id": 1, "task": {}}]', "row 1, field 'task': {} is not a name"),
         ('[{"id": 1, "question": "\\ud800"}]', "half a character"),
-    ):
-        bad.write_text(content)
-        with pytest.raises(ValueError, match=message):
-            mmau.read_rows(bad)
-    with pytest.raises(ValueError, match="question '7': no answer"):
-        mmau.score_rows([{"id": "7", "model_output": "x"}])
-    with pytest.raises(ValueError, match="question '7': no choices to score against"):
-        mmau.score_rows([{"id": "7", "answer": "x", "model_output": "x"}])
+        ('[{"id": "7", "answer": "x", "model_output": "x"}]', "question '7': no choices to score against"),
+        ('[{"id": "6", "answer": "x", "choices": ["x", "y"]}, {"id": "7"}]', "question '7': no answer"),
+    ],
+)
+def test_rows_that_cannot_be_scored(tmp_path: Path, content: str, message: str) -> None:
+    (tmp_path / "bad.json").write_text(content)
+    with pytest.raises(ValueError, match=message):
+        main(MMAUOptions(score=tmp_path / "bad.json"))
     with pytest.raises(ValueError, match="--score"):
-        mmau.main(mmau.MMAUOptions())
+        main(MMAUOptions())
 
 
 MMAU = [
@@ -291,24 +290,16 @@ def evaluate(folder: Path, model: Path, rows: list[dict[str, Any]], *options: st
     return folder / "out"
 
 
-def test_mmau(folder: Path, model: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = evaluate(folder, model, MMAU)
+def test_mmau_with_and_without_the_audio(folder: Path, model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = evaluate(folder, model, MMAU, "--blind", "text")
     written = json.loads((out / "predictions.json").read_text())
     assert [{k: row[k] for k in MMAU[0]} for row in written] == MMAU
     assert all(isinstance(row["model_output"], str) for row in written)
     scores = json.loads((out / "scores.json").read_text())
-    assert (scores["total"]["n"], scores["total"]["missing"]) == (3, 0)
+    assert (scores["total"]["n"], scores["total"]["missing"], scores["total"]["blind"]["n"]) == (3, 0, 3)
     assert list(scores["task"]) == ["music", "sound", "speech"]
-    assert list(scores["difficulty"]) == ["easy", "hard", "medium"]
-    assert scores["sub-category"]["Acoustic Source Inference"]["n"] == 3
-    printed = capsys.readouterr().out
-    assert "task: speech" in printed and "difficulty: hard" in printed
-
-
-def test_mmau_blind(folder: Path, model: Path) -> None:
-    out = evaluate(folder, model, MMAU, "--blind", "text")
-    scores = json.loads((out / "scores.json").read_text())
-    assert scores["total"]["blind"]["n"] == 3 and "difference" in scores["difficulty"]["hard"]
+    assert list(scores["difficulty"]) == ["easy", "hard", "medium"] and "difference" in scores["difficulty"]["hard"]
+    assert "task: speech" in capsys.readouterr().out
     answers = [(out / f"{name}.jsonl").read_text().splitlines() for name in ("predictions", "blind-text")]
     assert [len(lines) for lines in answers] == [3, 3]
 
