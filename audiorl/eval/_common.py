@@ -102,6 +102,11 @@ class InferenceOptions:
             print(f"{loaded.summary()}\n{loaded.listing()}", file=sys.stderr)
         return loaded
 
+    def engine(self) -> RolloutEngine:
+        """Load the model as a greedy engine."""
+        assert self.model is not None
+        return greedy_engine(self.model, self.max_new_tokens, self.device)
+
 
 @dataclass(frozen=True, kw_only=True)
 class JudgeOptions:

@@ -128,8 +128,7 @@ def main(options: ASROptions, engine: RolloutEngine | None = None) -> Row:
             raise ValueError(f"{options.score}: no rows")
     else:
         samples, about["skipped"] = read(options)
-        assert options.model
-        engine = engine or greedy_engine(options.model, options.max_new_tokens, options.device)
+        engine = engine or options.engine()
         systems = transcripts(options, engine, samples, "predictions")
     if options.baseline and options.recorded_baseline:
         recorded = paired_rows(systems["model"], read_rows(options.baseline), options.baseline)

@@ -31,7 +31,6 @@ from audiorl.eval._common import (
     InferenceOptions,
     Row,
     generate_all,
-    greedy_engine,
     print_table,
     run_evaluation,
     summarize,
@@ -129,14 +128,14 @@ def predict(
     Rows whose audio cannot be used stay without an output.
     """
     loaded = options.read()
-    assert options.out and options.model
+    assert options.out
     wanted = {str(row["id"]) for row in rows}
     samples = [s for s in loaded.samples if s.id in wanted]
     if loaded.skipped:
         print(f"{len(loaded.skipped)} questions cannot be asked and count as wrong", file=sys.stderr)
     if not samples:
         raise ValueError(f"{options.data}: none of the {len(rows)} questions can be asked")
-    engine = engine or greedy_engine(options.model, options.max_new_tokens, options.device)
+    engine = engine or options.engine()
     runs = {"predictions": samples}
     if options.blind is not None:
         runs[f"blind-{options.blind}"] = list(map(BLIND[options.blind], samples))
