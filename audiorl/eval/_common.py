@@ -45,11 +45,11 @@ class InferenceOptions:
     """A run folder as `model` stands for its newest checkpoint."""
 
     data: Path | None = None
-    """What `audiorl.data.manifest.read_samples` reads. Evaluations of questions (audit, gap, passk) also take the
-    bundled questions by name: `bundled`, `bundled:languages/test` or `bundled:languages/unseen`."""
+    """What `audiorl.data.manifest.read_samples` reads; in audit, gap and passk also `bundled`, `bundled:languages/test`
+    or `bundled:languages/unseen`."""
     model: str | None = None
-    """A Hugging Face model folder or hub id, a checkpoint, or a run folder (its newest checkpoint). Evaluations of
-    questions also take `tiny`, a small random model."""
+    """A model folder or hub id, a checkpoint, or a run folder (its newest checkpoint); in audit, gap and passk also
+    `tiny`, a small random model."""
     out: Path | None = None
     """Folder for predictions and scores."""
     kind: str = "auto"
@@ -80,10 +80,7 @@ class InferenceOptions:
         check_settings(self.out / "settings.json", {**settings, "max_new_tokens": self.max_new_tokens})
 
     def read(self, question: str | None = None) -> manifest.Loaded:
-        """Return the usable samples, every clip decoded once; print those that are skipped to stderr.
-
-        question: asked instead of the usual request for a transcript.
-        """
+        """Return the usable samples, every clip decoded once; print those that are skipped. `question` is asked."""
         self.check()
         self.check_settings(question)
         assert self.data
@@ -284,10 +281,7 @@ def _parse(path: Path) -> tuple[list[Row], int]:
 
 
 def check_settings(path: str | Path, settings: Mapping[str, Any]) -> None:
-    """Write `settings` to `path` (JSON), or check that the run which continues there has the same ones.
-
-    Raises ValueError naming the settings that differ: results of two models must not mix in one file.
-    """
+    """Write `settings` to `path` (JSON). Raises ValueError where others lie there: two models must not mix."""
     path = Path(path)
     new = json.loads(json.dumps(settings))
     if not path.exists():
@@ -329,10 +323,7 @@ class Judges:
         device: str = "auto",
         numerals: bool = True,
     ) -> Judges:
-        """Load those that are named; see `audiorl.speech_models`. `language`: what a multilingual recogniser expects.
-
-        `numerals` False: it writes numbers as words, where it can.
-        """
+        """Load those that are named; see `audiorl.speech_models`. Without `numerals`: numbers as words, if possible."""
         return cls(
             load_recogniser(asr, language, device, numerals=numerals) if asr else None,
             load_speaker_encoder(speaker, device) if speaker else None,
@@ -356,10 +347,7 @@ class Judges:
 def summarize(
     values: Sequence[float], name: str = "mean", others: Mapping[str, Sequence[float]] | None = None
 ) -> dict[str, Any]:
-    """Return {name: mean, n, low, high, **means of `others`}; `low` and `high` are the mean's 95% bootstrap interval.
-
-    Raises ValueError without values.
-    """
+    """Return {name: mean, n, low, high, **means of `others`} with the mean's 95% bootstrap interval."""
     if not len(values):
         raise ValueError("nothing to evaluate: there is no held-out data, or the reward skipped all of it")
     low, high = bootstrap_interval(values)
@@ -368,10 +356,7 @@ def summarize(
 
 
 def summarize_outside(rows: Sequence[Mapping[str, float]]) -> dict[str, Any]:
-    """Return {measure: mean, …, outside: {measure: [low, high]}} of measures that no phase optimises; {} without any.
-
-    A row without a measure, which could not be judged, does not count.
-    """
+    """Return {measure: mean, …, outside: {measure: [low, high]}} of the rows that have a measure; {} without any."""
     columns: dict[str, list[float]] = {}
     for row in rows:
         for name, value in row.items():

@@ -86,12 +86,9 @@ class ASROptions(InferenceOptions):
     kind: str = "asr"
     """How `read_samples` reads the data."""
     metric: Literal["wer", "cer"] = "wer"
-    """Errors in words (WER) or characters (CER): which of them results.jsonl and worst.html show."""
+    """Which errors results.jsonl and worst.html show: in words (WER) or characters (CER)."""
     normalizer: Normalizer = "basic"
-    """What is left out before texts are compared: english (numbers, contractions, spelling), basic (case, punctuation)
-    or none. BLEU and chrF compare the texts as they are."""
-    language: str | None = None
-    """For spelling digits out with the basic normaliser, where the data does not name the language itself."""
+    """What is left out before words are compared: see `audiorl.eval.metrics.text.normalize`."""
 
     @property
     def recorded_baseline(self) -> bool:
@@ -101,24 +98,16 @@ class ASROptions(InferenceOptions):
 
 def main(options: ASROptions, engine: RolloutEngine | None = None) -> Row:
     """Do what the options say and return the scores."""
-    alone = options.score is not None
+    score, silence, recorded = options.score is not None, options.silence, options.recorded_baseline
     names = [Path(path).name for path in options.recognisers]
     recordings = "needs recordings; give --data, --model and --out instead of --score"
+    same = len({*names, "model", "baseline"}) < len(names) + 2
     refuse(
-        (alone and options.recognisers, f"--recognisers: {recordings}"),
-        (alone and options.silence, f"--silence: {recordings}"),
-        (
-            alone and options.baseline and not options.recorded_baseline,
-            "--baseline: with --score give the baseline's results.jsonl too",
-        ),
-        (
-            options.silence < 0 or (options.music and not options.silence),
-            "--silence: give the number of clips, 1 or more; --music adds parts of recordings to them",
-        ),
-        (
-            len({*names, "model", "baseline"}) < len(names) + 2,
-            f"--recognisers: two of {', '.join(names)} have one name; rename a folder",
-        ),
+        (score and names, f"--recognisers: {recordings}"),
+        (score and silence, f"--silence: {recordings}"),
+        (score and options.baseline and not recorded, "--baseline: with --score give the baseline's results.jsonl too"),
+        (silence < 0 or (options.music and not silence), "--silence: give the number of clips, also with --music"),
+        (same, f"--recognisers: two of {', '.join(names)} have one name; rename a folder"),
     )
     samples: Sequence[Sample] = ()
     about: Row = {}
@@ -134,7 +123,7 @@ def main(options: ASROptions, engine: RolloutEngine | None = None) -> Row:
         recorded = paired_rows(systems["model"], read_rows(options.baseline), options.baseline)
         systems = {"model": systems["model"], "baseline": recorded, **systems}
     if options.known_speakers:
-        systems = with_groups(systems, known_speakers(options))
+        systems = with_groups(systems, options)
     corpora = {name: SystemScores(rows, options) for name, rows in systems.items()}
     corpus, parts = corpora["model"], list(slices(systems["model"]))
     results = [dict(row) for row in corpus.rows]
@@ -167,8 +156,8 @@ def read(options: ASROptions) -> tuple[list[Sample], int]:
     loaded = options.read(options.question or (TRANSLATE if options.task == "translate" else None))
     samples = list(loaded.samples)
     if options.task == "translate":
-        texts = [(s, s.metadata.get("translation")) for s in samples]
-        samples = [replace(s, references=(text,)) for s, text in texts if isinstance(text, str) and text.strip()]
+        texts = [(s, str(s.metadata.get("translation") or "")) for s in samples]
+        samples = [replace(s, references=(text,)) for s, text in texts if text.strip()]
         if len(samples) < len(texts):
             print(f"{len(texts) - len(samples)} of {len(texts)} rows have no translation", file=sys.stderr)
     for sample in samples:
@@ -235,30 +224,25 @@ def recognised(path: str, samples: Sequence[Sample], options: ASROptions, out: P
     return hypotheses
 
 
-def known_speakers(options: ASROptions) -> frozenset[str]:
-    """Return the speakers that are named, and those in the rows of manifests."""
-    names: set[str] = set()
+def with_groups(systems: Systems, options: ASROptions) -> Systems:
+    """Add "group" to rows: known or unseen speakers. Raises ValueError for a row that names no speaker."""
+    known: set[object] = set()
     for given in options.known_speakers:
-        if not Path(given).exists():
-            if "/" in given or Path(given).suffix:
-                raise ValueError(f"--known-speakers {given}: missing; give a manifest that exists, or a speaker's name")
-            names.add(given)
-            continue
-        rows = manifest.read_samples(given, kind=options.kind, on_error="skip").samples
-        speakers = {row.metadata.get("speaker") for row in rows} - {None, ""}
+        speakers: set[object] = {given}
+        if Path(given).exists():
+            rows = manifest.read_samples(given, kind=options.kind, on_error="skip").samples
+            speakers = {row.metadata.get("speaker") for row in rows} - {None, ""}
+        elif "/" in given or Path(given).suffix:
+            raise ValueError(f"--known-speakers {given}: missing; give a manifest that exists, or a speaker's name")
         if not speakers:
             raise ValueError(f"--known-speakers {given}: no row of this manifest names a speaker")
-        names |= {str(speaker) for speaker in speakers}
-    return frozenset(names)
-
-
-def with_groups(systems: Systems, known: frozenset[str]) -> Systems:
-    """Add "group" to rows: known or unseen speakers. Raises ValueError for a row that names no speaker."""
-    for row in (row for rows in systems.values() for row in rows):
+        known |= speakers
+    grouped: dict[str, list[Row]] = {system: [] for system in systems}
+    for system, row in ((system, row) for system, rows in systems.items() for row in rows):
         if not row.get("speaker"):
             raise ValueError(f"row {row['id']!r} names no speaker; give the column, or leave --known-speakers out")
-    groups = {True: "known speakers", False: "unseen speakers"}
-    return {name: [{**row, "group": groups[row["speaker"] in known]} for row in rows] for name, rows in systems.items()}
+        grouped[system].append({**row, "group": f"{'known' if row['speaker'] in known else 'unseen'} speakers"})
+    return {**grouped}
 
 
 def paired_rows(rows: Rows, baseline: Rows, name: str) -> Rows:
@@ -318,12 +302,11 @@ class SystemScores:
                 self._counts[metric] = translation_counts(hypotheses, references, metric)
         else:
             for metric in ("wer", "cer"):
-                counts = [error_counts(row, options.normalizer, options.language, metric) for row in rows]
+                counts = [error_counts(row, options.normalizer, None, metric) for row in rows]
                 self.errors[metric] = counts
                 self._counts[metric] = np.array([[c.errors, c.reference_length] for c in counts]), ratio
         self.texts = [
-            [normalize(row[key], options.normalizer, row.get("language") or options.language) for key in _COMPARED]
-            for row in rows
+            [normalize(row[key], options.normalizer, row.get("language")) for key in _COMPARED] for row in rows
         ]
         self._lengths = np.array([[len(units(text)) for text in pair] for pair in self.texts])
         self._repeated = np.array([repeated(hypothesis) for _, hypothesis in self.texts])

@@ -59,15 +59,13 @@ class AuditOptions(InferenceOptions):
     min_gain: float = MIN_GAIN
     """Nats per token that the right audio must add over every view."""
     filter: int = 0
-    """Answers per question and view, sampled at temperature 1, by which questions that need listening are selected; 0:
-    none are selected."""
+    """Answers per question and view by which questions that need listening are selected; 0: none are selected."""
     max_blind: float = 0.5
-    """With --filter: a question needs no listening if this share of its answers, or more, is right under some view."""
+    """With --filter: questions need no listening of which this share of answers, or more, is right under some view."""
     min_pass: float = 0.0
     """With --filter: select questions with at least this share of right answers with their audio."""
     max_pass: float = 1.0
-    """With --filter: select questions with at most this share of right answers with their audio; 0.9 leaves out what
-    the model can do already."""
+    """With --filter: select questions with at most this share of right answers with their audio."""
 
 
 def main(options: AuditOptions, policy: AudioPolicy | None = None) -> Row:

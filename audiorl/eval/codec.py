@@ -75,8 +75,7 @@ class CodecOptions(JudgeOptions):
     codecs: tuple[str, ...]
     """Folders or hub ids of codecs; PATH@Q for the first Q codebooks only."""
     audio: str
-    """bundled or bundled:LANGUAGE (held-out recordings of the package), a folder of audio files (with NAME.txt next to
-    NAME.wav where there are transcripts), or a manifest."""
+    """bundled or bundled:LANGUAGE (held-out recordings), a folder of audio (and NAME.txt of each), or a manifest."""
     language: str | None = None
     """Language of the recordings, for a multilingual recogniser; None: it guesses, clip by clip."""
     sample_rate: int | None = None
@@ -84,8 +83,7 @@ class CodecOptions(JudgeOptions):
     metric: Literal["wer", "cer"] = "wer"
     """The recogniser's errors in words (WER) or characters (CER)."""
     normalizer: Normalizer = "basic"
-    """What is left out before texts are compared: english (numbers, contractions, spelling), basic (case, punctuation)
-    or none."""
+    """What is left out before words are compared: see `audiorl.eval.metrics.text.normalize`."""
     limit: int | None = None
     """Only so many recordings, evenly spaced."""
 

@@ -82,8 +82,7 @@ class GapOptions(InferenceOptions):
     view: str = "transcript"
     """What stands for the audio: transcript, or FILE.py:FUNCTION, a function from a Sample to a Sample."""
     baseline: Path | None = None
-    """The --out folder (or its results.jsonl) of another checkpoint on the same questions, such as before training: the
-    differences are shown with paired intervals. By default nothing is compared."""
+    """The --out folder (or its results.jsonl) of another checkpoint on the same questions, to compare with."""
 
 
 def main(options: GapOptions, policy: AudioPolicy | None = None) -> Row:

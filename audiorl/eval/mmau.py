@@ -62,8 +62,7 @@ class MMAUOptions(InferenceOptions):
     kind: Kind = "mmau"
     """Which benchmark: decides on the keys that are read and written."""
     blind: Literal["silence", "text"] | None = None
-    """Ask again without the audio and report the difference. silence: the clip becomes silence of the same length.
-    text: the prompt has no audio. By default this is not measured."""
+    """Ask again without the audio and report the difference: with silence of the same length, or the text alone."""
 
 
 def main(options: MMAUOptions, engine: RolloutEngine | None = None) -> dict[str, Any]:

