@@ -251,6 +251,6 @@ def _card(pair: ComparedPair, row: Mapping[str, Any]) -> Card:
     depth = "" if pair.case.depth is None else f", depth {pair.case.depth}"
     result = {"ours": "won", "tie": "tie", "theirs": "lost"}[row["winner"]]
     a, b = ("A", "B") if row["first"] == "ours" else ("B", "A")
-    ours, theirs = (c and str(Path(c.path or "").resolve()) for c in (pair.ours, pair.theirs))
+    ours, theirs = (None if c is None else str(Path(c.path or "").resolve()) for c in (pair.ours, pair.theirs))
     takes = (Take(f"this system ({a})", ours, {}, row["reason"]), Take(f"the other ({b})", theirs))
     return Card(f"{pair.case.name} · {pair.case.category}{depth} · {result}", pair.case.text, takes)

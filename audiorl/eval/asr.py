@@ -119,9 +119,9 @@ def main(options: ASROptions, engine: RolloutEngine | None = None) -> Row:
         samples, about["skipped"] = read(options)
         engine = engine or options.engine()
         systems = transcripts(options, engine, samples, "predictions")
-    if options.baseline and options.recorded_baseline:
-        recorded = paired_rows(systems["model"], read_rows(options.baseline), options.baseline)
-        systems = {"model": systems["model"], "baseline": recorded, **systems}
+    if options.baseline and recorded:
+        start = paired_rows(systems["model"], read_rows(options.baseline), options.baseline)
+        systems = {"model": systems["model"], "baseline": start, **systems}
     if options.known_speakers:
         systems = with_groups(systems, options)
     corpora = {name: SystemScores(rows, options) for name, rows in systems.items()}

@@ -98,15 +98,15 @@ def main(options: AuditOptions, policy: AudioPolicy | None = None) -> Row:
         scores["filter"] = select(policy, samples, options)
     rows: list[Row] = []
     for i, s in enumerate(samples):
-        added = {g.name: g.per_sample[i] for g in gains}
-        rows.append({"id": s.id, "task": s.task, "answer": s.references[0], **added})
+        row: Row = {"id": s.id, "task": s.task, "answer": s.references[0]}
+        rows.append(row | {g.name: g.per_sample[i] for g in gains})
     order = sorted(range(len(rows)), key=lambda i: min(rows[i][g.name] for g in gains))
     shown = order if len(order) <= 2 * EXAMPLES else order[:EXAMPLES] + order[len(order) - EXAMPLES :]
     articles = []
     for i in shown:
         request = "\n".join(c for m in samples[i].messages for c in m.content if isinstance(c, str))
         added = [(g.name.replace("gain_", "over "), f"{g.per_sample[i]:+.3f} nats per token") for g in gains]
-        entries = [("request", request), ("answer", rows[i]["answer"]), *added]
+        entries = [("request", request), ("answer", str(rows[i]["answer"])), *added]
         articles.append(article(samples[i].id, samples[i].audio, entries))
     page = clips_page("What the audio adds", f"{result.word}: {result.reason}", articles, "No answers.")
     write_scores(options.out, scores, {"examples.html": page})

@@ -155,7 +155,9 @@ def score_folder(options: SimulOptions, folder: Path) -> Row:
     target_type: Literal["text", "speech"] = "speech" if instances[0].speech else "text"
     quality = default_quality(language) if options.quality is None else options.quality
     heard = target_type == "speech" and (folder / TRANSCRIPTS).is_file()
-    segments = options.segments and match_segments(instances, read_segments(options.segments, options.references))
+    segments = None
+    if options.segments is not None:
+        segments = match_segments(instances, read_segments(options.segments, options.references))
     used = {"use_reference_length": options.use_reference_length, "cumulative_elapsed": options.cumulative_elapsed}
     scores: Row = score(
         instances,
@@ -347,8 +349,8 @@ def _operating_point(
         print(f"{len(others)} of {len(both)} streams have no reference: logged in {folder / 'unscored'}, not scored")
     if not scored:
         return {}
-    sources, language = (folder / SEGMENTS).with_suffix(f".{streams[0].source_language}"), streams[0].target_language
-    sources = options.sources or (sources if sources.is_file() else None)
+    language, texts = streams[0].target_language, (folder / SEGMENTS).with_suffix(f".{streams[0].source_language}")
+    sources = options.sources or (texts if texts.is_file() else None)
     scoring = replace(
         options,
         language=language,

@@ -133,7 +133,7 @@ def main(options: TTSOptions) -> Row:
     for entry in judged:
         groups.setdefault(entry[0].group or entry[0].id, []).append(entry)
     rates = {name: sum((e for _, _, e in group), ErrorCounts()) for name, group in groups.items()}
-    scores = judging | error_scores(judged, CorpusErrors(tuple(rates.values())))
+    scores: Row = judging | error_scores(judged, CorpusErrors(tuple(rates.values())))
     if options.speaker is not None and options.turns is not None:
         scores |= conversation_voices(list(groups.values()))
     elif options.speaker is not None:
@@ -355,8 +355,8 @@ def conversation_voices(conversations: Sequence[Sequence[Judged]]) -> Row:
             elif item.voices:
                 values["voice_similarity"].append(0.0)
             if len(item.voices) > 1:
-                nearest = bool(cosines) and max(cosines, key=cosines.__getitem__) == item.speaker
-                values["own_voice"].append(float(nearest))
+                nearest = None if cosines is None else max(cosines, key=cosines.__getitem__)
+                values["own_voice"].append(float(nearest == item.speaker))
         values["voice_similarity"] += similar
         voices = [np.array(row["voice"]) if "voice" in row else None for _, row, _ in group]
         intra, inter = voice_cosines(voices, [item.speaker for item, _, _ in group])

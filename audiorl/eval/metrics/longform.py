@@ -15,7 +15,7 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import pairwise
 
 import numpy as np
 
@@ -116,8 +116,9 @@ def _align(similarity: np.ndarray) -> list[tuple[int | None, int | None]]:
 
 def _owners(pairs: Sequence[tuple[int | None, int | None]], owner: Sequence[int], similarity: np.ndarray) -> list[int]:
     """Return the reference that each hypothesis unit belongs to; it never falls."""
-    following = accumulate(reversed([i for i, _ in pairs]), lambda after, i: after if i is None else i)
-    coming_of = list(following)[::-1]  # the next reference unit at or after each pair
+    coming_of: list[int | None] = [i for i, _ in pairs]  # the next reference unit at or after each pair
+    for place in reversed(range(len(pairs) - 1)):
+        coming_of[place] = coming_of[place + 1] if coming_of[place] is None else coming_of[place]
     owners: list[int] = []
     last: int | None = None
     ahead = False  # the units up to the next reference unit already belong to it
