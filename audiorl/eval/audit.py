@@ -17,9 +17,8 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from audiorl.config import ModelConfig, SamplingConfig
 from audiorl.data.rows import write_json_lines
@@ -32,6 +31,7 @@ from audiorl.eval._common import (
     refuse,
     run_evaluation,
     summarize,
+    with_interval,
     write_scores,
 )
 from audiorl.eval._listening import DEFAULT_VIEWS, MIN_GAIN, audio_gains, check_frames, gain_metrics, verdict
@@ -116,7 +116,11 @@ def main(options: AuditOptions, policy: AudioPolicy | None = None) -> Row:
     print_table(["audio replaced by", "nats per token lost", "95 % interval"], cells, title)
     print(f"{result.word}: {result.reason}")
     if options.filter:
-        print_filter(scores["filter"])
+        kinds = {"text_answerable": "text-answerable", "need_listening": "need listening", "rest": "neither"}
+        found = [(label, scores["filter"][name]) for name, label in kinds.items()]
+        cells = [[label, str(c["n"]), with_interval(c, ".1%", "share")] for label, c in found]
+        title = f"questions by what answers them, {options.filter} answers each"
+        print_table(["", "questions", "share (95 % interval)"], cells, title)
         print(f"{scores['filter']['selected']} of {len(samples)} rows: {options.out / 'listening.jsonl'}")
     return scores
 
@@ -158,15 +162,6 @@ def select(policy: AudioPolicy, samples: Sequence[Sample], options: AuditOptions
     for name, kind in (("text_answerable", "text"), ("need_listening", "listening"), ("rest", "unanswered")):
         result[name] = {**summarize([float(row["kind"] == kind) for row in rows.values()], "share"), "n": kinds[kind]}
     return result | {"selected": len(selected)}
-
-
-def print_filter(result: Mapping[str, Any]) -> None:
-    """Print how many questions are of each kind."""
-    labels = {"text_answerable": "text-answerable", "need_listening": "need listening", "rest": "neither"}
-    cells = [(label, result[name]) for name, label in labels.items()]
-    rows = [[label, str(c["n"]), f"{c['share']:.1%}", f"{c['low']:.1%} to {c['high']:.1%}"] for label, c in cells]
-    title = f"questions by what answers them, {result['answers_each']} answers each"
-    print_table(["", "questions", "share", "95 % interval"], rows, title)
 
 
 if __name__ == "__main__":

@@ -241,18 +241,8 @@ def load_codecs(options: CodecOptions) -> dict[str, AudioTokenizer]:
 # -- measuring ---------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class CodecCopy:
-    """A recording as a codec reproduces it: codes [Q, F], the waveform [T] as long as the original, seconds it took."""
-
-    codes: torch.Tensor
-    wav: np.ndarray
-    encode_seconds: float
-    decode_seconds: float
-
-
-def through(codec: AudioTokenizer, wav: np.ndarray, device: str) -> CodecCopy:
-    """Encode and decode a waveform [T] at the codec's rate."""
+def through(codec: AudioTokenizer, wav: np.ndarray, device: str) -> tuple[torch.Tensor, np.ndarray, Row]:
+    """Encode and decode a waveform [T] at the codec's rate. Return codes [Q, F], the copy [T] and seconds of each."""
     given = torch.from_numpy(wav).to(device)
 
     def timed(work: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, float]:
@@ -264,7 +254,8 @@ def through(codec: AudioTokenizer, wav: np.ndarray, device: str) -> CodecCopy:
 
     codes, encoding = timed(lambda: codec.encode(given))
     out, decoding = timed(lambda: codec.decode(codes))
-    return CodecCopy(codes[0].cpu(), out[0, : len(wav)].float().cpu().numpy(), encoding, decoding)
+    seconds = {"encode_seconds": encoding, "decode_seconds": decoding}
+    return codes[0].cpu(), out[0, : len(wav)].float().cpu().numpy(), seconds
 
 
 def distances(original: np.ndarray, copy: np.ndarray, sample_rate: int, missing: set[str]) -> dict[str, float | None]:
@@ -324,19 +315,17 @@ def evaluate_codec(
         originals = [r.clip.load(sample_rate) for r in batch]
         copies = [through(codec, np.clip(r.clip.load(codec.sample_rate), -1, 1), options.device) for r in batch]
         waves = []
-        for original, copy in zip(originals, copies, strict=True):
-            same_rate = codec.sample_rate == sample_rate
-            wav = copy.wav if same_rate else soxr.resample(copy.wav, codec.sample_rate, sample_rate)
+        for original, (_, wav, _) in zip(originals, copies, strict=True):
+            wav = wav if codec.sample_rate == sample_rate else soxr.resample(wav, codec.sample_rate, sample_rate)
             waves.append(np.pad(wav, (0, max(0, len(original) - len(wav))))[: len(original)])
         judged = judges.judge(waves, sample_rate)
         voices = replace(judges, recogniser=None).judge(originals, sample_rate)
         rows = []
-        for i, (recording, copy, row) in enumerate(zip(batch, copies, judged, strict=True)):
-            _write_audio(folder, recording, copy.wav, codec.sample_rate)
-            tokenizers_audio.save_codes(_codes_file(folder, recording), copy.codes, codec)
+        for i, (recording, (codes, wav, seconds), row) in enumerate(zip(batch, copies, judged, strict=True)):
+            _write_audio(folder, recording, wav, codec.sample_rate)
+            tokenizers_audio.save_codes(_codes_file(folder, recording), codes, codec)
             voice = row.pop("voice", None)
-            seconds = {"encode_seconds": copy.encode_seconds, "decode_seconds": copy.decode_seconds}
-            measured: Row = {"id": recording.id, "seconds": len(copy.wav) / codec.sample_rate, **seconds}
+            measured: Row = {"id": recording.id, "seconds": len(wav) / codec.sample_rate, **seconds}
             measured |= distances(originals[i], waves[i], sample_rate, missing)
             measured |= {} if voice is None else {"similarity": cosine(voice, voices[i]["voice"])}
             rows.append(measured | row)

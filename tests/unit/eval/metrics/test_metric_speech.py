@@ -8,8 +8,6 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from transformers.audio_utils import mel_filter_bank
 
 from audiorl.data.corpus import Utterance
@@ -65,16 +63,9 @@ def test_clipping_and_length() -> None:
         assert duration_ratio(a, b) == ratio
 
 
-# -- codes -------------------------------------------------------------------------------------------------------------
-
-
-def test_bitrates_of_published_codecs() -> None:
-    assert bitrate(25, 8, 1024) == 2000.0  # Higgs Audio V2
-    assert bitrate(12.5, 32, 2048) == 4400.0  # Mimi with all codebooks
-    assert bitrate(75, 8, 1024) == 6000.0  # Encodec at 6 kbit/s
-
-
 def test_codebook_use_by_hand() -> None:
+    rates = [bitrate(*codec) for codec in ((25, 8, 1024), (12.5, 32, 2048), (75, 8, 1024))]
+    assert rates == [2000, 4400, 6000]  # Higgs Audio V2, Mimi with all codebooks, Encodec at 6 kbit/s
     # codebook 0: four codes, once each of eight; codebook 1: 3/4 and 1/4
     codes = [np.array([[0, 1], [5, 5]]), np.array([[2, 3], [5, 0]])]
     counts = count_codes(codes, 2, 8)
@@ -85,9 +76,6 @@ def test_codebook_use_by_hand() -> None:
     assert (second.used, second.entropy) == (0.25, pytest.approx(entropy, abs=1e-12))
     assert entropy_bitrate(25, (first, second)) == pytest.approx(25 * (2 + entropy))
     assert codebook_use(np.array([[7, 0]]))[0] == CodebookUse(0.5, 0.0)
-
-
-# -- voices ------------------------------------------------------------------------------------------------------------
 
 
 def test_cosines_of_a_conversation() -> None:
@@ -116,9 +104,7 @@ def pair() -> tuple[np.ndarray, np.ndarray]:
 def torch_magnitudes(wav: np.ndarray, window: int) -> torch.Tensor:
     wave = torch.from_numpy(np.asarray(wav, np.float64))
     hann = torch.hann_window(window, dtype=torch.float64)  # periodic
-    return torch.stft(
-        wave, window, window // 4, window=hann, center=True, pad_mode="reflect", return_complex=True
-    ).abs()
+    return torch.stft(wave, window, window // 4, window=hann, center=True, return_complex=True).abs()
 
 
 def torch_distance(x: torch.Tensor, y: torch.Tensor) -> float:
@@ -139,28 +125,22 @@ def test_stft_distance_of_a_scaled_copy_has_a_closed_form(pair: tuple[np.ndarray
     wanted = sum(math.log10(4) + magnitudes(x, w).mean() / 2 for w in (2048, 512))
     assert stft_distance(x, x / 2) == pytest.approx(wanted, abs=1e-9)
     assert stft_distance(x, x) == 0.0
+    for short in (np.full(length, 0.1) for length in (1, 2, 100, 1025)):
+        assert math.isfinite(stft_distance(short, -short)) and mel_distance(short, short, RATE) == 0.0
 
 
-@pytest.mark.parametrize(("rate", "window", "bands"), [(16_000, 512, 80), (24_000, 2048, 150), (44_100, 1024, 40)])
-def test_mel_filters_are_slaneys(rate: int, window: int, bands: int) -> None:
-    wanted = mel_filter_bank(window // 2 + 1, bands, 0.0, rate / 2, rate, norm="slaney", mel_scale="slaney").T
-    np.testing.assert_allclose(mel_filters(rate, window, bands), wanted, atol=1e-12)
+def slaney(rate: int, window: int, bands: int) -> np.ndarray:
+    return mel_filter_bank(window // 2 + 1, bands, 0.0, rate / 2, rate, norm="slaney", mel_scale="slaney").T
 
 
 def test_mel_distance_against_torch(pair: tuple[np.ndarray, np.ndarray]) -> None:
+    for given in ((16_000, 512, 80), (24_000, 2048, 150), (44_100, 1024, 40)):
+        np.testing.assert_allclose(mel_filters(*given), slaney(*given), atol=1e-12)
     wanted = 0.0
     for window, bands in ((2048, 150), (512, 80)):
-        filters = torch.from_numpy(
-            mel_filter_bank(window // 2 + 1, bands, 0.0, RATE / 2, RATE, norm="slaney", mel_scale="slaney").T
-        )
+        filters = torch.from_numpy(slaney(RATE, window, bands))
         wanted += torch_distance(*(filters @ torch_magnitudes(wav, window) for wav in pair))
     assert mel_distance(*pair, RATE) == pytest.approx(wanted, abs=1e-10)
-
-
-def test_short_recordings_have_a_distance() -> None:
-    for length in (1, 2, 100, 1025):
-        wav = np.full(length, 0.1)
-        assert math.isfinite(stft_distance(wav, -wav)) and mel_distance(wav, wav, RATE) == 0.0
 
 
 def test_si_sdr_by_hand() -> None:
@@ -173,13 +153,6 @@ def test_si_sdr_by_hand() -> None:
     assert si_sdr(sine, sine + cosine) == pytest.approx(0.0, abs=1e-9)
     assert si_sdr(sine, sine) == SI_SDR_RANGE[1] and si_sdr(sine, np.zeros(8000)) == SI_SDR_RANGE[0]
     assert math.isnan(si_sdr(np.full(8000, 0.5), sine))
-
-
-@given(st.floats(0.01, 100), st.integers(0, 1000))
-def test_si_sdr_does_not_depend_on_scale(scale: float, seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    x, noise = rng.standard_normal(500), rng.standard_normal(500)
-    assert si_sdr(x, scale * (x + noise)) == pytest.approx(si_sdr(x, x + noise), abs=1e-6)
 
 
 # -- by the libraries --------------------------------------------------------------------------------------------------
@@ -202,13 +175,8 @@ def test_stoi_falls_with_noise(spoken: np.ndarray) -> None:
     assert values == sorted(values, reverse=True) and values[0] > 0.95 and values[-1] < 0.4
     assert stoi(spoken, noisy(spoken, 0), RATE, extended=True) < stoi(spoken, noisy(spoken, 0), RATE)
     assert stoi(spoken, np.zeros_like(spoken), RATE) == pytest.approx(0.0, abs=0.05)
-
-
-def test_stoi_of_too_little_speech_is_undefined() -> None:
-    pytest.importorskip("pystoi")
-    assert math.isnan(stoi(np.zeros(RATE), np.ones(RATE), RATE))
-    blip = np.sin(np.arange(1600) / 3)
-    assert math.isnan(stoi(blip, blip, RATE))
+    blip = np.sin(np.arange(1600) / 3)  # too little speech
+    assert math.isnan(stoi(np.zeros(RATE), np.ones(RATE), RATE)) and math.isnan(stoi(blip, blip, RATE))
 
 
 def test_pesq_spans_its_scale(spoken: np.ndarray) -> None:
@@ -216,12 +184,8 @@ def test_pesq_spans_its_scale(spoken: np.ndarray) -> None:
     assert pesq_wb(spoken, spoken, RATE) == pytest.approx(4.644, abs=1e-3)  # the top of ITU-T P.862.2's mapping
     values = [pesq_wb(spoken, noisy(spoken, decibels), RATE) for decibels in (40, 15, 0)]
     assert values == sorted(values, reverse=True) and values[0] > 3.5 and values[-1] < 1.5
-    high = max(0, 3 * len(spoken) // 2)
-    assert pesq_wb(np.repeat(spoken, 3)[::2][:high], np.repeat(spoken, 3)[::2][:high], 24_000) > 4.6
-
-
-def test_pesq_without_speech(spoken: np.ndarray) -> None:
-    pytest.importorskip("pesq")
+    faster = np.repeat(spoken, 3)[::2]
+    assert pesq_wb(faster, faster, 24_000) > 4.6
     assert math.isnan(pesq_wb(np.zeros(RATE), np.ones(RATE), RATE))
     assert math.isnan(pesq_wb(spoken[:2000], spoken[:2000], RATE))
     assert pesq_wb(spoken, np.zeros_like(spoken), RATE) == PESQ_WORST
