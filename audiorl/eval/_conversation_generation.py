@@ -61,10 +61,9 @@ def generate_conversations(
     """Say every conversation into FOLDER/ID.wav, its pieces into FOLDER/ID/TURN-PART.wav; print counts and times.
 
     FOLDER/conversations.jsonl has the turns with their places in these recordings. Conversations are generated side by
-    side, each piece after the ones before it. A later call continues as that of `generate_speech` does. Returns median
-    differences of level_step (dB) and pitch_step (semitones of the median F0) from one side of a joint within a turn to
-    the other; usual_level_step and usual_pitch_step are those in the middle of pieces, where nothing was joined. Those
-    that nothing was measured of are left out. Raises ValueError for a voice that cannot be read or is too short.
+    side, each piece after the ones before it. Returns median differences of level_step (dB) and pitch_step (semitones)
+    from one side of a joint within a turn to the other, as far as there are any; usual_level_step and usual_pitch_step
+    are those in the middle of pieces. Raises ValueError for a voice that cannot be read or is too short.
     """
     for conversation in conversations:
         check_voices(conversation)

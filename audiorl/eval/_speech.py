@@ -92,8 +92,7 @@ def generate_speech(
     """Say every sample once: FOLDER/ID.wav, and a row {id, seconds, stop_reason, tokens, …} in FOLDER/generated.jsonl.
 
     A sample that said nothing has 0 seconds and no file; `describe` adds columns to the rows of the others. A later
-    call with the same `settings` says what is missing; a kill loses no recording that was written. Raises ValueError
-    for ids that are no names of files, for a folder that holds anything else, and for one with other settings.
+    call with the same `settings` says what is missing. Raises ValueError for a folder that holds anything else.
     """
     for sample in samples:
         if Path(sample.id).is_absolute() or ".." in Path(sample.id).parts:
@@ -140,17 +139,12 @@ def measure_speech(
     outside: bool = True,
     speak: Speak = say,
 ) -> dict[str, Any]:
-    """Say every text once, as a phase of the run.
+    """Say every text once, as a phase of the run: eval/NAME/*.wav, eval/NAME.jsonl and the entry NAME of eval.json.
 
-    eval/NAME/*.wav hold the recordings, eval/NAME.jsonl what the recogniser understood of each, and the entry NAME of
-    eval.json {accuracy: mean of 1 - min(CER, 1), low, high (95% bootstrap), wer, cer, seconds, cut, n}. With a
-    speaker encoder also similarity, the cosine with the voice of metadata["reference_audio"]: 0 for silence, and left
-    out for texts that have none. f0_range, energy_range and pauses (`audiorl.eval.metrics.prosody`) are left out for
-    speech without voice; `reference_prosody` is that of the metadata's recordings. Where eval/BASELINE.jsonl is there,
-    `changes` are the paired differences from it.
-
-    outside: no phase asks these judges, and the entry says so. speak: another way to say the texts, such as the best of
-    several samples.
+    The entry has accuracy (mean of 1 - min(CER, 1)) with its 95 % interval, wer, cer, seconds, cut and n, prosody of
+    speech with voice, and with a speaker encoder similarity, the cosine with the voice of metadata["reference_audio"]:
+    0 for silence. Where eval/BASELINE.jsonl is there, `changes` are the paired differences from it. outside: no phase
+    asks these judges, and the entry says so. speak: another way to say the texts, such as the best of several samples.
     """
     if not run.finished(name):
         rollouts, waves, transcripts = _transcribed(policy, samples, sampling, judges, speak)
@@ -224,8 +218,7 @@ def speech_measures(row: Mapping[str, Any]) -> dict[str, float]:
 def summarize_speech(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return `summarize` of the share of characters understood, with means of the other columns of `measure_speech`.
 
-    Error rates count as 1 at most: babble is not worse than silence. `intervals` are the 95% bootstrap
-    intervals of prosody, of the rows that have voice; `reference_prosody` has the means of the reference recordings.
+    Error rates count as 1 at most: babble is not worse than silence. `intervals` are those of prosody.
     """
     columns = {name: [min(row[name], 1.0) for row in rows] for name in ("wer", "cer")}
     columns |= {name: [row[name] for row in rows] for name in ("seconds", "cut")}

@@ -149,13 +149,11 @@ def instance_of(rollout: Rollout, index: int, source: str = "") -> Instance:
 
 
 def measure(streams: Sequence[Stream], rollouts: Sequence[Rollout]) -> Row:
-    """Return the scores of audiorl.tasks.simul.scoring, and what reports read.
+    """Return the `scores` of audiorl.tasks.simul.scoring, and what reports read.
 
-    That is `laal`, `stream_laal` (s), the qualities of `default_quality`, `length_ratio` and `repetition`, and the
-    signs of `degeneracy`. Latencies are None where nothing was said. Computation-aware ones count the computing since
-    the last write: a stream is read on while the policy computes. `low`, `high`: 95% bootstrap interval of the streams'
-    mean chrF. `cut`: share of turns that did not end by themselves. `spoken`: share of turns with text. Raises
-    ValueError for streams without reference.
+    Latencies are None where nothing was said; computation-aware ones count the computing since the last write. `low`,
+    `high`: 95% bootstrap interval of the streams' mean chrF. `cut`: share of turns that did not end by themselves.
+    `spoken`: share of turns with text. Raises ValueError for streams without reference.
     """
     for stream in streams:
         if not stream.reference:
@@ -202,9 +200,8 @@ def measure_streams(
 ) -> Row:
     """Measure once, as a phase of the run: eval/NAME.jsonl, a SimulEval log in eval/NAME/, an entry in eval.json.
 
-    With the `speech_decoder` of a policy that speaks also its tracks, with a log of their own, in eval/NAME/speech/.
-    `optimised`: the quality that the rewards compare with. `baseline`: the phase of the same streams from which changes
-    are measured.
+    With a `speech_decoder` also tracks, with a log of their own, in eval/NAME/speech/. `optimised`: the quality that
+    the rewards compare with. `baseline`: the phase of the same streams from which changes are measured.
     """
     if not run.finished(name):
         rollouts = interpret(policy, streams, chunks, sampling, schedule)
@@ -238,8 +235,7 @@ def outside_quality(
 ) -> Row:
     """Return `outside`, the intervals of the qualities that no reward asks, and `changes` since the `baseline`.
 
-    The changes are those of all qualities and of `laal` (s), each with its paired interval. The qualities are those of
-    `TRANSLATION` and `default_quality`, over all streams; the streams are drawn.
+    The changes are those of all qualities and of `laal` (s), each with its paired interval over streams.
     """
     language = streams[0].target_language
     later, earlier = read_log(folder / name), read_log(folder / baseline) if name != baseline else []
@@ -319,12 +315,10 @@ def measure_spoken(
 ) -> tuple[Row, list[str]]:
     """Return scores, with their 95 % bootstrap intervals over streams in `intervals`, and the raw transcripts.
 
-    With a recogniser ASR-BLEU and the other qualities of `default_quality`, ASR-LengthRatio, and ASR-Cut, the share of
-    transcripts with more than MAX_WORDS_PER_SECOND, of which the rest is not counted. With an encoder the voices of
-    `own_voice`, by stream and speaker, and where streams have several speakers MixedTurns, the share of spoken turns
-    that translate several, which no voice is compared with. Always DurationWithin20: whether a spoken turn lasts as
-    long as its spoken reference, to 20 %; and DurationRatio: all speech of a stream over that of all references. Raises
-    ValueError for a stream without reference.
+    With a recogniser ASR-BLEU and the like, and ASR-Cut, the share of transcripts with more than MAX_WORDS_PER_SECOND,
+    of which the rest is not counted. With an encoder `own_voice`, and where streams have several speakers MixedTurns,
+    the share of spoken turns that translate several. Always DurationWithin20: whether a spoken turn lasts as long as
+    its spoken reference, to 20 %; and DurationRatio: all speech of a stream over that of all references.
     """
     rate, language = speech_decoder.sample_rate, streams[0].target_language
     waves = speech_decoder.waveforms(rollouts)

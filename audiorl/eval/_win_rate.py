@@ -205,10 +205,8 @@ def _row(pair: ComparedPair, answer: Any, fingerprint: str, seed: int) -> Row:
 def win_rates(rows: Sequence[Mapping[str, Any]]) -> Row:
     """Return {win_rate: {mean, n, low, high}, tie_rate, first_won, failed, by_category, by_depth} of rows of `compare`.
 
-    mean: (wins + ties / 2) / n over the n comparisons that were answered; low and high: its 95% bootstrap interval.
-    first_won: the share of comparisons without a tie that the recording played first won; far from 1/2 the judge
-    prefers a place. by_category and by_depth: {name: {mean, n, low, high, tie_rate, failed}}; mean, low and high are
-    left out where no comparison was answered. Raises ValueError where none was answered at all.
+    mean: (wins + ties / 2) / n over the n comparisons that were answered. first_won: the share of comparisons without a
+    tie that the recording played first won; far from 1/2 the judge prefers a place.
     """
     judged = [row for row in rows if "problem" not in row]
     decided = [row for row in judged if row["winner"] != "tie"]

@@ -249,8 +249,7 @@ def judge_items(items: Sequence[SpokenText], judges: Judges, out: Path, batch_si
     """Return a row an item by id: {id, file, seconds, hypothesis, voice?, similarity?}, or {id, problem}.
 
     Rows are kept in OUT/results.jsonl, from which a later call continues. The similarity is with the prompt; of a turn
-    without prompt the voice is kept. Speech with voice has f0_range, energy_range and pauses, too, and
-    `reference_prosody` has those of the prompt: {} for one that cannot be read, which is an error with --speaker only.
+    without prompt the voice is kept. `reference_prosody` is {} for a prompt that cannot be read.
     """
     clips = {clip.key: clip for i in items for clip in (i.prompt, *i.voices.values()) if clip is not None}
 

@@ -188,11 +188,8 @@ def atd(
 
     Tokens of speech are pieces of 300 ms. What was read between two writes is one chunk of source, cut into pieces of
     which the last may be shorter; what was written after it is the chunk of target with the same number. Target token t
-    belongs to source token t, as long as
-
-    - a chunk of target has no more tokens than its source: tokens written beyond that are not held against later
-      chunks, so t is lowered by max(0, y - x) for y target and x source tokens of all chunks before;
-    - the source token has been read: at most the last one of the chunk.
+    belongs to source token t, but t is lowered by max(0, y - x) for y target and x source tokens of all chunks before,
+    so that tokens beyond the source's are not held against later chunks, and is at most the last one that was read.
 
     `durations` (ms per unit) mark speech output, whose tokens last `target_token` = 300 ms. Units of text take no time
     (`target_token` = 0) when the source is speech; when it is text, source and target tokens last 1 each. `elapsed`
