@@ -21,9 +21,8 @@ class RecipeConfig:
     path: str = "Qwen/Qwen2.5-Omni-3B"
     """The model: a local folder, a hub id, or `tiny` for a small random one."""
     data: tuple[str, ...] = ()
-    """What to train on: files, folders, or the bundled speech by name. PATH:COUNT draws so many rows of a set, for
-    example `avqa.jsonl:5000 musicbench.jsonl:5000`; PATH:xWEIGHT or PATH:COUNTxWEIGHT shows its rows WEIGHT times an
-    epoch (2.5: all rows twice and a drawn half once more; 0.5: a drawn half)."""
+    """What to train on: files, folders, or the bundled speech by name. PATH:COUNT draws so many rows of a set;
+    PATH:xWEIGHT or PATH:COUNTxWEIGHT shows its rows WEIGHT times an epoch (2.5: twice, and a drawn half once more)."""
     held_out: tuple[str, ...] = ()
     """Sets to measure on, named like `data`; without any, `held_out_count` training rows are held out."""
     held_out_count: int = 200
@@ -63,10 +62,7 @@ class RecipeConfig:
         return replace(self.model, lora=replace(lora, rank=rank))
 
     def with_steps_for(self, training: Training, items: int) -> Training:
-        """Return `training` with the steps that show each of `items` rows `epochs` times, at most `max_steps`.
-
-        Raises ValueError where the options set the steps themselves: they would be ignored.
-        """
+        """Return `training` with the steps that show each of `items` rows `epochs` times, at most `max_steps`."""
         config: Any = training
         if config.steps != type(config)().steps:
             name = next((f.name for f in fields(self) if getattr(self, f.name) == training), "")

@@ -14,6 +14,7 @@ from audiorl.eval._common import check_settings, generate_all, read_rows, run_ev
 from audiorl.run.folder import Run
 from audiorl.types import Sample
 from tests.conftest import make_text
+from tests.support.checkpoints import save_run
 
 SAMPLES = [Sample(id=f"s{i}", messages=()) for i in range(5)]
 TEXTS = {s.id: f"text {s.id} ä" for s in SAMPLES}
@@ -44,7 +45,7 @@ def test_a_run_folder_stands_for_its_newest_checkpoint(
     assert "the run has no checkpoint yet" in capsys.readouterr().err
     for step in (1, 2):
         run.log("sft", step, {"loss": 1.0})
-        run.save("sft", step, make_text(), {})
+        save_run(run, "sft", step, make_text(), {})
     newest = run.dir / "checkpoints" / "sft" / "step_000002"
     assert given(run.dir) == given(newest) == str(newest)
     assert capsys.readouterr().err == f"{run.dir}: checkpoints/sft/step_000002\n"
