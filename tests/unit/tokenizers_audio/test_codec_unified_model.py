@@ -15,25 +15,14 @@ import torch
 from torch import Tensor
 
 import tokenizers_audio
-from audiorl.eval.metrics.codes import bitrate
 from audiorl.eval.metrics.speech import mel_filters
 from tests.support.unified_codec import clips, tiny, tiny_config, tiny_hubert
 from tokenizers_audio.audio import resample
-from tokenizers_audio.unified import UnifiedConfig, UnifiedTokenizer
+from tokenizers_audio.unified import UnifiedTokenizer
 from tokenizers_audio.unified import model as model_module
 from tokenizers_audio.unified.layers import Cache
 from tokenizers_audio.unified.semantic import MelStatistics, SpeechModelFeatures, load_speech_model
 from tokenizers_audio.unified.spectrum import Analysis, OverlapAdd, PeakPhases, Synthesis
-
-
-def test_the_default_is_the_released_geometry_and_the_ablation_costs_the_same() -> None:
-    ours, plain = UnifiedConfig(), UnifiedConfig(quantizer="grouped", semantic="none")
-    assert (ours.hop, ours.frame_rate) == (960, 25.0)
-    for config in (ours, plain):
-        assert config.bitrate == bitrate(25, 8, 1024) == 2000
-    tokenizers = [tiny(), tiny(quantizer="grouped", semantic="none")]
-    shapes = {t.encode(clips(1)).shape for t in tokenizers}
-    assert shapes == {(1, 4, 12)} and len({t.codebook_size for t in tokenizers}) == 1
 
 
 @pytest.mark.parametrize(
@@ -194,16 +183,6 @@ def test_a_speech_model_comes_from_its_folder_and_stays_frozen(tmp_path: Path) -
     (tmp_path / "hubert" / "config.json").write_text(json.dumps({"model_type": "whisper"}))
     with pytest.raises(ValueError, match="a whisper model; the semantic branch takes hubert, wavlm, wav2vec2"):
         load_speech_model(tmp_path / "hubert")
-
-
-def test_fewer_codebooks_share_the_weights() -> None:
-    tokenizer = tiny()
-    two = tokenizer.with_codebooks(2)
-    wav = clips(1)
-    assert torch.equal(two.encode(wav), tokenizer.encode(wav)[:, :2])
-    assert two.fuse.weight is tokenizer.fuse.weight and tokenizer.num_codebooks == 4
-    with pytest.raises(ValueError, match="5 codebooks asked for, the tokenizer has 4"):
-        tokenizer.with_codebooks(5)
 
 
 @pytest.mark.parametrize(
