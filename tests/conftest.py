@@ -119,6 +119,14 @@ LONGEST = (
 """Files that take minutes. They come first, so that no worker is left with one of them when the others are done."""
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """`make test` does not even import files of which it runs nothing: some need seconds."""
+    place = collection_path.relative_to(Path(__file__).parent).as_posix()
+    if "not slow" not in config.option.markexpr or collection_path.suffix != ".py" or not place.startswith(SLOW):
+        return None
+    return True if not re.search(r"mark\.(smoke|large)", collection_path.read_text()) else None
+
+
 @pytest.hookimpl(tryfirst=True)  # before -m deselects
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     def place(item: pytest.Item) -> str:
