@@ -130,8 +130,8 @@ def stratified(sets: Sets[T], count: int, seed: int = 0) -> tuple[list[T], list[
     keys = []
     for name, item in rows:
         sample = getattr(item, "sample", item)
-        choice = isinstance(sample, Sample) and sample.choices and sample.references
-        keys.append((name, identity(item)[1], sample.references[0] if choice else ""))
+        answers = sample.references if isinstance(sample, Sample) and sample.choices else ()
+        keys.append((name, identity(item)[1], answers[0] if answers else ""))
     sizes = Counter(keys)
     strata: dict[tuple[str, str, str], list[int]] = {}
     for i, key in enumerate(keys):
