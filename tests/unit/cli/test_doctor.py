@@ -164,6 +164,7 @@ def test_cuda_devices_are_listed(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "Big GPU")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: False)
+    monkeypatch.setitem(sys.modules, "triton", math)
     checks = {c.name: c for c in doctor.check_accelerator()}
     assert checks["cuda:1"].detail == "Big GPU, 10.0 GB of 80.0 GB free"
     assert checks["bf16"].state == "missing"
