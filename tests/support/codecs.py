@@ -101,14 +101,9 @@ def save_mimi(path: Path) -> None:
 
 
 HUBERT = HubertConfig(
-    hidden_size=16,
-    num_hidden_layers=2,
-    num_attention_heads=2,
-    intermediate_size=32,
-    conv_dim=(8,) * 7,
-    num_conv_pos_embeddings=16,
-    num_conv_pos_embedding_groups=2,
-).to_dict()
+    hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32, conv_dim=(8,) * 7,
+    num_conv_pos_embeddings=16, num_conv_pos_embedding_groups=2,
+).to_dict()  # fmt: skip
 
 
 def save_xcodec(path: Path) -> None:
@@ -170,11 +165,9 @@ def _level(layer: Any, _: tuple[Tensor, ...], outputs: Tensor) -> Tensor:
     if layer.bias is not None:
         layer.bias.copy_((layer.bias - mean) * scale)
     levelled = (by_channel - mean) * scale
-    return (
-        levelled.view_as(outputs)
-        if isinstance(layer, nn.Linear)
-        else levelled.unflatten(0, (len(outputs), -1)).transpose(1, 2)
-    )
+    if isinstance(layer, nn.Linear):
+        return levelled.view_as(outputs)
+    return levelled.unflatten(0, (len(outputs), -1)).transpose(1, 2)
 
 
 def draw_codebooks(model: Any, codec: Codec, wav: Tensor) -> None:

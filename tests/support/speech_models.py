@@ -96,13 +96,7 @@ def save_xvector(folder: Path) -> Path:
 
 
 SMALL = {
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "intermediate_size": 64,
-    "conv_dim": (32,) * 7,
-    "num_conv_pos_embeddings": 16,
-    "num_conv_pos_embedding_groups": 2,
-    "initializer_range": 0.2,
-    "do_stable_layer_norm": False,
-}
+    "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64,
+    "conv_dim": (32,) * 7, "num_conv_pos_embeddings": 16, "num_conv_pos_embedding_groups": 2,
+    "initializer_range": 0.2, "do_stable_layer_norm": False,
+}  # fmt: skip

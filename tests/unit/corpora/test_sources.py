@@ -17,6 +17,7 @@ from audiorl.recipes.asr_grpo import ASRConfig
 from tests.support.data_sources import (
     RATE,
     SOURCES,
+    SPEAKERS,
     TEXTS,
     cut,
     encoded,
@@ -44,7 +45,7 @@ def test_every_source_gives_the_same_samples(name: str, tmp_path: Path) -> None:
     samples = read_samples(SOURCES[name](tmp_path), think=False, check_audio=True).samples
     assert [(s.id, s.references[0]) for s in samples] == list(TEXTS.items())
     for sample, key in zip(samples, TEXTS, strict=True):
-        assert sample.metadata["speaker"] == {"a": "jane", "b": "joe"}[key]
+        assert sample.metadata["speaker"] == SPEAKERS[key]
         (clip,) = sample.audio
         assert clip.path is not None and clip.data is None and clip.array is None  # nothing stays in memory
         expected = wave(key, 1.5)[RATE // 2 :] if name == "lhotse" else wave(key)
