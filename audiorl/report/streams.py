@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 
 from audiorl.report.audio import Players
 from audiorl.report.kit import marked, note, sign_of
-from audiorl.report.rollouts import spoken_player
 from audiorl.report.summary import Row, show
 
 STREAM_LEAD = (
@@ -101,9 +100,11 @@ def _band(band: Band, axis: _Axis, players: Players) -> str:
     rewards = "".join(_rewards(axis, part, values) for part, values in parts.items())
     rows = _actions(axis, segments) + _written(axis, segments) + rewards
     table = _table(axis, f"{band.name}: segments and rewards", rows)
+    clip = band.row.get("spoken_audio")
+    spoken = f"<div class='audio'>{players.player(clip)}</div>" if clip else ""
     return (
         f"<details class='band'{' open' if band.open else ''}><summary><span class='chips'>{band.head}</span></summary>"
-        f"{table}{spoken_player(band.row, players)}</details>"
+        f"{table}{spoken}</details>"
     )
 
 

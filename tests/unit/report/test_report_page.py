@@ -17,7 +17,6 @@ from audiorl.report import plot_result
 from audiorl.report.audio import Players, allowed_audio
 from audiorl.report.charts import svg
 from audiorl.report.kit import marked
-from audiorl.report.rollouts import timeline
 from tests.support.reports import EVIL, Checker, report, rollout, write_lines
 
 
@@ -88,12 +87,6 @@ def test_a_long_run_is_thinned_out_evenly_and_says_so(run_dir, monkeypatch):
     assert "… 6000 more characters" in text
 
 
-def test_a_step_whose_file_is_torn_is_left_out(run_dir):
-    (run_dir / "rollouts" / "step_000020.jsonl").write_text('{"step": 20, "gro')
-    (run_dir / "rollouts" / "step_000030.jsonl").write_text("")
-    assert re.findall(r"<option value='(\d+)'", report(run_dir)[0]) == ["1", "5", "10"]
-
-
 def test_the_page_fetches_nothing_and_runs_no_scripts_for_a_single_step(run_dir):
     for step in (1, 5):
         (run_dir / f"rollouts/step_{step:06d}.jsonl").unlink()
@@ -126,17 +119,6 @@ def test_without_a_file_the_rest_is_shown(run_dir, absent, said):
     text, _ = report(run_dir)
     assert "Not in this report" in text and said in text
     assert "at the last step" in text
-
-
-def test_an_empty_folder_gives_a_page(tmp_path):
-    text, page = report(tmp_path)
-    assert "No held-out evaluation has been recorded yet." in text
-    assert "svg" not in page.tags
-
-
-def test_a_metric_that_was_never_finite_is_said(run_dir):
-    (run_dir / "metrics.jsonl").write_text('{"seq": 0, "phase": "grpo", "step": 1, "kl": "nan", "lr": 1e-3}\n')
-    assert "never a finite value" in report(run_dir)[0]
 
 
 def test_nothing_from_data_becomes_markup(run_dir):
@@ -271,23 +253,6 @@ def plain(html):
 def test_marking_adds_nothing_and_loses_nothing(text):
     Checker(marked(text))
     assert plain(marked(text)) == text
-
-
-def test_marking_tells_thinking_from_answer():
-    assert re.search(
-        r'<span class="think">.*hm.*</span><span class="answer">.*two', marked("<think>hm</think><answer>two")
-    )
-
-
-def test_segments_become_a_timeline():
-    segments = [
-        {"text": "", "stop_reason": "stop", "num_tokens": 1, "source_time": 0.96, "emit_time": 1.0},
-        {"text": "hi <b>", "stop_reason": "eos", "num_tokens": 3, "source_time": 1.92, "emit_time": None},
-    ]
-    html = timeline(segments)
-    Checker(html)
-    assert "nothing (READ)" in html and "0.96 s" in html and "hi &lt;b&gt;" in html and "<td>–</td>" in html
-    assert timeline(segments[:1]) == ""
 
 
 # --------------------------------------------------------------------------------------------------------- picture

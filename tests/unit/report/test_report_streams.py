@@ -13,7 +13,7 @@ from audiorl.report.audio import Players
 from audiorl.report.charts import LIGHT, draw_tradeoff
 from audiorl.report.run import load_run
 from audiorl.report.streams import Band, stream
-from audiorl.report.summary import Point, headline, points, sentence
+from audiorl.report.summary import Point, headline, sentence
 from tests.support.reports import EVIL, Checker, report, write_lines
 
 RATE = 16_000
@@ -139,12 +139,6 @@ def test_reads_and_writes_with_their_delay(simul_dir):
     assert cells(html, r"delay \(s\)") == [(1, 1, "0.25"), (2, 1, "0.25"), (3, 1, "0.25"), (4, 1, "0.25")]
 
 
-def test_a_segment_that_was_cut_off_says_so(simul_dir):
-    row = rollout()
-    row["segments"][0]["stop_reason"] = "length"
-    assert cells(drawn(simul_dir, row), "wrote")[0] == (1, 1, "cut at the length limit")
-
-
 def test_long_texts_in_a_row_get_rows_of_their_own(simul_dir):
     long = "palabras que no caben en una sola columna de la tabla"
     html = drawn(simul_dir, rollout(texts=(long, "corto", long, "")))
@@ -240,11 +234,6 @@ def test_only_pages_with_streams_run_a_script(simul_dir, run_dir):
 
 
 # ----------------------------------------------------------------------------------------- quality against latency
-
-
-def test_points_need_both_numbers():
-    evals = {"a": {"laal": 1.0, "chrf": 2.0}, "b": {"laal": 1.0}, "c": {"laal": float("nan"), "chrf": 2.0}, "d": None}
-    assert points(evals) == [Point("a", 1.0, 2.0)]
 
 
 def test_chrf_is_the_headline_of_interpreters(simul_dir):
