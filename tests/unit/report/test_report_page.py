@@ -13,7 +13,6 @@ import pytest
 import soundfile
 
 from audiorl.report import page as report_page
-from audiorl.report import plot_result
 from audiorl.report.audio import Players, allowed_audio
 from audiorl.report.charts import svg
 from audiorl.report.kit import marked
@@ -138,7 +137,6 @@ def test_nothing_from_data_becomes_markup(run_dir):
     text, page = report(run_dir)
     assert page.tags.count("script") == 1, "the selector's"
     assert text.count("&lt;script&gt;") > 20
-    plot_result(run_dir, run_dir / "result.png")
 
 
 # ----------------------------------------------------------------------------------------------------------- audio
@@ -256,21 +254,6 @@ def test_marking_adds_nothing_and_loses_nothing(text):
 
 
 # --------------------------------------------------------------------------------------------------------- picture
-
-
-def test_picture(run_dir, tmp_path):
-    path = plot_result(run_dir, tmp_path / "out" / "result.png")
-    assert path.read_bytes().startswith(b"\x89PNG")
-    complete = _width(path)
-    (run_dir / "metrics.jsonl").unlink()
-    assert _width(plot_result(run_dir, tmp_path / "bars.png")) < complete / 2
-    (run_dir / "eval.json").unlink()
-    with pytest.raises(ValueError, match=r"neither eval\.json nor a reward curve"):
-        plot_result(run_dir, tmp_path / "none.png")
-
-
-def _width(path):
-    return int.from_bytes(path.read_bytes()[16:20], "big")
 
 
 def test_half_a_character_is_shown_as_a_question_mark(run_dir):
