@@ -32,9 +32,7 @@ def properties(rollouts: Sequence[Rollout]) -> dict[str, list[float]]:
     """
     return {
         "length": [float(r.num_sampled) for r in rollouts],
-        "repetition": [
-            again / count if count else 0.0 for again, count in (repeated(strip_tags(r.text)) for r in rollouts)
-        ],
+        "repetition": [again / max(count, 1) for again, count in (repeated(strip_tags(r.text)) for r in rollouts)],
         "copy": [_copy(r) for r in rollouts],
         "drift": [_drift(r) for r in rollouts],
     }
@@ -118,7 +116,8 @@ def _changed(rollout: Rollout, change: Callable[[str], str]) -> Rollout | None:
         if not segment.text.strip():
             return segment
         text, count = change(segment.text), len(segment.ids)
-        kept = torch.arange(max(round(count * len(text) / len(segment.text)), 1)) % max(count, 1)
+        length = max(round(count * len(text) / len(segment.text)), 1) if count else 0
+        kept = torch.arange(length) % max(count, 1)
         return replace(segment, text=text, ids=segment.ids[kept], logprobs=segment.logprobs[kept])
 
     changed = replace(rollout, segments=tuple(map(rewritten, rollout.segments)), score=None)
