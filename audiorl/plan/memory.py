@@ -190,8 +190,8 @@ def layer_bytes(shape: Shape, row: PackedRow, precision: Precision, attention: s
 
     With trained weights, per token, for width H, A = heads x head width, K the same of keys, feed-forward width I and c
     bytes: norms (x in float32, the normed x, its product with the weight, twice) 2(4 + 2c)H; queries, keys, values and
-    the output 2c(A + K); the softmax's logarithmic sum 4 x heads; the gated block 4cI. Under autocast every linear keeps
-    its own cast of its input. A frozen weight keeps no input, but its adapter does, cast to the adapter's dtype.
+    the output 2c(A + K); the softmax's logarithmic sum 4 x heads; the gated block 4cI. Under autocast every linear
+    keeps its own cast of its input. A frozen weight keeps no input, its adapter does, cast to the adapter's dtype.
     """
     t, c, h, lora = row.tokens, precision.compute, shape.hidden, shape.rank > 0
     a, k = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim

@@ -1,7 +1,7 @@
 """How large a model is: its parameters, counted on the real classes without allocating them.
 
-The model is built on torch's meta device, where a tensor has a shape but no data, and becomes an `AudioPolicy`: the code
-that trains decides which weights count as trained. released.json holds the config.json of released models, without what
+The model is built on torch's meta device, where a tensor has a shape but no data, and becomes an `AudioPolicy`: the
+code that trains decides which weights count as trained. released.json holds the config.json of released models, without what
 transformers' classes have as defaults, so that one can plan before downloading.
 """
 

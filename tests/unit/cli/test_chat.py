@@ -136,13 +136,6 @@ def test_a_bad_line_in_a_pipe_ends_it(line: str, message: str, models: Path, typ
         run_main(["chat", str(models / "text"), *SHORT])
 
 
-def test_models_that_cannot_speak(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["chat", str(models / "text"), "Why?", "--speak"]) == 2
-    assert "writes text only; leave --speak" in capsys.readouterr().err
-    assert main(["chat", "--speak"]) == 2
-    assert "chat: name a model first" in capsys.readouterr().err
-
-
 def test_spoken_answers_become_files(
     tmp_path: Path, typed: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
