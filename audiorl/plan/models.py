@@ -1,8 +1,8 @@
 """How large a model is: its parameters, counted on the real classes without allocating them.
 
 The model is built on torch's meta device, where a tensor has a shape but no data, and becomes an `AudioPolicy`: the
-code that trains decides which weights count as trained. released.json holds the config.json of released models, without what
-transformers' classes have as defaults, so that one can plan before downloading.
+code that trains decides which weights count as trained. released.json holds the config.json of released models, without
+what transformers' classes have as defaults, so that one can plan before downloading.
 """
 
 from __future__ import annotations
