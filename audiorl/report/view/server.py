@@ -14,15 +14,15 @@ import socket
 import sqlite3
 import tempfile
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import uvicorn
-from fastapi import FastAPI, HTTPException, Request, Response
+from fastapi import FastAPI, Request, Response
 from fastapi.responses import FileResponse, HTMLResponse, RedirectResponse, StreamingResponse
 
 from audiorl import __version__
@@ -113,7 +113,7 @@ def make_app(view: RunsView, token: str, cookie: str = "audiorl_view") -> FastAP
 
     def find_run(number: int) -> FollowedRun:
         if not 0 <= number < len(view.runs):
-            raise HTTPException(404, "no such run")
+            raise LookupError("no such run")
         return view.runs[number]
 
     @app.middleware("http")
@@ -125,9 +125,14 @@ def make_app(view: RunsView, token: str, cookie: str = "audiorl_view") -> FastAP
         response.headers.update({**_HEADERS, **dict(response.headers)})
         return response
 
-    @app.exception_handler(ValueError)
-    async def bad_input(request: Request, error: ValueError) -> Response:
-        return Response(" ".join(str(error).split()), 400, media_type="text/plain; charset=utf-8")
+    async def failed(request: Request, error: Exception) -> Response:
+        """Answer bad input by a 400, what is not there any more or cannot be decoded by a 404, with one line."""
+        gone = isinstance(error, LookupError | OSError | AudioError)
+        line = " ".join(str(error).split())
+        return Response(line, 404 if gone else 400, media_type="text/plain; charset=utf-8")
+
+    for kind in (ValueError, LookupError, OSError):
+        app.add_exception_handler(kind, failed)
 
     @app.get("/")
     def page() -> Response:
@@ -136,7 +141,7 @@ def make_app(view: RunsView, token: str, cookie: str = "audiorl_view") -> FastAP
     @app.get("/assets/{name}")
     def asset(name: str) -> Response:
         if name not in {file.name for file in ASSETS.iterdir()}:
-            raise HTTPException(404)
+            raise LookupError(name)
         return FileResponse(ASSETS / name)
 
     @app.get("/state")
@@ -176,8 +181,7 @@ def make_app(view: RunsView, token: str, cookie: str = "audiorl_view") -> FastAP
     @app.get("/rollouts/{run}/{step}/{row}")
     def rollout(run: int, step: int, row: int) -> Response:
         find_run(run)
-        with _missing_is_404():
-            return HTMLResponse(fragments.rollout_page(view.index, RolloutPlace(run, step, row), view.sound))
+        return HTMLResponse(fragments.rollout_page(view.index, RolloutPlace(run, step, row), view.sound))
 
     @app.get("/evaluations")
     def evaluations(left: str, right: str, show: str = "changed", page: int = 0) -> Response:
@@ -185,26 +189,23 @@ def make_app(view: RunsView, token: str, cookie: str = "audiorl_view") -> FastAP
         for number, _, name in (left.partition("/"), right.partition("/")):
             run = find_run(int(number) if number.isdigit() else -1)
             if name not in run.evaluations():
-                raise HTTPException(404, f"{run.name} has no evaluation {name!r}")
+                raise LookupError(f"{run.name} has no evaluation {name!r}")
             sides.append((run, name))
-        with _missing_is_404():
-            return HTMLResponse(fragments.evaluation_page(sides[0], sides[1], show, max(0, page), view.sound))
+        return HTMLResponse(fragments.evaluation_page(sides[0], sides[1], show, max(0, page), view.sound))
 
     @app.get("/audio/{key}")
     def audio(key: str, request: Request) -> Response:
-        with _missing_is_404():
-            mime, content = view.sound.content(key)
+        mime, content = view.sound.content(key)
         return _part(content, mime, request.headers.get("Range", ""))
 
     @app.get("/spectrogram/{key}")
     def spectrogram(key: str) -> Response:
-        with _missing_is_404():
-            return Response(view.sound.spectrogram(key), media_type="image/png", headers={"Cache-Control": "private"})
+        return Response(view.sound.spectrogram(key), media_type="image/png", headers={"Cache-Control": "private"})
 
     @app.get("/question")
     def question() -> Any:
         if view.labels is None:
-            raise HTTPException(404, "start the view with --labels FILE to label")
+            raise LookupError("start the view with --labels FILE to label")
         given = next_question(view.index, view.labels, rng)
         status = {"mode": view.labels.mode, "count": view.labels.count, "problem": view.labels.problem}
         if given is None:
@@ -217,7 +218,7 @@ def make_app(view: RunsView, token: str, cookie: str = "audiorl_view") -> FastAP
     @app.post("/labels")
     async def label(request: Request) -> Any:
         if view.labels is None:
-            raise HTTPException(404)
+            raise LookupError("start the view with --labels FILE to label")
         body = await request.json()
         if not isinstance(body, dict) or body.get("id") not in questions:
             raise ValueError("this question is not open any more; ask for the next one")
@@ -268,15 +269,6 @@ def _part(content: bytes, mime: str, byte_range: str) -> Response:
     last = min(int(end) if end.isdigit() else len(content) - 1, len(content) - 1)
     headers["Content-Range"] = f"bytes {int(start)}-{last}/{len(content)}"
     return Response(content[int(start) : last + 1], 206, headers, mime)
-
-
-@contextmanager
-def _missing_is_404() -> Iterator[None]:
-    """Answer what is not there any more, or cannot be decoded, by a 404 with one line."""
-    try:
-        yield
-    except (LookupError, OSError, AudioError) as error:
-        raise HTTPException(404, " ".join(str(error).split())) from None
 
 
 def serve(folders: Sequence[Path], port: int, labels: Path | None, mode: Mode) -> None:
