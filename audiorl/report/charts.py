@@ -14,11 +14,13 @@ from pathlib import Path
 from typing import Any, Literal, TypeGuard
 
 import matplotlib as mpl
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.text import Annotation
 from matplotlib.ticker import MaxNLocator, NullLocator, PercentFormatter
 from matplotlib.transforms import Bbox, BboxBase
+from numpy.typing import NDArray
 
 from audiorl.report.kit import asset
 from audiorl.report.summary import UNSEEN, Measure, Point, read_json_object, show
@@ -253,6 +255,17 @@ def draw_bars(ax: Axes, bars: Sequence[Measure], metric: str, theme: Theme) -> N
     for side in ("top", "right", "bottom"):
         ax.spines[side].set_visible(False)
     ax.spines["left"].set_color(theme.muted)
+
+
+def draw_histogram(ax: Axes, values: NDArray[np.float64], theme: Theme, bins: int = 20) -> None:
+    """Draw how often each of at most `bins` values occurs, or of as many ranges of them."""
+    distinct, counts = np.unique(values, return_counts=True)
+    if len(distinct) > bins:
+        counts, edges = np.histogram(values, bins)
+        distinct = (edges[1:] + edges[:-1]) / 2
+    ax.bar(distinct, counts, width=0.9 * (float(np.ptp(values)) or 1.0) / bins, color=theme.lines[0])
+    _plain_axes(ax, theme)
+    ax.xaxis.set_major_locator(MaxNLocator(6))
 
 
 def draw_tradeoff(ax: Axes, points: Sequence[Point], theme: Theme, quality: str = "chrF") -> None:

@@ -9,12 +9,14 @@ from html import escape
 from pathlib import Path
 
 import numpy as np
+from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 
 from audiorl.data.rollout_rows import rollout_row
 from audiorl.eval.metrics.corpus import Estimate
 from audiorl.report.audio import Allowed, Players, allowed_audio
+from audiorl.report.charts import PAGE, draw_histogram, svg
 from audiorl.report.kit import asset, chip, document, note, section, sign_of, table
 from audiorl.report.kit import write_page as write_file
 from audiorl.report.rollouts import is_stream, question, response
@@ -25,8 +27,6 @@ from audiorl.rewards.files import load_reward
 from audiorl.types import Rollout
 
 _PAIRS, _SHOWN, _LOST = 6, 4, 8
-BINS = 20
-_WIDTH, _HEIGHT = 320, 90  # of a histogram
 
 
 def run_study(
@@ -138,35 +138,14 @@ def _rewards(study: Study) -> str:
 
 
 def _distributions(study: Study) -> str:
-    cards = "".join(
-        f"<article class='card'><h3>{escape(one.name)}</h3>{histogram(study.columns[one.name])}</article>"
-        for one in study.rewards
-        if one.scored
-    )
-    return section("Distributions", f"<div class='panels'>{cards}</div>")
-
-
-def histogram(values: np.ndarray) -> str:
-    """Draw an SVG of `BINS` bars, or of one bar for each value where there are fewer."""
-    values = values[~np.isnan(values)]
-    distinct, counts = np.unique(values, return_counts=True)
-    low, high = float(distinct[0]), float(distinct[-1])
-    if len(distinct) > BINS:
-        counts, _ = np.histogram(values, BINS)
-        places = (np.arange(BINS) + 0.5) / BINS
-    else:
-        places = (distinct - low) / (high - low) if high > low else np.array([0.5])
-    width = _WIDTH * 0.9 / BINS
-    bars = "".join(
-        f"<rect x='{place * (_WIDTH - width):.1f}' y='{_HEIGHT * (1 - count / counts.max()):.1f}' width='{width:.1f}' "
-        f"height='{_HEIGHT * count / counts.max():.1f}'><title>{count} rollouts</title></rect>"
-        for place, count in zip(places, counts, strict=True)
-    )
-    ends = (
-        f"<text x='0' y='{_HEIGHT + 14}'>{show(low)}</text>"
-        f"<text x='{_WIDTH}' y='{_HEIGHT + 14}' text-anchor='end'>{show(high)}</text>"
-    )
-    return f"<svg class='histogram' viewBox='0 0 {_WIDTH} {_HEIGHT + 18}'>{bars}{ends}</svg>"
+    cards = ""
+    for one in study.rewards:
+        if one.scored:
+            figure = Figure(figsize=(3.9, 1.5))
+            scores = study.columns[one.name]
+            draw_histogram(figure.add_axes((0.115, 0.2, 0.87, 0.7)), scores[~np.isnan(scores)], PAGE)
+            cards += f"<article class='card'><h3>{escape(one.name)}</h3>{svg(figure)}</article>"
+    return section("Distributions", f"<div class='panels'>{cards}</div>" if cards else "")
 
 
 def _correlation(study: Study) -> str:
