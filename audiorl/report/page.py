@@ -120,9 +120,8 @@ def _facts(run: RunContents) -> str:
         facts.append((phase or "steps", f"{max(s for s in of_phase if isinstance(s, int | float)):.0f} steps"))
     if times := [r["time"] for r in run.metrics if isinstance(r.get("time"), int | float)]:
         minutes, seconds = divmod(round(max(times)), 60)
-        facts.append(
-            ("time", f"{minutes // 60} h {minutes % 60:02d} min" if minutes > 59 else f"{minutes} min {seconds} s")
-        )
+        short = f"{minutes} min {seconds:02d} s" if minutes else f"{seconds} s"
+        facts.append(("time", f"{minutes // 60} h {minutes % 60:02d} min" if minutes > 59 else short))
     for label, name in (("reward", "reward/mean"), ("KL", "kl"), ("tokens/s", "tokens_per_s")):
         if ends := [s for s in series(run.metrics, name) if not is_control(s.phase)]:
             facts.append((label, show(ends[-1].end)))
