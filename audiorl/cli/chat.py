@@ -209,7 +209,7 @@ class _Session:
         path.parent.mkdir(parents=True, exist_ok=True)
         messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
         for message in self.conversation.messages:
-            parts = []
+            parts: list[dict[str, str | None]] = []
             for piece in message.content:
                 if isinstance(piece, str):
                     parts.append({"type": "text", "text": piece})

@@ -46,10 +46,13 @@ class Theme:
 _NAMES = ("ink", "muted", "grid", "before", "control", *(f"line{i}" for i in range(8)))
 _STAND_INS = {name: f"#0a0b{i:02x}" for i, name in enumerate(_NAMES, 1)}  # matplotlib accepts only real colours
 _COLOURS = dict(re.findall(r"--(\w+): (#\w+)", asset("report.css").split("@media")[0]))
-PAGE, LIGHT = (
-    Theme(*(colours[name] for name in _NAMES[:5]), tuple(colours[name] for name in _NAMES[5:]))
-    for colours in (_STAND_INS, _COLOURS)
-)
+
+
+def _theme(colours: Mapping[str, str]) -> Theme:
+    return Theme(*(colours[name] for name in _NAMES[:5]), lines=tuple(colours[name] for name in _NAMES[5:]))
+
+
+PAGE, LIGHT = _theme(_STAND_INS), _theme(_COLOURS)
 """For pictures inside a page, see `svg`; for PNG files: the light colours of the style sheet."""
 
 

@@ -188,8 +188,9 @@ def tokens(row: Row, run_folder: Path) -> str:
             if row.get("advantage") is not None:
                 numbers["advantage"] = np.full(len(ids), float(row["advantage"]))
             numbers |= {name: array_of(segment[field]) for field, name in _HALF.items() if segment.get(field)}
-            coded = [] if segment.get("codes") is None else (array_of(segment["codes"]) >= 0).any(1).tolist()
-            frames = coded or [False] * len(ids)
+            frames = [False] * len(ids)
+            if segment.get("codes") is not None:
+                frames = [bool((codes >= 0).any()) for codes in array_of(segment["codes"])]
             for i, text in enumerate(pieces(tokenizer, ids.tolist(), frames)):
                 data = "".join(f" data-{name}='{float(values[i]):.4g}'" for name, values in numbers.items())
                 html += f"<span class='token{' frame' * frames[i]}'{data}>{escape(text)}</span>"
