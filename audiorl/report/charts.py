@@ -49,7 +49,8 @@ _COLOURS = dict(re.findall(r"--(\w+): (#\w+)", asset("report.css").split("@media
 
 
 def _theme(colours: Mapping[str, str]) -> Theme:
-    return Theme(*(colours[name] for name in _NAMES[:5]), lines=tuple(colours[name] for name in _NAMES[5:]))
+    ink, muted, grid, before, control, *lines = (colours[name] for name in _NAMES)
+    return Theme(ink, muted, grid, before, control, tuple(lines))
 
 
 PAGE, LIGHT = _theme(_STAND_INS), _theme(_COLOURS)
