@@ -11,6 +11,7 @@ from typing import Literal
 import numpy as np
 import torch
 from safetensors.torch import save_file
+from voices import VoiceLDA, balanced_choice, fit_voices
 
 from audiorl.audio import AudioClip
 from audiorl.config import ModelConfig, SamplingConfig
@@ -27,9 +28,8 @@ from audiorl.rollout.speech import CodecSpeechDecoder
 from audiorl.run.folder import Run
 from audiorl.run.records import RunConfig, RunState, read_record
 from audiorl.speech_models import Recogniser, load_recogniser
-from audiorl.speech_models.speakers import VoiceLDA, fit_voices
 from audiorl.tasks.tts.listening import SpeechModels
-from audiorl.tasks.tts.prosody import ProsodyBins, balanced_choice, bins_of
+from audiorl.tasks.tts.prosody import ProsodyBins, bins_of
 from audiorl.tasks.tts.rewards import Intelligibility, SpeakerSimilarity
 from audiorl.types import Rollout, Sample
 from tokenizers_audio import load as load_codec

@@ -62,7 +62,7 @@ def error_rate(
 
 
 def references_of(sample: Sample, normalizer: Normalizer, language: str | None) -> tuple[str, ...]:
-    """sample.references, checked: "" stays (nobody speaks), other texts must not be empty after normalisation."""
+    """Return sample.references; "" stays (nobody speaks), other texts must not be empty after normalisation."""
     if not sample.references:
         raise ValueError(f"sample {sample.id!r} has no reference transcript")
     for reference in sample.references:
@@ -80,7 +80,7 @@ def languages_of(samples: Sequence[Sample]) -> tuple[str, ...]:
 
 
 def language_of(sample: Sample) -> str | None:
-    """sample.metadata["language"], where it is a code."""
+    """Return sample.metadata["language"], where it is a code."""
     language = sample.metadata.get("language")
     return language if isinstance(language, str) and language else None
 
@@ -116,29 +116,20 @@ class Hallucination:
             raise ValueError(f"Hallucination: max_rate must be above 0 units a second, got {self.max_rate}")
 
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
-        scores = []
-        for rollout in rollouts:
-            text = _BRACKETS.sub(" ", strip_tags(after_think(rollout.text)))
-            parts = {"insertions": self.insertions(rollout.sample, text), "overrun": self.overrun(rollout.sample, text)}
-            scores.append(Score(-max(parts.values()), parts))
-        return scores
+        return [self._score(r.sample, _BRACKETS.sub(" ", strip_tags(after_think(r.text)))) for r in rollouts]
 
-    def insertions(self, sample: Sample, text: str) -> float:
-        """In [0, 1], for a text without tags and brackets."""
-        errors = word_errors if self.unit == "word" else char_errors
-        language = language_of(sample)
-        counts = [errors(r, text, self.normalizer, language) for r in references_of(sample, self.normalizer, language)]
-        return min(min(1.0, c.insertions / max(c.reference_length, SHORTEST[self.unit])) for c in counts)
-
-    def overrun(self, sample: Sample, text: str) -> float:
-        """In [0, 1], for a text without tags and brackets."""
+    def _score(self, sample: Sample, text: str) -> Score:
         if not sample.audio:
             raise ValueError(f"Hallucination: sample {sample.id!r} has no audio, so nothing can have been said")
+        errors, language = word_errors if self.unit == "word" else char_errors, language_of(sample)
+        counts = [errors(r, text, self.normalizer, language) for r in references_of(sample, self.normalizer, language)]
+        insertions = min(min(1.0, c.insertions / max(c.reference_length, SHORTEST[self.unit])) for c in counts)
         rate = MAX_RATE[self.unit] if self.max_rate is None else self.max_rate
         fitting = rate * sum(map(seconds, sample.audio)) + ALLOWANCE[self.unit]
         words = units(normalize(text, "none"))
         length = len(words) if self.unit == "word" else sum(map(len, words))
-        return min(1.0, max(0.0, length - fitting) / fitting)
+        overrun = min(1.0, max(0.0, length - fitting) / fitting)
+        return Score(-max(insertions, overrun), {"insertions": insertions, "overrun": overrun})
 
 
 MAX_RATE = {"word": 5.0, "char": 25.0}

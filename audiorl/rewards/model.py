@@ -85,20 +85,15 @@ class ProcessModelReward:
 
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
         steps = [self.steps(r.text) for r in rollouts]
-        filled = [i for i, steps_of_answer in enumerate(steps) if steps_of_answer]
-        judged = self.judge.score_steps([(rollouts[i].sample, steps[i]) for i in filled], self.max_batch_tokens)
-        scores = [self._score(0.0, 0.0, r, (), ()) for r in rollouts]
-        for i, values in zip(filled, judged, strict=True):
-            mean = sum(values) / len(values)
-            total = min(values) if self.credit == "total" else mean
-            scores[i] = self._score(total, mean, rollouts[i], steps[i], values)
-        return scores
+        filled = [(r.sample, s) for r, s in zip(rollouts, steps, strict=True) if s]
+        judged = iter(self.judge.score_steps(filled, self.max_batch_tokens))
+        return [self._score(r, s, next(judged) if s else ()) for r, s in zip(rollouts, steps, strict=True)]
 
-    def _score(self, total: float, mean: float, r: Rollout, steps: Sequence[str], values: Sequence[float]) -> Score:
-        """Return the score; with credit "steps" each step's share of the total is on the token that completes its
-        text."""
+    def _score(self, r: Rollout, steps: Sequence[str], values: Sequence[float]) -> Score:
+        """Return the score; with credit "steps" each step's share is on the token that completes its text."""
+        mean = sum(values) / len(values) if values else 0.0
         if self.credit == "total":
-            return Score(total, {"mean": mean})
+            return Score(min(values, default=0.0), {"mean": mean})
         ids = [i for s in r.segments for i in s.ids.tolist()]
         decode = self.judge.policy.decode
         if decode(ids) != r.text:
@@ -113,7 +108,7 @@ class ProcessModelReward:
                 token += 1
             credit[token] += value / len(steps)
             ends.append(token)
-        return Score(total, {"mean": mean}, per_token=tuple(credit), step_ends=tuple(ends))
+        return Score(mean, {"mean": mean}, per_token=tuple(credit), step_ends=tuple(ends))
 
     def steps(self, text: str) -> tuple[str, ...]:
         """Return the answer's steps, without empty ones.

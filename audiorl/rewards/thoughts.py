@@ -22,8 +22,9 @@ _THINK_ANSWER = re.compile(r"<think>.*?</think>\s*<answer>.*?</answer>", re.DOTA
 _ANSWER_ONLY = re.compile(r"<answer>.*?</answer>", re.DOTALL)
 
 
-def _count_tags(text: str) -> tuple[int, int, int, int]:
-    return text.count("<think>"), text.count("</think>"), text.count("<answer>"), text.count("</answer>")
+def _has_form(text: str, form: re.Pattern[str], tags: tuple[int, ...]) -> float:
+    counts = tuple(text.count(tag) for tag in ("<think>", "</think>", "<answer>", "</answer>"))
+    return float(counts == tags and form.fullmatch(text.strip()) is not None)
 
 
 @dataclass(frozen=True)
@@ -35,10 +36,7 @@ class ThinkFormat:
     """
 
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
-        return [Score(float(self.matches(r.text))) for r in rollouts]
-
-    def matches(self, text: str) -> bool:
-        return _count_tags(text) == (1, 1, 1, 1) and _THINK_ANSWER.fullmatch(text.strip()) is not None
+        return [Score(_has_form(r.text, _THINK_ANSWER, (1, 1, 1, 1))) for r in rollouts]
 
 
 @dataclass(frozen=True)
@@ -46,10 +44,7 @@ class AnswerFormat:
     """1 if the whole response is one `<answer>.*?</answer>` without thinking, else 0: the no-think counterpart."""
 
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
-        return [Score(float(self.matches(r.text))) for r in rollouts]
-
-    def matches(self, text: str) -> bool:
-        return _count_tags(text) == (0, 0, 1, 1) and _ANSWER_ONLY.fullmatch(text.strip()) is not None
+        return [Score(_has_form(r.text, _ANSWER_ONLY, (0, 0, 1, 1))) for r in rollouts]
 
 
 @dataclass(frozen=True)
@@ -90,16 +85,13 @@ class ThinkLength:
             )
 
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
-        return [Score(self.value(r.text)) for r in rollouts]
-
-    def value(self, text: str) -> float:
-        think = extract_think(text)
-        if think is None:
-            return 0.0
-        n = len(units(think))
-        if n < self.min_words:
-            return n / self.min_words
-        return min(1.0, max(0.0, 2.0 - n / self.max_words))
+        scores = []
+        for rollout in rollouts:
+            think = extract_think(rollout.text)
+            n = len(units(think or ""))
+            value = n / self.min_words if n < self.min_words else min(1.0, max(0.0, 2.0 - n / self.max_words))
+            scores.append(Score(0.0 if think is None else value))
+        return scores
 
 
 @dataclass(frozen=True)
@@ -157,8 +149,7 @@ class _Judged:
         return policy
 
     def logprobs(self, items: Sequence[tuple[Sample, str]]) -> list[float]:
-        """Return the summed log-prob in nats of each answer after the prompt of its sample; equal neighbours share
-        prompts."""
+        """Return the summed log-prob in nats of each answer after the prompt of its sample."""
         from audiorl.models.examples import Example, answer_logprobs, experience
 
         laid_out = [experience(self.judge, Example(sample, text), sample.id) for sample, text in items]
@@ -180,25 +171,26 @@ class ThoughtConsistency(_Judged):
     """
 
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
-        scores = [Score(0.0, {"agrees": 0.0}) for _ in rollouts]
-        requests: list[tuple[int, int]] = []
+        chosen: list[int | None] = []
         items: list[tuple[Sample, str]] = []
-        for i, rollout in enumerate(rollouts):
+        for rollout in rollouts:
             sample, thought = rollout.sample, extract_think(rollout.text)
             if not sample.choices:
                 raise ValueError(f"sample {sample.id!r} has no choices, among which an answer could follow")
-            chosen = match_choice(extract_answer(rollout.text) or "", sample.choices)
-            if thought and chosen is not None:
-                requests.append((i, chosen))
+            named = match_choice(extract_answer(rollout.text) or "", sample.choices)
+            chosen.append(named if thought else None)
+            if chosen[-1] is not None:
                 given = view_of(sample, self.view)
                 items += [(given, f"<think>{thought}</think><answer>{choice}</answer>") for choice in sample.choices]
-        logprobs = iter(self.logprobs(items))
-        for i, chosen in requests:
-            of_choices = [next(logprobs) for _ in rollouts[i].sample.choices]
+        logprobs, scores = iter(self.logprobs(items)), []
+        for rollout, choice in zip(rollouts, chosen, strict=True):
+            if choice is None:
+                scores.append(Score(0.0, {"agrees": 0.0}))
+                continue
+            of_choices = [next(logprobs) for _ in rollout.sample.choices]
             best = max(of_choices)
-            total = sum(math.exp(x - best) for x in of_choices)
-            agrees = float(of_choices[chosen] == best)
-            scores[i] = Score(math.exp(of_choices[chosen] - best) / total, {"agrees": agrees})
+            probability = math.exp(of_choices[choice] - best) / sum(math.exp(x - best) for x in of_choices)
+            scores.append(Score(probability, {"agrees": float(of_choices[choice] == best)}))
         return scores
 
 

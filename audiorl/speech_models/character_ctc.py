@@ -1,12 +1,9 @@
 """A small recogniser that is trained in a minute: characters by CTC on the bundled encoder of Whisper tiny.
 
-For speech rewards where no recogniser is at hand, and as a second opinion next to one. Only the head learns; the
-encoder's frames are computed once for each clip. With `features="mel"` it reads log-mel frames in their place: such a
-recogniser knows only the voices and melodies that it has met, and shows what a reward of intelligibility does then
-(docs/experiments.md)::
+Only the head learns. With `features="mel"` it reads log-mel frames in place of the encoder's and knows only the voices
+and melodies that it has met::
 
     recogniser = train_character_ctc(clips, texts, sample_rate=16_000, steps=400, seed=0)
-    recogniser.transcribe([wav], sample_rate=24_000)      # ["the conference is now locked"]
     recogniser.save("prompts");  audiorl.speech_models.load_recogniser("prompts")
 
 Shapes: F frames of features (25 a second), D their width, V characters. Two labels a frame are read, 50 a second, since
@@ -82,15 +79,9 @@ class CharacterCTC:
     name: str = "character-ctc"
     features: Features = "whisper"
 
-    @property
-    def device(self) -> torch.device:
-        return self.head.labels.weight.device
-
-    @torch.no_grad()
     def transcribe(self, waveforms: Sequence[Waveform], sample_rate: int) -> list[str]:
         return [_text(logprobs) for logprobs in self._logprobs(waveforms, sample_rate)]
 
-    @torch.no_grad()
     def align(self, waveforms: Sequence[Waveform], sample_rate: int, texts: Sequence[str]) -> list[list[AlignedWord]]:
         aligned = []
         (space,) = _labels(" ")
@@ -100,7 +91,6 @@ class CharacterCTC:
             aligned.append(align_words(logprobs, words, labels, space, BLANK, len(wav) / sample_rate, _text))
         return aligned
 
-    @torch.no_grad()
     def log_probabilities(self, waveforms: Sequence[Waveform], sample_rate: int, texts: Sequence[str]) -> list[float]:
         if empty := [text for text in texts if not plain(text)]:
             raise ValueError(f"{self.name}: text {empty[0]!r} has no letters; leave it out")
@@ -109,9 +99,10 @@ class CharacterCTC:
             for logprobs, text in zip(self._logprobs(waveforms, sample_rate), texts, strict=True)
         ]
 
+    @torch.no_grad()
     def _logprobs(self, waveforms: Sequence[Waveform], sample_rate: int) -> list[Tensor]:
-        """[2F, V + 1] of each clip, on the CPU."""
-        features = encode_clips(waveforms, sample_rate, self.features, self.device)
+        """Return [2F, V + 1] of each clip, on the CPU."""
+        features = encode_clips(waveforms, sample_rate, self.features, self.head.labels.weight.device)
         if not any(map(len, features)):
             return [torch.zeros(0, len(CHARACTERS) + 1)] * len(features)
         # One transfer from the device for all.
@@ -119,7 +110,7 @@ class CharacterCTC:
         return list(labels.split([2 * len(frames) for frames in features]))
 
     def save(self, folder: str | Path) -> None:
-        """config.json and head.safetensors; the encoder comes with the package."""
+        """Write config.json and head.safetensors; the encoder comes with the package."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         save_file({n: p.detach().contiguous() for n, p in self.head.named_parameters()}, folder / "head.safetensors")
@@ -148,17 +139,15 @@ def train_character_ctc(
     *,
     steps: int = 400,
     batch_size: int = 32,
-    lr: float = 2e-3,
     seed: int = 0,
     features: Features = "whisper",
-    device: str = "auto",
     progress: Callable[[int, float], None] | None = None,
 ) -> CharacterCTC:
     """Return a recogniser of clips like these. `progress(step, loss)` is called after every step.
 
     Raises ValueError for a text without letters and for one that is longer than its clip allows.
     """
-    device = torch_device(device)
+    device, lr = torch_device("auto"), 2e-3
     targets = [torch.tensor(_labels(plain(text)), device=device) for text in texts]
     frames_of_clips = encode_clips(waveforms, sample_rate, features, device)
     for text, target, frames in zip(texts, targets, frames_of_clips, strict=True):
@@ -176,13 +165,10 @@ def train_character_ctc(
     for step in range(steps):
         batch = rng.choices(range(len(frames_of_clips)), k=batch_size)
         labels = head(pad_sequence([frames_of_clips[i] for i in batch], batch_first=True)).log_softmax(-1)
-        loss = nn.functional.ctc_loss(
-            labels.transpose(0, 1),
-            torch.cat([targets[i] for i in batch]),
-            torch.tensor([2 * len(frames_of_clips[i]) for i in batch]),
-            torch.tensor([len(targets[i]) for i in batch]),
-            blank=BLANK,
-        )
+        wanted, frames_N = [targets[i] for i in batch], [2 * len(frames_of_clips[i]) for i in batch]
+        letters_N = torch.tensor([len(target) for target in wanted])
+        emitted = labels.transpose(0, 1)
+        loss = nn.functional.ctc_loss(emitted, torch.cat(wanted), torch.tensor(frames_N), letters_N, blank=BLANK)
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(head.parameters(), 1.0)
@@ -195,10 +181,7 @@ def train_character_ctc(
 
 @torch.no_grad()
 def encode_clips(
-    waveforms: Sequence[Waveform],
-    sample_rate: int,
-    features: Features = "whisper",
-    device: torch.device | str = "cpu",
+    waveforms: Sequence[Waveform], sample_rate: int, features: Features, device: torch.device | str
 ) -> list[Tensor]:
     """Return the features [F, D] of each clip, on the device; none for no samples."""
     device = torch.device(device)

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,6 +19,7 @@ from audiorl.config import torch_device
 from audiorl.eval.metrics.text import normalize
 from audiorl.speech_models.protocol import (
     AlignedWord,
+    ModelFolder,
     Wave,
     Waveform,
     batches_by_length,
@@ -62,21 +62,15 @@ def ctc_path(logprobs: Tensor, labels: Sequence[int], blank: int) -> list[tuple[
 
 
 def ctc_log_probability(logprobs: Tensor, labels: Sequence[int], blank: int) -> float:
-    """ln p(labels) of a clip, summed over all CTC paths (Graves et al. 2006, equation 8); -inf where there is none.
+    """Return ln p(labels) by `logprobs` [T, V] of a clip, summed over all CTC paths; -inf where there is none.
 
-    logprobs: [T, V].
+    Source: Graves et al. 2006, equation 8.
     """
     if not len(logprobs):
         return -math.inf
-    loss = torch.nn.functional.ctc_loss(
-        logprobs.float().cpu()[:, None],
-        torch.tensor([labels]),
-        torch.tensor([len(logprobs)]),
-        torch.tensor([len(labels)]),
-        blank=blank,
-        reduction="sum",
-    )
-    return -float(loss)
+    lengths = torch.tensor([len(logprobs)]), torch.tensor([len(labels)])
+    emitted, target = logprobs.float().cpu()[:, None], torch.tensor([labels])
+    return -float(torch.nn.functional.ctc_loss(emitted, target, *lengths, blank=blank, reduction="sum"))
 
 
 def align_words(
@@ -119,24 +113,15 @@ MIN_SAMPLES = 1600
 
 
 @dataclass(frozen=True)
-class CTC:
+class CTC(ModelFolder):
     """The most probable label of each frame, repeats and blanks removed. Source: Graves et al. 2006.
 
     Models whose first convolution normalises over time (Wav2Vec2 base, HuBERT base) get one clip at a time, since the
     padding of a batch would change their output. The others get batches with a mask.
     """
 
-    path: str
     device: str = "auto"
     batch_size: int = 8
-
-    def __post_init__(self) -> None:
-        if self.batch_size < 1:
-            raise ValueError("CTC: batch_size must be at least 1")
-
-    @property
-    def name(self) -> str:
-        return Path(self.path).name
 
     @cached_property
     def parts(self) -> tuple[Any, Any, Any]:
@@ -183,12 +168,12 @@ class CTC:
         """(index, [frames, labels], seconds) of each clip with samples, in any order."""
         model, extractor, _ = self.parts
         waves = resampled(waveforms, sample_rate, extractor.sampling_rate)
-        for batch in batches_by_length(waves, batch_size(model, self.batch_size)):
-            clips = [waves[i] for i in batch]
-            for i, wav, row in zip(
-                batch, clips, model(**inputs(model, extractor, clips, MIN_SAMPLES)).logits, strict=True
-            ):
-                yield i, row[: int(frames(model, max(len(wav), MIN_SAMPLES)))], len(wav) / extractor.sampling_rate
+        padding_counts = getattr(model.config, "feat_extract_norm", "group") != "layer"
+        for batch in batches_by_length(waves, 1 if padding_counts else self.batch_size):
+            logits = model(**inputs(model, extractor, [waves[i] for i in batch], MIN_SAMPLES)).logits
+            for i, row in zip(batch, logits, strict=True):
+                length = len(waves[i])
+                yield i, row[: int(frames(model, max(length, MIN_SAMPLES)))], length / extractor.sampling_rate
 
 
 def _read(tokenizer: Any, logits: Tensor) -> str:
@@ -198,8 +183,7 @@ def _read(tokenizer: Any, logits: Tensor) -> str:
 
 
 def _word_labels(tokenizer: Any, text: str, path: str) -> list[tuple[str, list[int]]]:
-    """Return the words of a text, normalised, in the recogniser's labels: in capitals where its vocabulary has no
-    others."""
+    """Return the words of a text, normalised, in the recogniser's labels, or capitals where it has no others."""
     words = normalize(text, "basic").split()
     vocabulary = tokenizer.get_vocab()
     capitals = not any(label.islower() and len(label) == 1 for label in vocabulary)
@@ -209,22 +193,11 @@ def _word_labels(tokenizer: Any, text: str, path: str) -> list[tuple[str, list[i
     return [(word, [vocabulary[c] for c in letters]) for word, letters in zip(words, spelled, strict=True)]
 
 
-def batch_size(model: Any, wanted: int) -> int:
-    """1 for models whose output the padding of a batch would change."""
-    return wanted if getattr(model.config, "feat_extract_norm", "group") == "layer" else 1
-
-
 def inputs(model: Any, extractor: Any, waves: Sequence[Wave], shortest: int) -> dict[str, Tensor]:
     """Return the keyword arguments of the model for clips of at least `shortest` samples."""
     filled = [padded(wav, shortest) for wav in waves]
-    mask = len(filled) > 1
-    features = extractor(
-        filled,
-        sampling_rate=extractor.sampling_rate,
-        padding=True,
-        return_attention_mask=mask,
-        return_tensors="pt",
-    )
+    options = {"sampling_rate": extractor.sampling_rate, "padding": True, "return_tensors": "pt"}
+    features = extractor(filled, return_attention_mask=len(filled) > 1, **options)
     return {key: t.to(model.device, model.dtype if t.is_floating_point() else None) for key, t in features.items()}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 from audiorl.speech_models.protocol import Waveform, require_samples, resampled
 
 RATE = 16_000
+FRAME = 512
+"""Samples at RATE of a frame, 32 ms."""
 _KEYS = {"overall": "ovrl_mos", "signal": "sig_mos", "background": "bak_mos", "p808": "p808_mos"}
 
 
@@ -44,11 +46,6 @@ class DNSMOS:
         return [float(values[_KEYS[self.scale]]) for values in scores]
 
 
-RATE = 16_000
-FRAME = 512
-"""Samples at RATE of a frame, 32 ms."""
-
-
 @dataclass(frozen=True)
 class Silero:
     """The probability of speech in each frame of 32 ms. Source: Silero Team, Silero VAD, by its ONNX model.
@@ -56,13 +53,8 @@ class Silero:
     The model carries a state from frame to frame, within one call only.
     """
 
-    @property
-    def name(self) -> str:
-        return "silero"
-
-    @property
-    def frame_seconds(self) -> float:
-        return FRAME / RATE
+    name: ClassVar[str] = "silero"
+    frame_seconds: ClassVar[float] = FRAME / RATE
 
     @cached_property
     def model(self) -> Any:
