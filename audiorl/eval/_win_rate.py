@@ -22,7 +22,7 @@ from audiorl.eval._common import Row, check_settings, complete_rows, read_rows, 
 from audiorl.eval._speech import RATE, recording_of
 from audiorl.eval._speech import ROWS as GENERATED
 from audiorl.report.listening import Card, Take, listening_page
-from audiorl.rewards.chat import ChatEndpoint, JudgeAnswer, JudgeError, JudgeQuestion
+from audiorl.rewards.chat import ChatEndpoint, JudgeError, JudgeQuestion
 from audiorl.rewards.llm_judge import Choice, Content, comparison
 
 ROWS = "comparisons.jsonl"
@@ -229,8 +229,8 @@ def _row(pair: ComparedPair, answer: Any, fingerprint: str, seed: int) -> Row:
         "file": fingerprint,
         "first": "ours" if ours_first else "theirs",
     }
-    if not isinstance(answer, JudgeAnswer):
-        return row | {"problem": f"{answer.kind}: {answer.message}"}
+    if answer.failure:
+        return row | {"problem": answer.failure}
     choice: Choice = answer.value
     win = choice.points if ours_first else 1 - choice.points
     winner = {1.0: "ours", 0.5: "tie", 0.0: "theirs"}[win]

@@ -60,27 +60,14 @@ class JudgeQuestion:
 class JudgeAnswer:
     """The answer to a JudgeQuestion, made by `ChatEndpoint.ask`."""
 
-    value: Any
+    value: Any = None
     """What `JudgeQuestion.read` returned."""
     tokens: int = 0
-    """Tokens of the prompt and of the answer that this call used, over all tries; 0 from the cache."""
+    """Tokens of prompts and answers that this call used, over all tries; 0 from the cache."""
     seconds: float = 0.0
     """Latency of the request that succeeded; 0 from the cache."""
-
-
-@dataclass(frozen=True)
-class JudgeFailure:
-    """A JudgeQuestion without an answer, made by `ChatEndpoint.ask`."""
-
-    kind: str
-    """Such as "timeout", "status 500", "refusal", "not JSON", "another sample"."""
-    message: str
-    """The last try's message."""
-    tokens: int = 0
-    """Tokens that this call used for answers that were no verdicts."""
-
-
-Vote = JudgeAnswer | JudgeFailure
+    failure: str = ""
+    """Kind and message of the last try where there is no answer, such as "timeout: no answer within 60 s"."""
 
 
 class _ChatMessage(msgspec.Struct):
@@ -167,8 +154,8 @@ class ChatEndpoint:
                 f"ChatEndpoint: no answer_format {self.answer_format!r}; give json_schema, json_object, text"
             )
 
-    def ask(self, questions: Sequence[JudgeQuestion]) -> list[Vote]:
-        """Return a JudgeAnswer or a JudgeFailure for each question, in order.
+    def ask(self, questions: Sequence[JudgeQuestion]) -> list[JudgeAnswer]:
+        """Return a JudgeAnswer for each question, in order.
 
         Raises JudgeError where no other question would be answered either (wrong key, no such model), and ValueError
         where the key is missing.
@@ -185,7 +172,7 @@ class ChatEndpoint:
         )
         return answers
 
-    async def _ask_all(self, questions: Sequence[JudgeQuestion]) -> list[Vote]:
+    async def _ask_all(self, questions: Sequence[JudgeQuestion]) -> list[JudgeAnswer]:
         import httpx
 
         bodies: dict[str, tuple[JudgeQuestion, bytes]] = {}  # equal answers of a group are judged once
@@ -202,13 +189,11 @@ class ChatEndpoint:
         deadline = asyncio.get_running_loop().time() + self.max_seconds
         async with httpx.AsyncClient(headers=headers, timeout=None, trust_env=secure) as client:
             answers = await gather_all(self._ask(client, deadline, name, *body) for name, body in bodies.items())
-        found: dict[str, Vote] = dict(zip(bodies, answers, strict=True))
-        votes = []
+        found, in_order = dict(zip(bodies, answers, strict=True)), []
         for name in keys:  # the first of equal questions has the cost
-            votes.append(found[name])
-            free: dict[str, Any] = {"tokens": 0} | ({"seconds": 0.0} if isinstance(votes[-1], JudgeAnswer) else {})
-            found[name] = replace(votes[-1], **free)
-        return votes
+            in_order.append(found[name])
+            found[name] = replace(found[name], tokens=0, seconds=0.0)
+        return in_order
 
     def _key(self) -> str:
         key = os.environ.get(self.api_key_env, "").strip()
@@ -236,7 +221,7 @@ class ChatEndpoint:
 
     async def _ask(
         self, client: httpx.AsyncClient, deadline: float, name: str, question: JudgeQuestion, body: bytes
-    ) -> Vote:
+    ) -> JudgeAnswer:
         file = None if self.cache is None else Path(self.cache).expanduser() / name[:2] / f"{name}.json"
         if file is not None and file.is_file():
             try:
@@ -266,10 +251,10 @@ class ChatEndpoint:
                 )
         except TimeoutError:
             self.counts["failed: no time left"] += 1
-            message = f"no answer within the {self.max_seconds:g} s of the call"
-            return JudgeFailure("no time left", message, usage.total())
+            late = f"no time left: no answer within the {self.max_seconds:g} s of the call"
+            return JudgeAnswer(tokens=usage.total(), failure=late)
         except FailedTry as failure:
-            return JudgeFailure(failure.kind, str(failure), usage.total())
+            return JudgeAnswer(tokens=usage.total(), failure=f"{failure.kind}: {failure}")
         if file is not None:  # whole files only: several processes may write the same verdict
             file.parent.mkdir(parents=True, exist_ok=True)
             with tempfile.NamedTemporaryFile(dir=file.parent, suffix=".tmp", delete=False) as temporary:

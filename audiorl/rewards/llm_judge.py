@@ -16,9 +16,8 @@ import re
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, get_args
+from typing import Any, ClassVar, Literal, TypeVar, get_args
 
 import msgspec
 import numpy as np
@@ -26,12 +25,10 @@ import numpy as np
 from audiorl.audio import AudioClip, wav_bytes
 from audiorl.protocols import SpeechDecoder
 from audiorl.rewards.answers import final_text
-from audiorl.rewards.chat import BadAnswer, ChatEndpoint, JudgeAnswer, JudgeError, JudgeFailure, JudgeQuestion, Vote
+from audiorl.rewards.chat import BadAnswer, ChatEndpoint, JudgeAnswer, JudgeError, JudgeQuestion
+from audiorl.rewards.model import Checkpoint
 from audiorl.speech_models.protocol import Waveform
 from audiorl.types import Message, Rollout, Sample, Score
-
-if TYPE_CHECKING:
-    from audiorl.models import AudioPolicy
 
 AudioParts = Literal["none", "prompt", "answer", "both"]
 Content = str | AudioClip
@@ -163,17 +160,17 @@ class OpenAIJudge:
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Score | None]:
         return self.finish(rollouts, self.begin(rollouts))
 
-    def begin(self, rollouts: Sequence[Rollout]) -> list[list[Vote]]:
+    def begin(self, rollouts: Sequence[Rollout]) -> list[list[JudgeAnswer]]:
         """Return the votes on each rollout."""
         answers = iter(self.endpoint.ask([q for r in rollouts for q in self._questions(r)]))
         return [[next(answers) for _ in range(self.votes)] for _ in rollouts]
 
-    def finish(self, rollouts: Sequence[Rollout], votes: Sequence[Sequence[Vote]]) -> list[Score | None]:
+    def finish(self, rollouts: Sequence[Rollout], votes: Sequence[Sequence[JudgeAnswer]]) -> list[Score | None]:
         """Return the scores by the votes on all rollouts of a step."""
         low, high = self.scale
         scores: list[Score | None] = []
         for one in votes:
-            ratings = [vote.value for vote in one if isinstance(vote, JudgeAnswer)]
+            ratings = [vote.value for vote in one if not vote.failure]
             if 2 * len(ratings) <= len(one):
                 scores.append(None)
                 continue
@@ -235,18 +232,18 @@ class PairwiseJudge:
         answers = iter(self.endpoint.ask([q for pair in pairs for q in self._questions(rollouts, *pair)]))
         wins: list[list[float]] = [[] for _ in rollouts]
         agreed: list[list[float]] = [[] for _ in rollouts]
-        votes: list[list[Vote]] = [[] for _ in rollouts]
+        votes: list[list[JudgeAnswer]] = [[] for _ in rollouts]
         for first, second in pairs:
             one, other = next(answers), next(answers)
-            answered = isinstance(one, JudgeAnswer) and isinstance(other, JudgeAnswer)
-            share = (one.value.points + 1 - other.value.points) / 2 if answered else 0.0  # type: ignore[union-attr]
+            answered = not (one.failure or other.failure)
+            share = (one.value.points + 1 - other.value.points) / 2 if answered else 0.0
             for i, won in ((first, share), (second, 1 - share)):
                 if i is None:
                     continue
                 votes[i] += [one, other]
                 if answered:
                     wins[i].append(won)
-                    agreed[i].append(float(one.value.points == 1 - other.value.points))  # type: ignore[union-attr]
+                    agreed[i].append(float(one.value.points == 1 - other.value.points))
         scores = [
             Score(statistics.fmean(w), {"consistent": statistics.fmean(a)} | _costs(v)) if w else None
             for w, a, v in zip(wins, agreed, votes, strict=True)
@@ -297,22 +294,22 @@ def _check_failures(
     name: str,
     rollouts: Sequence[Rollout],
     scores: Sequence[Score | None],
-    votes: Sequence[Sequence[Vote]],
+    votes: Sequence[Sequence[JudgeAnswer]],
     max_failed: float,
 ) -> None:
     """Raise JudgeError where more rollouts are skipped than allowed."""
     skipped = [i for i, score in enumerate(scores) if score is None]
     if len(skipped) > max_failed * len(rollouts):
-        failure = next(vote for vote in votes[skipped[0]] if isinstance(vote, JudgeFailure))
+        failure = next(vote.failure for vote in votes[skipped[0]] if vote.failure)
         raise JudgeError(
             f"{name}: {len(skipped)} of {len(rollouts)} rollouts could not be judged, max_failed allows the share "
-            f"{max_failed:g}; the first is {rollouts[skipped[0]].name}: {failure.kind}: {failure.message}"
+            f"{max_failed:g}; the first is {rollouts[skipped[0]].name}: {failure}"
         )
 
 
-def _costs(votes: Sequence[Vote]) -> dict[str, float]:
+def _costs(votes: Sequence[JudgeAnswer]) -> dict[str, float]:
     """Return the parts that say what the votes of a rollout cost."""
-    seconds = [vote.seconds for vote in votes if isinstance(vote, JudgeAnswer)]
+    seconds = [vote.seconds for vote in votes if not vote.failure]
     return {
         "failed": (len(votes) - len(seconds)) / len(votes),
         "tokens": float(sum(vote.tokens for vote in votes)),
@@ -403,7 +400,7 @@ def _verdict(text: str, kind: type[Verdict], id: str) -> Verdict:
 
 
 @dataclass(frozen=True)
-class PolicyJudge:
+class PolicyJudge(Checkpoint):
     """The expected rating Σ p(k) k of the checkpoint in `path`, brought to [0, 1].
 
     p(k) is the probability that the model answers the number k to the rubric, among the whole numbers of the scale. It
@@ -411,49 +408,32 @@ class PolicyJudge:
     largest p). Costs one forward pass of the prompt with a few tokens for each number. Source: the weighting of ratings
     by their probability in G-Eval (Liu et al. 2023, arXiv 2303.16634, section 2).
 
-    Loaded at the first call. A text model takes prompts with `JudgePrompt(audio="none")` only.
+    A text model takes prompts with `JudgePrompt(audio="none")` only.
     """
 
-    path: str
-    """Folder or cached hub id of a model that `load_policy` reads, such as a run's exported checkpoint."""
     prompt: JudgePrompt
     """What it is shown, and the rubric."""
     scale: tuple[int, int] = (1, 5)
     """The lowest and the highest rating, whole numbers."""
-    device: str = "auto"
-    """Where it runs."""
-    max_batch_tokens: int = 8192
-    """Most tokens in a forward pass."""
 
     def __post_init__(self) -> None:
         low, high = self.scale
         if not (type(low) is type(high) is int and low < high):
             raise ValueError(f"PolicyJudge: scale is {self.scale}; give two whole numbers, the lowest first")
 
-    @cached_property
-    def policy(self) -> AudioPolicy:
-        from audiorl.config import ModelConfig
-        from audiorl.models import load_policy
-
-        return load_policy(self.path, ModelConfig(dtype="auto", device=self.device))
-
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
         import torch
-
-        from audiorl.models.examples import Example, answer_logprobs, experience
 
         low, high = self.scale
         ratings_K = torch.arange(low, high + 1)
         rubric = f"by this rubric:\n{self.prompt.rubric}\nAnswer with the number only."
-        order = f"\nRate the answer from {low} to {high} {rubric}"
-        experiences = []
-        for number, rollout in enumerate(rollouts):
-            contents = (*self.prompt.conversation(rollout), order)
+        items = []
+        for rollout in rollouts:
+            contents = (*self.prompt.conversation(rollout), f"\nRate the answer from {low} to {high} {rubric}")
             lines = tuple(f"{c}\n" if isinstance(c, str) else c for c in contents)
-            sample = Sample(rollout.sample.id, (Message("system", (SYSTEM,)), Message("user", lines)))
-            experiences += [experience(self.policy, Example(sample, str(k)), str(number)) for k in ratings_K.tolist()]
-        logprobs = answer_logprobs(self.policy, experiences, self.max_batch_tokens, share_prompts=True)
-        logprobs_NK = torch.tensor([float(t.sum()) for t in logprobs]).view(len(rollouts), len(ratings_K))
+            sample = Sample(rollout.name, (Message("system", (SYSTEM,)), Message("user", lines)))
+            items += [(sample, str(k)) for k in ratings_K.tolist()]
+        logprobs_NK = torch.tensor(self.logprobs(items)).view(len(rollouts), len(ratings_K))
         scores = []
         for probabilities_K in logprobs_NK.softmax(-1):
             rating = float(probabilities_K @ ratings_K.float())

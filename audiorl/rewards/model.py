@@ -1,17 +1,46 @@
-"""A trained reward model as a reward."""
+"""Trained models as rewards: of outcomes, of steps, and what other rewards ask a checkpoint."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
-from audiorl.types import Rollout, Score
+from audiorl.types import Rollout, Sample, Score
 
 if TYPE_CHECKING:
+    from audiorl.models import AudioPolicy
     from audiorl.models.process_reward import ProcessRewardModel
     from audiorl.models.value import ValueModel
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The model in the folder, or of the cached hub id, `path`, loaded at the first call."""
+
+    path: str
+    device: str = field(default="auto", kw_only=True)
+    """Where it runs."""
+    max_batch_tokens: int = field(default=8192, kw_only=True)
+    """Most tokens in a forward pass."""
+
+    @cached_property
+    def policy(self) -> AudioPolicy:
+        from audiorl.config import ModelConfig
+        from audiorl.models import load_policy
+
+        policy = load_policy(self.path, ModelConfig(dtype="auto", device=self.device))
+        policy.model.requires_grad_(False)
+        return policy
+
+    def logprobs(self, items: Sequence[tuple[Sample, str]]) -> list[float]:
+        """Return the summed log-prob in nats of each answer after the prompt of its sample."""
+        from audiorl.models.examples import Example, answer_logprobs, experience
+
+        laid_out = [experience(self.policy, Example(sample, text), sample.id) for sample, text in items]
+        values = answer_logprobs(self.policy, laid_out, self.max_batch_tokens, share_prompts=True)
+        return [float(x.sum()) for x in values]
 
 
 @dataclass(frozen=True)
@@ -48,7 +77,7 @@ class ModelReward:
 
 
 @dataclass(frozen=True)
-class ProcessModelReward:
+class ProcessModelReward(Checkpoint):
     """The quality of an answer's steps, by the process reward model in the folder `path`.
 
     An answer is split into steps after every `</think>` and at each `separator`. The total is the lowest probability of
@@ -61,14 +90,11 @@ class ProcessModelReward:
     ValueError where it is not.
     """
 
-    path: str
     marker: str = "\n\n"
     good: str = "+"
     bad: str = "-"
     separator: str = "\n"
     credit: Literal["total", "steps"] = "total"
-    device: str = "auto"
-    max_batch_tokens: int = 8192
 
     def __post_init__(self) -> None:
         if self.credit not in ("total", "steps"):
@@ -76,12 +102,9 @@ class ProcessModelReward:
 
     @cached_property
     def judge(self) -> ProcessRewardModel:
-        from audiorl.config import ModelConfig
-        from audiorl.models import load_policy
         from audiorl.models.process_reward import ProcessRewardModel
 
-        policy = load_policy(self.path, ModelConfig(dtype="auto", device=self.device))
-        return ProcessRewardModel(policy, self.marker, self.good, self.bad)
+        return ProcessRewardModel(self.policy, self.marker, self.good, self.bad)
 
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
         steps = [self.steps(r.text) for r in rollouts]

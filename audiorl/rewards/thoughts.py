@@ -6,17 +6,13 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import TYPE_CHECKING
 
 from audiorl.data.views import SWAP_ALIKE, view_of, views_of
 from audiorl.eval.metrics.text import char_errors, normalize, units
 from audiorl.rewards.answers import extract_answer, extract_think, match_choice
 from audiorl.rewards.asr import language_of
+from audiorl.rewards.model import Checkpoint
 from audiorl.types import Rollout, Sample, Score
-
-if TYPE_CHECKING:
-    from audiorl.models import AudioPolicy
 
 _THINK_ANSWER = re.compile(r"<think>.*?</think>\s*<answer>.*?</answer>", re.DOTALL)
 _ANSWER_ONLY = re.compile(r"<answer>.*?</answer>", re.DOTALL)
@@ -127,38 +123,7 @@ class ThinkTranscript:
 
 
 @dataclass(frozen=True)
-class _Judged:
-    """The judge of both rewards."""
-
-    path: str
-    """Folder or hub id of the judge."""
-    view: str = "text"
-    """What the judge is given in place of the audio: a view of `audiorl.data.views`, or FILE.py:FUNCTION."""
-    device: str = "auto"
-    """Where the judge runs."""
-    max_batch_tokens: int = 8192
-    """Row tokens of one forward pass."""
-
-    @cached_property
-    def judge(self) -> AudioPolicy:
-        from audiorl.config import ModelConfig
-        from audiorl.models import load_policy
-
-        policy = load_policy(self.path, ModelConfig(dtype="auto", device=self.device))
-        policy.model.requires_grad_(False)
-        return policy
-
-    def logprobs(self, items: Sequence[tuple[Sample, str]]) -> list[float]:
-        """Return the summed log-prob in nats of each answer after the prompt of its sample."""
-        from audiorl.models.examples import Example, answer_logprobs, experience
-
-        laid_out = [experience(self.judge, Example(sample, text), sample.id) for sample, text in items]
-        values = answer_logprobs(self.judge, laid_out, self.max_batch_tokens, share_prompts=True)
-        return [float(x.sum()) for x in values]
-
-
-@dataclass(frozen=True)
-class ThoughtConsistency(_Judged):
+class ThoughtConsistency(Checkpoint):
     """Does the answer follow from the thought? The probability, in [0, 1], that the judge chooses the rollout's answer
     when it reads the question and the thought and gets `view` in place of the audio.
 
@@ -169,6 +134,9 @@ class ThoughtConsistency(_Judged):
     Raises ValueError for a sample without choices. Source: the consistency reward of CESAR (arXiv 2510.20867), with
     log-probs of a judge in place of a comparison of words.
     """
+
+    view: str = "text"
+    """What the judge is given in place of the audio: a view of `audiorl.data.views`, or FILE.py:FUNCTION."""
 
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
         chosen: list[int | None] = []
@@ -195,7 +163,7 @@ class ThoughtConsistency(_Judged):
 
 
 @dataclass(frozen=True)
-class ThoughtGrounding(_Judged):
+class ThoughtGrounding(Checkpoint):
     """Is the thought about this audio? How much more probable the judge finds it with the audio than with `view` in its
     place: (gain in nats / tokens of the thought) / `full`, in [0, 1]; part `nats` holds the gain per token itself.
 
@@ -223,7 +191,7 @@ class ThoughtGrounding(_Judged):
         with_view = self.logprobs([(views[rollouts[i].sample.id], text) for i, text in requests])
         scores = [Score(0.0, {"nats": 0.0}) for _ in rollouts]
         for (i, text), right, other in zip(requests, with_audio, with_view, strict=True):
-            tokens = len(self.judge.tokenizer.encode(text, add_special_tokens=False))
+            tokens = len(self.policy.tokenizer.encode(text, add_special_tokens=False))
             nats = (right - other) / tokens
             scores[i] = Score(min(max(nats / self.full, 0.0), 1.0), {"nats": nats})
         return scores

@@ -76,24 +76,24 @@ def test_only_the_right_language_scores_one(text: str, language: str) -> None:
         assert set(scores.values()) == {0.0}
 
 
-def test_mixed_scripts_score_their_share() -> None:
-    assert value("狗 dog", "zh") == pytest.approx(0.25)
-    assert value("狗 dog", "en") == pytest.approx(0.75)
-
-
-def test_short_texts() -> None:
-    assert value("", "en") == 0.0
-    assert value(" \n", "en") == 0.0
-    assert value("42 + 1", "en") == 1.0  # no letters: fits every language
-    assert value("Hund", "en") == 1.0  # below min_letters only the script counts
-    assert value("狗", "ja") == 1.0
-    assert value(DE, "en", min_letters=len(DE)) == 1.0
-    assert value(DE, "en", min_letters=10) == 0.0
-
-
-def test_the_set_decides_which_rivals_are_considered() -> None:
-    assert value(DE, "en", languages=("en", "zh")) == 1.0  # nothing that shares the script to confuse it with
-    assert value(RU, "ru", languages=("ru", "uk", "bg")) == 1.0
+@pytest.mark.parametrize(
+    ("text", "target", "options", "expected"),
+    [
+        ("", "en", {}, 0.0),
+        (" \n", "en", {}, 0.0),
+        ("42 + 1", "en", {}, 1.0),  # no letters: fits every language
+        ("Hund", "en", {}, 1.0),  # below min_letters only the script counts
+        ("狗", "ja", {}, 1.0),
+        (DE, "en", {"min_letters": len(DE)}, 1.0),
+        (DE, "en", {"min_letters": 10}, 0.0),
+        ("狗 dog", "zh", {}, 0.25),
+        ("狗 dog", "en", {}, 0.75),
+        (DE, "en", {"languages": ("en", "zh")}, 1.0),  # nothing that shares the script to confuse it with
+        (RU, "ru", {"languages": ("ru", "uk", "bg")}, 1.0),
+    ],
+)
+def test_short_and_mixed_texts(text: str, target: str, options, expected: float) -> None:
+    assert value(text, target, **options) == pytest.approx(expected)
 
 
 def test_parts_and_targets(make_rollout) -> None:
@@ -126,11 +126,8 @@ def test_overlong(make_rollout, tokens: int, expected: float) -> None:
     assert score.total == pytest.approx(expected)
 
 
-def test_tokens_of_all_segments_count(make_rollout) -> None:
+def test_overlong_counts_all_segments_and_checks_its_buffer(make_rollout) -> None:
     assert Overlong(100, 20)([make_rollout("one", "two", tokens=45)])[0].total == pytest.approx(-0.5)
-
-
-def test_bad_buffer() -> None:
     for buffer in (0, 101):
         with pytest.raises(ValueError, match="buffer must lie in 1"):
             Overlong(max_tokens=100, buffer=buffer)

@@ -30,39 +30,29 @@ GOOD = "<think>a dog\nbarks</think>\n<answer>B</answer>"
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"),
+    ("text", "thought", "plain"),
     [
-        (GOOD, 1),
-        (f" {GOOD}\n", 1),
-        ("<think></think><answer></answer>", 1),
-        ("<answer>B</answer>", 0),
-        (f"Sure! {GOOD}", 0),
-        (f"{GOOD} done", 0),
-        ("<think>a</think> so <answer>B</answer>", 0),
-        ("<answer>B</answer><think>a</think>", 0),
-        ("<think>a<think>b</think></think><answer>B</answer>", 0),  # nested: the plain expression would accept it
-        ("<think>a</think><answer>A</answer><answer>B</answer>", 0),
-        ("<think>a <answer>A</answer></think><answer>B</answer>", 0),
-        ("<think>a</think><answer>B", 0),
-        ("", 0),
+        (GOOD, 1, 0),
+        (f" {GOOD}\n", 1, 0),
+        ("<think></think><answer></answer>", 1, 0),
+        ("<answer>B</answer>", 0, 1),
+        (" <answer>B</answer>\n", 0, 1),
+        (f"Sure! {GOOD}", 0, 0),
+        (f"{GOOD} done", 0, 0),
+        ("<think>a</think> so <answer>B</answer>", 0, 0),
+        ("<answer>B</answer><think>a</think>", 0, 0),
+        ("<think>a<think>b</think></think><answer>B</answer>", 0, 0),  # nested: the plain expression would accept it
+        ("<think>a</think><answer>A</answer><answer>B</answer>", 0, 0),
+        ("<think>a <answer>A</answer></think><answer>B</answer>", 0, 0),
+        ("<think>a</think><answer>B", 0, 0),
+        ("<answer>A</answer><answer>B</answer>", 0, 0),
+        ("B", 0, 0),
+        ("", 0, 0),
     ],
 )
-def test_think_format(make_rollout, text: str, expected: float) -> None:
-    assert ThinkFormat()([make_rollout(text)])[0].total == expected
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("<answer>B</answer>", 1),
-        (" <answer>B</answer>\n", 1),
-        (GOOD, 0),
-        ("<answer>A</answer><answer>B</answer>", 0),
-        ("B", 0),
-    ],
-)
-def test_answer_format(make_rollout, text: str, expected: float) -> None:
-    assert AnswerFormat()([make_rollout(text)])[0].total == expected
+def test_formats(make_rollout, text: str, thought: float, plain: float) -> None:
+    rollouts = [make_rollout(text)]
+    assert (ThinkFormat()(rollouts)[0].total, AnswerFormat()(rollouts)[0].total) == (thought, plain)
 
 
 @pytest.mark.parametrize(
@@ -138,15 +128,11 @@ def questions(speech: list[Utterance]) -> list[Sample]:
 @pytest.fixture(scope="module")
 def judge(questions: list[Sample], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """With its audio each question gets its thought; in silence any thought is as likely, and each has its answer."""
-    policy = qwen_omni.tiny(
-        [*TEXTS, *map(text, THOUGHTS, CHOICES)] * 4,
-        hidden=64,
-        layers=2,
-        vocab_size=400,
-        config=ModelConfig(audio="projector"),
-    )
-    lessons = [Example(q, text(*pair)) for q, pair in zip(questions, zip(THOUGHTS, CHOICES, strict=True), strict=True)]
-    lessons += [Example(silence(questions[0]), text(t, a)) for t, a in zip(THOUGHTS, CHOICES, strict=True)]
+    answers = list(map(text, THOUGHTS, CHOICES))
+    config = ModelConfig(audio="projector")
+    policy = qwen_omni.tiny([*TEXTS, *answers] * 4, hidden=64, layers=2, vocab_size=400, config=config)
+    lessons = [Example(q, answer) for q, answer in zip(questions, answers, strict=True)]
+    lessons += [Example(silence(questions[0]), answer) for answer in answers]
     lesson = pack_experiences([experience(policy, e) for e in lessons])
     optimizer = torch.optim.AdamW(policy.trainable().values(), lr=3e-3)
     for _ in range(60):
@@ -196,9 +182,7 @@ def test_a_thought_about_this_audio(judge: Path, questions: list[Sample]) -> Non
 def test_a_cue_for_the_answer_is_no_thought_about_this_audio(judge: Path, questions: list[Sample]) -> None:
     """Both questions have one answer, and their thoughts are worth something only where they are said."""
     pair = [replace(q, references=("blue",)) for q in questions[:2]]
-    rollouts = [answered(pair[0], text(THOUGHTS[i], "blue")) for i in (0, 1)] + [
-        answered(pair[1], text("no no", "blue"))
-    ]
+    rollouts = [answered(pair[i], text(thought, "blue")) for i, thought in ((0, "yes yes"), (0, "no no"), (1, "no no"))]
     said, of_the_other, other = ThoughtGrounding(str(judge), device="cpu")(rollouts)
     assert said.total > 0.3 and other.total > 0.3 and of_the_other.total == 0
     assert of_the_other.parts["nats"] < -0.3

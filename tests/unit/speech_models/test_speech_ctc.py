@@ -27,15 +27,9 @@ def judge() -> CharacterCTC:
 
 
 def test_it_learns_what_people_say(judge: CharacterCTC) -> None:
-    heard = judge.transcribe([u.clip.load(RATE) for u in SPOKEN], RATE)
-    right = sum(h == plain(u.text) for h, u in zip(heard, SPOKEN, strict=True))
-    assert right >= 7, heard
-
-
-def test_it_hears_any_rate_and_silence(judge: CharacterCTC) -> None:
-    wav = SPOKEN[0].clip.load(24_000)
-    empty, spoken = judge.transcribe([np.zeros(0, np.float32), wav], 24_000)
-    assert empty == "" and spoken == plain(SPOKEN[0].text)
+    heard = judge.transcribe([u.clip.load(24_000) for u in SPOKEN] + [np.zeros(0, np.float32)], 24_000)
+    right = sum(h == plain(u.text) for h, u in zip(heard, SPOKEN, strict=False))
+    assert right >= 7 and heard[-1] == "", heard
 
 
 def test_a_saved_one_is_the_same(judge: CharacterCTC, tmp_path: Path) -> None:
@@ -43,6 +37,10 @@ def test_a_saved_one_is_the_same(judge: CharacterCTC, tmp_path: Path) -> None:
     wav = SPOKEN[1].clip.load(RATE)
     for same in (load(tmp_path / "ear"), load_recogniser(tmp_path / "ear")):
         assert same.name == "ear" and same.transcribe([wav], RATE) == judge.transcribe([wav], RATE)
+    whole = (tmp_path / "ear" / "head.safetensors").read_bytes()
+    (tmp_path / "ear" / "head.safetensors").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ValueError, match=r"head\.safetensors"):
+        load(tmp_path / "ear")
 
 
 @pytest.mark.slow
@@ -57,14 +55,6 @@ def test_it_learns_from_mel_frames(tmp_path: Path) -> None:
     config = tmp_path / "config.json"
     config.write_text(config.read_text().replace('"mel"', '"lpc"'))
     with pytest.raises(ValueError, match="features 'lpc' is not one of whisper, mel"):
-        load(tmp_path)
-
-
-def test_damaged_weights_are_refused(judge: CharacterCTC, tmp_path: Path) -> None:
-    judge.save(tmp_path)
-    whole = (tmp_path / "head.safetensors").read_bytes()
-    (tmp_path / "head.safetensors").write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(ValueError, match=r"head\.safetensors"):
         load(tmp_path)
 
 
@@ -85,9 +75,6 @@ def test_clips_that_cannot_be_learned() -> None:
         train_character_ctc([np.zeros(RATE, np.float32)], ["…"], RATE, steps=1)
     with pytest.raises(ValueError, match="too long for its clip"):
         train_character_ctc([np.zeros(RATE // 5, np.float32)], ["far too many letters for this"], RATE, steps=1)
-
-
-__all__ = ["judge"]
 
 
 def best_path(logprobs: torch.Tensor, labels: list[int]) -> list[int]:
