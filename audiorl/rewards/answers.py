@@ -8,8 +8,9 @@ import threading
 import unicodedata
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
+from audiorl.rewards.combine import check_options
 from audiorl.types import Rollout, Sample, Score
 
 _ANSWER = re.compile(r"<answer>((?:(?!<answer>).)*?)</answer>", re.DOTALL)
@@ -206,8 +207,7 @@ class AnswerAccuracy:
     fallback: Fallback = "none"
 
     def __post_init__(self) -> None:
-        if self.fallback not in ("none", "text", "last_line"):
-            raise ValueError(f"AnswerAccuracy: fallback {self.fallback!r} is not one of 'none', 'text', 'last_line'")
+        check_options(self, fallback=get_args(Fallback))
 
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
         return [Score(float(self.correct(r.text, r.sample))) for r in rollouts]

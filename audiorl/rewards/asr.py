@@ -10,6 +10,7 @@ from typing import Literal
 from audiorl.audio import seconds
 from audiorl.eval.metrics.text import ErrorCounts, Normalizer, char_errors, normalize, units, word_errors
 from audiorl.rewards.answers import after_think, final_text, strip_tags
+from audiorl.rewards.combine import check_options
 from audiorl.types import Rollout, Sample, Score
 
 
@@ -110,10 +111,7 @@ class Hallucination:
     max_rate: float | None = None
 
     def __post_init__(self) -> None:
-        if self.unit not in MAX_RATE:
-            raise ValueError(f"Hallucination: unit {self.unit!r} is not one of 'word', 'char'")
-        if self.max_rate is not None and not self.max_rate > 0:
-            raise ValueError(f"Hallucination: max_rate must be above 0 units a second, got {self.max_rate}")
+        check_options(self, unit=tuple(MAX_RATE), max_rate=1e-3)
 
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
         return [self._score(r.sample, _BRACKETS.sub(" ", strip_tags(after_think(r.text)))) for r in rollouts]

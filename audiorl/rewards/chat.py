@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from audiorl.rewards.combine import check_options
 from audiorl.rewards.concurrency import gather_all, run_async, semaphore_for
 from audiorl.rewards.http import FailedTry, checked_token, is_loopback, post, printable, retried
 
@@ -142,17 +143,10 @@ class ChatEndpoint:
                 f"ChatEndpoint: base_url {self.base_url!r} would send prompts and the key in plain text to another "
                 "machine; give its https address"
             )
-        for name, least in (
-            *dict.fromkeys(("concurrency", "tries", "max_tokens"), 1).items(),
-            *dict.fromkeys(("timeout", "max_seconds"), 1e-3).items(),
-            *dict.fromkeys(("temperature", "backoff", "max_backoff"), 0).items(),
-        ):
-            if not least <= (value := getattr(self, name)) < float("inf"):
-                raise ValueError(f"ChatEndpoint: {name} is {value}; it must be at least {least}")
-        if self.answer_format not in ("json_schema", "json_object", "text"):
-            raise ValueError(
-                f"ChatEndpoint: no answer_format {self.answer_format!r}; give json_schema, json_object, text"
-            )
+        check_options(self, concurrency=1, tries=1, max_tokens=1, timeout=1e-3, max_seconds=1e-3)
+        check_options(
+            self, temperature=0, backoff=0, max_backoff=0, answer_format=("json_schema", "json_object", "text")
+        )
 
     def ask(self, questions: Sequence[JudgeQuestion]) -> list[JudgeAnswer]:
         """Return a JudgeAnswer for each question, in order.

@@ -13,6 +13,17 @@ from audiorl.protocols import Reward
 from audiorl.types import Rollout, Score
 
 
+def check_options(owner: object, **allowed: tuple[Any, ...] | float) -> None:
+    """Raise ValueError for a field of `owner` that is none of the values given, or less than the number given."""
+    for name, wanted in allowed.items():
+        value, where = getattr(owner, name), type(owner).__name__
+        if isinstance(wanted, tuple):
+            if value not in wanted:
+                raise ValueError(f"{where}: {name} {value!r} is not one of {', '.join(map(repr, wanted))}")
+        elif value is not None and not wanted <= value < math.inf:
+            raise ValueError(f"{where}: {name} is {value}; it must be at least {wanted}")
+
+
 def check_scores(name: str, scores: Any, rollouts: Sequence[Rollout], undefined: bool = False) -> list[Score | None]:
     """`scores` as a list, or a ValueError naming the reward and the sample. None skips a rollout.
 

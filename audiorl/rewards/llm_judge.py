@@ -26,6 +26,7 @@ from audiorl.audio import AudioClip, wav_bytes
 from audiorl.protocols import SpeechDecoder
 from audiorl.rewards.answers import final_text
 from audiorl.rewards.chat import BadAnswer, ChatEndpoint, JudgeAnswer, JudgeError, JudgeQuestion
+from audiorl.rewards.combine import check_options
 from audiorl.rewards.model import Checkpoint
 from audiorl.speech_models.protocol import Waveform
 from audiorl.types import Message, Rollout, Sample, Score
@@ -71,8 +72,7 @@ class JudgePrompt:
     def __post_init__(self) -> None:
         if not self.rubric.strip():
             raise ValueError("JudgePrompt: rubric is empty; say in words what is good and what is bad")
-        if self.audio not in get_args(AudioParts):
-            raise ValueError(f"JudgePrompt: audio {self.audio!r} is not one of {', '.join(get_args(AudioParts))}")
+        check_options(self, audio=get_args(AudioParts))
 
     def conversation(self, rollout: Rollout) -> list[Content]:
         """Return the prompt, the gold answers, and what the policy answered."""
@@ -126,11 +126,9 @@ def quoted(text: str) -> str:
 class OpenAIJudge:
     """The rating of a chat model, (rating - low) / (high - low), in [0, 1].
 
-    `votes` requests for each rollout, combined by their median or mean; a rollout with half of its votes or more failed
-    is skipped. Parts: `rating` (on the scale), `spread` (largest vote - smallest), `failed` (share of failed votes),
-    `tokens` and `seconds` (what its votes cost now, 0 from the cache: the sum of tokens, and the mean latency).
-
-    Raises JudgeError naming the sample when more than the share `max_failed` of a call's rollouts would be skipped.
+    A rollout with half of its votes or more failed is skipped. Parts: `rating` (on the scale), `spread` (largest vote -
+    smallest), `failed` (share of failed votes), `tokens` and `seconds` (what its votes cost now, 0 from the cache: the
+    sum of tokens, and the mean latency). Raises JudgeError naming the sample when too many rollouts are skipped.
     """
 
     endpoint: ChatEndpoint
@@ -151,11 +149,7 @@ class OpenAIJudge:
         low, high = self.scale
         if not -float("inf") < low < high < float("inf"):
             raise ValueError(f"OpenAIJudge: scale is {self.scale}; give the lowest and the highest rating")
-        if self.votes < 1:
-            raise ValueError(f"OpenAIJudge: votes is {self.votes}; it must be at least 1")
-        if self.combine not in ("median", "mean"):
-            raise ValueError(f"OpenAIJudge: combine {self.combine!r} is not one of 'median', 'mean'")
-        _check_share("OpenAIJudge", self.max_failed)
+        check_options(self, votes=1, combine=("median", "mean"), max_failed=0)
 
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Score | None]:
         return self.finish(rollouts, self.begin(rollouts))
@@ -199,33 +193,25 @@ class PairwiseJudge:
     """The share of comparisons that an answer wins, in [0, 1]; a tie counts 1/2.
 
     Each comparison is asked twice, with A and B swapped, since judges prefer a position: a win in one order and a loss
-    in the other is a tie. `against` "reference" compares with the sample's first reference, "group" with other answers
-    to the prompt: the next `opponents` of the group, in a circle (None: all). A comparison with a failed order does not
-    count; a rollout without any is skipped.
-
-    Parts: `consistent` (the share of comparisons with the same winner in both orders), `failed`, `tokens`, `seconds`
-    (as of OpenAIJudge; a comparison's cost counts for both answers).
-
-    Raises ValueError for a sample without reference or a group of one, JudgeError as OpenAIJudge.
+    in the other is a tie. A comparison with a failed order does not count; a rollout without any is skipped. Parts:
+    `consistent` (the share of comparisons with the same winner in both orders) and those of OpenAIJudge's costs; a
+    comparison's cost counts for both answers. Raises ValueError for a sample without reference or a group of one,
+    JudgeError as OpenAIJudge.
     """
 
     endpoint: ChatEndpoint
     prompt: JudgePrompt
     against: Literal["group", "reference"] = "group"
-    """What an answer is compared with."""
+    """What an answer is compared with: other answers to the prompt, or the sample's first reference."""
     opponents: int | None = None
-    """Answers of the group that each answer is compared with next in order; None: every pair."""
+    """Next answers of the group, in a circle, that each is compared with; None: all."""
     max_failed: float = 0.1
     """Largest share of a call's rollouts that may be skipped; above it the run stops."""
     reason: bool = True
     """Ask for a reason before the choice."""
 
     def __post_init__(self) -> None:
-        if self.against not in ("group", "reference"):
-            raise ValueError(f"PairwiseJudge: against {self.against!r} is not one of 'group', 'reference'")
-        if self.opponents is not None and self.opponents < 1:
-            raise ValueError(f"PairwiseJudge: opponents is {self.opponents}; it must be at least 1, or None")
-        _check_share("PairwiseJudge", self.max_failed)
+        check_options(self, against=("group", "reference"), opponents=1, max_failed=0)
 
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Score | None]:
         pairs = self._pairs(rollouts)
@@ -285,11 +271,6 @@ class PairwiseJudge:
         return [comparison(prompt.rubric, question, *order, self.reason) for order in ((a, b), (b, a))]
 
 
-def _check_share(name: str, max_failed: float) -> None:
-    if not 0 <= max_failed <= 1:
-        raise ValueError(f"{name}: max_failed is {max_failed}; it must be a share between 0 and 1")
-
-
 def _check_failures(
     name: str,
     rollouts: Sequence[Rollout],
@@ -345,10 +326,9 @@ Verdict = TypeVar("Verdict", _Rating, Choice)
 def comparison(
     rubric: str, question: Sequence[Content], a: Sequence[Content], b: Sequence[Content], reason: bool = True
 ) -> JudgeQuestion:
-    """Ask which of two answers, A or B, is better by the rubric, or neither; the value of the answer is a `Choice`.
+    """Ask which of two answers to a question is better by the rubric, or neither; the answer's value is a `Choice`.
 
-    question: what was asked, shown before the answers. Texts of models belong between tags: see `quoted`. Clips are
-    sent as WAV at 16 kHz.
+    Texts of models belong between tags: see `quoted`. Clips are sent as WAV at 16 kHz.
     """
     shown = [*question, "\nAnswer A:", *a, "\nAnswer B:", *b]
     winner = {"type": "string", "enum": ["A", "B", "tie"]}
@@ -403,10 +383,9 @@ def _verdict(text: str, kind: type[Verdict], id: str) -> Verdict:
 class PolicyJudge(Checkpoint):
     """The expected rating Σ p(k) k of the checkpoint in `path`, brought to [0, 1].
 
-    p(k) is the probability that the model answers the number k to the rubric, among the whole numbers of the scale. It
-    is exact and the same in every call; nothing is sampled. Parts: `rating` (on the scale) and `confidence` (the
-    largest p). Costs one forward pass of the prompt with a few tokens for each number. Source: the weighting of ratings
-    by their probability in G-Eval (Liu et al. 2023, arXiv 2303.16634, section 2).
+    p(k) is the probability that the model answers k to the rubric, among the whole numbers of the scale; nothing is
+    sampled. Parts: `rating` (on the scale) and `confidence` (the largest p). Costs one forward pass of the prompt with a
+    few tokens for each number. Source: G-Eval (Liu et al. 2023, arXiv 2303.16634, section 2).
 
     A text model takes prompts with `JudgePrompt(audio="none")` only.
     """

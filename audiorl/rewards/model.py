@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
+from audiorl.rewards.combine import check_options
 from audiorl.types import Rollout, Sample, Score
 
 if TYPE_CHECKING:
@@ -58,8 +59,7 @@ class ModelReward:
     max_batch_tokens: int = 8192
 
     def __post_init__(self) -> None:
-        if not self.std > 0:
-            raise ValueError(f"ModelReward: std is {self.std}; it must be greater than 0")
+        check_options(self, std=1e-9)
 
     @cached_property
     def model(self) -> ValueModel:
@@ -97,8 +97,7 @@ class ProcessModelReward(Checkpoint):
     credit: Literal["total", "steps"] = "total"
 
     def __post_init__(self) -> None:
-        if self.credit not in ("total", "steps"):
-            raise ValueError(f"ProcessModelReward: credit is {self.credit!r}; it must be 'total' or 'steps'")
+        check_options(self, credit=("total", "steps"))
 
     @cached_property
     def judge(self) -> ProcessRewardModel:

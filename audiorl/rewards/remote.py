@@ -14,7 +14,7 @@ from typing import Any, get_args
 from urllib.parse import urlsplit
 
 from audiorl.data.serialization import AudioMode, deserialize_scores, digest, serialize_rollouts
-from audiorl.rewards.combine import check_scores
+from audiorl.rewards.combine import check_options, check_scores
 from audiorl.rewards.concurrency import gather_all, run_async, semaphore_for
 from audiorl.rewards.http import FailedTry, checked_token, post, printable, retried
 from audiorl.types import Rollout, Score
@@ -74,14 +74,8 @@ class RemoteReward:
             parts = urlsplit(url)
             if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.username:
                 raise ValueError(f"RemoteReward: urls: {url!r} is not an address like http://host:8300")
-        if self.audio not in get_args(AudioMode):
-            raise ValueError(f"RemoteReward: audio is {self.audio!r}, expected one of {', '.join(get_args(AudioMode))}")
-        for name in ("batch_size", "concurrency", "tries"):
-            if (value := getattr(self, name)) is not None and value < 1:
-                raise ValueError(f"RemoteReward: {name} is {value}; it must be at least 1")
-        for name, least in (("timeout", 1e-3), ("backoff", 0.0), ("max_backoff", 0.0), ("cooldown", 0.0)):
-            if not least <= (value := getattr(self, name)) < float("inf"):
-                raise ValueError(f"RemoteReward: {name} is {value}; it must be seconds")
+        check_options(self, audio=get_args(AudioMode), batch_size=1, concurrency=1, tries=1)
+        check_options(self, timeout=1e-3, backoff=0, max_backoff=0, cooldown=0)
 
     @property
     def servers(self) -> tuple[str, ...]:

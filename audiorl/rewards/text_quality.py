@@ -5,11 +5,12 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
 from audiorl.eval.metrics.corpus import DocumentFrequencies, cider_d
 from audiorl.eval.metrics.text import Normalizer, normalize, script_counts, units
 from audiorl.rewards.answers import extract_answer, extract_think, final_text, strip_tags
+from audiorl.rewards.combine import check_options
 from audiorl.types import Rollout, Sample, Score
 
 
@@ -80,10 +81,7 @@ class LanguageConsistency:
     min_letters: int = 20
 
     def __post_init__(self) -> None:
-        if self.part not in ("all", "think", "answer"):
-            raise ValueError(f"LanguageConsistency: part {self.part!r} is not one of 'all', 'think', 'answer'")
-        if self.min_letters < 1:
-            raise ValueError(f"LanguageConsistency: min_letters must be at least 1, got {self.min_letters}")
+        check_options(self, part=get_args(Part), min_letters=1)
 
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
         part = {"all": strip_tags, "think": extract_think, "answer": extract_answer}[self.part]
@@ -154,8 +152,7 @@ class Overlong:
     buffer: int
 
     def __post_init__(self) -> None:
-        if not 0 < self.buffer <= self.max_tokens:
-            raise ValueError(f"Overlong: buffer must lie in 1 … max_tokens {self.max_tokens}, got {self.buffer}")
+        check_options(self, buffer=1, max_tokens=max(self.buffer, 1))
 
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
         over = [r.num_sampled - (self.max_tokens - self.buffer) for r in rollouts]
@@ -178,10 +175,7 @@ class Repetition:
     beyond_reference: bool = False
 
     def __post_init__(self) -> None:
-        if self.n < 1:
-            raise ValueError(f"Repetition: n must be at least 1, got {self.n}")
-        if self.unit not in ("auto", "words", "characters"):
-            raise ValueError(f"Repetition: unit {self.unit!r} is not one of 'auto', 'words', 'characters'")
+        check_options(self, n=1, unit=("auto", "words", "characters"))
 
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
         scores = []

@@ -11,6 +11,7 @@ from audiorl.data.views import SWAP_ALIKE, view_of, views_of
 from audiorl.eval.metrics.text import char_errors, normalize, units
 from audiorl.rewards.answers import extract_answer, extract_think, match_choice
 from audiorl.rewards.asr import language_of
+from audiorl.rewards.combine import check_options
 from audiorl.rewards.model import Checkpoint
 from audiorl.types import Rollout, Sample, Score
 
@@ -54,8 +55,7 @@ class ThinkPresent:
     min_words: int = 1
 
     def __post_init__(self) -> None:
-        if self.min_words < 1:
-            raise ValueError(f"ThinkPresent: min_words must be at least 1, got {self.min_words}")
+        check_options(self, min_words=1)
 
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
         return [Score(float(len(units(extract_think(r.text) or "")) >= self.min_words)) for r in rollouts]
@@ -74,11 +74,7 @@ class ThinkLength:
     min_words: int = 0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.min_words <= self.max_words or self.max_words < 1:
-            raise ValueError(
-                f"ThinkLength: need 0 <= min_words <= max_words and max_words >= 1, "
-                f"got min_words={self.min_words}, max_words={self.max_words}"
-            )
+        check_options(self, min_words=0, max_words=max(self.min_words, 1))
 
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
         scores = []
@@ -104,8 +100,7 @@ class ThinkTranscript:
     words: int | None = None
 
     def __post_init__(self) -> None:
-        if self.words is not None and self.words < 1:
-            raise ValueError(f"ThinkTranscript: words must be at least 1, or None for all, got {self.words}")
+        check_options(self, words=1)
 
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
         return [self._score(r.sample, extract_think(r.text) or "") for r in rollouts]
@@ -179,8 +174,7 @@ class ThoughtGrounding(Checkpoint):
     """Nats per token that earn the whole reward."""
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.full) and self.full > 0):
-            raise ValueError(f"ThoughtGrounding: full is {self.full}; give nats per token above 0")
+        check_options(self, full=1e-6)
 
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
         thoughts = [extract_think(r.text) for r in rollouts]

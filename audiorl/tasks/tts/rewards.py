@@ -19,6 +19,7 @@ from audiorl.protocols import Reward, SpeechDecoder
 from audiorl.rewards import Gated, Term, WeightedSum
 from audiorl.rewards.answers import final_text
 from audiorl.rewards.asr import error_rate, language_of
+from audiorl.rewards.combine import check_options
 from audiorl.speech_models import load_quality_model, load_recogniser, load_speaker_encoder
 from audiorl.tasks.tts.listening import SpeechModels
 from audiorl.tasks.tts.prosody import ProsodyRange, own_recording, prosody_norm
@@ -39,10 +40,7 @@ class Intelligibility:
     against: Literal["reference", "text"] = "reference"
 
     def __post_init__(self) -> None:
-        if self.metric not in ("wer", "cer"):
-            raise ValueError(f"Intelligibility: metric {self.metric!r} is not one of 'wer', 'cer'")
-        if self.against not in ("reference", "text"):
-            raise ValueError(f"Intelligibility: against {self.against!r} is not one of 'reference', 'text'")
+        check_options(self, metric=("wer", "cer"), against=("reference", "text"))
 
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
         transcripts = self.models.transcripts(rollouts)
@@ -195,10 +193,6 @@ class NotSilent:
     models: SpeechModels
     most: float = 0.7
 
-    def __post_init__(self) -> None:
-        if not 0 <= self.most < 1:
-            raise ValueError(f"NotSilent: most must be in [0, 1), got {self.most}")
-
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
         models = self.models
         shares = [silent_share(w, models.sample_rate, models.silence) for w in models.waveforms(rollouts)]
@@ -211,10 +205,6 @@ class NotClipped:
 
     models: SpeechModels
     most: float = 1e-3
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.most < 1:
-            raise ValueError(f"NotClipped: most must be in [0, 1), got {self.most}")
 
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
         shares = [clipped_share(wav) for wav in self.models.waveforms(rollouts)]

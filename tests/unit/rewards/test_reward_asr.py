@@ -145,7 +145,7 @@ def test_right_transcripts_of_real_speech_cost_nothing(make_rollout) -> None:
 def test_errors(make_rollout) -> None:
     with pytest.raises(ValueError, match="unit 'token'"):
         Hallucination("token")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="max_rate"):
+    with pytest.raises(ValueError, match="max_rate is 0"):
         Hallucination(max_rate=0.0)
     with pytest.raises(ValueError, match="'clip-7' has no audio"):
         Hallucination()([make_rollout("a", references=("a",))])

@@ -292,7 +292,7 @@ def test_a_judge_in_a_file_names_file_reward_and_sample(make_rollout, tmp_path: 
         (JudgePrompt, {"rubric": "r", "audio": "all"}, "audio"),
         (OpenAIJudge, {"scale": (5, 1)}, "scale"),
         (OpenAIJudge, {"votes": 0}, "votes"),
-        (OpenAIJudge, {"max_failed": 2}, "max_failed"),
+        (OpenAIJudge, {"max_failed": -1}, "max_failed"),
         (PairwiseJudge, {"opponents": 0}, "opponents"),
         (PolicyJudge, {"path": "p", "prompt": PROMPT, "scale": (1.0, 2.0)}, "scale"),
         (ChatEndpoint, {"timeout": 0}, "timeout"),

@@ -112,5 +112,5 @@ def test_credit_per_step_needs_the_policys_tokenizer(samples: list[Sample], tmp_
         ProcessModelReward(str(tmp_path / "prm"), good="yes", bad="no", credit="steps")(
             [Rollout(samples[0], (other,), "a")]
         )
-    with pytest.raises(ValueError, match="credit is 'step'"):
+    with pytest.raises(ValueError, match="credit 'step' is not one of"):
         ProcessModelReward("x", credit="step")  # type: ignore[arg-type]

@@ -589,7 +589,7 @@ def test_an_error_stops_the_other_batches(reward_file: Callable[[str], Path]) ->
         ({"urls": ()}, "urls is empty"),
         ({"urls": "127.0.0.1:8300"}, "is not an address like"),
         ({"urls": "http://user:secret@a"}, "is not an address"),
-        ({"audio": "flac"}, "audio is 'flac', expected one of bytes, path, none"),
+        ({"audio": "flac"}, "audio 'flac' is not one of 'bytes', 'path', 'none'"),
         ({"batch_size": 0}, "batch_size is 0"),
         ({"timeout": 0.0}, r"timeout is 0\.0"),
         ({"cooldown": math.inf}, "cooldown is inf"),

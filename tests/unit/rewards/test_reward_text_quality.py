@@ -129,7 +129,7 @@ def test_overlong(make_rollout, tokens: int, expected: float) -> None:
 def test_overlong_counts_all_segments_and_checks_its_buffer(make_rollout) -> None:
     assert Overlong(100, 20)([make_rollout("one", "two", tokens=45)])[0].total == pytest.approx(-0.5)
     for buffer in (0, 101):
-        with pytest.raises(ValueError, match="buffer must lie in 1"):
+        with pytest.raises(ValueError, match="it must be at least"):
             Overlong(max_tokens=100, buffer=buffer)
 
 

@@ -231,8 +231,6 @@ def test_models_references_and_settings_are_checked() -> None:
         (lambda: Intelligibility(heard)([rollout("a")]), "'a' has no reference transcript"),
         (lambda: Intelligibility(models, metric="mer"), "metric 'mer'"),  # type: ignore[arg-type]
         (lambda: Intelligibility(models, against="x"), "against 'x'"),  # type: ignore[arg-type]
-        (lambda: NotSilent(models, most=1.0), "NotSilent: most"),
-        (lambda: NotClipped(models, most=-0.1), "NotClipped: most"),
     ):
         with pytest.raises(ValueError, match=message):
             call()
