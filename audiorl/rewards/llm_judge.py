@@ -384,7 +384,7 @@ class PolicyJudge(Checkpoint):
     """The expected rating Σ p(k) k of the checkpoint in `path`, brought to [0, 1].
 
     p(k) is the probability that the model answers k to the rubric, among the whole numbers of the scale; nothing is
-    sampled. Parts: `rating` (on the scale) and `confidence` (the largest p). Costs one forward pass of the prompt with a
+    sampled. Parts: `rating` (on the scale), `confidence` (the largest p). Costs one forward pass of the prompt with a
     few tokens for each number. Source: G-Eval (Liu et al. 2023, arXiv 2303.16634, section 2).
 
     A text model takes prompts with `JudgePrompt(audio="none")` only.
