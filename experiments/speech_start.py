@@ -10,8 +10,8 @@ from typing import Literal
 
 import numpy as np
 import torch
+from balance import balanced_choice
 from safetensors.torch import save_file
-from voices import VoiceLDA, balanced_choice, fit_voices
 
 from audiorl.audio import AudioClip
 from audiorl.config import ModelConfig, SamplingConfig
@@ -22,7 +22,6 @@ from audiorl.models import AudioPolicy, load_policy
 from audiorl.models.examples import Example, answer_logprobs, experience
 from audiorl.models.weights import read_tensors
 from audiorl.protocols import Request, Reward
-from audiorl.recipes import tts_quickstart as quick
 from audiorl.rollout.hf import HFEngine
 from audiorl.rollout.speech import CodecSpeechDecoder
 from audiorl.run.folder import Run
@@ -32,6 +31,8 @@ from audiorl.tasks.tts.listening import SpeechModels
 from audiorl.tasks.tts.prosody import ProsodyBins, bins_of
 from audiorl.tasks.tts.rewards import Intelligibility, SpeakerSimilarity
 from audiorl.types import Rollout, Sample
+from corpora.models.voices import VoiceLDA, fit_voices
+from corpora.recipes import tts_quickstart as quick
 from tokenizers_audio import load as load_codec
 from tokenizers_audio.batches import decode_all
 

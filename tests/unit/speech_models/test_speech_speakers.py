@@ -1,4 +1,4 @@
-"""Speaker encoders: as transformers computes them, GE2E step by step, fitted discriminants; the quality model."""
+"""Speaker encoders: as transformers computes them, GE2E step by step; the quality model."""
 
 from __future__ import annotations
 

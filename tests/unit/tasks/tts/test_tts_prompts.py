@@ -101,8 +101,8 @@ def test_prompts_without_tags() -> None:
     ("changes", "message"),
     [
         ({}, ""),
-        ({"turns": [{"speaker": "C", "text": "x"}]}, r"turn 1, field 'speaker': 'C' is none of the voices \(A\)"),
-        ({"turns": [{"speaker": "A", "text": " "}]}, r"turns\[0\]\.text ' ' is not a text"),
+        ({"turns": [{"speaker": "C", "text": "x"}]}, r"'turns\[0\]\.speaker': 'C' is none of the voices \(A\)"),
+        ({"turns": [{"speaker": "A", "text": " "}]}, r"turns\[0\]\.text': ' ' is not a text"),
         ({"voices": {"A": {"audio": "a.wav"}}}, r"text"),
         ({"voices": ["a.wav"]}, r"voices"),
     ],
