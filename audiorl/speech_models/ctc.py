@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
@@ -108,12 +108,59 @@ def align_words(
     ]
 
 
+class CTCHead:
+    """What recognisers with a CTC head have in common: they are an `Aligner` and a `TextScorer`."""
+
+    def clips(self, waveforms: Sequence[Waveform], sample_rate: int) -> Iterator[tuple[int, Tensor, float]]:
+        """Yield (index, log-probs [T, V], seconds) of each clip with samples, in any order."""
+        raise NotImplementedError
+
+    def separators(self) -> tuple[int | None, int]:
+        """Return the label between words, None for none, and the blank."""
+        raise NotImplementedError
+
+    def read(self, logprobs: Tensor) -> str:
+        """Return the text of the most probable labels, repeats and blanks removed."""
+        raise NotImplementedError
+
+    def words(self, text: str) -> list[tuple[str, list[int]]]:
+        """Return the words of a text, normalised, with their labels."""
+        raise NotImplementedError
+
+    def transcribe(self, waveforms: Sequence[Waveform], sample_rate: int) -> list[str]:
+        texts = [""] * len(waveforms)
+        for i, logprobs, _ in self.clips(waveforms, sample_rate):
+            texts[i] = self.read(logprobs)
+        return texts
+
+    def align(self, waveforms: Sequence[Waveform], sample_rate: int, texts: Sequence[str]) -> list[list[AlignedWord]]:
+        words = [self.words(text) for text in texts]
+        aligned: list[list[AlignedWord]] = [[] for _ in waveforms]
+        for i, logprobs, seconds in self.clips(waveforms, sample_rate):
+            spelled, labels = [w for w, _ in words[i]], [ids for _, ids in words[i]]
+            aligned[i] = align_words(logprobs, spelled, labels, *self.separators(), seconds, self.read)
+        return aligned
+
+    def log_probabilities(self, waveforms: Sequence[Waveform], sample_rate: int, texts: Sequence[str]) -> list[float]:
+        (between, blank), labels = self.separators(), list[list[int]]()
+        for text in texts:
+            words = [ids for _, ids in self.words(text)]
+            if not words:
+                raise ValueError(f"text {text!r} has no words; leave it out")
+            space = [] if between is None else [between]
+            labels.append(words[0] + [label for word in words[1:] for label in (*space, *word)])
+        values = [-math.inf] * len(waveforms)
+        for i, logprobs, _ in self.clips(waveforms, sample_rate):
+            values[i] = ctc_log_probability(logprobs, labels[i], blank)
+        return values
+
+
 MIN_SAMPLES = 1600
 """Samples (0.1 s) to which shorter clips are padded with silence: the convolutions need some."""
 
 
 @dataclass(frozen=True)
-class CTC(ModelFolder):
+class CTC(ModelFolder, CTCHead):
     """The most probable label of each frame, repeats and blanks removed. Source: Graves et al. 2006.
 
     Models whose first convolution normalises over time (Wav2Vec2 base, HuBERT base) get one clip at a time, since the
@@ -132,65 +179,34 @@ class CTC(ModelFolder):
         extractor = load_processor(Wav2Vec2FeatureExtractor, self.path, "feature extractor")
         return model, extractor, load_processor(AutoTokenizer, self.path, "tokenizer")
 
-    def transcribe(self, waveforms: Sequence[Waveform], sample_rate: int) -> list[str]:
-        texts = [""] * len(waveforms)
-        for place, logits, _ in self._logits(waveforms, sample_rate):
-            texts[place] = _read(self.parts[2], logits)
-        return texts
-
-    def align(self, waveforms: Sequence[Waveform], sample_rate: int, texts: Sequence[str]) -> list[list[AlignedWord]]:
-        tokenizer = self.parts[2]
-        labels = [_word_labels(tokenizer, text, self.path) for text in texts]
-        aligned: list[list[AlignedWord]] = [[] for _ in waveforms]
-        between, blank = tokenizer.word_delimiter_token_id, tokenizer.pad_token_id
-        for i, logits, seconds in self._logits(waveforms, sample_rate):
-            words, ids = [w for w, _ in labels[i]], [ids for _, ids in labels[i]]
-            logprobs, read = logits.float().log_softmax(-1), partial(_read, tokenizer)
-            aligned[i] = align_words(logprobs, words, ids, between, blank, seconds, read)
-        return aligned
-
-    def log_probabilities(self, waveforms: Sequence[Waveform], sample_rate: int, texts: Sequence[str]) -> list[float]:
-        tokenizer = self.parts[2]
-        between, labels = tokenizer.word_delimiter_token_id, list[list[int]]()
-        for text in texts:
-            words = [ids for _, ids in _word_labels(tokenizer, text, self.path)]
-            if not words:
-                raise ValueError(f"{self.name}: text {text!r} has no words; leave it out")
-            space = [] if between is None else [between]
-            labels.append(words[0] + [label for word in words[1:] for label in (*space, *word)])
-        values = [-math.inf] * len(waveforms)
-        for i, logits, _ in self._logits(waveforms, sample_rate):
-            values[i] = ctc_log_probability(logits.float().log_softmax(-1), labels[i], tokenizer.pad_token_id)
-        return values
-
     @torch.no_grad()
-    def _logits(self, waveforms: Sequence[Waveform], sample_rate: int) -> Iterator[tuple[int, Tensor, float]]:
-        """(index, [frames, labels], seconds) of each clip with samples, in any order."""
+    def clips(self, waveforms: Sequence[Waveform], sample_rate: int) -> Iterator[tuple[int, Tensor, float]]:
         model, extractor, _ = self.parts
         waves = resampled(waveforms, sample_rate, extractor.sampling_rate)
         padding_counts = getattr(model.config, "feat_extract_norm", "group") != "layer"
         for batch in batches_by_length(waves, 1 if padding_counts else self.batch_size):
             logits = model(**inputs(model, extractor, [waves[i] for i in batch], MIN_SAMPLES)).logits
             for i, row in zip(batch, logits, strict=True):
-                length = len(waves[i])
-                yield i, row[: int(frames(model, max(length, MIN_SAMPLES)))], length / extractor.sampling_rate
+                logprobs = row[: int(frames(model, max(len(waves[i]), MIN_SAMPLES)))].float().log_softmax(-1)
+                yield i, logprobs, len(waves[i]) / extractor.sampling_rate
 
+    def separators(self) -> tuple[int | None, int]:
+        return self.parts[2].word_delimiter_token_id, self.parts[2].pad_token_id
 
-def _read(tokenizer: Any, logits: Tensor) -> str:
-    # The tokenizer removes repeats, then blanks; with skip_special_tokens it would drop blanks first.
-    text: str = tokenizer.decode(logits.argmax(-1)).strip()
-    return text
+    def read(self, logprobs: Tensor) -> str:
+        # The tokenizer removes repeats, then blanks; with skip_special_tokens it would drop blanks first.
+        text: str = self.parts[2].decode(logprobs.argmax(-1)).strip()
+        return text
 
-
-def _word_labels(tokenizer: Any, text: str, path: str) -> list[tuple[str, list[int]]]:
-    """Return the words of a text, normalised, in the recogniser's labels, or capitals where it has no others."""
-    words = normalize(text, "basic").split()
-    vocabulary = tokenizer.get_vocab()
-    capitals = not any(label.islower() and len(label) == 1 for label in vocabulary)
-    spelled = [word.upper() if capitals else word for word in words]
-    if unknown := sorted({c for word in spelled for c in word} - set(vocabulary)):
-        raise ValueError(f"{path}: {text!r} has the character {unknown[0]!r}, for which the recogniser has no label")
-    return [(word, [vocabulary[c] for c in letters]) for word, letters in zip(words, spelled, strict=True)]
+    def words(self, text: str) -> list[tuple[str, list[int]]]:
+        words = normalize(text, "basic").split()
+        vocabulary = self.parts[2].get_vocab()
+        capitals = not any(label.islower() and len(label) == 1 for label in vocabulary)
+        spelled = [word.upper() if capitals else word for word in words]
+        if unknown := sorted({c for word in spelled for c in word} - set(vocabulary)):
+            character = f"{text!r} has the character {unknown[0]!r}"
+            raise ValueError(f"{self.path}: {character}, for which the recogniser has no label")
+        return [(word, [vocabulary[c] for c in letters]) for word, letters in zip(words, spelled, strict=True)]
 
 
 def inputs(model: Any, extractor: Any, waves: Sequence[Wave], shortest: int) -> dict[str, Tensor]:

@@ -13,7 +13,6 @@ from audiorl.user_files import load_function
 
 POCKETSPHINX = "pocketsphinx"
 DNSMOS = "dnsmos"
-SILERO = "silero"
 PYTHON_FILE = "python file"
 """The kind of a path that has the form FILE.py:FOLDER."""
 _FILE = re.compile(r"(.+?\.py)(?::(.*))?")
@@ -89,10 +88,8 @@ def load_quality_model(name: str) -> QualityModel:
     return quality.DNSMOS()
 
 
-def load_speech_detector(name: str = SILERO) -> SpeechDetector:
-    """Return the voice activity detector called `name`: "silero"."""
-    if name != SILERO:
-        raise ValueError(f"no voice activity detector is called {name!r}; there is {SILERO!r}")
+def load_speech_detector() -> SpeechDetector:
+    """Return Silero's voice activity detector."""
     from audiorl.speech_models.quality import Silero
 
     return Silero()

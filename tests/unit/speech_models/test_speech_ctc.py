@@ -13,7 +13,7 @@ import torch
 from audiorl.data.corpus import bundled_speech
 from audiorl.eval.metrics.text import char_errors
 from audiorl.speech_models import load_recogniser
-from audiorl.speech_models.character_ctc import BLANK, CHARACTERS, CharacterCTC, _text, load, plain
+from audiorl.speech_models.character_ctc import BLANK, CHARACTERS, CharacterCTC, load, plain
 from audiorl.speech_models.ctc import CTC, align_words, ctc_log_probability, ctc_path
 from corpora.models.recogniser import train_character_ctc
 
@@ -63,7 +63,7 @@ def test_labels_become_text() -> None:
     """Greedy CTC by hand: a a blank a space space b reads "aa b"."""
     a, b, space = (CHARACTERS.index(c) + 1 for c in "ab ")
     best = torch.tensor([a, a, BLANK, a, space, space, b])
-    assert _text(torch.nn.functional.one_hot(best, len(CHARACTERS) + 1).float()) == "aa b"
+    assert CharacterCTC(Head()).read(torch.nn.functional.one_hot(best, len(CHARACTERS) + 1).float()) == "aa b"
 
 
 @pytest.mark.parametrize(("text", "said"), [("Press 2, now!", "press two now"), ("It's  P.M.", "it s p m"), ("¿?", "")])
@@ -116,7 +116,7 @@ def test_the_text_that_is_said_is_the_most_probable(judge: CharacterCTC, ctc_fol
     wrong = judge.log_probabilities(wavs, RATE, [*texts[1:], texts[0]])
     assert all(a > b + 2 for a, b in zip(right, wrong, strict=True))
     assert judge.log_probabilities([np.zeros(0, np.float32)], RATE, ["a"]) == [-math.inf]
-    with pytest.raises(ValueError, match="has no letters"):
+    with pytest.raises(ValueError, match="has no words"):
         judge.log_probabilities(wavs[:1], RATE, ["…"])
     recogniser = CTC(str(ctc_folder), "cpu")
     together = recogniser.log_probabilities(wavs[:2], RATE, ["A, b!", "a"])
