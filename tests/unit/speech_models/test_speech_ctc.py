@@ -13,7 +13,7 @@ import torch
 from audiorl.data.corpus import bundled_speech
 from audiorl.eval.metrics.text import char_errors
 from audiorl.speech_models import load_recogniser
-from audiorl.speech_models.character_ctc import BLANK, CHARACTERS, CharacterCTC, load, plain
+from audiorl.speech_models.character_ctc import BLANK, CHARACTERS, CharacterCTC, Head, load, plain
 from audiorl.speech_models.ctc import CTC, align_words, ctc_log_probability, ctc_path
 from corpora.models.recogniser import train_character_ctc
 
