@@ -286,30 +286,15 @@ def test_a_judge_in_a_file_names_file_reward_and_sample(make_rollout, tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("made", "options", "message"),
+    "url",
     [
-        (JudgePrompt, {"rubric": " "}, "rubric"),
-        (JudgePrompt, {"rubric": "r", "audio": "all"}, "audio"),
-        (OpenAIJudge, {"scale": (5, 1)}, "scale"),
-        (OpenAIJudge, {"votes": 0}, "votes"),
-        (OpenAIJudge, {"max_failed": -1}, "max_failed"),
-        (PairwiseJudge, {"opponents": 0}, "opponents"),
-        (PolicyJudge, {"path": "p", "prompt": PROMPT, "scale": (1.0, 2.0)}, "scale"),
-        (ChatEndpoint, {"timeout": 0}, "timeout"),
-        (ChatEndpoint, {"tries": 0}, "tries"),
-        *(
-            (ChatEndpoint, {"base_url": url}, "base_url")
-            for url in (
-                "http://judge.example/v1", "ftp://localhost", "localhost:8000", "https://me:pw@judge.example/v1",
-                "http://10.0.0.1/v1",
-            )
-        ),
+        "http://judge.example/v1", "ftp://localhost", "localhost:8000", "https://me:pw@judge.example/v1",
+        "http://10.0.0.1/v1",
     ],
 )  # fmt: skip
-def test_settings_are_checked(made, options: dict[str, object], message: str) -> None:
-    first = {OpenAIJudge: (ENDPOINT, PROMPT), PairwiseJudge: (ENDPOINT, PROMPT), ChatEndpoint: ("m",)}.get(made, ())
-    with pytest.raises(ValueError, match=message):
-        made(*first, **options)
+def test_plain_http_leaves_this_machine_not(url: str) -> None:
+    with pytest.raises(ValueError, match="base_url"):
+        ChatEndpoint("m", url)
 
 
 @pytest.mark.parametrize("url", ["http://localhost:1", "http://[::1]:1", "http://127.0.0.1:1", "https://judge.example"])

@@ -47,8 +47,6 @@ def test_what_is_no_reward_model_is_refused(samples: list[Sample], tmp_path: Pat
         ModelReward(str(tmp_path / "policy"))([said(samples[0], "yes")])
     with pytest.raises(ValueError, match=r"nowhere: neither a local folder"):
         ModelReward(str(tmp_path / "nowhere"))([said(samples[0], "yes")])
-    with pytest.raises(ValueError, match="std is 0"):
-        ModelReward("x", std=0.0)
 
 
 @pytest.mark.parametrize(
@@ -112,5 +110,3 @@ def test_credit_per_step_needs_the_policys_tokenizer(samples: list[Sample], tmp_
         ProcessModelReward(str(tmp_path / "prm"), good="yes", bad="no", credit="steps")(
             [Rollout(samples[0], (other,), "a")]
         )
-    with pytest.raises(ValueError, match="credit 'step' is not one of"):
-        ProcessModelReward("x", credit="step")  # type: ignore[arg-type]

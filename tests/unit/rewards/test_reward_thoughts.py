@@ -67,8 +67,6 @@ def test_think_length_counts_unspaced_characters_and_needs_closed_thinking(make_
     reward = ThinkLength(max_words=4)
     scores = reward([make_rollout("<think>我听到狗叫</think>"), make_rollout("<think>short"), make_rollout("B")])
     assert [s.total for s in scores] == [0.75, 0.0, 0.0]  # five characters: 2 - 5/4
-    with pytest.raises(ValueError, match="max_words is 50; it must be at least 60"):
-        ThinkLength(min_words=60)
 
 
 @pytest.mark.parametrize(
@@ -98,8 +96,6 @@ def test_think_transcript_needs_a_closed_thought_and_a_transcript(make_rollout) 
     for metadata in ({}, {"text": "..."}, {"text": 3}):
         with pytest.raises(ValueError, match="sample 'clip-7': metadata has no transcript"):
             ThinkTranscript()([make_rollout(GOOD, **metadata)])
-    with pytest.raises(ValueError, match="words is 0; it must be at least 1"):
-        ThinkTranscript(0)
 
 
 def test_a_thought_is_there(make_rollout) -> None:
@@ -107,8 +103,6 @@ def test_a_thought_is_there(make_rollout) -> None:
     rollouts = [make_rollout(text) for text in texts]
     assert [s.total for s in ThinkPresent()(rollouts)] == [1, 0, 0, 0]
     assert [s.total for s in ThinkPresent(min_words=3)(rollouts)] == [0, 0, 0, 0]
-    with pytest.raises(ValueError, match="min_words is 0; it must be at least 1"):
-        ThinkPresent(min_words=0)
 
 
 THOUGHTS = ("yes yes", "no no", "why why", "hello")
@@ -189,8 +183,6 @@ def test_a_cue_for_the_answer_is_no_thought_about_this_audio(judge: Path, questi
 
 
 def test_bad_options(judge: Path, questions: list[Sample]) -> None:
-    with pytest.raises(ValueError, match="full is 0"):
-        ThoughtGrounding(str(judge), full=0)
     with pytest.raises(ValueError, match="no view is called 'quiet'"):
         ThoughtGrounding(str(judge), view="quiet", device="cpu")([answered(questions[0], text("yes", "blue"))])
     with pytest.raises(ValueError, match="'q-0': no other sample"):
