@@ -178,14 +178,10 @@ class WhisperRecogniser(ModelFolder):
 
 @dataclass(frozen=True)
 class FasterWhisper(ModelFolder):
-    """Greedy transcripts at temperature 0, without retries or conditioning on previous text, one clip at a time.
-
-    `compute_type` as CTranslate2 names it; "default" is that of the folder.
-    """
+    """Greedy transcripts at temperature 0, without retries or conditioning on previous text, one clip at a time."""
 
     language: str | None = None
     device: str = "auto"
-    compute_type: str = "default"
     task: Literal["transcribe", "translate"] = "transcribe"
 
     @cached_property
@@ -195,7 +191,7 @@ class FasterWhisper(ModelFolder):
         except ImportError as error:
             raise ImportError("CTranslate2 folders need faster-whisper: pip install 'audiorl[speech]'") from error
         try:
-            return WhisperModel(self.path, device=self.device, compute_type=self.compute_type, local_files_only=True)
+            return WhisperModel(self.path, device=self.device, local_files_only=True)
         except (RuntimeError, ValueError, OSError) as error:
             raise ValueError(f"{self.path}: cannot be read as a CTranslate2 folder of Whisper ({error})") from error
 
