@@ -152,9 +152,7 @@ def looks_like_maths(text: str) -> bool:
 def maths_equal(a: str, b: str) -> bool:
     """Return whether both sides are expressions and symbolically equal. Whatever cannot be parsed in time is not equal.
 
-    Guarded, since most answers about audio are words, and words are not maths: "e minor" must not become Euler's
-    number, nor "3 birds" equal "3 dogs".
-    Note that 6/8 equals 3/4 here: compare time signatures and the like as choices or as text.
+    Words are not maths: "e minor" must not become Euler's number, nor "3 birds" equal "3 dogs". But 6/8 equals 3/4.
     """
     if not (looks_like_maths(a) and looks_like_maths(b)):
         return False
@@ -194,12 +192,8 @@ class AnswerAccuracy:
 
     With choices, an answer that names a choice by letter or by text is right exactly when it names the reference's
     choice. Otherwise symbolic maths decides where both sides are expressions (`maths`), else equality of the texts up
-    to case, punctuation and whitespace.
-
-    `strict` is the rule of Ke-Omni-R: symbolic maths first, else exact equality of the stripped texts; letters and
-    choices play no part. There 6/8 equals 3/4, even as a time signature.
-
-    Raises ValueError for a sample without references. Source: Ke-Omni-R's released accuracy reward.
+    to case, punctuation and whitespace. `strict` is the rule of Ke-Omni-R's released reward: symbolic maths, else exact
+    equality of the stripped texts. Raises ValueError for a sample without references.
     """
 
     strict: bool = False

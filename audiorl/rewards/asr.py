@@ -18,11 +18,9 @@ from audiorl.types import Rollout, Sample, Score
 class WordAccuracy:
     """1 - WER of the response, or of its <answer> if it has one; the best over the sample's references.
 
-    WER can exceed 1: `clip` keeps the reward in [0, 1], without it long babble goes below 0. `normalizer` is
-    "english" (Whisper), "basic" (multilingual; spells digits out where sample.metadata has a "language") or "none".
-
-    The reference "" says that nobody speaks: an empty response gets 1 and any other 0. Clipped, an output that is wrong
-    throughout gets 0 however long it is, and the normalisers drop text in brackets: see `Hallucination`.
+    WER can exceed 1: `clip` keeps the reward in [0, 1]. `normalizer` is "english" (Whisper), "basic" (multilingual;
+    spells digits out where sample.metadata has a "language") or "none". The reference "" says that nobody speaks: an
+    empty response gets 1 and any other 0. Babble costs no more than one wrong word: see `Hallucination`.
 
     Raises ValueError for a sample without references and for a text that is empty after normalisation.
     """
@@ -93,17 +91,13 @@ _BRACKETS = re.compile(r"[<>()\[\]{}（）［］【】]")
 class Hallucination:
     """-max(insertions, overrun), in [-1, 0]; `parts` hold both.
 
-    insertions: inserted units / reference units, at most 1, the best over the references. At least `SHORTEST` units
-    stand below the line: with the reference "" (nobody speaks) one word costs 0.2 and five words cost 1.
+    insertions: inserted units / reference units (at least `SHORTEST`), at most 1, the best over the references.
     overrun: units beyond those that fit into the audio (max_rate a second, and `ALLOWANCE`), over those that fit, at
-    most 1. It counts the text as written, fillers included, which the English normaliser drops.
+    most 1. It counts the text as written, fillers included, which the English normaliser drops. Counted is everything
+    after the thinking: also text outside of <answer> tags and in brackets, which 1 - WER does not see.
 
-    Counted is everything after the thinking: text outside of <answer> tags, and text in brackets, which Whisper's
-    normalisers drop, so that 1 - WER does not see either.
-
-    `unit`: "word" or "char", as of the accuracy. `max_rate`: units a second that speech can reach; None: 5 words or 25
-    characters, which no recording that comes with the package exceeds by more than ALLOWANCE. Raises ValueError for a
-    sample without references and for one without audio.
+    `max_rate`: units a second that speech can reach; None: 5 words or 25 characters. Raises ValueError for a sample
+    without references and for one without audio.
     """
 
     unit: Literal["word", "char"] = "word"

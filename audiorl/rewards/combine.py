@@ -208,10 +208,9 @@ class StandardisedSum:
         StandardisedSum.of(quality=Quality(), timing=(TimeCompliance(), 0.5))
 
     A term with values per segment is standardised over all segments of the batch, and its total is their sum; NaN marks
-    a segment where it is not defined: such a segment takes no part in the statistics and gets 0. Other terms are
-    standardised over the rollouts. A term that is constant over the batch contributes 0. `parts` and `segment_parts`
-    hold the rewards as they were. A rollout that one term skips (None) is skipped and takes no part in the statistics.
-    Scores depend on their batch by design (Seed LiveInterpret 2.0, arXiv 2507.17527, section on fusion).
+    a segment where it is not defined, which gets 0 and takes no part in the statistics, nor does a rollout that one
+    term skips (None). Other terms are standardised over the rollouts; a constant one contributes 0. `parts` and
+    `segment_parts` hold the rewards as they were. Source: Seed LiveInterpret 2.0, arXiv 2507.17527.
     """
 
     terms: tuple[Term, ...]

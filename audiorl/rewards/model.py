@@ -48,8 +48,8 @@ class Checkpoint:
 class ModelReward:
     """(score - mean) / std of the reward model in the folder `path` (`audiorl/recipes/reward_model.py` trains one).
 
-    It reads the prompt, audio included, and the answer's text under its own tokenizer, so it may be of another family
-    than the policy. Loaded at the first call. Raises ValueError for a folder that holds no reward model.
+    It reads the answer's text under its own tokenizer, so it may be of another family than the policy. Raises
+    ValueError for a folder that holds no reward model.
     """
 
     path: str
@@ -81,13 +81,11 @@ class ProcessModelReward(Checkpoint):
     """The quality of an answer's steps, by the process reward model in the folder `path`.
 
     An answer is split into steps after every `</think>` and at each `separator`. The total is the lowest probability of
-    a step to be good, the rule of "Let's verify step by step"; `parts` hold the mean too. An empty answer
-    scores 0. `marker`, `good` and `bad` are those that the model was trained with.
+    a step to be good; `parts` hold the mean too. An empty answer scores 0. `marker`, `good` and `bad` are those that
+    the model was trained with.
 
-    With `credit` "steps" each step's last token gets the step's probability divided by the number of steps, for
-    advantages that tell tokens apart (`process`, `reinforce`, `gae`); the total is their sum, the mean. A policy then
-    earns nothing by more steps. It needs the policy's tokenizer to be that of the process reward model. Raises
-    ValueError where it is not.
+    With `credit` "steps" each step's last token gets the step's probability divided by the number of steps; the total
+    is their sum. Raises ValueError where the policy's tokenizer is not that of the process reward model.
     """
 
     marker: str = "\n\n"

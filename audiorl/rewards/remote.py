@@ -36,18 +36,16 @@ class RemoteReward:
         RemoteReward("http://127.0.0.1:8300")
         WeightedSum.of(judge=(RemoteReward(("http://judge1:8300", "http://judge2:8300"), batch_size=16), 0.5), ...)
 
-    All rollouts of a step are one request, as for a local reward. `batch_size` splits them, to spread the work over the
-    servers and to repeat less of it after a failure; only for rewards that score each rollout alone (not for a
-    `StandardisedSum`). At most `concurrency` requests are open at a time.
+    All rollouts of a step are one request. `batch_size` splits them, to spread the work over the servers; only for
+    rewards that score each rollout alone. At most `concurrency` requests are open at a time.
 
     `audio`: "bytes" sends the audio, "path" the names of files that the server can read too (its --audio-root), "none"
-    nothing, for rewards of text and codes; a reward that loads audio then raises an error that says so.
+    nothing, for rewards of text and codes.
 
-    A try fails if the answer takes longer than `timeout` seconds, cannot be parsed, has the wrong length or a value
-    that is not finite, if the connection breaks, or with status 5xx. Each request has `tries`, with random pauses
-    (`seed`) that start around `backoff` seconds and double up to `max_backoff`; the defaults outlast a restart of 30
-    seconds. A server that failed is not used for `cooldown` seconds while another one works. The bearer token is read
-    from the environment variable `token_env`; proxies of the environment are not used.
+    A try fails with no usable answer within `timeout` seconds. Each request has `tries`, with random pauses (`seed`)
+    that start around `backoff` seconds and double up to `max_backoff`. A server that failed is not used for `cooldown`
+    seconds while another one works. The bearer token is read from the environment variable `token_env`; proxies of the
+    environment are not used.
 
     Raises RewardServerError after the last try, and ValueError at once where a repetition is of no use: a refused
     request, a reward that raises ValueError, servers with different rewards. A fault never becomes a score of 0.

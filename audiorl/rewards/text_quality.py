@@ -18,11 +18,8 @@ from audiorl.types import Rollout, Sample, Score
 class CaptionQuality:
     """CIDEr-D of the final text against the sample's references, divided by 10: in [0, 1].
 
-    Make it with `CaptionQuality.of(samples)`, which counts how rare words are in all their references.
-    Self-critical training of captions rewards this (Rennie et al., arXiv 1612.00563). It counts words alone: look at a
-    judge's opinion, too.
-
-    Raises ValueError for a sample without references.
+    Make it with `CaptionQuality.of(samples)`, which counts how rare words are in all their references. Source: Rennie
+    et al., arXiv 1612.00563. Raises ValueError for a sample without references.
     """
 
     frequencies: DocumentFrequencies = field(repr=False)
@@ -64,10 +61,9 @@ LANGUAGE_SCRIPTS: dict[str, tuple[str, ...]] = {
 class LanguageConsistency:
     """Share of letters in the target language's script, and 0 if the text is identified as another language.
 
-    The target is `language` or else sample.metadata["language"] ("en", "zh-CN", …). Scripts settle Chinese, Korean,
-    Russian against English and the like. Between languages that share a script py3langid decides among `languages` and
-    the target, for texts of at least `min_letters` letters; shorter ones are judged by script alone. Japanese of that
-    length must contain kana, else it is taken for Chinese.
+    The target is `language` or else sample.metadata["language"] ("en", "zh-CN", …). Between languages that share a
+    script py3langid decides among `languages` and the target, for texts of at least `min_letters` letters; shorter ones
+    are judged by script alone. Japanese of that length must contain kana.
 
     `part` is the text judged: the thinking, the answer, or all without tags. A missing or empty part scores 0; a part
     without letters ("42") fits every language and scores 1.

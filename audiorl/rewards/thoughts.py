@@ -92,8 +92,6 @@ class ThinkTranscript:
 
     `words` compares with the first so many words of the transcript only; None with all of it. Part `said` is 1 where
     the thought has words and each of them is a word of the whole transcript. A missing or unclosed thought earns 0.
-    Without a reward of this kind GRPO on the answer alone makes thoughts cues that nobody said.
-
     Raises ValueError for a sample without transcript.
     """
 
@@ -122,9 +120,8 @@ class ThoughtConsistency(Checkpoint):
     """Does the answer follow from the thought? The probability, in [0, 1], that the judge chooses the rollout's answer
     when it reads the question and the thought and gets `view` in place of the audio.
 
-    The probability is that of the rollout's choice among all choices of the sample. Part `agrees` is 1 where no other
-    choice is more probable. Without a closed thought, or with an answer that names no choice, the score is 0. A thought
-    that states the answer is consistent, too: combine this with accuracy and with `ThoughtGrounding`.
+    Part `agrees` is 1 where no other choice is more probable. Without a closed thought, or with an answer that names no
+    choice, the score is 0. A thought that states the answer is consistent, too: combine this with accuracy.
 
     Raises ValueError for a sample without choices. Source: the consistency reward of CESAR (arXiv 2510.20867), with
     log-probs of a judge in place of a comparison of words.
@@ -162,9 +159,8 @@ class ThoughtGrounding(Checkpoint):
     """Is the thought about this audio? How much more probable the judge finds it with the audio than with `view` in its
     place: (gain in nats / tokens of the thought) / `full`, in [0, 1]; part `nats` holds the gain per token itself.
 
-    A thought that fits any recording gains nothing. `view` is by default the audio of another prompt of the step, with
-    the same answer if there is one, so that a cue for the answer gains nothing either: over `silence` it does. Without
-    a closed thought that has words the score is 0. The judge must listen: see `audiorl audit`.
+    `view` is by default the audio of another prompt of the step, with the same answer if there is one, so that a cue
+    for the answer gains nothing: over `silence` it does. Without a closed thought that has words the score is 0.
 
     Raises ValueError for a sample without audio, or without another sample to compare with.
     """

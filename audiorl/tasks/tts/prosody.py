@@ -106,11 +106,9 @@ class ProsodyRange:
     """How usual the ranges of pitch and level and the share of pauses are, in [0, 1]; flat and wild both score less.
 
     With z standard deviations between a measure and the sample's own recording, or the mean of `norm` where
-    `reference(sample)` is None, it scores 1 for z up to 1 and 1 / z beyond. The total is the geometric mean of the
-    three. `parts` hold the measures: f0_range in semitones, energy_range in dB, pauses as a share of the time; see
-    `audiorl.eval.metrics.prosody`. Silence, and less than 0.1 s of voice, scores 0 and has ranges of 0 and pauses of 1.
-
-    Speech that nobody understands can be lively: add it to `Intelligibility`, or put it behind one with `Gated`.
+    `reference(sample)` is None, it scores 1 for z up to 1 and 1 / z beyond; the total is their geometric mean.
+    `parts` hold the measures: f0_range in semitones, energy_range in dB, pauses as a share of the time. Less than 0.1 s
+    of voice scores 0. Speech that nobody understands can be lively: put it behind `Intelligibility` with `Gated`.
     """
 
     models: SpeechModels
@@ -138,12 +136,9 @@ class ProsodyDistribution:
     """How seldom the batch speaks like this rollout, next to recordings: it keeps a batch's distribution like theirs.
 
     For each measure p / (p + q), where p is the share of recordings in the rollout's bin and q that of the batch: 1/2
-    where both are alike, more for what is said too seldom. That is the optimal discriminator between the two
-    (Goodfellow et al. 2014, equation 2), which a policy that is rewarded for it makes 1/2 everywhere. The total is the
-    mean of the three; `parts` as in `ProsodyRange`. Silence, and less than 0.1 s of voice, scores 0 and is not counted.
-
-    `ProsodyRange` scores each rollout alone, and lets a batch become monotone where both flat and lively speech are
-    usual. This one needs a batch: all rollouts of a step, a hundred or more.
+    where both are alike, more for what is said too seldom (the optimal discriminator, Goodfellow et al. 2014, equation
+    2). The total is the mean of the three; `parts` as in `ProsodyRange`. Less than 0.1 s of voice scores 0 and is not
+    counted. It needs a batch: all rollouts of a step, a hundred or more.
     """
 
     models: SpeechModels

@@ -1,8 +1,7 @@
 """The rewards of text to speech, and the options that weigh them.
 
-A rollout without speech, or with silence only, scores 0 in all of them (except `Duration` against a reference of 0 s):
-silence never raises a score. A rollout that was cut off at its token limit is scored by its speech up to there;
-`Finished` gives it 0.
+No speech, or silence only, scores 0 in all of them (except `Duration` against 0 s). A rollout that was cut off at its
+token limit is scored by its speech up to there; `Finished` gives it 0.
 """
 
 from __future__ import annotations
@@ -63,9 +62,8 @@ class Intelligibility:
 class Likelihood:
     """How probable the recogniser finds the sample's first reference: the geometric mean for a character, in [0, 1].
 
-    It goes on rising where a transcript has no errors left, towards the speech that suits the recogniser best: used
-    alone it makes speech monotone (arXiv 2509.18531, where ln p is the reward). Combine it with `ProsodyRange`. Needs
-    Whisper or a recogniser with a CTC head (`TextScorer`). `parts` hold ln p for a character.
+    Needs Whisper or a recogniser with a CTC head. Used alone it makes speech monotone (arXiv 2509.18531, where ln p is
+    the reward): combine it with `ProsodyRange`. `parts` hold ln p for a character.
     """
 
     models: SpeechModels
@@ -80,11 +78,10 @@ class Likelihood:
 class WordIntelligibility:
     """The mean over the words of the sample's first reference of 1 - CER, in [0, 1], with credit on each word's frames.
 
-    Needs a recogniser with a CTC head (`Aligner`): the text is aligned with the speech, and each word is compared with
-    what the recogniser understood while it is said. `per_token` puts a word's share on the last frame that says
-    it, the last word's on the last sampled token, and `step_ends` are these tokens: for the advantages `step-index` and
-    `process`, and for `gae`. Silence, and a text without words, score 0.
-    Raises ValueError where a rollout has speech in several segments, and for a recogniser that cannot align.
+    The text is aligned with the speech, and each word is compared with what the recogniser understood while it is said.
+    `per_token` puts a word's share on the last frame that says it, the last word's on the last sampled token, and
+    `step_ends` are these tokens. Silence, and a text without words, score 0. Raises ValueError where a rollout has
+    speech in several segments, and for a recogniser without a CTC head.
     """
 
     models: SpeechModels
@@ -293,11 +290,9 @@ class SpeechRewards:
 def speech_reward(
     options: SpeechRewards, voice: SpeechDecoder, samples: Sequence[Sample], language: str | None = None
 ) -> WeightedSum:
-    """Return the weighted sum of the rewards in `options`. Every sample is first checked for the references that they
-    need.
+    """Return the weighted sum of the rewards in `options`, with `language` for a multilingual recogniser.
 
-    `language`: the language for a multilingual recogniser. Raises ValueError naming a sample without a reference, and
-    for prosody where no sample has a recording.
+    Raises ValueError naming a sample without a reference that they need, and for prosody where none has a recording.
     """
     o = options
     for sample in samples:
