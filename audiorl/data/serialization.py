@@ -120,10 +120,8 @@ def serialize_rollouts(rollouts: Sequence[Rollout], audio: AudioMode = "bytes") 
             try:
                 encoded[key] = encode_metadata(value)
             except TypeError as error:
-                raise ValueError(
-                    f"sample {sample.id!r}: metadata[{key!r}] holds {error}, which cannot be sent to a reward server; "
-                    "leave it out of the sample, or make it text or numbers"
-                ) from None
+                held = f"sample {sample.id!r}: metadata[{key!r}] holds {error}"
+                raise ValueError(f"{held}, which cannot be sent to a reward server; leave it out") from None
         return encoded
 
     samples = list({id(r.sample): r.sample for r in rollouts}.values())
@@ -189,10 +187,8 @@ def deserialize_rollouts(document: bytes, folders: Sequence[Path] = ()) -> list[
                 real = os.path.realpath(path)
                 if not any(Path(real).is_relative_to(folder) for folder in allowed):
                     where = ", ".join(map(str, allowed)) or "none"
-                    raise PathNotAllowed(
-                        f"path: {path} lies outside the folders that may be read ({where}); start the server with "
-                        "--audio-root, or send audio='bytes'"
-                    )
+                    remedy = "start the server with --audio-root, or send audio='bytes'"
+                    raise PathNotAllowed(f"path: {path} lies outside the folders that may be read ({where}); {remedy}")
                 clip = replace(clip, path=real)
             clips[key] = clip
         return clips[key]
