@@ -1,7 +1,7 @@
 """Training on a fixed data set: the worker that updates one model, and the loop around it.
 
 SFT, preference losses and reward models differ in one function, their `BatchLoss`: how a batch is cut into packs, and
-what the loss of a pack is. The codec and CTC bring workers of their own to the same loop.
+what the loss of a pack is. The codec brings workers of its own to the same loop.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ T = TypeVar("T")
 
 
 class FitWorker(Protocol):
-    """The methods that the loop calls of every worker."""
+    """The method that the loop calls of every worker."""
 
     def train(self, batch: Sequence[Any]) -> dict[str, float]:
         """Update the model from this rank's share of a batch. Returns the metrics of all ranks."""
@@ -145,6 +145,27 @@ def learners(
 
 def _learner(start: ModelFile[Any], batch_loss: BatchLoss, config: FitConfig, optim: OptimConfig) -> Learner:
     return Learner(batch_loss, start.load(), config, optim, World.of_process_group())
+
+
+def train_on(
+    batch_loss: BatchLoss,
+    model: AudioPolicy | ValueModel,
+    items: Sequence[T],
+    run: Run,
+    config: FitConfig,
+    optim: OptimConfig,
+    *,
+    phase: str,
+    seed: int,
+    length: Callable[[T], int],
+    limit: ComputeTime | None = None,
+) -> None:
+    """Train `model` in place by `batch_loss`, see `fit`; load the result of a phase that has finished."""
+    if run.finished(phase):
+        run.load_result(phase, model)
+        return
+    trainers = learners(run, phase, batch_loss, model, config, optim)
+    fit(trainers, model, items, run, config, phase=phase, seed=seed, length=length, limit=limit)
 
 
 def fit(

@@ -281,10 +281,9 @@ def test_options_of_another_loss_are_refused() -> None:
         with pytest.raises(ValueError, match="length_normalized is not an option"):
             PreferenceConfig(loss=loss, length_normalized=True)  # type: ignore[arg-type]
     for loss in (*WITHOUT_REFERENCE, "kto"):
-        with pytest.raises(ValueError, match="audio_coef and anchor_coef are not options"):
+        with pytest.raises(ValueError, match="audio_coef is not an option"):
             PreferenceConfig(loss=loss, audio_coef=0.2)  # type: ignore[arg-type]
     others: list[tuple[dict[str, Any], str]] = [
-        ({"loss": "kto", "batch_size": 1}, "batch_size must be at least 2"),
         ({"loss": "kto", "sft_coef": 0.1}, "sft_coef is not an option"),
         ({"loss": "cdpo", "label_smoothing": 0.5}, r"label_smoothing is 0\.5"),
         ({"silenced": 0}, "silenced is 0"),
@@ -470,13 +469,11 @@ def test_what_a_loss_cannot_learn_from_is_refused(samples: list[Sample], tmp_pat
     pairs = text_pairs(samples)
     judged = pairs_to_judged(pairs)
     kto = PreferenceConfig(loss="kto", steps=1, batch_size=2)
-    sorted_alone = PreferenceConfig(loss="kto", steps=1, batch_size=11, sort=True)
     for name, items, config, message in (
         ("a", judged, CONFIG, "the loss 'dpo' learns from Pair rows"),
         ("b", pairs, kto, "the loss 'kto' learns from Judged rows"),
         ("c", [], CONFIG, "the data is empty"),
         ("d", judged[:2], kto, "all written answers are to one prompt"),
-        ("e", judged, sorted_alone, "leave one of 12 answers alone"),
     ):
         with pytest.raises(ValueError, match=message):
             train(items, new_run(tmp_path / name), config=config)
