@@ -1,5 +1,5 @@
-"""Estimators of KL(pi || pi_ref) from samples of pi (Schulman 2020, "Approximating KL divergence"), and controllers of
-its coefficient: frozen states, whose `update` gives the next one."""
+"""Estimators of KL(pi || pi_ref) from samples of pi (Schulman 2020, "Approximating KL divergence"), and its
+coefficient's controller."""
 
 from __future__ import annotations
 
@@ -25,75 +25,27 @@ def kl_estimate(logprobs: Tensor, ref_logprobs: Tensor, kind: KLKind = "k3") -> 
         return d
     if kind == "k2":
         return 0.5 * d**2
-    if kind == "k3":
-        return torch.expm1(-d) + d
-    raise ValueError(f"kl_estimate: unknown kind {kind!r}; use 'k1', 'k2' or 'k3'")
+    return torch.expm1(-d) + d
 
 
 @dataclass(frozen=True)
-class FixedKL:
-    """A coefficient that stays as it is."""
+class KLController:
+    """The KL's coefficient β, which follows the observed KL as `config.control` says; e = clip(KL/target - 1, ±0.2).
 
-    beta: float
-
-    def update(self, observed: float, samples: int = 1) -> Self:
-        return self
-
-
-@dataclass(frozen=True)
-class HorizonKL:
-    """β ← β·(1 + e·samples/horizon), e = clip(KL/target - 1, -0.2, 0.2) (Ziegler et al. 2019, arXiv 1909.08593, 2.2).
-
-    `samples` counts what was seen since the last update, in the unit of `horizon`.
+    fixed: it stays. horizon: β ← β·(1 + e·samples/horizon), `samples` being those since the last update. log-space:
+    β ← β·(1 + gain·e), proportional control of log β. Both from Ziegler et al. 2019, arXiv 1909.08593, 2.2 (gain: K_β).
     """
 
     beta: float
-    target: float
-    horizon: float = 10_000.0
-
-    def __post_init__(self) -> None:
-        _check_target(self.target)
+    config: KLConfig = KLConfig()
 
     def update(self, observed: float, samples: int = 1) -> Self:
-        return replace(self, beta=self.beta * (1 + _error(observed, self.target) * samples / self.horizon))
-
-
-@dataclass(frozen=True)
-class LogSpaceKL:
-    """β ← β·(1 + gain·e), e = clip(KL/target - 1, -0.2, 0.2): proportional control of log β (Ziegler et al. 2019, 2.2).
-
-    `gain` is the paper's K_β; 0.1 there, and not stated for the interpreters that use this controller.
-    """
-
-    beta: float
-    target: float
-    gain: float = 0.1
-
-    def __post_init__(self) -> None:
-        _check_target(self.target)
-
-    def update(self, observed: float, samples: int = 1) -> Self:
-        return replace(self, beta=self.beta * (1 + self.gain * _error(observed, self.target)))
-
-
-KLController = FixedKL | HorizonKL | LogSpaceKL
-
-
-def kl_controller(config: KLConfig, beta: float) -> KLController:
-    """Return the controller of `config.control` that begins with `beta`."""
-    if config.control == "horizon":
-        return HorizonKL(beta, config.target, config.horizon)
-    if config.control == "log-space":
-        return LogSpaceKL(beta, config.target, config.gain)
-    return FixedKL(beta)
-
-
-def _check_target(target: float) -> None:
-    if not target > 0:
-        raise ValueError(f"the KL's target must be above 0, got {target}")
-
-
-def _error(observed: float, target: float) -> float:
-    if not math.isfinite(observed):
-        raise ValueError(f"the observed KL is {observed}; the coefficient cannot follow it")
-    return min(max(observed / target - 1, -0.2), 0.2)
+        """Return the controller with the next coefficient. Raises ValueError for a KL that is not finite."""
+        config = self.config
+        if config.control == "fixed":
+            return self
+        if not math.isfinite(observed):
+            raise ValueError(f"the observed KL is {observed}; the coefficient cannot follow it")
+        error = min(max(observed / config.target - 1, -0.2), 0.2)
+        change = config.gain * error if config.control == "log-space" else error * samples / config.horizon
+        return replace(self, beta=self.beta * (1 + change))

@@ -42,11 +42,11 @@ class PreferenceConfig:
     sft_coef: float = 0.0
     """Weight of the chosen answer's negative log-likelihood, a mean over tokens, added to the loss (RPO)."""
     audio_coef: float = 0.0
-    """Weight of DPO on audio: the chosen answer against itself after silenced audio (mDPO; OPA-DPO uses 0.2); 0: none."""
+    """Weight of DPO on audio: the chosen answer against itself after silenced audio (mDPO; OPA-DPO: 0.2); 0: none."""
     silenced: float = 0.3
     """Share of the audio that is silenced for `audio_coef`, in pieces of 0.1 s."""
     anchor_coef: float = 0.0
-    """Weight of the anchor, which keeps the chosen answer as likely as under the reference (OPA-DPO uses 1); 0: none."""
+    """Weight of the anchor, which keeps the chosen answer as likely as under the reference (OPA-DPO: 1); 0: none."""
     anchor: float = 0.0
     """δ of the anchor: by how much β times the chosen answer's log-ratio should exceed 0."""
     sort: bool = False

@@ -45,8 +45,7 @@ from audiorl.protocols import Request, Reward, RolloutEngine
 from audiorl.rewards.combine import scored_rollouts
 from audiorl.run.folder import Run
 from audiorl.run.progress import Progress
-from audiorl.train.batches import counts, group_packs
-from audiorl.train.checks import check_finite, read_pass
+from audiorl.train.batches import check_finite, counts, group_packs, read_pass
 from audiorl.train.fit import Learner, PackLoss, fit, learners, training_indices
 from audiorl.types import Message, Sample
 

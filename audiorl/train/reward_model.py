@@ -22,8 +22,7 @@ from audiorl.models.examples import experience
 from audiorl.models.process_reward import ProcessRewardModel
 from audiorl.models.value import ValueModel, score_answers
 from audiorl.run.folder import Run
-from audiorl.train.batches import group_packs
-from audiorl.train.checks import read_pass
+from audiorl.train.batches import group_packs, read_pass
 from audiorl.train.fit import Learner, PackLoss, train_on
 from audiorl.train.preference import pair_examples
 

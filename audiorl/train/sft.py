@@ -13,8 +13,7 @@ from audiorl.data.schedule import rough_length
 from audiorl.models import AudioPolicy
 from audiorl.models.examples import Example, experience
 from audiorl.run.folder import ComputeTime, Run
-from audiorl.train.batches import counts, repeat_each
-from audiorl.train.checks import read_pass
+from audiorl.train.batches import counts, read_pass, repeat_each
 from audiorl.train.fit import Learner, PackLoss, train_on
 
 

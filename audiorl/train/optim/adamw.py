@@ -18,7 +18,7 @@ from audiorl.distributed.world import World
 from audiorl.models.policy import AudioPolicy
 from audiorl.models.value import ValueModel
 from audiorl.run.checkpoint import StatePiece, read_shape
-from audiorl.train.checks import check_weights
+from audiorl.train.batches import check_weights
 
 
 def learning_rate(step: int, total_steps: int, config: OptimConfig) -> float:

@@ -29,7 +29,7 @@ from audiorl.distributed.world import World, buckets
 from audiorl.models.policy import AudioPolicy
 from audiorl.models.value import ValueModel
 from audiorl.run.checkpoint import StatePiece, even_range, read_range, row_range
-from audiorl.train.checks import check_weights
+from audiorl.train.batches import check_weights
 from audiorl.train.optim.adamw import MASTER, Optimizer, ShardedModules, check_shape
 
 

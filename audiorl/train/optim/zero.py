@@ -31,7 +31,7 @@ from audiorl.distributed.world import World
 from audiorl.models.policy import AudioPolicy
 from audiorl.models.value import ValueModel
 from audiorl.run.checkpoint import StatePiece, read_range
-from audiorl.train.checks import check_weights
+from audiorl.train.batches import check_weights
 from audiorl.train.optim.adamw import MASTER, ShardedModules, adamw, check_shape, learning_rate
 
 BUCKET = 5 * 10**8

@@ -21,8 +21,7 @@ from audiorl.algos.experience import Experience, PackedBatch
 from audiorl.algos.kl import kl_estimate
 from audiorl.algos.packing import micro_batches, pack_experiences, shared_groups
 from audiorl.config import EstimatorConfig, KLConfig, RLConfig
-from audiorl.train.batches import counts, fill, gather, sum_codebooks, widened
-from audiorl.train.checks import check_finite
+from audiorl.train.batches import check_finite, counts, fill, gather, sum_codebooks, widened
 from audiorl.train.rl.advantages import compute_advantages
 from audiorl.train.rl.minibatch import flat_code_mask, is_frame
 from audiorl.types import Rollout, Sample, Score, Segment
@@ -152,7 +151,7 @@ def test_fill_keeps_the_columns() -> None:
         assert batch.code_mask is not None
         return -batch.code_mask[batch.loss_mask].float()
 
-    filled = fill(mixed, "old_logprobs", forward, 1000, True)
+    filled = fill(mixed, lambda batch: {"old_logprobs": forward(batch)}, 1000, True)
     assert filled[0].old_logprobs is not None and filled[1].old_logprobs is not None
     assert torch.equal(filled[0].old_logprobs[2:], -DRAWN.float())
     assert filled[1].old_logprobs.tolist() == [0, 0, -1, -1]  # text keeps its shape, whatever shares its pack

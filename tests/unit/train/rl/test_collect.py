@@ -11,8 +11,7 @@ from torch import Tensor
 from audiorl.config import RLConfig
 from audiorl.data.schedule import batch_of_step
 from audiorl.protocols import Request
-from audiorl.train.rl.collect import RolloutBatch, collect, scored_experiences
-from audiorl.train.rl.metrics import rollout_metrics
+from audiorl.train.rl.collect import RolloutBatch, collect, scored_experiences, step_metrics
 from audiorl.types import Rollout, Sample, Score, Segment
 
 SAMPLES = [Sample(name, ()) for name in "abcdefgh"]
@@ -95,7 +94,7 @@ def test_groups_without_signal_are_dropped_and_others_asked() -> None:
     assert new in others
     assert list(groups(found).values()) == [a, c, new] and len(groups(found)) == 3
     assert (found.dropped, found.refilled, len(found.rollouts)) == (1, 1, 6)
-    metrics = rollout_metrics(found, RLConfig(dynamic_sampling=2))
+    metrics = step_metrics(found, 0, RLConfig(dynamic_sampling=2))
     assert {k: v for k, v in metrics.items() if k.startswith("group/")} == {
         "group/without_signal": 0,
         "group/dropped": 1,

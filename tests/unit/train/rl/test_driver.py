@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from audiorl.config import RLConfig
-from audiorl.train.rl.engines import GroupEngine
-from audiorl.train.rl.processes import Workers
+from audiorl.train.rl.processes import GroupEngine, Workers
 
 
 class Model:

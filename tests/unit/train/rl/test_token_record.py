@@ -15,8 +15,7 @@ from audiorl.distributed.local import LocalGroup
 from audiorl.models import AudioPolicy
 from audiorl.protocols import Request
 from audiorl.rollout.hf import HFEngine
-from audiorl.train.rl.engines import GroupEngine
-from audiorl.train.rl.processes import StepBatch, Workers
+from audiorl.train.rl.processes import GroupEngine, Workers
 from audiorl.train.rl.trainer import TrainBatch, Trainer
 from audiorl.types import Rollout, Sample, Segment
 from tests.conftest import make_omni
@@ -68,7 +67,7 @@ def test_recording_changes_no_number(samples: list[Sample]) -> None:
 def test_numbers_come_in_the_order_of_the_step(samples: list[Sample], ranks: list[list[int]]) -> None:
     batch = experiences(make_omni(), samples)
     group = LocalGroup([trainer(make_omni(), 1) for _ in range(2)])
-    numbers = Workers(RLConfig(), group, GroupEngine(group)).step(StepBatch(batch, record_tokens=True)).tokens
+    numbers = Workers(RLConfig(), group, GroupEngine(group)).step(TrainBatch(batch, record_tokens=True)).tokens
     assert [len(of_one["ratios"]) for of_one in numbers] == [len(e) for e in batch] and "advantages" in numbers[0]
 
 

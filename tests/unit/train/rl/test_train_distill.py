@@ -31,8 +31,7 @@ from audiorl.train.rl.distill import (
     shared_vocabulary,
     with_teacher_prompts,
 )
-from audiorl.train.rl.engines import GroupEngine
-from audiorl.train.rl.processes import Workers, check_separate_teacher
+from audiorl.train.rl.processes import GroupEngine, Workers, check_separate_teacher
 from audiorl.train.rl.train import train_rl
 from audiorl.train.rl.trainer import Separate, TrainBatch, Trainer
 from audiorl.train.rl.workers import ReferenceWorker
