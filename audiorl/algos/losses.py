@@ -27,14 +27,10 @@ class LossInputs:
     Raises ValueError for tensors of different shapes, which would broadcast to a wrong number.
     """
 
-    logprobs: Tensor
-    """[N] under the policy, with gradients."""
-    old_logprobs: Tensor
-    """[N] under the policy before the step's updates."""
-    advantages: Tensor
-    """[N]"""
-    weights: Tensor
-    """[N] from `token_weights`; 0 where an action does not count."""
+    logprobs: Tensor  # [N] under the policy, with gradients
+    old_logprobs: Tensor  # [N] under the policy before the step's updates
+    advantages: Tensor  # [N]
+    weights: Tensor  # [N] from `token_weights`; 0 where an action does not count
     sequence: Tensor = NONE
     """[N] int64, on the CPU: the sequence of each action, from 0; no sequence is split over two calls."""
     chosen: Tensor = NONE

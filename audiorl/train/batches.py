@@ -136,9 +136,14 @@ def read_pass(
 def check_gradients(parameters: Mapping[str, nn.Parameter]) -> None:
     """Raise FloatingPointError naming a parameter whose gradient is not finite."""
     if not bool(nn.utils.get_total_norm([p.grad for p in parameters.values() if p.grad is not None]).isfinite()):
-        bad = [n for n, p in parameters.items() if p.grad is not None and not bool(p.grad.isfinite().all())]
-        what = f"the gradient of {bad[0]!r}" if bad else "the norm of the gradient"
-        raise FloatingPointError(f"{what} is not finite; this update changed no weight")
+        raise gradient_error(parameters)
+
+
+def gradient_error(parameters: Mapping[str, nn.Parameter]) -> FloatingPointError:
+    """Return the error of gradients whose norm is not finite."""
+    bad = [n for n, p in parameters.items() if p.grad is not None and not bool(p.grad.isfinite().all())]
+    what = f"the gradient of {bad[0]!r}" if bad else "the norm of the gradient"
+    return FloatingPointError(f"{what} is not finite; this update changed no weight")
 
 
 def check_weights(parameters: Mapping[str, nn.Parameter], lr: float) -> None:

@@ -52,7 +52,8 @@ class FsdpOptimizer(Optimizer):
         """Trained weights outside of the layers, by name."""
         self._layers = _Layers(modules)
         ranges = {name: even_range(p.numel(), world.rank, world.size) for name, p in self._whole.items()}
-        shards = {name: _slice(p, *ranges[name]) for name, p in self._whole.items()}
+        # A range of a weight's numbers, in the weight's own memory.
+        shards = {n: nn.Parameter(p.detach().view(-1)[slice(*ranges[n])]) for n, p in self._whole.items()}
         self._sharded: dict[str, Any] = {}
         """Trained weights of the layers as FSDP2 shards them, by name."""
         self._layers.shard()
@@ -66,11 +67,9 @@ class FsdpOptimizer(Optimizer):
         super().__init__({name: shards[name] for name in self._shapes}, config, total_steps, world)
         self._reached: set[str] = set()
         self._layers.unshard()
-        for name, p in self._layer_weights().items():
-            p.register_post_accumulate_grad_hook(lambda _, name=name: self._reached.add(name))
-
-    def _layer_weights(self) -> dict[str, nn.Parameter]:
-        return {name: p for name, p in self._model.trainable().items() if name in self._sharded}
+        for name, p in self._model.trainable().items():
+            if name in self._sharded:
+                p.register_post_accumulate_grad_hook(lambda _, name=name: self._reached.add(name))
 
     # -- an update -------------------------------------------------------------------------------------------------
 
@@ -104,18 +103,14 @@ class FsdpOptimizer(Optimizer):
             weights = [self._whole[name] for name in bucket]
             # Gradients of 16 bit are summed in float32.
             wide = torch.float32 if weights[0].dtype in (torch.bfloat16, torch.float16) else weights[0].dtype
-            grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in weights]
-            columns = torch.cat([self._by_rank(g.to(wide)) for g in grads], 1)
+            flat = [(torch.zeros_like(p) if p.grad is None else p.grad).to(wide).reshape(-1) for p in weights]
+            by_rank = [nn.functional.pad(g, (0, -len(g) % self._size)).view(self._size, -1) for g in flat]
+            columns = torch.cat(by_rank, 1)
             total = columns.new_empty(columns.shape[1])
             dist.reduce_scatter_single(total, columns.view(-1))
             for name, own in zip(bucket, total.split([-(-p.numel() // self._size) for p in weights]), strict=True):
                 shard = self._parameters[name]
                 shard.grad = own[: shard.numel()].to(shard.dtype)
-
-    def _by_rank(self, whole: Tensor) -> Tensor:
-        """[ranks, numbers of one rank], padded with zeros."""
-        flat = whole.reshape(-1)
-        return nn.functional.pad(flat, (0, -len(flat) % self._size)).view(self._size, -1)
 
     def _clip(self) -> float:
         shards = list(self._parameters.values())
@@ -141,12 +136,9 @@ class FsdpOptimizer(Optimizer):
         for bucket in buckets(list(self._whole), self._whole):
             weights = [self._whole[name] for name in bucket]
             sizes = [-(-p.numel() // self._size) for p in weights]
-            own = torch.cat(
-                [
-                    nn.functional.pad(self._parameters[name].detach(), (0, size - self._parameters[name].numel()))
-                    for name, size in zip(bucket, sizes, strict=True)
-                ]
-            )
+            shards = [self._parameters[name].detach() for name in bucket]
+            padded = [nn.functional.pad(x, (0, size - x.numel())) for x, size in zip(shards, sizes, strict=True)]
+            own = torch.cat(padded)
             columns = own.new_empty(self._size * len(own))
             dist.all_gather_single(columns, own)
             for p, part in zip(weights, columns.view(self._size, -1).split(sizes, 1), strict=True):
@@ -216,9 +208,11 @@ class _Layers:
             state._post_forward_hook_handle.remove()
             for group in state._fsdp_param_groups:
                 # These would shard the weights again when somebody saves the model.
-                for hook in group._module_to_pre_save_state_dict_hook_handle.values():
-                    hook.remove()
-                for hook in group._module_to_pre_load_state_dict_hook_handle.values():
+                hooks = (
+                    group._module_to_pre_save_state_dict_hook_handle,
+                    group._module_to_pre_load_state_dict_hook_handle,
+                )
+                for hook in (*hooks[0].values(), *hooks[1].values()):
                     hook.remove()
 
     def reshard(self) -> None:
@@ -249,10 +243,8 @@ class _Layers:
                     p.sharded_param.to_local().view(-1).copy_(whole.view(-1)[start:stop])
 
     def restore(self) -> None:
-        for hook in self._hooks:
-            hook.remove()
+        self.unshard()
         for module in self._modules:
-            module.unshard()
             for group in module._get_fsdp_state()._fsdp_param_groups:
                 for p in group.fsdp_params:
                     whole = p.unsharded_param
@@ -264,8 +256,3 @@ class _Layers:
         for module in self._modules:
             _module_state_mapping.pop(module, None)
         self._modules = []
-
-
-def _slice(p: nn.Parameter, start: int, stop: int) -> nn.Parameter:
-    """Return a range of a weight's numbers, in the weight's own memory."""
-    return nn.Parameter(p.detach().view(-1)[start:stop])

@@ -71,7 +71,9 @@ class ZeroOptimizer:
         self.updates = 0
         self.every_pass = stage >= 2
         self.loss_scale = float(world.size)  # DeepSpeed divides gradients by it
-        self._snapshot = _Snapshot(modules.module)
+        # DeepSpeed adds attributes, which `close` removes.
+        self._modules_before = [(m, dict(m.__dict__)) for m in modules.module.modules()]
+        self._weights_before = [(p, set(p.__dict__)) for p in modules.module.parameters()]
         if stage == 3:
             for layer in modules.layers:
                 deepspeed.utils.set_z3_leaf_module(layer, True)  # gathered whole, even where a pass uses a part of it
@@ -93,7 +95,7 @@ class ZeroOptimizer:
         # The first layer's inputs may need no gradient, and its hook then would come too early.
         for layer in modules.layers[1:] if self.every_pass else ():
             trained = [p for p in layer.parameters() if id(p) in self._names]
-            self._hooks.append(layer.register_full_backward_hook(self._layer_done(trained)))
+            self._hooks.append(layer.register_full_backward_hook(lambda *_, trained=trained: self._reduce(trained)))
         self._all = list(dict.fromkeys(modules.module.parameters()))
         self._non_layer = list(dict.fromkeys(modules.non_layer))
         self._gather(self._all)
@@ -142,12 +144,6 @@ class ZeroOptimizer:
         self.updates += 1
         return {"grad_norm": float(self._zero._global_grad_norm), "lr": lr}
 
-    def _layer_done(self, parameters: Sequence[nn.Parameter]) -> Any:
-        def done(*_: Any) -> None:
-            self._reduce(parameters)
-
-        return done
-
     def _reduce_rest(self, everything: bool) -> None:
         """Reduce what some rank has a gradient for, or `everything`, and what this pass has not reduced yet."""
         weights = list(self._parameters.values())
@@ -169,8 +165,11 @@ class ZeroOptimizer:
             if id(p) in self._reduced:
                 continue
             self._reduced.add(id(p))
-            if p.grad is None:
-                _set_zero_gradient(p, self._shapes[self._names[id(p)]])
+            if p.grad is None:  # also of a partitioned weight, whose tensor is empty: torch compares the sizes
+                shape, data = self._shapes[self._names[id(p)]], p.data
+                p.data = data.new_zeros(1).expand(shape)
+                p.grad = torch.zeros(shape, dtype=p.dtype, device=p.device)
+                p.data = data
             if self._stage == 3:
                 self._zero.reduce_ready_partitions_and_remove_grads(p)
             else:
@@ -207,7 +206,13 @@ class ZeroOptimizer:
         self._engine.destroy()
         # When the engine is freed it destroys its optimizer once more, and the weights may be another engine's by then.
         self._engine.optimizer = None
-        self._snapshot.restore()
+        for module, attributes in self._modules_before:
+            for name in set(module.__dict__) - set(attributes):
+                del module.__dict__[name]
+            module.__dict__["_parameters"] = attributes["_parameters"]
+        for parameter, names in self._weights_before:
+            for name in set(parameter.__dict__) - names:
+                del parameter.__dict__[name]
         del self._engine, self._zero
 
     # -- state -----------------------------------------------------------------------------------------------------
@@ -273,31 +278,6 @@ class ZeroOptimizer:
             yield flat, zero.optimizer.state[flat]
 
 
-def _set_zero_gradient(p: nn.Parameter, shape: torch.Size) -> None:
-    """Also for a partitioned weight, whose tensor is empty: torch checks that a gradient has its weight's size."""
-    data = p.data
-    p.data = data.new_zeros(1).expand(shape)
-    p.grad = torch.zeros(shape, dtype=p.dtype, device=p.device)
-    p.data = data
-
-
-class _Snapshot:
-    """Attributes of a module and its weights from before DeepSpeed, which adds some that `restore` removes."""
-
-    def __init__(self, module: nn.Module):
-        self._modules = [(m, dict(m.__dict__)) for m in module.modules()]
-        self._parameters = [(p, set(p.__dict__)) for p in module.parameters()]
-
-    def restore(self) -> None:
-        for module, attributes in self._modules:
-            for name in set(module.__dict__) - set(attributes):
-                del module.__dict__[name]
-            module.__dict__["_parameters"] = attributes["_parameters"]
-        for parameter, names in self._parameters:
-            for name in set(parameter.__dict__) - names:
-                del parameter.__dict__[name]
-
-
 def _copy_frozen_weights(module: nn.Module) -> None:
     """Replace frozen weights by copies: another model that shares them may be partitioned as well."""
     copies: dict[int, nn.Parameter] = {}
@@ -330,8 +310,12 @@ def _config(stage: int, offload: bool, low: bool, max_grad_norm: float, bucket: 
     }
 
 
+_group: Any = None
+
+
 def _deepspeed() -> Any:
     """Return the package, initialised in torch's process group; without one, in a new group of this process alone."""
+    global _group
     cuda = torch.cuda.is_available()
     if not cuda:
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
@@ -347,18 +331,10 @@ def _deepspeed() -> Any:
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     if not dist.is_initialized():
         dist.init_process_group(backend(), store=dist.HashStore(), rank=0, world_size=1)
-    _forget_group_before(deepspeed)
-    deepspeed.init_distributed(dist_backend=dist.get_backend(), auto_mpi_discovery=False)
-    return deepspeed
-
-
-_group: Any = None
-
-
-def _forget_group_before(deepspeed: Any) -> None:
-    """DeepSpeed keeps the first process group that it was initialised with, even after that group was destroyed."""
-    global _group
+    # DeepSpeed keeps the first process group that it was initialised with, even after that group was destroyed.
     if _group is not None and _group is not dist.group.WORLD:
         deepspeed.comm.comm.cdb = None
         deepspeed.utils.groups._release_process_group_references()
     _group = dist.group.WORLD
+    deepspeed.init_distributed(dist_backend=dist.get_backend(), auto_mpi_discovery=False)
+    return deepspeed

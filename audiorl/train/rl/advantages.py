@@ -70,14 +70,11 @@ class AdvantageInputs:
     """What an estimator may read: the experiences of whole groups. A KL in the reward is taken off already."""
 
     experiences: Sequence[Experience]
-    scores_B: Tensor
-    """[B]: the total of each rollout's score."""
+    scores_B: Tensor  # [B]: the total of each rollout's score
     rewards_BT: Tensor
     """[B, T]: the score placed on sampled tokens; they sum up to `scores_B` where credit is not finer."""
-    mask_BT: Tensor
-    """[B, T] bool: the sampled tokens."""
-    reduce: Reduce = identity
-    """Sums a tensor over all ranks, for statistics of the whole step."""
+    mask_BT: Tensor  # [B, T] bool: the sampled tokens
+    reduce: Reduce = identity  # Sums a tensor over all ranks, for statistics of the whole step
 
     @property
     def groups(self) -> list[str]:

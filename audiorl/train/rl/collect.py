@@ -41,10 +41,8 @@ from audiorl.types import Rollout, Sample, Score
 class UnfinishedGroup:
     """A group that waits for its paused answers."""
 
-    request: Request
-    """As it was first asked."""
-    rollouts: Sequence[Rollout]
-    """All answers of the group: those that have ended, and the paused ones."""
+    request: Request  # As it was first asked
+    rollouts: Sequence[Rollout]  # All answers of the group: those that have ended, and the paused ones
 
     def continuation(self, token_limit: int | None) -> Request:
         """Return the request that goes on with the paused answers."""
@@ -70,16 +68,11 @@ class RolloutBatch:
     """Scored rollouts, group by group, made by `collect`."""
 
     rollouts: list[Rollout]
-    greedy: list[Score]
-    """Per group the score of the greedy answer; only ReMax asks for it."""
-    dropped: int = 0
-    """Groups without signal that dynamic sampling left out."""
-    refilled: int = 0
-    """Groups that dynamic sampling asked for in their place."""
-    skipped: int = 0
-    """Rollouts that were left out because the reward returned None."""
-    unfinished: list[UnfinishedGroup] = field(default_factory=list)
-    """Groups that wait for the next step."""
+    greedy: list[Score]  # Per group the score of the greedy answer; only ReMax asks for it
+    dropped: int = 0  # Groups without signal that dynamic sampling left out
+    refilled: int = 0  # Groups that dynamic sampling asked for in their place
+    skipped: int = 0  # Rollouts that were left out because the reward returned None
+    unfinished: list[UnfinishedGroup] = field(default_factory=list)  # Groups that wait for the next step
 
     @property
     def num_sampled(self) -> int:

@@ -32,8 +32,7 @@ AT_ONCE = 64
 class FinishedStep:
     """A step of training that has just been done."""
 
-    done: int
-    """Steps done, from 1."""
+    done: int  # Steps done, from 1
     rollouts: Sequence[Rollout]
     output: TrainOutput
 

@@ -29,26 +29,20 @@ STREAMS = ("rollout_logprobs", "old_logprobs", "ref_logprobs", "advantages", "va
 class TrainBatch:
     """What the trainers learn in a step: all of it, or one rank's part."""
 
-    experiences: Sequence[Experience]
-    """Whole groups."""
-    supervised: Sequence[Experience] = ()
-    """Examples of the ptx term."""
+    experiences: Sequence[Experience]  # Whole groups
+    supervised: Sequence[Experience] = ()  # Examples of the ptx term
     mini_batches: Sequence[int] | None = None
     """Which mini-batch of the whole step each experience belongs to; None: in order, equally many in each."""
-    answers: Sequence[Experience] = ()
-    """Reference answers, for the off-policy share of distillation."""
-    record_tokens: bool = False
-    """The step's rollouts are recorded, with numbers of every token."""
+    answers: Sequence[Experience] = ()  # Reference answers, for the off-policy share of distillation
+    record_tokens: bool = False  # The step's rollouts are recorded, with numbers of every token
 
 
 @dataclass(frozen=True)
 class FrameCounts:
     """The codec frames among the sampled tokens of all ranks."""
 
-    fraction: float
-    """The share of tokens that are frames."""
-    codebooks: int
-    """Q."""
+    fraction: float  # The share of tokens that are frames
+    codebooks: int  # Q
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,34 +50,24 @@ class MicroBatch:
     """Experiences of one forward and backward pass with what is known of their N sampled tokens."""
 
     experiences: Sequence[Experience]
-    batch: PackedBatch
-    """All their tokens in one row."""
+    batch: PackedBatch  # All their tokens in one row
     loss_weights: Tensor
     """[N]: the weight of each token in the loss, by `RLConfig.aggregation`: losses are weighted sums."""
     mean_weights: Tensor
     """[N]: the weights under which sums over all micro-batches are plain means over the tokens of the mini-batch."""
-    chosen: Tensor
-    """[N] bool: the tokens that Clip-Cov leaves out, or KL-Cov holds back; none with other losses."""
-    sequence: Tensor
-    """[N] int64, on the CPU: which of the experiences each token belongs to."""
-    is_frame: Tensor
-    """[N] bool, on the CPU: which tokens are codec frames."""
+    chosen: Tensor  # [N] bool: the tokens that Clip-Cov leaves out, or KL-Cov holds back; none with other losses
+    sequence: Tensor  # [N] int64, on the CPU: which of the experiences each token belongs to
+    is_frame: Tensor  # [N] bool, on the CPU: which tokens are codec frames
     code_mask: Tensor | None
     """[N, Q] bool, on the CPU: the codes that were sampled (a text token's column 0); None without frames."""
-    frame_counts: FrameCounts | None
-    """The codec frames of the mini-batch; None where no experience can have frames."""
-    rollout_logprobs: Tensor | None = None
-    """[N] or [N, Q], of the engine."""
+    frame_counts: FrameCounts | None  # The codec frames of the mini-batch; None where no experience can have frames
+    rollout_logprobs: Tensor | None = None  # [N] or [N, Q], of the engine
     old_logprobs: Tensor | None = None
     """[N] or [N, Q], of the policy before the step; None where the step has a single update."""
-    ref_logprobs: Tensor | None = None
-    """[N] or [N, Q], of the reference."""
-    advantages: Tensor | None = None
-    """[N]"""
-    values: Tensor | None = None
-    """[N]: the critic's, before the step."""
-    returns: Tensor | None = None
-    """[N], which the critic learns."""
+    ref_logprobs: Tensor | None = None  # [N] or [N, Q], of the reference
+    advantages: Tensor | None = None  # [N]
+    values: Tensor | None = None  # [N]: the critic's, before the step
+    returns: Tensor | None = None  # [N], which the critic learns
 
     def means(self, name: str, values: Tensor) -> dict[str, Tensor]:
         """Return this part's share of the mean of `values` [N]; of a model that speaks also over text and frames."""

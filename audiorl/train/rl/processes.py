@@ -66,13 +66,10 @@ class Workers:
     """The processes of a phase. Made by `start_workers`."""
 
     config: RLConfig
-    trainers: Group
-    """One on each rank; they generate, too, where there are no separate engines."""
+    trainers: Group  # One on each rank; they generate, too, where there are no separate engines
     engine: GroupEngine
-    references: Group | None = None
-    """Processes that hold the reference and the teacher; None: the trainers do."""
-    critics: Group | None = None
-    """Processes that hold the critic; None: the trainers do."""
+    references: Group | None = None  # Processes that hold the reference and the teacher; None: the trainers do
+    critics: Group | None = None  # Processes that hold the critic; None: the trainers do
 
     @property
     def checkpointed(self) -> Group | Groups:

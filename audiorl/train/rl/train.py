@@ -37,14 +37,10 @@ from audiorl.types import Sample
 class Extras(TypedDict, total=False):
     """What a phase may be given besides prompts and a reward."""
 
-    phase: str
-    """Its name in the run folder, by default "rl"."""
-    evaluate: Evaluate | None
-    """Measures the policy every `eval_every` steps."""
-    supervised: Sequence[Example]
-    """The examples of the ptx term."""
-    answers: Sequence[Example]
-    """The prompts with their reference answers, for the off-policy share of distillation."""
+    phase: str  # Its name in the run folder, by default "rl"
+    evaluate: Evaluate | None  # Measures the policy every `eval_every` steps
+    supervised: Sequence[Example]  # The examples of the ptx term
+    answers: Sequence[Example]  # The prompts with their reference answers, for the off-policy share of distillation
     reference: Reference | None
     """What the KL is measured from, by default the policy as the phase begins; a second phase may stay close to the
     start of the first."""

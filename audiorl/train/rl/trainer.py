@@ -61,14 +61,10 @@ of all its codes together.
 class TrainOutput:
     """What a step gives: that of one trainer, or of all together."""
 
-    metrics: dict[str, float]
-    """Means over the step and all ranks."""
-    advantages: list[float]
-    """The mean advantage of each experience of the batch, in order."""
-    tokens: list[TokenNumbers]
-    """The numbers of its tokens, likewise; empty where the batch does not ask for them."""
-    returns: Sequence[Tensor] = ()
-    """Its returns [L], likewise, for critics in processes of their own; else empty."""
+    metrics: dict[str, float]  # Means over the step and all ranks
+    advantages: list[float]  # The mean advantage of each experience of the batch, in order
+    tokens: list[TokenNumbers]  # The numbers of its tokens, likewise; empty where the batch does not ask for them
+    returns: Sequence[Tensor] = ()  # Its returns [L], likewise, for critics in processes of their own; else empty
 
 
 @dataclass(frozen=True)

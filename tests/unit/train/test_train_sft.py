@@ -11,13 +11,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from audiorl.algos.packing import loss_weights, micro_batches
 from audiorl.config import ModelConfig, OptimConfig, SFTConfig
 from audiorl.data.schedule import rough_length
 from audiorl.distributed.local import LocalGroup
 from audiorl.errors import Interrupted
 from audiorl.models import AudioPolicy
-from audiorl.models.examples import Example, experience
+from audiorl.models.examples import Example
 from audiorl.run.checkpoint import Checksums
 from audiorl.run.folder import Run
 from audiorl.run.saving import CheckpointWriter
@@ -54,21 +53,6 @@ def test_the_loss_is_its_formula_whatever_the_packing(samples: list[Sample], wei
     metrics = Learner(sft_loss, policy, config, UNCLIPPED).train(batch)
     assert metrics["sft/loss"] == pytest.approx(expected.item(), rel=1e-6)
     assert_same_gradients(gradients(policy), grads, 1e-6)
-
-
-def test_sequence_weighting_is_longaligns_over_its_packs(samples: list[Sample]) -> None:
-    policy, batch = make_omni(), examples(samples)
-    rows = [experience(policy, e) for e in batch]
-    packs = micro_batches(rows, 150, share_prompts=False)
-    assert 1 < len(packs) < len(rows)
-    answers = [alone(policy, e.sample, e.target).detach() for e in batch]
-    weights = loss_weights([[len(answers[i]) for i in members] for members in packs])
-    sums = [
-        sum(-w * float(answers[i].sum()) for w, i in zip(ws, members, strict=True))
-        for ws, members in zip(weights, packs, strict=True)
-    ]
-    metrics = Learner(sft_loss, policy, SFTConfig(weighting="sequence", micro_batch_tokens=150), UNCLIPPED).train(batch)
-    assert metrics["sft/loss"] == pytest.approx(sum(sums) / len(sums), rel=1e-6)
 
 
 def test_supervised_training_hears_the_right_audio(make_policy: Make, samples: list[Sample]) -> None:
