@@ -62,20 +62,6 @@ def test_time_index_on_the_tokens_of_each_turn() -> None:
     assert found[3] == pytest.approx([0.0] * 6)
 
 
-def test_time_index_with_a_turn_that_sampled_nothing() -> None:
-    """Its reward was moved to the sampled token before it, so it counts for that turn, and it has no token to credit.
-
-    Turn 0: 1 + 3 and 0, mean 2: ±2 without the deviation; turn 1: 0 and 1, ∓0.5; turn 2: 5 and 5.
-    """
-    experiences = [streamed("a", (1, 1.0), (0, 3.0), (1, 5.0)), streamed("a", (1, 0.0), (1, 1.0), (1, 5.0))]
-    config = RLConfig(advantage="time-index", estimator=EstimatorConfig(std=False))
-    first, second = (
-        e.advantages.tolist() for e in compute_advantages(experiences, config, 0.0) if e.advantages is not None
-    )
-    assert first == pytest.approx([0, 0, 2 - 0.5, 0, 0, 0, 0, 0.0])
-    assert second == pytest.approx([0, 0, -2 + 0.5, 0, 0, 0.5, 0, 0, 0.0])
-
-
 def test_gae_passes_over_a_turn_that_sampled_nothing() -> None:
     """Turns of 1, 0 and 2 sampled tokens, rewards 1 and 3 together on the first, 5 on the last; γ = 0.5, λ = 0.5.
 
@@ -165,16 +151,6 @@ def test_credit_per_token_that_knows_no_steps(advantage: str) -> None:
         compute_advantages([with_steps((0.1, 0.2), None)], RLConfig(advantage=advantage))
 
 
-def test_steps_of_scores_without_credit_per_token() -> None:
-    """A total is one step; of a score per segment every segment is one, a score of 0 too."""
-    whole = Segment(torch.arange(2), torch.arange(3), torch.zeros(3))
-    total = Experience.from_rollout(Rollout(Sample("s", ()), (whole,), "a", score=Score(0.0)))
-    assert total.step_ends is not None and total.step_ends.tolist() == [False] * 4 + [True]
-    turns = Rollout(Sample("s", ()), (whole, whole), "a", score=Score(1.0, per_segment=(0.0, 1.0)))
-    ends = Experience.from_rollout(turns).step_ends
-    assert ends is not None and ends.nonzero().flatten().tolist() == [4, 9]
-
-
 def test_step_index_by_hand() -> None:
     """Two rollouts of two words, on tokens 1 and 3 and on tokens 0 and 2 of four; the last token belongs to the last
     word. Word 0: rewards 1, 0.5; word 1: 0.25, 1. Two rewards that differ by d have deviation d / √2 and ±√½."""
@@ -187,10 +163,3 @@ def test_step_index_by_hand() -> None:
     torch.testing.assert_close(step_index_relative(rewards, mask, ends, ["g", "g"], eps=1e-9, gamma=0.5), later)
     shifted = [torch.nn.functional.pad(x, (2, 0)) for x in (rewards, mask, ends)]
     torch.testing.assert_close(step_index_relative(*shifted, ["g", "g"], eps=1e-9)[:, 2:], own)
-
-
-def test_answers_without_steps() -> None:
-    rewards, mask, none = torch.zeros(2, 3), torch.ones(2, 3), torch.zeros(2, 3, dtype=torch.bool)
-    for estimator in (step_index_relative, process_relative):
-        torch.testing.assert_close(estimator(rewards, mask, none, ["g", "g"]), rewards)
-        torch.testing.assert_close(estimator(torch.zeros(0, 3), torch.zeros(0, 3), none[:0], []), torch.zeros(0, 3))

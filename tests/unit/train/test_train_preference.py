@@ -57,7 +57,6 @@ OPTIONS: dict[str, dict[str, float]] = {
 }
 """All options of every loss, none at its default."""
 NAMES = {name for options in OPTIONS.values() for name in options}
-PAIRED = [name for name in OPTIONS if name != "kto"]
 
 
 def items_of(loss: str, samples: Sequence[Sample], make: Make) -> Sequence[Any]:
@@ -210,30 +209,6 @@ def test_an_update_does_not_depend_on_budget_or_order(samples: list[Sample], los
     for other, others in found[1:]:
         assert other == pytest.approx(metrics, rel=1e-6, abs=2e-6)
         assert_same_gradients(others, grads, 1e-6)
-
-
-@pytest.mark.parametrize("loss", PAIRED)
-def test_training_raises_the_margin(samples: list[Sample], loss: str) -> None:
-    policy = make_omni()
-    worker = Learner(preference_loss, policy, PreferenceConfig(loss=loss), OptimConfig(lr=1e-3))  # type: ignore[arg-type]
-    items = referenced(pairs_of(samples), None if loss in WITHOUT_REFERENCE else policy)
-    steps = [worker.train(items) for _ in range(6)]
-    assert steps[-1]["preference/margin"] > steps[0]["preference/margin"] + 1
-    assert steps[-1]["preference/loss"] < steps[0]["preference/loss"]
-    if loss not in WITHOUT_REFERENCE:
-        assert steps[0]["preference/margin"] == pytest.approx(0, abs=1e-5)
-
-
-def test_kto_raises_what_is_desirable_and_lowers_what_is_not(samples: list[Sample]) -> None:
-    policy = make_omni()
-    items = contrasted(pairs_of(samples), policy)
-    worker = Learner(preference_loss, policy, PreferenceConfig(loss="kto"), OptimConfig(lr=3e-4))
-    for _ in range(8):
-        metrics = worker.train(items)
-    with torch.no_grad():
-        gains = [float(answer_alone(policy, i, 0).sum() - i.refs[0].sum()) for i in items]
-    good, bad = ([g for g, i in zip(gains, items, strict=True) if i.item.desirable is d] for d in (True, False))
-    assert min(good) > max(bad) and metrics["preference/accuracy"] > 0.5
 
 
 @pytest.mark.parametrize("loss", ["dpo", "kto"])
@@ -391,14 +366,6 @@ def test_only_what_will_be_seen_is_computed(samples: list[Sample], tmp_path: Pat
     assert kept(run).keys() == {f"{i}/{k}" for i in wanted for k in (0, 1)}
 
 
-@pytest.mark.parametrize("loss", WITHOUT_REFERENCE)
-def test_losses_without_a_reference_compute_none(samples: list[Sample], tmp_path: Path, loss: str) -> None:
-    policy, run = make_text(), new_run(tmp_path / "run")
-    passes = watched(policy)
-    train(text_pairs(samples), run, policy, PreferenceConfig(loss=loss, steps=1, batch_size=2))  # type: ignore[arg-type]
-    assert passes == [True] and not reference_file(run).exists()
-
-
 @pytest.mark.parametrize("loss", ["dpo", "sampo", "kto"])
 def test_training_goes_on_without_computing_the_reference_again(
     samples: list[Sample], tmp_path: Path, loss: str
@@ -444,25 +411,6 @@ def test_a_reference_of_other_answers_is_refused(samples: list[Sample], tmp_path
         train(text_pairs(samples), run, first)
     with pytest.raises(ValueError, match=r"reference\.safetensors: holds the log-probs of other answers"):
         train(text_pairs(samples)[::-1], Run.open(run.dir))
-
-
-def test_a_reference_that_is_lost_after_training_began_is_an_error(samples: list[Sample], tmp_path: Path) -> None:
-    run, first = new_run(tmp_path / "run"), make_text()
-    watched(first, stop_at(7))
-    with pytest.raises(Interrupted, match="after preference step 1"):
-        train(text_pairs(samples), run, first)
-    reference_file(run).unlink()
-    with pytest.raises(ValueError, match=r"reference\.safetensors: log-probs of item 0 are missing although training"):
-        train(text_pairs(samples), Run.open(run.dir))
-
-
-def test_a_finished_phase_only_loads_its_result(samples: list[Sample], tmp_path: Path) -> None:
-    run, again = new_run(tmp_path / "run"), make_text()
-    done = train(text_pairs(samples), run)
-    passes = watched(again)
-    train(text_pairs(samples), Run.open(run.dir), again)
-    assert passes == []
-    assert_equal_weights(again, done)
 
 
 def test_what_a_loss_cannot_learn_from_is_refused(samples: list[Sample], tmp_path: Path) -> None:

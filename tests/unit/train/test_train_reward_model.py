@@ -143,16 +143,6 @@ def test_a_score_does_not_depend_on_its_batch(make_any: Make, samples: list[Samp
     assert score_answers(model, turned) == pytest.approx([by_text[e.sample.id, e.target] for e in turned], abs=1e-5)
 
 
-def test_a_prompt_is_shared_by_what_is_heard_not_by_its_id(samples: list[Sample]) -> None:
-    """Two data sets may use one id for two prompts; a score hears its own."""
-    model = reward_model(make_omni())
-    same = [Sample("x", s.messages) for s in samples[:2]]
-    texts = [Example(s, t) for s in same for t in ("yes", "no")]
-    with torch.no_grad():
-        expected = [float(score_alone(model, e.sample, e.target)) for e in texts]
-    assert score_answers(model, texts) == pytest.approx(expected, abs=1e-5)
-
-
 @pytest.mark.parametrize("lora", [LoraConfig(rank=0), LoraConfig(rank=4, alpha=8)], ids=["whole", "lora"])
 def test_a_reward_model_comes_back(make_policy: Make, samples: list[Sample], tmp_path: Path, lora: LoraConfig) -> None:
     make_policy().save(tmp_path / "base")
@@ -176,15 +166,6 @@ def test_a_reward_model_comes_back(make_policy: Make, samples: list[Sample], tmp
     assert worker.train(pairs) == resumed.train(pairs)
     for (name, a), b in zip(model.trainable().items(), other.trainable().values(), strict=True):
         assert torch.equal(a, b), name
-
-
-def test_a_policy_is_no_reward_model(tmp_path: Path) -> None:
-    make_text().save(tmp_path / "policy")
-    for load in (load_value_model, reward_model(make_text()).restore):
-        with pytest.raises(
-            ValueError, match=r"policy: no value_head\.safetensors; a value or reward model is expected"
-        ):
-            load(tmp_path / "policy")
 
 
 def test_it_learns_a_separable_toy(samples: list[Sample], tmp_path: Path) -> None:
@@ -262,12 +243,6 @@ def test_a_process_reward_model_hears_the_right_audio(make_policy: Make, samples
         return worker.train(steps_of(asked, soft=False)[:2])["process_reward/loss"]
 
     assert_hears(make_policy, samples, learn)
-
-
-def test_a_soft_label_needs_soft(samples: list[Sample]) -> None:
-    worker = Learner(step_judgement_loss, make_omni(), PROCESS, UNCLIPPED)
-    with pytest.raises(ValueError, match="neither 0 nor 1; set soft"):
-        worker.train(steps_of(samples, soft=True))
 
 
 def test_a_judgement_does_not_depend_on_its_batch(make_any: Make, samples: list[Sample]) -> None:

@@ -125,22 +125,6 @@ def test_groups_wait_and_are_trained_whole(samples: list[Sample], tmp_path: Path
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-def test_nothing_changes_when_nothing_is_cut(overlap: bool, samples: list[Sample], tmp_path: Path) -> None:
-    plain = replace(
-        PARTIAL,
-        generation=GenerationConfig(overlap=overlap, partial_tokens=None),
-    )
-    one = train(tmp_path / "plain", samples, plain)
-    other = train(
-        tmp_path / "partial",
-        samples,
-        replace(plain, generation=GenerationConfig(overlap, SAMPLING.max_new_tokens)),
-    )
-    assert_same(one, other)
-    assert set(column(tmp_path / "partial", "rollout/partial")) == {0}
-
-
-@pytest.mark.parametrize("overlap", [False, True])
 def test_an_interrupted_run_resumes_bit_by_bit(overlap: bool, samples: list[Sample], tmp_path: Path) -> None:
     config = replace(PARTIAL, generation=GenerationConfig(overlap, 3), save_every=2)
     once = train(tmp_path / "once", samples, config)

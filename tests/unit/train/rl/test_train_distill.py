@@ -15,13 +15,11 @@ from audiorl.algos.distill import divergence
 from audiorl.algos.experience import Experience
 from audiorl.algos.packing import pack_experiences
 from audiorl.config import CriticConfig, DistillConfig, LoraConfig, ModelConfig, OptimConfig, RLConfig, SamplingConfig
-from audiorl.data.views import transcript
 from audiorl.distributed.local import LocalGroup
-from audiorl.models import AudioPolicy, load_policy
+from audiorl.models import AudioPolicy
 from audiorl.models.examples import Example, experience
 from audiorl.models.families import qwen_omni
 from audiorl.models.families import text as text_decoder
-from audiorl.models.graft import graft
 from audiorl.run.folder import Run
 from audiorl.run.metrics_log import read_metrics
 from audiorl.train.rl.distill import (
@@ -38,7 +36,6 @@ from audiorl.train.rl.workers import ReferenceWorker
 from audiorl.types import Rollout, Sample, Score, Turn
 from tests.conftest import TEXTS, make_omni
 from tests.support.experiences import batch_of, with_advantage
-from tests.support.grafts import save_llm, save_whisper
 from tests.support.rl import rl_config
 from tests.support.trainer_steps import gradients
 
@@ -212,15 +209,6 @@ def trained(policy: AudioPolicy) -> dict[str, Tensor]:
     return {name: p.detach() for name, p in policy.trainable().items()}
 
 
-def test_training_brings_the_policy_to_its_teacher(spoken: list[Sample]) -> None:
-    policy = make_omni()
-    trainer = learner(policy, {}, mini_batches=2)
-    disturb(policy)
-    experiences = batch(policy, spoken)
-    divergences = [step(trainer, experiences)["distill/divergence"] for _ in range(8)]
-    assert divergences[-1] < 0.5 * divergences[0]
-
-
 # -- the advantage -------------------------------------------------------------------------------------------------
 
 
@@ -238,14 +226,6 @@ def test_sampled_adds_the_log_ratio_to_each_advantage(spoken: list[Sample], adva
     extra = trainer.step(TrainBatch([with_advantage(e, 2.0) for e in experiences]))
     assert extra.advantages == pytest.approx([2 + 0.5 * float(r.mean()) for r in ratios], abs=1e-4)
     assert extra.metrics["distill/divergence"] == pytest.approx(-float(torch.cat(ratios).mean()), abs=1e-4)
-
-
-def test_equal_views_have_no_sampled_advantage(spoken: list[Sample]) -> None:
-    policy = make_omni()
-    trainer = learner(policy, {"divergence": "sampled", "view": "none"})
-    out = trainer.step(TrainBatch(batch(policy, spoken, "none")))
-    assert out.advantages == pytest.approx([0.0] * 6, abs=1e-6)
-    assert max(float(g.abs().max()) for g in gradients(policy).values()) <= 1e-6
 
 
 # -- which tokens, which answers -----------------------------------------------------------------------------------
@@ -439,17 +419,6 @@ def test_processes_that_hold_the_teacher_fill_in_what_the_step_needs(spoken: lis
     assert all(e.teacher is None for e in filled)
 
 
-def test_the_text_model_teaches_its_graft(spoken: list[Sample], tmp_path: Path) -> None:
-    """The graft has tokens of audio behind the text model's."""
-    llm, encoder = save_llm(tmp_path / "llm", "qwen2"), save_whisper(tmp_path / "whisper")
-    policy, teacher = graft(llm, encoder, "qwen2.5-omni"), load_policy(llm)
-    size = shared_vocabulary(teacher, policy, "llm")
-    assert size < len(policy.tokenizer) and size <= len(teacher.tokenizer)
-    trainer = learner(policy, {"teacher": str(llm)})
-    metrics = step(trainer, batch(policy, spoken))
-    assert metrics["distill/divergence"] > 0 and metrics["grad_norm"] > 0
-
-
 def test_a_whole_vocabulary_from_another_process_is_refused() -> None:
     for distill in ({}, {"top_k": 5, "top_k_of": "student"}):
         with pytest.raises(ValueError, match=r"runtime.references: .*distill.top_k 64"):
@@ -559,8 +528,3 @@ def test_a_run_with_reference_answers(spoken: list[Sample], tmp_path: Path) -> N
     rows = read_metrics(run.dir / "metrics.jsonl")
     assert len(rows) == 2 and all(row["distill/divergence"] > 0 for row in rows)
     assert all(row["distill/divergence_off_policy"] > 0 and row["kl"] >= 0 for row in rows)
-
-
-def test_the_view_is_the_transcript(spoken: list[Sample]) -> None:
-    experiences = batch(make_omni(), spoken)
-    assert [e.teacher_prompt for e in experiences] == [transcript(s) for s in spoken[:2] for _ in range(3)]
