@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy, logsigmoid, softplus
+from torch.nn.functional import cross_entropy, logsigmoid
 
 from audiorl.algos.shapes import check_shapes
 
@@ -21,14 +21,13 @@ from audiorl.algos.shapes import check_shapes
 class PairLogprobs:
     """Log-probs [n] of every token of P pairs of answers, under the policy and under the frozen reference.
 
-    `per_token`: h of mean instead of summed log-probs. `seeds`: one a pair, of SamPO's draw.
+    `seeds`: one a pair, of SamPO's draw.
     """
 
     chosen: Sequence[Tensor]
     rejected: Sequence[Tensor]
     ref_chosen: Sequence[Tensor] = ()
     ref_rejected: Sequence[Tensor] = ()
-    per_token: bool = False
     seeds: Sequence[int] = ()
 
     def __post_init__(self) -> None:
@@ -48,12 +47,8 @@ class PairLogprobs:
 
     def margin(self) -> Tensor:
         """Return h [P]."""
-        (good, bad), (ref_good, ref_bad) = self.sums(), (sum_each(self.ref_chosen), sum_each(self.ref_rejected))
-        if self.per_token:
-            good_length, bad_length = self.lengths()
-            good, ref_good = good / good_length, ref_good / good_length
-            bad, ref_bad = bad / bad_length, ref_bad / bad_length
-        return (good - ref_good) - (bad - ref_bad)
+        good, bad = self.sums()
+        return (good - sum_each(self.ref_chosen)) - (bad - sum_each(self.ref_rejected))
 
     def ratios(self) -> list[tuple[Tensor, Tensor]]:
         """Return each pair's log-ratios [n] of policy to reference by token: chosen, rejected."""
@@ -81,7 +76,7 @@ def cdpo(pairs: PairLogprobs, beta: float = 0.1, label_smoothing: float = 0.1) -
 
 
 def ipo(pairs: PairLogprobs, beta: float = 0.1) -> Tensor:
-    """(h - 1/(2β))² (Azar et al. 2023, arXiv 2310.12036, eq. 17); its per-token form with `per_token`."""
+    """(h - 1/(2β))² (Azar et al. 2023, arXiv 2310.12036, eq. 17)."""
     return (pairs.margin() - 1 / (2 * beta)) ** 2
 
 
@@ -157,12 +152,12 @@ PAIR_LOSSES: dict[str, Callable[..., Tensor]] = {
 WITHOUT_REFERENCE = ("simpo", "cpo", "orpo")
 
 
-def anchored(chosen: Tensor, ref_chosen: Tensor, beta: float = 0.1, anchor: float = 0.0) -> Tensor:
-    """-log σ(β·(chosen - ref_chosen) - δ) of summed log-probs [P]: keeps a chosen answer as likely as the reference.
+def anchored(chosen: Tensor, ref_chosen: Tensor, beta: float = 0.1) -> Tensor:
+    """-log σ(β·(chosen - ref_chosen)) of summed log-probs [P]: keeps a chosen answer as likely as the reference does.
 
-    δ is `anchor`, 0 in both papers: mDPO (Wang et al. 2024, arXiv 2406.11839, eq. 5), OPA-DPO (2501.09695).
+    mDPO (Wang et al. 2024, arXiv 2406.11839, eq. 5) and OPA-DPO (Yang et al. 2025, arXiv 2501.09695).
     """
-    return -logsigmoid(beta * (chosen - ref_chosen) - anchor)
+    return -logsigmoid(beta * (chosen - ref_chosen))
 
 
 # -- KTO ---------------------------------------------------------------------------------------------------------------
@@ -207,18 +202,15 @@ def kto_weights(desirable: int, undesirable: int) -> tuple[float, float]:
 # -- reward models -----------------------------------------------------------------------------------------------------
 
 
-def bradley_terry(
-    chosen: Tensor, rejected: Tensor, margin: Tensor | float = 0.0, log_exp: bool = False, regulariser: float = 0.0
-) -> Tensor:
+def bradley_terry(chosen: Tensor, rejected: Tensor, margin: Tensor | float = 0.0, regulariser: float = 0.0) -> Tensor:
     """Return a reward model's loss on scores [P]: -log σ(r_w - r_l - margin) (Ouyang et al. 2022, eq. 1).
 
-    `log_exp` asks for log(1 + exp(r_l - r_w)), which knows no margin. `regulariser` c adds c·(r_w² + r_l²)/2, the mean
-    of the squared scores, which keeps them near 0 (the code of Safe RLHF, Dai et al. 2023, arXiv 2310.12773).
+    `regulariser` c adds c·(r_w² + r_l²)/2, the mean of the squared scores, which keeps them near 0 (the code of Safe
+    RLHF, Dai et al. 2023, arXiv 2310.12773).
     """
-    assert not log_exp or not (isinstance(margin, Tensor) or margin), "the LogExp form knows no margin"
     given = margin if isinstance(margin, Tensor) else None
     check_shapes("bradley_terry", chosen=chosen, rejected=rejected, margin=given)
-    loss = softplus(rejected - chosen) if log_exp else -logsigmoid(chosen - rejected - margin)
+    loss = -logsigmoid(chosen - rejected - margin)
     return loss + regulariser * (chosen**2 + rejected**2) / 2 if regulariser else loss
 
 

@@ -37,8 +37,6 @@ class PreferenceConfig:
     """λ_D of KTO; None balances desirable against undesirable answers."""
     undesirable_weight: float | None = None
     """λ_U of KTO; None balances."""
-    length_normalized: bool = False
-    """Mean instead of summed token log-probs (the per-token form of IPO); for dpo, cdpo, ipo and r-dpo."""
     sft_coef: float = 0.0
     """Weight of the chosen answer's negative log-likelihood, a mean over tokens, added to the loss (RPO)."""
     audio_coef: float = 0.0
@@ -47,8 +45,6 @@ class PreferenceConfig:
     """Share of the audio that is silenced for `audio_coef`, in pieces of 0.1 s."""
     anchor_coef: float = 0.0
     """Weight of the anchor, which keeps the chosen answer as likely as under the reference (OPA-DPO: 1); 0: none."""
-    anchor: float = 0.0
-    """δ of the anchor: by how much β times the chosen answer's log-ratio should exceed 0."""
     sort: bool = False
     """Batches of pairs of similar length."""
     micro_batch_tokens: int = 8192
@@ -71,7 +67,6 @@ class PreferenceConfig:
                 names = ", ".join(own)
                 raise ValueError(f"{name} is not an option of the loss {self.loss!r}, which takes {names}")
         without = {
-            "length_normalized": ("sampo", "ld-dpo", "simpo", "cpo", "orpo", "kto"),
             "audio_coef": ("simpo", "cpo", "orpo", "kto"),
             "anchor_coef": ("simpo", "cpo", "orpo", "kto"),
             "sft_coef": ("kto",),

@@ -16,10 +16,6 @@ class RewardModelConfig:
     """Optimizer updates."""
     batch_size: int = 16
     """Pairs per update."""
-    log_exp: bool = False
-    """log(1 + exp(r_rejected - r_chosen)) instead of Bradley-Terry with the pairs' margins."""
-    margins: bool = True
-    """Use the pairs' margins."""
     regulariser: float = 0.0
     """Weight c of c·(r_chosen² + r_rejected²)/2, which keeps scores near 0; 0 leaves it out."""
     length_debias: bool = False
@@ -36,8 +32,6 @@ class RewardModelConfig:
     def __post_init__(self) -> None:
         require_counts(self, ("steps", "batch_size", "micro_batch_tokens", "save_every"))
         require_ranges(self)
-        if self.length_debias and self.log_exp:
-            raise ValueError("length_debias moves the margin, which log_exp does not know; set one of them")
 
 
 @dataclass(frozen=True)

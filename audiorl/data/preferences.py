@@ -18,9 +18,8 @@ select `duration` seconds from `start`. A prompt may come again, with the same i
 
 from __future__ import annotations
 
-import math
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, Unpack
@@ -34,7 +33,7 @@ from audiorl.data.rows import Row
 from audiorl.data.schema import FieldError, check
 from audiorl.data.schema.manifests import AudioColumns
 from audiorl.data.schema.types import AnyText, Finite, Id, Object, Task, Text
-from audiorl.types import Message, Rollout, Sample
+from audiorl.types import Message, Sample
 
 ROLLOUT_COLUMNS = ("step", "group_id", "index", "sample", "segments", "text", "score", "advantage", "spoken_audio")
 """Columns of a recorded rollout; a labelled one has them besides those of a judged answer, and they are no metadata."""
@@ -163,31 +162,6 @@ def read_steps(path: str | Path, kind: Kind | str = "auto", **options: Unpack[Re
 def pairs_to_judged(pairs: Iterable[Pair]) -> list[Judged]:
     """Take each pair's chosen answer as a good one, then its rejected answer as a bad one."""
     return [j for p in pairs for j in (Judged(p.sample, p.chosen, True), Judged(p.sample, p.rejected, False))]
-
-
-def pairs_from_rollouts(rollouts: Sequence[Rollout]) -> list[Pair]:
-    """Pair the best answer of each group with its worst, by total score; the margin is the gap between the two.
-
-    Groups keep the order of their first rollouts; of equal scores the lowest index counts. A group gives no pair if its
-    scores are equal, or if the two texts are the same or one is empty. Raises ValueError for a rollout without a finite
-    score.
-    """
-    groups: dict[str, list[tuple[float, Rollout]]] = {}
-    for r in rollouts:
-        if r.score is None or not math.isfinite(r.score.total):
-            score = "no score" if r.score is None else f"the score {r.score.total}"
-            raise ValueError(
-                f"rollout {r.index} of group {r.group_id!r} has {score}; score rollouts before pairing them"
-            )
-        groups.setdefault(r.group_id, []).append((r.score.total, r))
-    pairs = []
-    for group in groups.values():
-        high, best = min(group, key=lambda scored: (-scored[0], scored[1].index))
-        low, worst = min(group, key=lambda scored: (scored[0], scored[1].index))
-        texts = {best.text.strip(), worst.text.strip()}
-        if high > low and len(texts) == 2 and "" not in texts:
-            pairs.append(Pair(best.sample, best.text, worst.text, high - low))
-    return pairs
 
 
 def pair_row(pair: Pair) -> dict[str, Any]:

@@ -33,21 +33,18 @@ from audiorl.algos.preference import (
 from audiorl.audio import AudioClip
 from audiorl.config import OptimConfig, PreferenceConfig
 from audiorl.data.augment import silence_pieces
-from audiorl.data.preferences import Judged, Pair, pairs_from_rollouts
+from audiorl.data.preferences import Judged, Pair
 from audiorl.data.schedule import rough_length
 from audiorl.distributed.local import Group
 from audiorl.errors import Interrupted
-from audiorl.eval._common import complete_rows
 from audiorl.models import AudioPolicy
 from audiorl.models.examples import Example, answer_example, experience
 from audiorl.models.weights import read_tensors
-from audiorl.protocols import Request, Reward, RolloutEngine
-from audiorl.rewards.combine import scored_rollouts
 from audiorl.run.folder import Run
 from audiorl.run.progress import Progress
 from audiorl.train.batches import check_finite, counts, group_packs, read_pass
 from audiorl.train.fit import Learner, PackLoss, fit, learners, training_indices
-from audiorl.types import Message, Sample
+from audiorl.types import Message
 
 REFERENCE_CHUNK = 32
 """Groups of answers whose reference log-probs a trainer computes per call."""
@@ -93,14 +90,14 @@ def _pair_loss(
         answers = _logprobs(learner.policy, experiences)
         refs = [ref.to(answers[0]) for p in places for ref in items[p].refs]
         parts = answers[::each], answers[1::each], refs[::each], refs[1::each]
-        pairs = PairLogprobs(*parts, config.length_normalized, [seeds[p] for p in places])
+        pairs = PairLogprobs(*parts, [seeds[p] for p in places])
         good, bad = pairs.sums()
         margin = good - bad
         total = PAIR_LOSSES[config.loss](pairs, **config.options()).sum() / count
         if config.sft_coef:
             total = total - config.sft_coef * torch.cat(list(pairs.chosen)).sum() / chosen_tokens
         if config.anchor_coef:
-            each_anchored = anchored(good, sum_each(pairs.ref_chosen), anchor=config.anchor, **beta)
+            each_anchored = anchored(good, sum_each(pairs.ref_chosen), **beta)
             total = total + config.anchor_coef * each_anchored.sum() / count
         if refs:
             margin = margin - sum_each(pairs.ref_chosen) + sum_each(pairs.ref_rejected)
@@ -290,41 +287,3 @@ def reference_logprobs(
                 path.with_suffix(".partial").replace(path)
     empty = torch.empty(0)
     return [tuple(logprobs.get(f"{i}/{k}", empty) for k in range(len(group))) for i, group in enumerate(groups)]
-
-
-def sampled_pairs(
-    run: Run,
-    phase: str,
-    engine: RolloutEngine,
-    samples: Sequence[Sample],
-    reward: Reward,
-    answers: int,
-    seed: int,
-    chunk: int = 16,
-) -> list[Pair]:
-    """Return the best and the worst of `answers` answers to each prompt, where their rewards differ (iterative DPO).
-
-    Kept in answers/PHASE.jsonl, one row a prompt, where an interrupted pass continues. Raises ValueError when no prompt
-    gives a pair.
-    """
-
-    def answer(batch: Sequence[Sample]) -> list[dict[str, Any]]:
-        scored = scored_rollouts(reward, engine.generate([Request(s, answers, seed=seed) for s in batch]))
-        pairs = {p.sample.id: p for p in pairs_from_rollouts(scored)}
-        rows: list[dict[str, Any]] = []
-        for sample in batch:
-            totals = [r.score.total for r in scored if r.score and r.sample is sample]
-            rows.append({"id": sample.id, "score": float(sum(totals)) / len(totals) if totals else None})
-            if pair := pairs.get(sample.id):
-                rows[-1] |= {"chosen": pair.chosen, "rejected": pair.rejected, "margin": pair.margin}
-        return rows
-
-    rows = complete_rows(run.dir / "answers" / f"{phase}.jsonl", {s.id: s for s in samples}, answer, chunk)
-    found = [(s, rows[s.id]) for s in samples if "chosen" in rows[s.id]]
-    print(f"{phase}: {len(found)} pairs from {len(samples)} prompts", flush=True)
-    if not found:
-        raise ValueError(
-            f"{phase}: the answers to each of {len(samples)} prompts were all rewarded the same, so there is nothing "
-            "to prefer; ask for more answers, a higher temperature or another reward"
-        )
-    return [Pair(s, row["chosen"], row["rejected"], row["margin"]) for s, row in found]

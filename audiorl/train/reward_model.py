@@ -43,13 +43,11 @@ def pair_score_loss(
         part = [e for p in places for e in groups[p]]
         scores = model.scores(pack_experiences(part))
         chosen, rejected = scores[::2], scores[1::2]
-        margin: Tensor | float = 0.0
-        if config.margins and not config.log_exp:
-            margin = torch.tensor([pairs[p].margin for p in places]).to(chosen)
+        margin = torch.tensor([pairs[p].margin for p in places]).to(chosen)
         if config.length_debias:
             longer = [groups[p][0].num_sampled - groups[p][1].num_sampled for p in places]
             margin = margin - length_logit(torch.tensor(longer).to(chosen), *expert)
-        total = bradley_terry(chosen, rejected, margin, config.log_exp, config.regulariser).sum() / count
+        total = bradley_terry(chosen, rejected, margin, config.regulariser).sum() / count
         metrics = {"accuracy": (chosen > rejected).sum(), "margin": (chosen - rejected).sum(), "mean": scores.sum()}
         read = read_pass(part, total, {"loss": total, **metrics})
         shares = {"loss": 1, "accuracy": count, "margin": count, "mean": 2 * count}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import soundfile
-import torch
 
 from audiorl.audio import AudioClip
 from audiorl.data.corpus import bundled_speech
@@ -22,14 +21,13 @@ from audiorl.data.preferences import (
     Judged,
     Pair,
     pair_row,
-    pairs_from_rollouts,
     pairs_to_judged,
     read_judged,
     read_pairs,
     read_steps,
 )
 from audiorl.models.prompts import wants_speech
-from audiorl.types import Message, Rollout, Sample, Score, Segment
+from audiorl.types import Message, Sample
 
 UTTERANCES = bundled_speech(("en",), min_seconds=0.5, max_seconds=2)[:2]
 ASKED: dict[str, Any] = {"id": "q1", "audio": "a0.wav", "question": "Which?"}
@@ -242,35 +240,6 @@ def test_pairs_to_judged() -> None:
         Judged(s, "c", True),
         Judged(s, "a", False),
     ]
-
-
-def rollouts(group: str, *scored: tuple[str, float]) -> list[Rollout]:
-    none = torch.zeros(0, dtype=torch.long)
-    return [
-        Rollout(sample(name=group), (Segment(none, none, torch.zeros(0), text=text),), group, i, Score(total))
-        for i, (text, total) in enumerate(scored)
-    ]
-
-
-def found(rolled: Sequence[Rollout]) -> list[tuple[str, str, str, float]]:
-    return [(p.sample.id, p.chosen, p.rejected, p.margin) for p in pairs_from_rollouts(rolled)]
-
-
-def test_best_against_worst_of_each_group() -> None:
-    b, a = rollouts("b", ("x", 0.5), ("y", 2.0), ("z", -0.25)), rollouts("a", ("u", 0.0), ("v", 0.5))
-    assert found([b[0], a[0], b[1], a[1], b[2]]) == [("b", "y", "z", 2.25), ("a", "v", "u", 0.5)]
-    tied = rollouts("g", ("a", 1.0), ("b", 0.0), ("c", 1.0), ("d", 0.0))
-    assert found(tied[::-1]) == [("g", "a", "b", 1.0)], "the lowest index"
-    for first, second in ((("a", 1.0), ("b", 1.0)), (("same", 1.0), (" same\n", 0.0)), (("", 1.0), ("b", 0.0))):
-        assert found(rollouts("g", first, second)) == []
-
-
-def test_unscored_rollouts_are_named() -> None:
-    group = rollouts("g", ("a", 1.0), ("b", float("nan")))
-    with pytest.raises(ValueError, match="rollout 1 of group 'g' has the score nan"):
-        pairs_from_rollouts(group)
-    with pytest.raises(ValueError, match="rollout 0 of group 'g' has no score"):
-        pairs_from_rollouts([replace(group[0], score=None)])
 
 
 def test_written_pairs_read_back_equal(folder: Path) -> None:

@@ -66,14 +66,9 @@ def items_of(loss: str, samples: Sequence[Sample], make: Make) -> Sequence[Any]:
     return referenced(pairs, None if loss in WITHOUT_REFERENCE else reference)
 
 
-Total = Callable[[Tensor], Tensor]
-
-
-def by_hand(
-    name: str, w: Tensor, l: Tensor, rw: Tensor, rl: Tensor, o: dict[str, float], draw: Tensor, total: Total
-) -> Tensor:
-    """One pair's loss. `draw`: SamPO's positions of the longer answer. `total`: sum or mean over an answer's tokens."""
-    h = (total(w) - total(rw)) - (total(l) - total(rl)) if len(rw) else torch.zeros(())
+def by_hand(name: str, w: Tensor, l: Tensor, rw: Tensor, rl: Tensor, o: dict[str, float], draw: Tensor) -> Tensor:
+    """One pair's loss. `draw`: SamPO's positions of the longer answer."""
+    h = (w.sum() - rw.sum()) - (l.sum() - rl.sum()) if len(rw) else torch.zeros(())
     n = min(len(w), len(l))
     if name == "dpo":
         return -log_sigma(o["beta"] * h)
@@ -117,16 +112,14 @@ def kto_by_hand(policy: AudioPolicy, items: Sequence[Compared], o: dict[str, flo
     return torch.stack(each).mean()
 
 
-def pair_loss(
-    policy: AudioPolicy, items: Sequence[Compared], name: str, worker: Learner, total: Total = Tensor.sum
-) -> Tensor:
+def pair_loss(policy: AudioPolicy, items: Sequence[Compared], name: str, worker: Learner) -> Tensor:
     each = []
     for place, i in enumerate(items):
         w, l = (answer_alone(policy, i, k) for k in (0, 1))
         rw, rl = (ref.double() for ref in i.refs[:2] or (torch.empty(0), torch.empty(0)))
         seed = worker.optimizer.updates * 1_000_003 + place
         draw = torch.randperm(max(len(w), len(l)), generator=torch.Generator().manual_seed(seed))
-        each.append(by_hand(name, w, l, rw, rl, OPTIONS[name], draw, total))
+        each.append(by_hand(name, w, l, rw, rl, OPTIONS[name], draw))
     return torch.stack(each).mean()
 
 
@@ -151,13 +144,6 @@ def test_loss_and_gradient_are_the_formulas(make_policy: Make, samples: list[Sam
     assert_update(policy, worker, items, by_formula)
 
 
-@pytest.mark.parametrize("loss", ["dpo", "cdpo", "ipo", "r-dpo"])
-def test_length_normalized_takes_means(samples: list[Sample], loss: str) -> None:
-    policy = make_omni()
-    items, worker = items_of(loss, samples, make_omni), worker_of(policy, loss, length_normalized=True)
-    assert_update(policy, worker, items, pair_loss(policy, items, loss, worker, Tensor.mean))
-
-
 @pytest.mark.parametrize("loss", ["dpo", "simpo"])
 def test_sft_coef_adds_the_chosen_tokens_mean(samples: list[Sample], loss: str) -> None:
     policy = make_omni()
@@ -170,7 +156,7 @@ def test_sft_coef_adds_the_chosen_tokens_mean(samples: list[Sample], loss: str) 
 def test_pairs_of_audio_and_the_anchor_are_added(make_policy: Make, samples: list[Sample], loss: str) -> None:
     """OPA-DPO: the chosen answer against itself after silenced audio, and against the reference alone."""
     policy, reference, beta = make_policy(), make_policy(seed=1), OPTIONS[loss]["beta"]
-    coefs = {"audio_coef": 0.2, "silenced": 0.5, "anchor_coef": 0.7, "anchor": 0.3}
+    coefs = {"audio_coef": 0.2, "silenced": 0.5, "anchor_coef": 0.7}
     worker = worker_of(policy, loss, micro_batch_tokens=150, **coefs)
     items, each = [], []
     for i in referenced(pairs_of(samples), reference):
@@ -180,7 +166,7 @@ def test_pairs_of_audio_and_the_anchor_are_added(make_policy: Make, samples: lis
         items.append(replace(i, answers=(*i.answers, other), refs=(*i.refs, ref)))
         gain = answer_alone(policy, i, 0).sum() - i.refs[0].double().sum()
         lost = alone(policy, other.sample, other.target).sum() - ref.double().sum()
-        each.append(-0.2 * log_sigma(beta * (gain - lost)) - 0.7 * log_sigma(beta * gain - 0.3))
+        each.append(-0.2 * log_sigma(beta * (gain - lost)) - 0.7 * log_sigma(beta * gain))
     assert_update(policy, worker, items, pair_loss(policy, items, loss, worker) + torch.stack(each).mean())
 
 
@@ -252,9 +238,6 @@ def test_options_of_another_loss_are_refused() -> None:
         for name in NAMES - own.keys():
             with pytest.raises(ValueError, match=f"{name} is not an option of the loss '{loss}'"):
                 PreferenceConfig(loss=loss, **{name: 0.1})  # type: ignore[arg-type]
-    for loss in ("sampo", "ld-dpo", "simpo", "cpo", "orpo", "kto"):
-        with pytest.raises(ValueError, match="length_normalized is not an option"):
-            PreferenceConfig(loss=loss, length_normalized=True)  # type: ignore[arg-type]
     for loss in (*WITHOUT_REFERENCE, "kto"):
         with pytest.raises(ValueError, match="audio_coef is not an option"):
             PreferenceConfig(loss=loss, audio_coef=0.2)  # type: ignore[arg-type]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -70,32 +69,19 @@ def with_margins(samples: Sequence[Sample]) -> list[Pair]:
     return [Pair(p.sample, p.chosen, p.rejected, 0.5 * k) for k, p in enumerate(pairs_of(samples))]
 
 
-CASES: dict[str, dict[str, Any]] = {
-    "margins": {},
-    "no margins": {"margins": False},
-    "regulariser": {"regulariser": 0.1},
-    "log_exp": {"log_exp": True},
-    "log_exp, regulariser": {"log_exp": True, "regulariser": 0.05},
-}
-
-
 @pytest.mark.parametrize("budget", [1, 190, 100_000])
-@pytest.mark.parametrize("case", list(CASES))
-def test_loss_and_gradient_are_the_formula(samples: list[Sample], case: str, budget: int) -> None:
-    model, pairs, options = reward_model(make_omni()), with_margins(samples), CASES[case]
+@pytest.mark.parametrize("regulariser", [0.0, 0.1])
+def test_loss_and_gradient_are_the_formula(samples: list[Sample], regulariser: float, budget: int) -> None:
+    model, pairs = reward_model(make_omni()), with_margins(samples)
     each = []
     for p in pairs:
         good, bad = (score_alone(model, p.sample, t) for t in (p.chosen, p.rejected))
-        if options.get("log_exp"):
-            loss = torch.log(1 + torch.exp(bad - good))
-        else:
-            loss = -log_sigma(good - bad - (p.margin if options.get("margins", True) else 0.0))
-        each.append(loss + options.get("regulariser", 0.0) * (good**2 + bad**2) / 2)
+        each.append(-log_sigma(good - bad - p.margin) + regulariser * (good**2 + bad**2) / 2)
     expected = torch.stack(each).mean()
     expected.backward()
     grads = all_gradients(model)
-    assert {"value_head.linear.weight", "value_head.linear.bias"} < grads.keys() or case != "regulariser"
-    config = RewardModelConfig(micro_batch_tokens=budget, **options)
+    assert {"value_head.linear.weight", "value_head.linear.bias"} < grads.keys() or not regulariser
+    config = RewardModelConfig(micro_batch_tokens=budget, regulariser=regulariser)
     metrics = Learner(pair_score_loss, model, config, UNCLIPPED).train(pairs)
     assert metrics["reward_model/loss"] == pytest.approx(expected.item(), rel=1e-5)
     assert_same_gradients(all_gradients(model), grads, 2e-5)  # float32: 1.2e-5 on CPUs without AVX-512

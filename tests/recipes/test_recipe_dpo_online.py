@@ -11,11 +11,17 @@ import pytest
 from audiorl.config import SamplingConfig, SFTConfig
 from audiorl.data.preferences import Pair
 from audiorl.protocols import Request
+from audiorl.recipes import dpo_online
+from audiorl.recipes.dpo_online import sampled_pairs
 from audiorl.rollout.hf import HFEngine
 from audiorl.run.folder import Run
-from audiorl.train.preference import sampled_pairs
 from audiorl.types import Rollout, Sample, Score
 from tests.conftest import ask, make_text, readable
+
+
+@pytest.fixture(autouse=True)
+def chunks_of_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dpo_online, "CHUNK", 2)
 
 
 class CountingEngine(HFEngine):
@@ -45,7 +51,7 @@ def new_run(folder: Path) -> Run:
 
 def pairs_in(run: Run, engine: CountingEngine, samples: list[Sample]) -> list[Pair]:
     with run:
-        return sampled_pairs(run, "round_2", engine, samples, even, answers=4, seed=3, chunk=2)
+        return sampled_pairs(run, "round_2", engine, samples, even, answers=4, seed=3)
 
 
 def test_pairs_are_best_and_worst_answers(samples: list[Sample], tmp_path: Path) -> None:
