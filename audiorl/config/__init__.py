@@ -24,34 +24,11 @@ from audiorl.config.rl import (
     ScoreConfig,
 )
 from audiorl.config.sampling import SamplingConfig
-from audiorl.config.supervised import CTCConfig, SFTConfig
+from audiorl.config.supervised import SFTConfig
 
 __all__ = [
-    "Aggregation",
-    "CTCConfig",
-    "CriticConfig",
-    "DistillConfig",
-    "EstimatorConfig",
-    "GenerationConfig",
-    "KLConfig",
-    "KLKind",
-    "ListeningConfig",
-    "LoraConfig",
-    "LossOptions",
-    "ModelConfig",
-    "OptimConfig",
-    "PreferenceConfig",
-    "PreferenceLoss",
-    "ProcessRewardConfig",
-    "PtxConfig",
-    "RLConfig",
-    "RewardModelConfig",
-    "RewardServerConfig",
-    "SFTConfig",
-    "SamplingConfig",
-    "ScoreConfig",
-    "require_finite",
-    "require_ranges",
-    "to_json",
-    "torch_device",
-]
+    "Aggregation", "CriticConfig", "DistillConfig", "EstimatorConfig", "GenerationConfig", "KLConfig",
+    "KLKind", "ListeningConfig", "LoraConfig", "LossOptions", "ModelConfig", "OptimConfig", "PreferenceConfig",
+    "PreferenceLoss", "ProcessRewardConfig", "PtxConfig", "RLConfig", "RewardModelConfig", "RewardServerConfig",
+    "SFTConfig", "SamplingConfig", "ScoreConfig", "require_finite", "require_ranges", "to_json", "torch_device",
+]  # fmt: skip

@@ -43,8 +43,7 @@ class ModelConfig:
     autocast: bool = False
     """Run forward passes in bfloat16 over float32 weights."""
     audio: Literal["frozen", "projector", "full"] = "frozen"
-    """What of the audio side is trained: nothing, the projector, or projector and audio encoder. A frozen audio encoder
-    encodes each clip once."""
+    """What of the audio side is trained: nothing (each clip is encoded once), the projector, or the encoder too."""
     lora: LoraConfig = LoraConfig(rank=0)
     """Low-rank adapters, trained instead of all decoder weights where their rank is above 0."""
     gradient_checkpointing: bool = False

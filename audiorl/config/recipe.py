@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from audiorl.config.checks import require_ranges
 from audiorl.config.model import LoraConfig, ModelConfig
 from audiorl.config.optim import OptimConfig
-from audiorl.config.preference import PreferenceConfig
-from audiorl.config.rewards import ProcessRewardConfig, RewardModelConfig
 from audiorl.config.rl import RLConfig
-from audiorl.config.supervised import CTCConfig, SFTConfig
+from audiorl.config.supervised import SFTConfig
 
-Training = TypeVar("Training", RLConfig, SFTConfig, CTCConfig, PreferenceConfig, RewardModelConfig, ProcessRewardConfig)
+Training = TypeVar("Training")
 
 
 @dataclass(frozen=True)
@@ -23,9 +21,8 @@ class RecipeConfig:
     path: str = "Qwen/Qwen2.5-Omni-3B"
     """The model: a local folder, a hub id, or `tiny` for a small random one."""
     data: tuple[str, ...] = ()
-    """What to train on: files, folders, or the bundled speech by name. PATH:COUNT draws so many rows of a set, for
-    example `avqa.jsonl:5000 musicbench.jsonl:5000`; PATH:xWEIGHT or PATH:COUNTxWEIGHT shows its rows WEIGHT times an
-    epoch (2.5: all rows twice and a drawn half once more; 0.5: a drawn half)."""
+    """What to train on: files, folders, or the bundled speech by name. PATH:COUNT draws so many rows of a set;
+    PATH:xWEIGHT or PATH:COUNTxWEIGHT shows its rows WEIGHT times an epoch (2.5: twice, and a drawn half once more)."""
     held_out: tuple[str, ...] = ()
     """Sets to measure on, named like `data`; without any, `held_out_count` training rows are held out."""
     held_out_count: int = 200
@@ -65,16 +62,14 @@ class RecipeConfig:
         return replace(self.model, lora=replace(lora, rank=rank))
 
     def with_steps_for(self, training: Training, items: int) -> Training:
-        """Return `training` with the steps that show each of `items` rows `epochs` times, at most `max_steps`.
-
-        Raises ValueError where the options set the steps themselves: they would be ignored.
-        """
-        if training.steps != type(training)().steps:
+        """Return `training` with the steps that show each of `items` rows `epochs` times, at most `max_steps`."""
+        config: Any = training
+        if config.steps != type(config)().steps:
             name = next((f.name for f in fields(self) if getattr(self, f.name) == training), "")
             raise ValueError(f"--{name}.steps: the steps of this recipe follow from its epochs; leave it out")
-        per_step = training.prompts_per_step if isinstance(training, RLConfig) else training.batch_size
+        per_step = config.prompts_per_step if isinstance(config, RLConfig) else config.batch_size
         steps = max(round(self.epochs * items / per_step), 1)
-        return replace(training, steps=min(steps, self.max_steps or steps))
+        return replace(config, steps=min(steps, self.max_steps or steps))
 
 
 @dataclass(frozen=True)

@@ -16,12 +16,13 @@ class RewardModelConfig:
     """Optimizer updates."""
     batch_size: int = 16
     """Pairs per update."""
+    margins: bool = True
+    """Use the pairs' margins."""
     regulariser: float = 0.0
     """Weight c of c·(r_chosen² + r_rejected²)/2, which keeps scores near 0; 0 leaves it out."""
     length_debias: bool = False
-    """Leave to a fixed model of the answers' lengths what length explains of the pairs (product of experts, arXiv
-    2310.05199), so that the score does not learn it. That model is fitted to the pairs before training and not saved.
-    """
+    """Leave to a model of the answers' lengths, fitted before training, what length explains of the pairs (product of
+    experts, arXiv 2310.05199)."""
     sort: bool = False
     """Batches of pairs of similar length."""
     micro_batch_tokens: int = 8192

@@ -1,11 +1,7 @@
-"""Tasks on the bundled speech, for trying a recipe before there is data of one's own.
+"""Tasks on the bundled speech, for trying a recipe before there is data of one's own, by name.
 
-By name, for every kind of training::
-
-    bundled_set("bundled:languages/train")           # prompts
-    bundled_examples("bundled", think=True)          # prompts with the turn to learn
-    bundled_pairs("bundled:languages/train")         # a right and a wrong answer
-    bundled_steps("bundled")                         # a thought and an answer, right or wrong
+bundled_set("bundled:languages/train")           # prompts
+bundled_pairs("bundled:languages/train")         # a right and a wrong answer
 """
 
 from __future__ import annotations
@@ -36,7 +32,8 @@ def bundled_questions(think: bool = True, max_seconds: float = 3.0, seed: int = 
     samples = []
     for u in utterances:
         others = rng.sample([t for t in texts[u.language] if t != u.text], 3)
-        choices = _shuffled([u.text, *others], rng)
+        choices = [u.text, *others]
+        rng.shuffle(choices)
         messages = choice_question(u.clip, "Which phrase is spoken?", choices, think=think)
         samples.append(Sample(u.id, messages, (u.text,), tuple(choices), "phrase", _about(u)))
     return samples
@@ -62,8 +59,6 @@ def bundled_languages(
 
     "unseen": recordings of five other speakers, which a clone of the repository has; see `unseen_speakers`.
     """
-    if split not in ("train", "test", "unseen"):
-        raise ValueError(f'split must be "train", "test" or "unseen", got {split!r}')
     if split == "unseen":
         return [language_question(u.clip, u, "human") for u in unseen_speakers() if u.duration <= max_seconds]
     train, test = split_by_key(language_phrases(max_seconds, max_phrases), held_out, seed=0)  # one split for all seeds
@@ -89,26 +84,12 @@ def language_question(clip: AudioClip, u: Utterance, voice: str) -> Sample:
 
 
 def bundled_set(name: str, think: bool = True, seed: int = 0) -> list[Sample]:
-    """Return the samples of one of NAMES; `think` and `seed` shape `bundled` only. Raises ValueError for another
-    name."""
+    """Return the samples of one of NAMES, else raise ValueError; `think` and `seed` shape `bundled` only."""
+    if name not in NAMES:
+        raise ValueError(f"no bundled set is called {name!r}; choose from {', '.join(NAMES)}")
     if name == "bundled":
         return bundled_questions(think, seed=seed)
-    if name == "bundled:languages/train":
-        return bundled_languages("train")
-    if name == "bundled:languages/test":
-        return bundled_languages("test")
-    if name == "bundled:languages/unseen":
-        return bundled_languages("unseen")
-    raise ValueError(f"no bundled set is called {name!r}; choose from {', '.join(NAMES)}")
-
-
-def bundled_examples(name: str, think: bool = True, seed: int = 0) -> list[tuple[Sample, str]]:
-    """Return each sample of a set with the turn to learn: the answer, after the first words of the speech if `think`.
-
-    >>> bundled_examples("bundled:languages/train")[0][1]
-    '<think>agent logged</think><answer>English</answer>'
-    """
-    return [(s, _turn(s, s.references[0], think)) for s in bundled_set(name, think, seed)]
+    return bundled_languages(name.rpartition("/")[2])  # type: ignore[arg-type]
 
 
 def bundled_pairs(name: str, think: bool = False, seed: int = 0) -> list[Pair]:
@@ -154,11 +135,6 @@ def _first_words(sample: Sample) -> str:
 
 def _wrong(sample: Sample) -> list[str]:
     return [choice for choice in sample.choices if choice not in sample.references]
-
-
-def _shuffled(items: list[str], rng: random.Random) -> list[str]:
-    rng.shuffle(items)
-    return items
 
 
 def _about(u: Utterance) -> dict[str, str]:

@@ -12,41 +12,12 @@ from collections.abc import Sequence
 from audiorl.audio import AudioClip
 from audiorl.types import Message
 
-LANGUAGES = {
-    "ar": "Arabic",
-    "be": "Belarusian",
-    "bg": "Bulgarian",
-    "ca": "Catalan",
-    "cs": "Czech",
-    "da": "Danish",
-    "de": "German",
-    "el": "Greek",
-    "en": "English",
-    "es": "Spanish",
-    "fi": "Finnish",
-    "fr": "French",
-    "hi": "Hindi",
-    "hu": "Hungarian",
-    "id": "Indonesian",
-    "it": "Italian",
-    "ja": "Japanese",
-    "ko": "Korean",
-    "nl": "Dutch",
-    "no": "Norwegian",
-    "pl": "Polish",
-    "pt": "Portuguese",
-    "ro": "Romanian",
-    "ru": "Russian",
-    "sv": "Swedish",
-    "th": "Thai",
-    "tr": "Turkish",
-    "uk": "Ukrainian",
-    "vi": "Vietnamese",
-    "zh": "Chinese",
-}
+_NAMES = """ar Arabic, be Belarusian, bg Bulgarian, ca Catalan, cs Czech, da Danish, de German, el Greek, en English,
+    es Spanish, fi Finnish, fr French, hi Hindi, hu Hungarian, id Indonesian, it Italian, ja Japanese, ko Korean,
+    nl Dutch, no Norwegian, pl Polish, pt Portuguese, ro Romanian, ru Russian, sv Swedish, th Thai, tr Turkish,
+    uk Ukrainian, vi Vietnamese, zh Chinese"""
+LANGUAGES: dict[str, str] = dict(pair.split() for pair in _NAMES.split(","))
 """Names for the prompt; a language that is not listed is written as given."""
-
-
 TRANSLATE = "Translate what is said in this recording into English, the words only."
 """The request of `asr_prompt(ask=…)` for a translation."""
 _TRANSCRIBE = "Write down exactly what is said in this{} recording, the words only."
@@ -74,10 +45,9 @@ def open_question(clip: AudioClip, question: str, think: bool = True, word_limit
 def asr_prompt(
     clip: AudioClip, language: str = "", think: bool = False, word_limit: int = 50, ask: str = ""
 ) -> tuple[Message, ...]:
-    """One user turn that asks for the transcript; `language` is an ISO code or a name, "" if unknown.
+    """One user turn that asks for the transcript, without think with no tags. `language`: an ISO code or a name, or "".
 
-    `ask` replaces the English request, for instance by one in the language of the recording. Without think the
-    transcript is asked for plain, with no tags: it is what recognition is scored on.
+    `ask` replaces the English request, for instance by one in the language of the recording.
     """
     spoken = f" {LANGUAGES.get(language, language)}" if language else ""
     ask = ask.strip() or _TRANSCRIBE.format(spoken)
@@ -87,8 +57,7 @@ def asr_prompt(
 
 
 def transcript_language(request: str) -> str | None:
-    """Return the language that a plain request of `asr_prompt` names, "" where it names none; None for another
-    request."""
+    """Return the language that a plain request of `asr_prompt` names, "" for none; None for another request."""
     before, after = _TRANSCRIBE.split("{}")
     if not (request.startswith(before) and request.endswith(after)):
         return None

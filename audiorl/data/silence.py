@@ -18,10 +18,8 @@ def trimmed(wav: np.ndarray, rate: int = RATE) -> np.ndarray:
 def speech_in(wav: np.ndarray, rate: int = RATE) -> tuple[int, int]:
     """First sample of the speech in `wav` [T], and the one behind its last.
 
-    They leave 50 ms of silence on either side, in which soft consonants begin and end. Half of the English recordings
-    carry 0.2 s of silence, one 1.6 s. Cut off, a unit ends when its last word does, so that latency is counted from
-    there, and pauses last as long as they say. Silence: 10 ms frames more than 40 dB below the loudest one. Raises
-    ValueError when there is nothing else.
+    They leave 50 ms on either side, in which soft consonants begin and end. Silence: 10 ms frames more than 40 dB below
+    the loudest one. Raises ValueError when there is nothing else.
     """
     frame, frames = _FRAME * rate // RATE, len(wav) * RATE // (_FRAME * rate)
     power = np.square(wav[: frames * frame], dtype=np.float64).reshape(frames, frame).mean(1)

@@ -43,7 +43,6 @@ from audiorl.run.checkpoint import (
 from audiorl.run.folder import Run
 from tokenizers_audio import AudioTokenizer
 
-Pieces = Mapping[str, Mapping[str, StatePiece]]
 M = TypeVar("M", AudioPolicy, ValueModel)
 
 
@@ -58,8 +57,10 @@ class CheckpointWriter:
         self._model = model
         self._writers: Writers = writers
         self._saves_model = writers == "trainer" and self._world.rank == 0
+        trunk = model.trunk if isinstance(model, ValueModel) else model
+        on_gpu = isinstance(trunk, AudioPolicy) and trunk.device.type != "cpu"
+        self._background = current().async_save == "on" or (current().async_save == "auto" and on_gpu)
         self._skeleton: _Skeleton | None = None
-        self._background = _in_background(model)
         if self._background and self._saves_model and isinstance(model, (AudioPolicy, ValueModel)):
             self._skeleton = _Skeleton(model)
         self._thread: threading.Thread | None = None
@@ -74,12 +75,18 @@ class CheckpointWriter:
         assert self._thread is None, "the checkpoint before this one is still being written"
         self._error, self._files = None, {}
         partial, rank, size = Path(folder), self._world.rank, self._world.size
-        shares = {part: _shares(members, rank, size) for part, members in state.items()}
+        shares: dict[str, dict[str, StatePiece]] = {}
+        for part, members in state.items():
+            pieces = {name: share_of(tensor, rank, size) for name, tensor in members.items()}
+            shares[part] = {name: piece for name, piece in pieces.items() if piece is not None}
         if not self._background:
             self._write(partial, shares, {})
             return
         weights = self._skeleton.copy_weights() if self._skeleton else {}
-        copies = {part: {n: _copied(p) for n, p in pieces.items()} for part, pieces in shares.items()}
+        copies = {
+            part: {name: replace(piece, flat_N=_cpu_copy(piece.flat_N)) for name, piece in pieces.items()}
+            for part, pieces in shares.items()
+        }
         if torch.cuda.is_available():
             torch.cuda.synchronize()  # the copies are complete
         if self._skeleton is None and self._saves_model:
@@ -88,7 +95,7 @@ class CheckpointWriter:
         self._thread = threading.Thread(target=self._write, args=(partial, copies, weights), name="checkpoint")
         self._thread.start()
 
-    def _write(self, partial: Path, state: Pieces, weights: Mapping[str, Tensor]) -> None:
+    def _write(self, partial: Path, state: TrainerState, weights: Mapping[str, Tensor]) -> None:
         try:
             files = [save_state(partial, state, self._world.rank, self._world.size, self._writers)]
             if self._saves_model:
@@ -224,7 +231,7 @@ def completing_saves(run: Run, trainers: Group | Groups) -> Iterator[None]:
 
 
 def pull(model: Saved, trainers: Group) -> None:
-    """Give the driver's model the weights that the trainers have, where they are not the same."""
+    """Give the driver's model the trainers' weights, where they are not the same."""
     if not trainers.shared:
         model.load_weights(trainers.first(CheckpointedWorker.weights))
 
@@ -258,23 +265,6 @@ class ModelFile(Generic[M]):
 
 
 # -- copies that are written while training goes on -------------------------------------------------------------------
-
-
-def _in_background(model: Saved) -> bool:
-    option = current().async_save
-    if option != "auto":
-        return option == "on"
-    if not isinstance(model, (AudioPolicy, ValueModel)):
-        return False
-    return (model.trunk if isinstance(model, ValueModel) else model).device.type != "cpu"
-
-
-def _shares(members: Mapping[str, Tensor | StatePiece], rank: int, size: int) -> dict[str, StatePiece]:
-    return {name: piece for name, tensor in members.items() if (piece := share_of(tensor, rank, size)) is not None}
-
-
-def _copied(piece: StatePiece) -> StatePiece:
-    return StatePiece(_cpu_copy(piece.flat_N), piece.start, piece.shape)
 
 
 def _cpu_copy(tensor: Tensor) -> Tensor:

@@ -43,7 +43,8 @@ def pair_score_loss(
         part = [e for p in places for e in groups[p]]
         scores = model.scores(pack_experiences(part))
         chosen, rejected = scores[::2], scores[1::2]
-        margin = torch.tensor([pairs[p].margin for p in places]).to(chosen)
+        margins = [pairs[p].margin if config.margins else 0.0 for p in places]
+        margin = torch.tensor(margins).to(chosen)
         if config.length_debias:
             longer = [groups[p][0].num_sampled - groups[p][1].num_sampled for p in places]
             margin = margin - length_logit(torch.tensor(longer).to(chosen), *expert)

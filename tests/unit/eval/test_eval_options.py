@@ -12,6 +12,7 @@ import pytest
 from audiorl.eval._common import run_evaluation
 from audiorl.run.folder import Run
 from tests.conftest import make_text
+from tests.support.checkpoints import save_run
 
 seen: list[str | None] = []
 
@@ -41,7 +42,7 @@ def test_a_run_folder_stands_for_its_newest_checkpoint(
     assert "the run has no checkpoint yet" in capsys.readouterr().err
     for step in (1, 2):
         run.log("sft", step, {"loss": 1.0})
-        run.save("sft", step, make_text(), {})
+        save_run(run, "sft", step, make_text(), {})
     newest = run.dir / "checkpoints" / "sft" / "step_000002"
     assert given(monkeypatch, str(run.dir)) == str(newest)
     assert capsys.readouterr().err == f"{run.dir}: checkpoints/sft/step_000002\n"

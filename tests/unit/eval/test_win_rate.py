@@ -208,7 +208,7 @@ def test_rows_of_cases(tmp_path: Path) -> None:
         ({"category": "Questions"}, "row 2, field 'text_to_synthesize': missing"),
         ({"text": "Why?"}, "row 2: field 'category': missing|row 2, field 'category': missing"),
         (one | {"evolution_depth": -1}, "row 2, field 'evolution_depth': -1 is not a depth"),
-        (one | {"id": "0"}, "row 2: '0' is also the id of row 1"),
+        (one | {"id": "0"}, "row 2, field 'id': '0' is also the id of row 1"),
     ):
         with pytest.raises(ValueError, match=message):
             read(one, row)

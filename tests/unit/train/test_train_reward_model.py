@@ -19,7 +19,7 @@ from audiorl.models import AudioPolicy, dualize, load_policy
 from audiorl.models.examples import Example, experience
 from audiorl.models.process_reward import ProcessRewardModel
 from audiorl.models.value import ValueModel, load_value_model, score_answers
-from audiorl.run.checkpoint import load_checkpoint, save_checkpoint
+from audiorl.run.checkpoint import save_checkpoint
 from audiorl.run.folder import Run
 from audiorl.train.fit import Learner
 from audiorl.train.reward_model import (
@@ -32,6 +32,7 @@ from audiorl.train.reward_model import (
 )
 from audiorl.types import Message, Sample, Turn
 from tests.conftest import Make, make_dual_omni, make_omni, make_text, readable
+from tests.support.checkpoints import load_checkpoint
 from tests.support.data_trainers import (
     UNCLIPPED,
     Gradients,

@@ -137,26 +137,6 @@ def test_master_weights_take_updates_that_bfloat16_loses(caplog: pytest.LogCaptu
     assert torch.equal(resumed, master)
 
 
-def test_learning_rates_by_name() -> None:
-    """AdamW's first update is the learning rate, whatever the gradient: a tenth for `proj`, none for `head`."""
-    weights = {name: torch.nn.Parameter(torch.zeros(3)) for name in ("proj.weight", "head.weight", "layers.0.weight")}
-    config = OptimConfig(lr=0.1, lr_factors=("proj=0.1", r"^head\.=0"))
-    optimizer = Optimizer(weights, config, total_steps=1)
-    for p in weights.values():
-        p.grad = torch.ones(3)
-    assert optimizer.step()["lr"] == 0.1
-    moved = {name: -float(p.detach()[0]) for name, p in weights.items()}
-    assert moved == pytest.approx({"proj.weight": 0.01, "head.weight": 0.0, "layers.0.weight": 0.1}, rel=1e-4)
-    with pytest.raises(ValueError, match="'tower' is in no name"):
-        Optimizer(weights, OptimConfig(lr_factors=("tower=1",)), total_steps=1)
-
-
-@pytest.mark.parametrize("entry", ["proj", "=1", "proj=fast", "proj=-1", "proj=inf", "(=1"])
-def test_learning_rates_that_are_none(entry: str) -> None:
-    with pytest.raises(ValueError, match=r"optim\.lr_factors"):
-        OptimConfig(lr_factors=(entry,))
-
-
 def test_a_bad_gradient_stops_before_the_weights_change() -> None:
     p = torch.nn.Parameter(torch.ones(3))
     optimizer = Optimizer({"p": p}, OptimConfig(lr=0.1), 10)

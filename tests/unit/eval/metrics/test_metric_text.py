@@ -204,22 +204,22 @@ def test_conversations(tmp_path) -> None:
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ("{", "line 1: not JSON"),
-        ("[]", r"line 1: \[\] is not an object"),
-        ({"id": "a", "turns": []}, r"line 1: turns \[\] is not a list of turns; give at least one"),
-        ({"id": "a", "turns": ["x"]}, r"line 1: turns\[0\] 'x' is not an object"),
-        ({"id": "a", "turns": [{"speaker": "A", "text": "x"}]}, "line 1, turn 1: no audio"),
+        ("{", "row 1: not valid JSON"),
+        ("[]", "an empty list"),
+        ({"id": "a", "turns": []}, r"row 1, field 'turns': \[\] is not a list of turns; give at least one"),
+        ({"id": "a", "turns": ["x"]}, r"row 1, field 'turns\[0\]': 'x' is not an object"),
+        ({"id": "a", "turns": [{"speaker": "A", "text": "x"}]}, r"field 'turns\[0\].audio': missing, neither here"),
         (
             {"id": "a", "turns": [{"speaker": "A", "text": " ", "audio": "x"}]},
-            r"line 1: turns\[0\]\.text ' ' is not a text",
+            r"field 'turns\[0\]\.text': ' ' is not a text",
         ),
         (
             {"id": "a", "audio": "x", "turns": [{"speaker": "A", "text": "x"}]},
-            "line 1, turn 1: start: missing; give seconds",
+            r"field 'turns\[0\]\.start': missing; give seconds",
         ),
         (
             {"id": "a", "audio": "x", "turns": [{"speaker": "A", "text": "x", "start": 0, "duration": 0}]},
-            r"line 1: turns\[0\]\.duration 0 is not a duration",
+            r"field 'turns\[0\]\.duration': 0 is not a duration",
         ),
     ],
 )
