@@ -64,10 +64,6 @@ class CodecConfig:
     def steps(self) -> int:
         return self.train.steps
 
-    @property
-    def sort(self) -> bool:
-        return False
-
 
 def small_tokenizer(num_codebooks: int = 8, codebook_size: int = 1024) -> UnifiedConfig:
     """Configure a tokenizer of 4 M parameters that says log-mels: two CPU cores train it in minutes."""
@@ -169,7 +165,7 @@ def train_codec(
         lambda: (_worker, run.keep_model(phase, "start", tokenizer), tokenizer.device.type, *others),
     )
     evaluate = (lambda: measures(tokenizer, held_out)[0]) if held_out else None
-    options: dict[str, Any] = {"evaluate": evaluate, "eval_every": config.eval_every, "length": lambda place: 1}
+    options: dict[str, Any] = {"evaluate": evaluate, "eval_every": config.eval_every}
     crops = _crops(tokenizer, recordings, config, seed)
     fit(trainers, tokenizer, crops, run, config, phase=phase, seed=seed, **options)
 

@@ -58,8 +58,6 @@ class FitConfig(Protocol):
     def batch_size(self) -> int: ...
     @property
     def save_every(self) -> int: ...
-    @property
-    def sort(self) -> bool: ...
 
 
 PackLoss = Callable[[list[int]], tuple[Tensor, Mapping[str, float]]]
@@ -157,7 +155,7 @@ def train_on(
     *,
     phase: str,
     seed: int,
-    length: Callable[[T], int],
+    lengths: tuple[int, ...] = (),
     limit: ComputeTime | None = None,
 ) -> None:
     """Train `model` in place by `batch_loss`, see `fit`; load the result of a phase that has finished."""
@@ -165,7 +163,7 @@ def train_on(
         run.load_result(phase, model)
         return
     trainers = learners(run, phase, batch_loss, model, config, optim)
-    fit(trainers, model, items, run, config, phase=phase, seed=seed, length=length, limit=limit)
+    fit(trainers, model, items, run, config, phase=phase, seed=seed, lengths=lengths, limit=limit)
 
 
 def fit(
@@ -177,18 +175,17 @@ def fit(
     *,
     phase: str,
     seed: int,
-    length: Callable[[T], int],
+    lengths: tuple[int, ...] = (),
     limit: ComputeTime | None = None,
     evaluate: Callable[[], Mapping[str, float]] | None = None,
     eval_every: int = 0,
 ) -> None:
     """Call `train` of every worker with its share of each step's batch, from the phase's last checkpoint on.
 
-    Saves `model`, which the first worker trains, and logs the first worker's metrics. With `config.sort` batches hold
-    items of similar `length`. Training ends early once it has taken the time `limit`.
+    Saves `model`, which the first worker trains, and logs the first worker's metrics. With the items' `lengths` batches
+    hold items of similar length. Training ends early once it has taken the time `limit`.
     """
     step = restore(run, phase, trainers)
-    lengths = tuple(length(item) for item in items) if config.sort else ()
 
     def spent() -> float | None:
         """Return the used fraction of the limit."""
@@ -206,7 +203,7 @@ def fit(
     ):
         while step < config.steps and (spent() or 0.0) < 1:
             clock = StepClock(trainers)
-            if config.sort:
+            if lengths:
                 batch = sorted_batch_of_step(items, lengths, step, config.batch_size, seed)
             else:
                 batch = batch_of_step(items, step, config.batch_size, seed)
@@ -229,7 +226,7 @@ def fit(
 
 def training_indices(items: Sequence[T], config: FitConfig, seed: int) -> list[int]:
     """Return the ascending indices of the items that a phase will train on."""
-    if config.sort or config.steps * config.batch_size >= len(items):
+    if config.steps * config.batch_size >= len(items):
         return list(range(len(items)))
     indices = range(len(items))
     return sorted({i for step in range(config.steps) for i in batch_of_step(indices, step, config.batch_size, seed)})

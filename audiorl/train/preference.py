@@ -34,7 +34,6 @@ from audiorl.audio import AudioClip
 from audiorl.config import OptimConfig, PreferenceConfig
 from audiorl.data.augment import silence_pieces
 from audiorl.data.preferences import Judged, Pair
-from audiorl.data.schedule import rough_length
 from audiorl.distributed.local import Group
 from audiorl.errors import Interrupted
 from audiorl.models import AudioPolicy
@@ -194,12 +193,8 @@ def prefer(
         refs = reference_logprobs(trainers, groups, run, phase, needed)
         compared = [replace(c, refs=sum(refs[k :: len(items)], ())) for k, c in enumerate(compared)]
 
-    def length(compared: Compared) -> int:
-        item = compared.item
-        return rough_length(item.sample, *((item.chosen, item.rejected) if isinstance(item, Pair) else (item.answer,)))
-
     options: dict[str, Any] = {"evaluate": evaluate, "eval_every": config.eval_every}
-    fit(trainers, policy, compared, run, config, phase=phase, seed=seed, length=length, **options)
+    fit(trainers, policy, compared, run, config, phase=phase, seed=seed, **options)
 
 
 def _compared(items: Sequence[Pair | Judged], config: PreferenceConfig) -> list[Compared]:

@@ -16,7 +16,6 @@ from audiorl.algos.packing import micro_batches, pack_experiences
 from audiorl.algos.preference import bradley_terry, length_expert, length_logit, process_reward
 from audiorl.config import OptimConfig, ProcessRewardConfig, RewardModelConfig
 from audiorl.data.preferences import Pair, Steps
-from audiorl.data.schedule import rough_length
 from audiorl.models import AudioPolicy
 from audiorl.models.examples import experience
 from audiorl.models.process_reward import ProcessRewardModel
@@ -74,11 +73,8 @@ def train_reward_model(
         expert = length_expert(torch.tensor([chosen - rejected for chosen, rejected in both]))
         print(f"{phase}: length alone gives log-odds of {expert[0]:.2f}·tanh(tokens / {expert[1]:.1f})", flush=True)
 
-    def length(pair: Pair) -> int:
-        return rough_length(pair.sample, pair.chosen, pair.rejected)
-
     loss = partial(pair_score_loss, expert=expert)
-    train_on(loss, model, pairs, run, config, optim, phase=phase, seed=seed, length=length)
+    train_on(loss, model, pairs, run, config, optim, phase=phase, seed=seed)
 
 
 def ranked_right(model: ValueModel, pairs: Sequence[Pair]) -> list[bool]:
@@ -124,11 +120,7 @@ def train_process_reward(
     phase: str = "process_reward",
 ) -> None:
     """Train `policy` in place to judge steps, from the phase's last checkpoint on."""
-
-    def length(item: Steps) -> int:
-        return rough_length(item.sample, *item.steps)
-
-    train_on(step_judgement_loss, policy, items, run, config, optim, phase=phase, seed=seed, length=length)
+    train_on(step_judgement_loss, policy, items, run, config, optim, phase=phase, seed=seed)
 
 
 def judged_right(judge: ProcessRewardModel, items: Sequence[Steps]) -> list[bool]:

@@ -48,8 +48,5 @@ def sft(
     limit: ComputeTime | None = None,
 ) -> None:
     """Fine-tune `policy` in place. Training ends before its last step once it has taken the time `limit`."""
-
-    def length(example: Example) -> int:
-        return rough_length(example.sample, example.target)
-
-    train_on(sft_loss, policy, examples, run, config, optim, phase=phase, seed=seed, length=length, limit=limit)
+    lengths = tuple(rough_length(e.sample, e.target) for e in examples) if config.sort else ()
+    train_on(sft_loss, policy, examples, run, config, optim, phase=phase, seed=seed, lengths=lengths, limit=limit)

@@ -104,7 +104,7 @@ def test_the_sorted_schedule_covers_an_epoch_once_and_resumes(tmp_path: Path) ->
 
     def go(recorder: Recorder, run: Run) -> list[list[int]]:
         with run:
-            fit(LocalGroup([recorder]), model, items, run, config, phase="p", seed=5, length=lengths.__getitem__)
+            fit(LocalGroup([recorder]), model, items, run, config, phase="p", seed=5, lengths=tuple(lengths))
         return recorder.seen
 
     whole = go(Recorder(), Run.create(tmp_path / "a", "r.py", [], config))
