@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from audiorl.algos.advantages import gae, process_relative, step_index_relative, time_index_relative
+from audiorl.algos.advantages import process_relative, step_index_relative, time_index_relative
 from audiorl.algos.experience import Experience
 from audiorl.config import EstimatorConfig, KLConfig, RLConfig
 from audiorl.train.rl.advantages import compute_advantages
@@ -60,34 +60,6 @@ def test_time_index_on_the_tokens_of_each_turn() -> None:
     assert found[1] == pytest.approx([*z, -1 - R, -1 - R, *z, -R])
     assert found[2] == pytest.approx([*z, 1.0, 1.0, 1.0])
     assert found[3] == pytest.approx([0.0] * 6)
-
-
-def test_gae_passes_over_a_turn_that_sampled_nothing() -> None:
-    """Turns of 1, 0 and 2 sampled tokens, rewards 1 and 3 together on the first, 5 on the last; γ = 0.5, λ = 0.5.
-
-    Sampled: r = 4, 0, 5 and V = 1, 2, 3. δ = 4 + 1 - 1, 0 + 1.5 - 2, 5 - 3 = 4, -0.5, 2.
-    A = 4 + A'/4, -0.5 + 2/4, 2 = 4, 0, 2; returns A + V = 5, 2, 5. What was observed between costs no discount.
-    """
-    e = streamed("a", (1, 1.0), (0, 3.0), (2, 5.0))
-    values = torch.zeros(len(e))
-    values[e.loss_mask] = torch.tensor([1.0, 2.0, 3.0])
-    values[~e.loss_mask] = 9.0  # never read
-    config = RLConfig(
-        advantage="gae",
-        estimator=EstimatorConfig(gamma=0.5, lam=0.5, whiten=False),
-    )
-    (assigned,) = compute_advantages([e.replace(values=values)], config, 0.0)
-    assert assigned.advantages is not None and assigned.returns is not None
-    assert assigned.advantages.tolist() == pytest.approx([0, 0, 4, 0, 0, 0, 0, 0, 2])
-    assert assigned.returns.tolist() == pytest.approx([0, 0, 5, 0, 0, 0, 0, 2, 5])
-
-    silent = streamed("a", (0, 1.0), (0, 2.0))  # forced to be silent all along: nothing to credit, nothing breaks
-    both = compute_advantages([silent.replace(values=torch.zeros(4)), e.replace(values=values)], config, 0.0)
-    assert both[0].advantages is not None and both[1].advantages is not None
-    assert both[0].advantages.tolist() == [0.0] * 4
-    torch.testing.assert_close(both[1].advantages, assigned.advantages)
-    advantages, _ = gae(torch.zeros(1, 3), torch.ones(1, 3), torch.zeros(1, 3))
-    assert advantages.tolist() == [[0, 0, 0]]
 
 
 def test_process_rewards_by_hand() -> None:

@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from audiorl.algos.preference import WITHOUT_REFERENCE, kto_weights
-from audiorl.config import ModelConfig, OptimConfig, PreferenceConfig
+from audiorl.config import OptimConfig, PreferenceConfig
 from audiorl.data.preferences import Pair, pairs_to_judged
 from audiorl.errors import Interrupted
 from audiorl.models import AudioPolicy
@@ -40,7 +40,6 @@ from tests.support.data_trainers import (
     log_sigma,
     pairs_of,
     referenced,
-    times_heard,
 )
 
 OPTIONS: dict[str, dict[str, float]] = {
@@ -217,19 +216,6 @@ def test_preferences_hear_the_right_audio(make_policy: Make, samples: list[Sampl
         return worker_of(policy, loss).train(items)["preference/loss"]
 
     assert_hears(make_policy, samples, learn)
-
-
-def test_a_trained_tower_hears_a_clip_once_and_learns_the_same_in_any_packing(
-    make_policy: Make, samples: list[Sample]
-) -> None:
-    items, found = items_of("dpo", samples, make_policy), []
-    for budget in (100_000, 1):
-        policy = make_policy(ModelConfig(audio="full"))
-        worker = worker_of(policy, "dpo", micro_batch_tokens=budget)
-        assert times_heard(policy, lambda: worker.train(items)) == len(samples)  # noqa: B023
-        found.append(gradients(policy))
-    assert any("audio_tower" in name for name in found[0])
-    assert_same_gradients(found[1], found[0], 1e-6)
 
 
 def test_options_of_another_loss_are_refused() -> None:

@@ -28,7 +28,6 @@ from audiorl.distributed.local import LocalGroup
 from audiorl.models import AudioPolicy
 from audiorl.models.examples import Example, experience
 from audiorl.models.families import qwen_omni
-from audiorl.models.families import text as text_decoder
 from audiorl.run.folder import Run
 from audiorl.run.metrics_log import read_metrics
 from audiorl.train.rl.distill import (
@@ -375,18 +374,6 @@ def test_further_tokens_behind_a_shared_vocabulary() -> None:
     size = max(policy.tokenizer.get_vocab().values()) + 1
     more.tokenizer.add_tokens(["<|later|>"], special_tokens=True)
     assert shared_vocabulary(more, policy, "more") == shared_vocabulary(policy, more, "fewer") == size
-
-
-def test_a_text_model_cannot_read_audio(spoken: list[Sample], tmp_path: Path) -> None:
-    teacher = text_decoder.tiny(TEXTS, hidden=64, layers=2, vocab_size=400)
-    policy = text_decoder.tiny(TEXTS, hidden=64, layers=2, vocab_size=400)
-    config = RLConfig(advantage="none", kl_beta=0.0, distill=DistillConfig(coef=1.0))
-    reader = Teacher(teacher, policy, config, TEMPERATURE)
-    listener = make_omni()
-    experiences = [e.replace(ids=e.ids.clamp(max=100)) for e in batch(listener, spoken)]
-    assert len(reader.outputs(experiences)) == 6
-    with pytest.raises(ValueError, match="sample 'sample-0'"):
-        reader.outputs(batch(listener, spoken, "none"))
 
 
 @pytest.mark.parametrize("distill", [{"divergence": "sampled"}, {"divergence": "jsd", "top_k": 5}])
