@@ -127,12 +127,7 @@ def time_index_on_tokens(
 
 
 def process_relative(
-    rewards: Tensor,
-    mask: Tensor,
-    ends: Tensor,
-    group_ids: Sequence[str] | Tensor,
-    std: bool = True,
-    eps: float = 1e-4,
+    rewards: Tensor, mask: Tensor, ends: Tensor, group_ids: Sequence[str] | Tensor, std: bool = True, eps: float = 1e-4
 ) -> Tensor:
     """Return GRPO's advantage with a reward for each step of an answer (Shao et al. 2024, arXiv 2402.03300, 4.1.3).
 

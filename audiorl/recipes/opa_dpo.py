@@ -24,13 +24,7 @@ from audiorl.config.recipe import HeldOutOptions, RecipeConfig
 from audiorl.data.preferences import Pair
 from audiorl.eval._common import generate_all
 from audiorl.models.examples import Example
-from audiorl.recipes._common import (
-    answer_reward,
-    evaluate_around_training,
-    evaluation_of,
-    policy_from,
-    read_questions,
-)
+from audiorl.recipes._common import answer_reward, evaluate_around_training, evaluation_of, policy_from, read_questions
 from audiorl.rollout.hf import HFEngine
 from audiorl.run.folder import Run
 from audiorl.train.preference import prefer

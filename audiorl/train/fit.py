@@ -127,12 +127,7 @@ class Learner(CheckpointedWorker):
 
 
 def learners(
-    run: Run,
-    phase: str,
-    batch_loss: BatchLoss,
-    model: AudioPolicy | ValueModel,
-    config: FitConfig,
-    optim: OptimConfig,
+    run: Run, phase: str, batch_loss: BatchLoss, model: AudioPolicy | ValueModel, config: FitConfig, optim: OptimConfig
 ) -> Group:
     """Make the learners of a phase, one on each rank."""
     return trainer_group(

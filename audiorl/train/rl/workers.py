@@ -243,11 +243,7 @@ class ReferenceWorker:
     weights with the trained policy."""
 
     def __init__(
-        self,
-        model: AudioPolicy | Reference,
-        config: RLConfig,
-        sampling: SamplingConfig,
-        teacher: Teacher | None = None,
+        self, model: AudioPolicy | Reference, config: RLConfig, sampling: SamplingConfig, teacher: Teacher | None = None
     ):
         self._model, self._config, self._teacher = model, config, teacher
         self._temperatures = training_temperatures(sampling.temperature, sampling.audio_temperature)

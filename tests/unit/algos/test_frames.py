@@ -173,10 +173,7 @@ def test_credit_of_text_beside_frames() -> None:
         Experience.from_rollout(rollout(written(), score=Score(0.0), index=1)),
     ]
     filled = [e.replace(old_logprobs=e.rollout_logprobs, ref_logprobs=e.rollout_logprobs) for e in both]
-    config = RLConfig(
-        advantage="grpo",
-        kl=KLConfig(place="reward", kind="k1"),
-    )
+    config = RLConfig(advantage="grpo", kl=KLConfig(place="reward", kind="k1"))
     given = compute_advantages(filled, config, beta=0.1)
     assert given[0].advantages is not None and given[1].advantages is not None
     assert bool((given[0].advantages[given[0].loss_mask] > 0).all()) and float(given[0].advantages[3 + 2]) == 0

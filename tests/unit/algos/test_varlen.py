@@ -19,15 +19,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from audiorl.algos import varlen
 from audiorl.algos.prompt_attention import PromptAttention
-from audiorl.algos.varlen import (
-    BLOCK,
-    FLASH_ATTN,
-    TORCH_VARLEN,
-    SegmentAttention,
-    Segments,
-    choose_kernel,
-    sdpa,
-)
+from audiorl.algos.varlen import BLOCK, FLASH_ATTN, TORCH_VARLEN, SegmentAttention, Segments, choose_kernel, sdpa
 
 
 @pytest.mark.parametrize("layout", ["torch varlen", "flash-attn"])

@@ -17,15 +17,7 @@ import soundfile
 from audiorl.audio import AudioClip
 from audiorl.data.corpus import bundled_speech
 from audiorl.data.manifest import Loaded, read_samples
-from audiorl.data.preferences import (
-    Judged,
-    Pair,
-    pair_row,
-    pairs_to_judged,
-    read_judged,
-    read_pairs,
-    read_steps,
-)
+from audiorl.data.preferences import Judged, Pair, pair_row, pairs_to_judged, read_judged, read_pairs, read_steps
 from audiorl.models.prompts import wants_speech
 from audiorl.types import Message, Sample
 

@@ -20,14 +20,7 @@ from audiorl.train.fit import Learner
 from audiorl.train.sft import sft, sft_loss
 from audiorl.types import Sample
 from tests.conftest import Make, make_omni, make_text, readable
-from tests.support.data_trainers import (
-    UNCLIPPED,
-    alone,
-    assert_hears,
-    assert_same_gradients,
-    gradients,
-    times_heard,
-)
+from tests.support.data_trainers import UNCLIPPED, alone, assert_hears, assert_same_gradients, gradients, times_heard
 
 
 def examples(samples: Sequence[Sample]) -> list[Example]:

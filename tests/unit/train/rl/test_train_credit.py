@@ -125,25 +125,13 @@ def test_gae_by_hand() -> None:
     # b1: δ 0 + ½·2 - 3 = -2, 4 - 2
     expected = [[2], [1 / 16, 1 / 4, 1], [-1.5 + 0.25 * 0, 1 - 1, -4], [-2 + 0.5, 2]]
     found = compute_advantages(
-        batch,
-        RLConfig(
-            advantage="gae",
-            estimator=EstimatorConfig(gamma=0.5, lam=0.5, whiten=False),
-        ),
-        0.0,
+        batch, RLConfig(advantage="gae", estimator=EstimatorConfig(gamma=0.5, lam=0.5, whiten=False)), 0.0
     )
     assert_close([e.advantages[e.loss_mask].tolist() for e in found], expected)  # type: ignore[index]
     returns = [[3], [1 / 16, 1 / 4, 1], [0.5, 1, 0], [1.5, 4]]
     assert_close([e.returns[e.loss_mask].tolist() for e in found], returns)  # type: ignore[index]
     assert all(not e.returns[~e.loss_mask].any() for e in found)  # type: ignore[index]
-    white = compute_advantages(
-        batch,
-        RLConfig(
-            advantage="gae",
-            estimator=EstimatorConfig(gamma=0.5, lam=0.5),
-        ),
-        0.0,
-    )
+    white = compute_advantages(batch, RLConfig(advantage="gae", estimator=EstimatorConfig(gamma=0.5, lam=0.5)), 0.0)
     assert_close([e.advantages[e.loss_mask].tolist() for e in white], whitened(expected))  # type: ignore[index]
     assert_close([e.returns[e.loss_mask].tolist() for e in white], returns)  # type: ignore[index]
 
@@ -306,13 +294,7 @@ def test_greedy_scores_are_shaped_with_the_others_and_reach_their_group() -> Non
     assert [e.score for e in batch] == [1, 5, 1, 1]
     # of 1, 5, 1, 1, 5, -5: mean 4/3
     std = math.sqrt((1 + 25 + 1 + 1 + 25 + 25) / 6 - 16 / 9)
-    normal = scored_experiences(
-        found,
-        RLConfig(
-            advantage="remax",
-            scores=ScoreConfig(clip=5.0, normalize=True),
-        ),
-    )
+    normal = scored_experiences(found, RLConfig(advantage="remax", scores=ScoreConfig(clip=5.0, normalize=True)))
     assert [e.greedy_score for e in normal] == pytest.approx([(x - 4 / 3) / std for x in (5, 5, -5, -5)])
     assert_close(advantages(normal, advantage="remax"), [[-4 / std], [0], [6 / std], [6 / std]])
 

@@ -449,10 +449,7 @@ def test_options_out_of_range(options: dict[str, Any], message: str) -> None:
     [
         ({"advantage": "none"}, "advantage 'none' trains nothing without distillation: set distill.coef"),
         ({"distill": DistillConfig(coef=1.0, view="none")}, "kl_beta and distill.coef both hold the policy to its"),
-        (
-            {"distill": DistillConfig(coef=1.0, off_policy=0.01)},
-            r"distill.off_policy 0.01 of 8 prompts is 0",
-        ),
+        ({"distill": DistillConfig(coef=1.0, off_policy=0.01)}, r"distill.off_policy 0.01 of 8 prompts is 0"),
         (
             {"distill": DistillConfig(coef=1.0), "advantage": "none", "dynamic_sampling": 2},
             "advantage 'none' reads no rewards, by which dynamic_sampling drops groups",
