@@ -19,8 +19,7 @@ from torch.nn.functional import pad
 
 from audiorl.algos.shapes import check_shapes
 
-Reduce = Callable[[Tensor], Tensor]
-"""Sums a tensor over all ranks."""
+Reduce = Callable[[Tensor], Tensor]  # Sums a tensor over all ranks
 
 
 def identity(tensor: Tensor) -> Tensor:

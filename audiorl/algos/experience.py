@@ -1,8 +1,7 @@
 """Rollouts as token streams, and many of them as one packed row.
 
-Shapes: L tokens of one stream, T of a packed row, N sampled tokens, Q codebooks.
-
-A worked example. An interpreter hears two chunks and speaks after the second::
+Shapes: L tokens of one stream, T of a packed row, N sampled tokens, Q codebooks. An interpreter hears two chunks and
+speaks after the second (question answering is the same rollout with one segment)::
 
     Segment(prompt_ids=[s, a, a], ids=[w])          # chunk 1 observed, <wait> sampled
     Segment(prompt_ids=[a, a],    ids=[h, i, e])    # chunk 2 observed, "hi" and <end> sampled
@@ -11,8 +10,6 @@ A worked example. An interpreter hears two chunks and speaks after the second::
     loss_mask  0 0 0 1 0 0 1 1 1     only what was sampled is trained on
     rewards    . . . 0 . . 0 0 1     one reward, placed on the last sampled token
     advantages . . . A . . A A A     GRPO: the group-relative score on every sampled token
-
-Question answering is the same rollout with one segment.
 
 A model that speaks writes frames of Q codes. A frame is one row like any token: its id is the model's frame token, and
 its codes stand in another tensor. Only codes that were sampled count, not those that the delay pattern forces (Q = 2,

@@ -16,8 +16,7 @@ from torch import Tensor
 from audiorl.algos.shapes import check_shapes
 from audiorl.config import Aggregation
 
-NONE = torch.zeros(0, dtype=torch.long)
-"""A tensor of `LossInputs` that the loss does not use."""
+NONE = torch.zeros(0, dtype=torch.long)  # A tensor of `LossInputs` that the loss does not use
 
 
 @dataclass(frozen=True, eq=False)

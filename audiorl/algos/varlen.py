@@ -20,12 +20,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-Attention = Literal["auto", "varlen", "flex", "sdpa", "eager"]
-"""What `ModelConfig.attention` may be."""
-BLOCK = 128
-"""Rows of a block of FlexAttention's mask."""
-SHORT = 256
-"""Most keys of a segment that a CPU computes in 16 bits by whole matrices."""
+Attention = Literal["auto", "varlen", "flex", "sdpa", "eager"]  # What `ModelConfig.attention` may be
+BLOCK = 128  # Rows of a block of FlexAttention's mask
+SHORT = 256  # Most keys of a segment that a CPU computes in 16 bits by whole matrices
 
 Spans = Sequence[tuple[int, int, int, int]]
 """Per span (start, end, start of its parent, end of its parent) as row indices; the parent is (0, 0) without one."""

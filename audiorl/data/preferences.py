@@ -38,8 +38,7 @@ from audiorl.types import Message, Sample
 ROLLOUT_COLUMNS = ("step", "group_id", "index", "sample", "segments", "text", "score", "advantage", "spoken_audio")
 """Columns of a recorded rollout; a labelled one has them besides those of a judged answer, and they are no metadata."""
 
-Answer = str | AudioClip
-"""A written answer, or the recording of a spoken one."""
+Answer = str | AudioClip  # A written answer, or the recording of a spoken one
 
 
 @dataclass(frozen=True)

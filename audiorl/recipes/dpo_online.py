@@ -33,8 +33,7 @@ from audiorl.run.folder import Run
 from audiorl.train.preference import prefer
 from audiorl.types import Sample
 
-CHUNK = 16
-"""Prompts that are answered between two savings."""
+CHUNK = 16  # Prompts that are answered between two savings
 
 
 @dataclass(frozen=True)

@@ -45,8 +45,7 @@ from audiorl.train.batches import check_finite, counts, group_packs, read_pass
 from audiorl.train.fit import Learner, PackLoss, fit, learners, training_indices
 from audiorl.types import Message
 
-REFERENCE_CHUNK = 32
-"""Groups of answers whose reference log-probs a trainer computes per call."""
+REFERENCE_CHUNK = 32  # Groups of answers whose reference log-probs a trainer computes per call
 
 
 @dataclass(frozen=True, eq=False)

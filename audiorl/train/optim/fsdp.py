@@ -1,13 +1,10 @@
 """FSDP2 (`torch.distributed.fsdp.fully_shard`; Zhao et al., arXiv 2304.11277) behind the interface of `Optimizer`.
 
-The decoder's layers are sharded by FSDP2: in an update a layer's weights are gathered for its forward and its backward
-pass, and its gradients are reduced after every micro-batch. Embeddings, heads and the audio encoder stay whole, because
-passes also use them outside of their own forward; only their gradients and their AdamW state are divided, each weight
-into one range of its numbers for every rank. AdamW's state lies with the shards.
-
-Between updates every rank holds all weights, and FSDP2's hooks are removed: ranks generate, evaluate and save
-independently, and a decoded token pays nothing. A micro-batch without audio, or without frames, leaves weights without
-a gradient on some ranks: FSDP2 adds zeros there, and a weight that no rank had a gradient for is not updated.
+In an update FSDP2 gathers a decoder layer's weights for its passes and reduces its gradients after every micro-batch.
+Embeddings, heads and the audio encoder stay whole, because passes also use them outside of their own forward; their
+gradients and AdamW state are divided, each weight into one range of its numbers for every rank. Between updates every
+rank holds all weights, without FSDP2's hooks: ranks generate, evaluate and save independently. A weight without a
+gradient on some ranks (no audio, no frames) gets zeros there; one that no rank had a gradient for is not updated.
 """
 
 from __future__ import annotations

@@ -1,15 +1,11 @@
 """DeepSpeed ZeRO (Rajbhandari et al., arXiv 1910.02054) behind the interface of `train.optim.Optimizer`.
 
-DeepSpeed partitions, reduces, steps and gathers. It expects every rank to run the same modules in the same order. A
-batch of rollouts does not: one rank's micro-batch has audio, another's has none. So three things are done here:
-
-- Gradients are reduced in a fixed order. DeepSpeed reduces a gradient as soon as it is computed, and which gradients
-  exist depends on the micro-batch. Every pass runs all decoder layers, so a layer's gradients are reduced when its
-  backward pass is over, and all others after the whole pass.
-- From stage 2 on gradients are reduced after every micro-batch, so all ranks run equally many (`every_pass`).
-- At stage 3 weights are partitioned only during an update. Between updates every rank holds all of them:
-  ranks generate, evaluate and save independently. During an update the decoder's layers are gathered one by one.
-  Embeddings, heads and the audio encoder stay gathered, because passes also use them outside of their own forward.
+DeepSpeed expects every rank to run the same modules in the same order; of rollouts one rank's micro-batch has audio,
+another's has none. So gradients are reduced in a fixed order, not as they are computed: a decoder layer's when its
+backward pass is over, all others after the whole pass. From stage 2 on that is after every micro-batch, and all ranks
+run equally many (`every_pass`). At stage 3 weights are partitioned only during an update, when the decoder's layers are
+gathered one by one; embeddings, heads and the audio encoder stay gathered, because passes also use them outside of
+their own forward. Between updates every rank holds all weights: it generates, evaluates and saves independently.
 """
 
 from __future__ import annotations
@@ -34,8 +30,7 @@ from audiorl.run.checkpoint import StatePiece, read_range
 from audiorl.train.batches import check_weights
 from audiorl.train.optim.adamw import MASTER, ShardedModules, adamw, check_shape, learning_rate
 
-BUCKET = 5 * 10**8
-"""Maximum number of elements reduced or gathered at once; a smaller model is one bucket."""
+BUCKET = 5 * 10**8  # Maximum number of elements reduced or gathered at once; a smaller model is one bucket
 MOMENTS = ("exp_avg", "exp_avg_sq")
 _HOLDER = "audiorl"
 _LINEAR = nn.functional.linear

@@ -24,8 +24,7 @@ from audiorl.train.batches import check_finite, counts
 from audiorl.train.rl.minibatch import MicroBatch
 from audiorl.types import Sample
 
-UNCHANGED = "none"
-"""The view that leaves the prompt as it is."""
+UNCHANGED = "none"  # The view that leaves the prompt as it is
 
 
 def with_teacher_prompts(

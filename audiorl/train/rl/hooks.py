@@ -22,10 +22,8 @@ from audiorl.train.rl.processes import Workers
 from audiorl.train.rl.trainer import TrainOutput
 from audiorl.types import Rollout
 
-Evaluate = Callable[[], Mapping[str, float]]
-"""Returns held-out metrics of the policy as it is now."""
-AT_ONCE = 64
-"""Samples that each engine is asked between two movements of the display."""
+Evaluate = Callable[[], Mapping[str, float]]  # Returns held-out metrics of the policy as it is now
+AT_ONCE = 64  # Samples that each engine is asked between two movements of the display
 
 
 @dataclass(frozen=True)

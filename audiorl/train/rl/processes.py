@@ -54,8 +54,7 @@ from audiorl.train.rl.workers import (
 from audiorl.types import Rollout
 
 T = TypeVar("T")
-ATTEMPTS = 5
-"""How many times weights are sent when they do not arrive, before the run stops."""
+ATTEMPTS = 5  # How many times weights are sent when they do not arrive, before the run stops
 
 
 # -- all workers -------------------------------------------------------------------------------------------------------
