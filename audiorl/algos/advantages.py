@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from audiorl.algos.shapes import check_shapes
+from audiorl.algos.losses import check_shapes
 
 Reduce = Callable[[Tensor], Tensor]  # Sums a tensor over all ranks
 

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from audiorl.algos.advantages import centre_groups, group_relative, identity
-from audiorl.algos.losses import Loss, LossInputs, ppo_clip_loss, ratio_sums, sequence_means
-from audiorl.algos.shapes import check_shapes
+from audiorl.algos.losses import Loss, LossInputs, check_shapes, ppo_clip_loss, ratio_sums, sequence_means
 
 # -- advantages --------------------------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""Policy and value losses over flat streams of sampled tokens.
+"""Policy and value losses over flat streams of sampled tokens, and the KL to the reference.
 
 Shapes: N sampled tokens of all sequences in a mini-batch, or any part of it. Losses are *sums* of weighted tokens. The
 weights of a mini-batch are made once from its global counts, so the sum over any split into micro-batches or ranks is
@@ -7,16 +7,27 @@ the same loss.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Self
 
 import torch
 from torch import Tensor
 
-from audiorl.algos.shapes import check_shapes
-from audiorl.config import Aggregation
+from audiorl.config import Aggregation, KLConfig, KLKind
 
 NONE = torch.zeros(0, dtype=torch.long)  # A tensor of `LossInputs` that the loss does not use
+
+
+def check_shapes(function: str, **tensors: Tensor | None) -> None:
+    """Raise ValueError unless all tensors have one shape; None is an input that is not given.
+
+    Others would broadcast: a loss over wrong shapes is a wrong number, not an error.
+    """
+    shapes = {name: list(t.shape) for name, t in tensors.items() if t is not None}
+    if any(shape != next(iter(shapes.values())) for shape in shapes.values()):
+        raise ValueError(f"{function}: shapes differ: {', '.join(f'{name} {shape}' for name, shape in shapes.items())}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -154,3 +165,45 @@ def value_loss(
     with torch.no_grad():
         sums = {"value_clip_frac": (weights * (clipped > error)).sum()}
     return 0.5 * (weights * torch.maximum(error, clipped)).sum(), sums
+
+
+# -- the KL ------------------------------------------------------------------------------------------------------------
+
+
+def kl_estimate(logprobs: Tensor, ref_logprobs: Tensor, kind: KLKind = "k3") -> Tensor:
+    """Estimate KL(pi || pi_ref) from samples of pi, elementwise (Schulman 2020, "Approximating KL divergence").
+
+    Two tensors of one shape. With d = lp - ref: k1 = d, k2 = d^2 / 2, k3 = exp(-d) + d - 1.
+
+    k1 is unbiased; k3 is unbiased, never negative, and what GRPO puts into the loss.
+    """
+    check_shapes("kl_estimate", logprobs=logprobs, ref_logprobs=ref_logprobs)
+    d = logprobs - ref_logprobs
+    if kind == "k1":
+        return d
+    if kind == "k2":
+        return 0.5 * d**2
+    return torch.expm1(-d) + d
+
+
+@dataclass(frozen=True)
+class KLController:
+    """The KL's coefficient β, which follows the observed KL as `config.control` says; e = clip(KL/target - 1, ±0.2).
+
+    fixed: it stays. horizon: β ← β·(1 + e·samples/horizon), `samples` being those since the last update. log-space:
+    β ← β·(1 + gain·e), proportional control of log β. Both from Ziegler et al. 2019, arXiv 1909.08593, 2.2 (gain: K_β).
+    """
+
+    beta: float
+    config: KLConfig = KLConfig()
+
+    def update(self, observed: float, samples: int = 1) -> Self:
+        """Return the controller with the next coefficient. Raises ValueError for a KL that is not finite."""
+        config = self.config
+        if config.control == "fixed":
+            return self
+        if not math.isfinite(observed):
+            raise ValueError(f"the observed KL is {observed}; the coefficient cannot follow it")
+        error = min(max(observed / config.target - 1, -0.2), 0.2)
+        change = config.gain * error if config.control == "log-space" else error * samples / config.horizon
+        return replace(self, beta=self.beta * (1 + change))

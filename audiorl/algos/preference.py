@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, logsigmoid
 
-from audiorl.algos.shapes import check_shapes
+from audiorl.algos.losses import check_shapes
 
 
 @dataclass(frozen=True, eq=False)

@@ -33,7 +33,7 @@ from audiorl.algos.advantages import (
 )
 from audiorl.algos.experience import Experience
 from audiorl.algos.experimental import gdpo, maxrl, remax
-from audiorl.algos.kl import kl_estimate
+from audiorl.algos.losses import kl_estimate
 from audiorl.config import EstimatorConfig, RLConfig
 from audiorl.train.batches import widened
 from audiorl.types import Score

@@ -14,8 +14,16 @@ from torch import Tensor
 
 from audiorl.algos.experience import PolicyOutput
 from audiorl.algos.experimental import clip_cov_loss, dppo_loss, gmpo_loss, kl_cov_loss, sapo_loss
-from audiorl.algos.kl import kl_estimate
-from audiorl.algos.losses import Loss, LossInputs, cispo_loss, gspo_loss, ppo_clip_loss, reinforce_loss, tis_weights
+from audiorl.algos.losses import (
+    Loss,
+    LossInputs,
+    cispo_loss,
+    gspo_loss,
+    kl_estimate,
+    ppo_clip_loss,
+    reinforce_loss,
+    tis_weights,
+)
 from audiorl.config import RLConfig
 from audiorl.train.batches import logprobs_by_code, sum_codebooks
 from audiorl.train.rl.minibatch import MicroBatch

@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from audiorl.algos.experience import Experience, PackedBatch, PolicyOutput
-from audiorl.algos.kl import KLController, kl_estimate
-from audiorl.algos.losses import token_weights
+from audiorl.algos.losses import KLController, kl_estimate, token_weights
 from audiorl.algos.packing import micro_batches, pack_experiences
 from audiorl.config import OptimConfig, RLConfig
 from audiorl.distributed.local import changes_worker

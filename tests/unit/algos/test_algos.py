@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 
 from audiorl.algos.advantages import group_relative
 from audiorl.algos.experience import Experience
-from audiorl.algos.kl import kl_estimate
 from audiorl.algos.logprobs import fused_logprobs
-from audiorl.algos.losses import LossInputs, ppo_clip_loss, token_weights
+from audiorl.algos.losses import LossInputs, kl_estimate, ppo_clip_loss, token_weights
 from audiorl.algos.packing import attention_mask, micro_batches, pack_experiences
 
 
@@ -144,7 +143,7 @@ def test_packing_properties(experiences: list[Experience], share: bool, budget: 
 def test_importing_algos_needs_torch_only() -> None:
     code = (
         "import sys, audiorl, audiorl.algos.packing, audiorl.algos.losses, audiorl.algos.logprobs, "
-        "audiorl.algos.kl, audiorl.algos.advantages\n"
+        "audiorl.algos.advantages\n"
         "heavy = {'transformers', 'peft', 'datasets', 'soundfile', 'ray', 'vllm', 'deepspeed'} & set(sys.modules)\n"
         "sys.exit(str(sorted(heavy)) if heavy else 0)"
     )

@@ -31,8 +31,7 @@ from audiorl.algos.experimental import (
     remax,
     sapo_loss,
 )
-from audiorl.algos.kl import KLController
-from audiorl.algos.losses import LossInputs, cispo_loss, gspo_loss, ppo_clip_loss, tis_weights, value_loss
+from audiorl.algos.losses import KLController, LossInputs, cispo_loss, gspo_loss, ppo_clip_loss, tis_weights, value_loss
 from audiorl.config import KLConfig
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from audiorl.algos import advantages, experimental, losses
-from audiorl.algos.kl import kl_estimate
+from audiorl.algos.losses import kl_estimate
 
 N, Q = 3, 3  # equal, so that [N] - [N, Q] would broadcast without an error
 

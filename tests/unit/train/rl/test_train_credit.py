@@ -15,8 +15,7 @@ import pytest
 import torch
 
 from audiorl.algos.experience import Experience
-from audiorl.algos.kl import KLKind
-from audiorl.config import EstimatorConfig, KLConfig, RLConfig, ScoreConfig
+from audiorl.config import EstimatorConfig, KLConfig, KLKind, RLConfig, ScoreConfig
 from audiorl.train.rl.advantages import compute_advantages, mean_advantage, normalize_scores
 from audiorl.train.rl.collect import RolloutBatch, scored_experiences
 from audiorl.types import Rollout, Sample, Score, Segment
