@@ -7,8 +7,6 @@ A row is any that `read_samples` knows, its gold answer optional, with these col
     read_steps    steps, labels
 
     {"audio": "a.wav", "question": "Which animal?", "chosen": "a cat", "rejected": "a dog"}
-    {"audio": "a.wav", "question": "Which animal?", "answer": "a dog", "desirable": false}
-    {"audio": "a.wav", "question": "Which animal?", "steps": ["It barks.", "a cat"], "labels": [1, 0]}
 
 Answers may be TRL's `[{"role": "assistant", "content": "…"}]`, whose content may be an audio part: a spoken answer, to
 a prompt whose `metadata` has `"respond": "speech"`. A whole conversation stands in `prompt`, with gold texts in
@@ -107,7 +105,7 @@ Verdict = Annotated[bool | Finite, Meta(description="a verdict; give true or fal
 Margin = Annotated[Finite, Meta(description="a finite number; give by how much chosen is better, or leave it out")]
 Probability = Annotated[float, Meta(ge=0, le=1)]
 Label = Annotated[bool | Probability, Meta(description="a label; give a number from 0 (wrong) to 1 (right)")]
-Turn = Annotated[ChatMessage, Meta(description="a message; give role (system, user or assistant) and content")]
+ChatTurn = Annotated[ChatMessage, Meta(description="a message; give role (system, user or assistant) and content")]
 
 
 class PairColumns(Struct):
@@ -131,7 +129,7 @@ class StepsColumns(Struct):
 class ConversationColumns(Struct):
     """A row whose `prompt` is the whole conversation."""
 
-    prompt: Annotated[list[Turn], Meta(description="a list of messages; a plain question belongs in question")]
+    prompt: Annotated[list[ChatTurn], Meta(description="a list of messages; a plain question belongs in question")]
     id: Id | None = None
     references: TextList | None = None
     answer: TextList | None = None
