@@ -9,7 +9,6 @@ makes a tensor of all queries times all keys. Shapes: N segments, Q queries, K g
 from __future__ import annotations
 
 import importlib.util
-import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
@@ -222,27 +221,10 @@ def torch_varlen(query: Tensor, key: Tensor, value: Tensor, segments: Segments, 
     from torch.nn.attention.varlen import varlen_attn
 
     key, value = segments.gather(key, value)
-    options: dict[str, Any] = {"scale": scale, "window_size": (-1, 0) if segments.causal else (-1, -1)}
-    if "enable_gqa" in _parameters(varlen_attn):  # torch 2.11 reads grouped keys without being told
-        options["enable_gqa"] = True
     offsets = segments.query_offsets, segments.key_offsets, segments.longest_query, segments.longest_key
-    out: Any = varlen_attn(query, key, value, *offsets, **options)
+    window = (-1, 0) if segments.causal else (-1, -1)
+    out: Any = varlen_attn(query, key, value, *offsets, scale=scale, window_size=window, enable_gqa=True)
     return cast(Tensor, out)
-
-
-@cache
-def _parameters(function: Callable[..., Any]) -> frozenset[str]:
-    return frozenset(inspect.signature(function).parameters)
-
-
-def flash_attn(query: Tensor, key: Tensor, value: Tensor, segments: Segments, scale: float | None = None) -> Tensor:
-    """Call `flash_attn_varlen_func`, whose causal mask is aligned at the bottom right since flash-attn 2.1."""
-    from flash_attn import flash_attn_varlen_func  # type: ignore[import-not-found]
-
-    key, value = segments.gather(key, value)
-    offsets = segments.query_offsets, segments.key_offsets, segments.longest_query, segments.longest_key
-    out: Tensor = flash_attn_varlen_func(query, key, value, *offsets, softmax_scale=scale, causal=segments.causal)
-    return out
 
 
 def flex(query: Tensor, key: Tensor, value: Tensor, segments: Segments, scale: float | None = None) -> Tensor:
@@ -269,7 +251,7 @@ def _compiled_flex() -> Any:
     return torch.compile(flex_attention, dynamic=True)
 
 
-def _flash_obstacle(device: torch.device, dtype: torch.dtype, head_width: int) -> str | None:
+def _varlen_obstacle(device: torch.device, dtype: torch.dtype, head_width: int) -> str | None:
     if device.type != "cuda":
         return f"needs a CUDA GPU, not {device.type}"
     if torch.cuda.get_device_capability(device) < (8, 0):
@@ -282,17 +264,6 @@ def _flash_obstacle(device: torch.device, dtype: torch.dtype, head_width: int) -
     return None
 
 
-def _torch_varlen_obstacle(device: torch.device, dtype: torch.dtype, head_width: int) -> str | None:
-    obstacle = _flash_obstacle(device, dtype, head_width)
-    if obstacle is not None:
-        return obstacle
-    try:
-        from torch.nn.attention.varlen import varlen_attn
-    except ImportError:
-        return f"needs torch 2.11, not {torch.__version__}"
-    return None if "window_size" in _parameters(varlen_attn) else f"needs torch 2.11, not {torch.__version__}"
-
-
 def _flex_obstacle(device: torch.device, dtype: torch.dtype, head_width: int) -> str | None:
     if device.type != "cuda":
         return f"has no backward pass on {device.type}"
@@ -301,25 +272,12 @@ def _flex_obstacle(device: torch.device, dtype: torch.dtype, head_width: int) ->
     return None if importlib.util.find_spec("triton") else "needs triton, which is not installed"
 
 
-@cache
-def _package_obstacle(module: str) -> str | None:
-    """Why a package with compiled code cannot be used: it is missing, or built for another torch."""
-    if importlib.util.find_spec(module) is None:
-        return "is not installed"
-    try:
-        importlib.import_module(module)
-    except (ImportError, OSError) as error:
-        return f"cannot be imported ({' '.join(str(error).split())}): build it for torch {torch.__version__}"
-    return None
-
-
-TORCH_VARLEN = Kernel("torch varlen", torch_varlen, _torch_varlen_obstacle)
-FLASH_ATTN = Kernel("flash-attn", flash_attn, lambda *at: _flash_obstacle(*at) or _package_obstacle("flash_attn"))
+TORCH_VARLEN = Kernel("torch varlen", torch_varlen, _varlen_obstacle)
 FLEX = Kernel("flex", flex, _flex_obstacle)
 SDPA = Kernel("sdpa", sdpa, lambda device, dtype, head_width: None)
 KERNELS: dict[Attention, tuple[Kernel, ...]] = {
-    "auto": (TORCH_VARLEN, FLASH_ATTN, FLEX, SDPA),
-    "varlen": (TORCH_VARLEN, FLASH_ATTN),
+    "auto": (TORCH_VARLEN, FLEX, SDPA),
+    "varlen": (TORCH_VARLEN,),
     "flex": (FLEX,),
     "sdpa": (SDPA,),
     "eager": (SDPA,),
