@@ -529,7 +529,7 @@ def test_a_trained_tower_hears_each_clip_once_an_update(
                 calls[-1].append(id(model))
             return encode_audio(self, model, mels)
 
-        learner = ppo(policy, micro_batch_tokens=budget, epochs=2)
+        learner = ppo(policy, micro_batch_tokens=budget)
         batch = batch_of(policy, samples)
         assert len(micro_batches(batch, budget)) == (1 if budget > 1 else 6)
         calls.append([])
@@ -538,8 +538,8 @@ def test_a_trained_tower_hears_each_clip_once_an_update(
             learner.step(TrainBatch(batch))
         assert learner.critic is not None
         for model in (policy.model, learner.critic.model.trunk.model):
-            assert calls[-1].count(id(model)) == 2 * 2  # two prompts, two updates
-        assert len(calls[-1]) == 8
+            assert calls[-1].count(id(model)) == 2  # prompts
+        assert len(calls[-1]) == 4
         found.append(all_gradients(learner))
     assert_same_gradients(found[1], found[0])
     tower = [n for n, g in found[0].items() if "audio_tower" in n and bool(g.any())]
