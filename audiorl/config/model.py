@@ -51,9 +51,8 @@ class ModelConfig:
     only: tuple[str, ...] = ()
     """Train only those of the trainable weights whose names match one of these regular expressions; empty: all."""
     attention: Literal["auto", "varlen", "flex", "sdpa", "eager"] = "auto"
-    """Kernel of a packed row's attention. varlen: FlashAttention over all spans in one call (on a GPU, with `autocast`
-    or a 16-bit `dtype`); flex: compiled FlexAttention (on a GPU); sdpa: one call for each span; eager: transformers'
-    own under a mask of T x T. auto takes the first of varlen, flex and sdpa that can run; `audiorl doctor` names it."""
+    """Kernel of a packed row's attention: FlashAttention over all spans (16 bits, GPU), compiled FlexAttention (GPU), a
+    call for each span, or a mask of T x T. auto takes the first that can run (`audiorl doctor` names it)."""
     audio_cache_mb: int = 4096
     """Memory in MiB for the outputs of a frozen audio encoder."""
 

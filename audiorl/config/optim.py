@@ -27,9 +27,8 @@ class OptimConfig:
     max_grad_norm: float = 1.0
     """Gradients are scaled down to this total norm."""
     master_weights: bool = False
-    """Keep float32 copies of 16-bit weights, which take the updates, and float32 moments: 12 bytes a trained weight
-    instead of 4. Without it updates smaller than the weights' spacing are lost, which a warning counts. No effect on
-    float32 weights. ZeRO always keeps the copy."""
+    """Keep float32 copies of 16-bit weights, which take the updates: 12 bytes a trained weight instead of 4. Without it
+    updates smaller than the weights' spacing are lost, which a warning counts. ZeRO always keeps the copy."""
 
     def __post_init__(self) -> None:
         positive = ("lr", "eps", "max_grad_norm")

@@ -38,8 +38,8 @@ class CriticConfig:
 
 @dataclass(frozen=True)
 class DistillConfig:
-    """On-policy distillation: a teacher reads the same question under a view, such as its transcript in place of the
-    audio, and says how it would have continued the policy's own answer, token by token (GKD, arXiv 2306.13649)."""
+    """On-policy distillation: a teacher that reads the question under a view, such as its transcript in place of the
+    audio, says how it would have continued the policy's own answer (GKD, arXiv 2306.13649)."""
 
     coef: float = 0.0
     """Weight of the divergence in the loss, or with `sampled` of the advantage; 0: no distillation."""
@@ -53,8 +53,7 @@ class DistillConfig:
     top_k_of: Literal["teacher", "student"] = "teacher"
     """Whose most probable tokens these are."""
     teacher: str = "reference"
-    """`reference` (the policy as the phase begins, the same as the KL's), `policy` (as each step begins), or the folder
-    or hub id of another model with the same tokenizer."""
+    """`reference` (the KL's), `policy` (as each step begins), or another model with the same tokenizer."""
     view: str = "transcript"
     """What the teacher reads: a view of `audiorl.data.views`, FILE.py:FUNCTION, or `none` for the prompt as it is."""
     tokens: Literal["all", "thought", "answer"] = "all"
@@ -208,13 +207,11 @@ class GenerationConfig:
     """Rollouts of weights that are older than those that learn from them. Both need `tis_cap`."""
 
     overlap: bool = False
-    """Generate the next step's rollouts while this step trains, with weights of one update ago, which `tis_cap`
-    corrects. Saves time with dedicated engines. The step after a checkpoint uses the current weights, so that a resumed
-    run repeats it."""
+    """Generate the next step's rollouts while this step trains, with weights of one update ago. Saves time with
+    dedicated engines. The step after a checkpoint uses the current weights, so that a resumed run repeats it."""
     partial_tokens: int | None = None
-    """Tokens that an answer may sample in one step; one that has not ended by then is continued by the next step, and
-    `tis_cap` corrects each token for the weights that sampled it. A step trains the groups that have ended. For long
-    answers of text; None: every answer ends in its step."""
+    """Tokens that an answer may sample in one step; the next step continues one that has not ended by then. A step
+    trains the groups that have ended. For long answers of text; None: every answer ends in its step."""
 
     def __post_init__(self) -> None:
         if self.partial_tokens is not None:

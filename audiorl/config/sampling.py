@@ -26,8 +26,8 @@ class SamplingConfig:
     """Tokens that the key-value cache of the rows decoded together may hold, with the longest prompt and the maximum
     response counted for all of them. A single request may need more."""
     compile: bool = False
-    """Compile the decode step of the `hf` engine with `torch.compile`: CUDA graphs on a GPU, C++ on a CPU. The first
-    steps take a minute or more. Not for streams, models that speak, sliding windows, linear attention and Whisper."""
+    """Compile the decode step of the `hf` engine, which takes a minute. Not for streams, models that speak, sliding
+    windows, linear attention and Whisper."""
     max_frames: int = 500
     """Codec frames of a response or of one turn of a stream; longer speech is cut there."""
     audio_temperature: float | None = None

@@ -7,7 +7,6 @@ bundled_pairs("bundled:languages/train")         # a right and a wrong answer
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 from typing import Literal
 
 from audiorl.audio import AudioClip
@@ -21,10 +20,10 @@ SPOKEN = {code: LANGUAGES[code] for code in ("en", "es", "fr")}
 LANGUAGE_QUESTION = "Which language is spoken: English, Spanish or French?"
 
 
-def bundled_questions(think: bool = True, max_seconds: float = 3.0, seed: int = 0) -> list[Sample]:
+def bundled_questions(think: bool = True, seed: int = 0) -> list[Sample]:
     """Which of four phrases was said? One question per bundled recording, the wrong choices in the same language."""
     rng = random.Random(seed)
-    utterances = bundled_speech(max_seconds=max_seconds)
+    utterances = bundled_speech(max_seconds=3.0)
     texts: dict[str, list[str]] = {}
     for u in utterances:
         if u.text not in texts.setdefault(u.language, []):
@@ -39,13 +38,11 @@ def bundled_questions(think: bool = True, max_seconds: float = 3.0, seed: int = 
     return samples
 
 
-def bundled_transcripts(
-    languages: Sequence[str] = ("en", "es", "fr"), think: bool = False, max_seconds: float = 3.0
-) -> list[Sample]:
+def bundled_transcripts(think: bool = False, max_seconds: float = 3.0) -> list[Sample]:
     """Speech recognition on the bundled recordings."""
     return [
         Sample(u.id, asr_prompt(u.clip, u.language, think=think), (u.text,), (), "asr", _about(u))
-        for u in bundled_speech(languages, max_seconds=max_seconds)
+        for u in bundled_speech(max_seconds=max_seconds)
     ]
 
 
@@ -88,7 +85,7 @@ def bundled_set(name: str, think: bool = True, seed: int = 0) -> list[Sample]:
     if name not in NAMES:
         raise ValueError(f"no bundled set is called {name!r}; choose from {', '.join(NAMES)}")
     if name == "bundled":
-        return bundled_questions(think, seed=seed)
+        return bundled_questions(think, seed)
     return bundled_languages(name.rpartition("/")[2])  # type: ignore[arg-type]
 
 

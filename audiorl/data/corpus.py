@@ -11,7 +11,6 @@ Sources and licences are in the folder's ATTRIBUTION.md (CC BY-SA 3.0 for the bu
 
 from __future__ import annotations
 
-import hashlib
 import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from audiorl.audio import AudioClip
 from audiorl.data.rows import read_checked
 from audiorl.data.schema import check
 from audiorl.data.schema.results import RecordingRow
+from audiorl.data.sets import draw
 
 
 @dataclass(frozen=True)
@@ -124,19 +124,9 @@ def split_by_key(
     if not 0 <= held_out_fraction < 1:
         raise ValueError(f"held_out_fraction must be in [0, 1), got {held_out_fraction}")
     group_of = _group_keys(utterances)
-    sizes: dict[str, int] = {}
-    for u in utterances:
-        sizes[group_of[u.key]] = sizes.get(group_of[u.key], 0) + 1
-    # A hash, not a random generator: the order of a group does not depend on which others there are.
-    order = sorted(sizes, key=lambda group: hashlib.sha256(f"{seed}:{group}".encode()).digest())
-    held_out, count = set(), 0
-    for group in order:
-        if count >= held_out_fraction * len(utterances):
-            break
-        held_out.add(group)
-        count += sizes[group]
-    train = [u for u in utterances if group_of[u.key] not in held_out]
-    return train, [u for u in utterances if group_of[u.key] in held_out]
+    held_out = draw({i: group_of[u.key] for i, u in enumerate(utterances)}, held_out_fraction * len(utterances), seed)
+    train = [u for i, u in enumerate(utterances) if i not in held_out]
+    return train, [u for i, u in enumerate(utterances) if i in held_out]
 
 
 def normalised(text: str) -> str:

@@ -15,6 +15,7 @@ import numpy as np
 
 from audiorl.audio import AudioClip, seconds
 from audiorl.data.augment import add_noise
+from audiorl.data.containers import AUDIO_SUFFIXES
 from audiorl.data.prompts import asr_prompt
 from audiorl.types import Sample
 
@@ -28,7 +29,6 @@ TASK = "no_speech"
 RATE = 16_000
 SHORTEST, LONGEST = 2.0, 8.0
 """Seconds."""
-SUFFIXES = (".wav", ".flac", ".ogg", ".opus", ".mp3")
 
 
 def no_speech_samples(
@@ -49,9 +49,9 @@ def no_speech_samples(
         raise ValueError(f"no speech: give at least 1 clip, got {count}")
     pairs: list[tuple[Kind, float | None]] = [("silence", None)] if "silence" in kinds else []
     pairs += product((kind for kind in kinds if kind != "silence"), LEVELS)
-    files = sorted(p for p in Path(music).rglob("*") if p.suffix.lower() in SUFFIXES) if music else []
+    files = sorted(p for p in Path(music).rglob("*") if p.suffix.lower() in AUDIO_SUFFIXES) if music else []
     if music and not files:
-        raise ValueError(f"{music}: no recordings ({', '.join(SUFFIXES)}) in this folder")
+        raise ValueError(f"{music}: no recordings ({', '.join(AUDIO_SUFFIXES)}) in this folder")
     samples: list[Sample] = []
     language = cycle(languages or ("",))
 

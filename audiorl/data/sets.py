@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -127,7 +127,11 @@ def stratified(sets: Sets[T], count: int, seed: int = 0) -> tuple[list[T], list[
     together: a few more than `count` may be drawn. Prints the counts.
     """
     rows = [(name, item) for name, items in sets for item in items]
-    keys = [(name, identity(item)[1], _answer_of(item)) for name, item in rows]
+    keys = []
+    for name, item in rows:
+        sample = getattr(item, "sample", item)
+        answers = sample.references if isinstance(sample, Sample) and sample.choices else ()
+        keys.append((name, identity(item)[1], answers[0] if answers else ""))
     sizes = Counter(keys)
     strata: dict[tuple[str, str, str], list[int]] = {}
     for i, key in enumerate(keys):
@@ -143,7 +147,7 @@ def stratified(sets: Sets[T], count: int, seed: int = 0) -> tuple[list[T], list[
     chosen_indices: set[int] = set()
     counts: dict[tuple[str, str], list[int]] = {}
     for (name, task, _), members, quota in zip(strata, strata.values(), quotas, strict=True):
-        chosen = _draw({i: identity(rows[i][1])[0] for i in members}, quota, seed)
+        chosen = draw({i: identity(rows[i][1])[0] for i in members}, quota, seed)
         chosen_indices |= chosen
         drawn_and_size = counts.setdefault((name, task), [0, 0])
         drawn_and_size[0] += len(chosen)
@@ -154,33 +158,25 @@ def stratified(sets: Sets[T], count: int, seed: int = 0) -> tuple[list[T], list[
     return [item for i, item in enumerate(items) if i not in chosen_indices], [items[i] for i in sorted(chosen_indices)]
 
 
-def _answer_of(item: Any) -> str:
-    """Return the right choice of a question with choices, "" for any other row."""
-    sample = getattr(item, "sample", item)
-    return sample.references[0] if isinstance(sample, Sample) and sample.choices and sample.references else ""
-
-
-def _draw_order(items: Sequence[Any], seed: int) -> list[int]:
-    """Return the rows' indices in the order of their draw keys."""
-    return sorted(range(len(items)), key=[_draw_key(identity(item)[0], seed) for item in items].__getitem__)
-
-
 def _draw_key(id: str, seed: int) -> bytes:
     """Rows are drawn in the order of this hash: a row's place does not depend on the other rows."""
     return hashlib.sha256(f"{seed}:{id}".encode()).digest()
 
 
-def _draw(id_of: dict[int, str], quota: int, seed: int) -> set[int]:
+def _draw_order(items: Sequence[Any], seed: int) -> list[int]:
+    return sorted(range(len(items)), key=lambda i: _draw_key(identity(items[i])[0], seed))
+
+
+def draw(id_of: Mapping[int, str], quota: float, seed: int) -> set[int]:
     """Indices of at least `quota` rows, all of an id or none."""
-    groups: dict[str, list[int]] = {}
+    members: dict[str, set[int]] = {}
     for i, id in id_of.items():
-        groups.setdefault(id, []).append(i)
-    chosen_indices: set[int] = set()
-    for id in sorted(groups, key=lambda id: _draw_key(id, seed)):
-        if len(chosen_indices) >= quota:
-            break
-        chosen_indices |= set(groups[id])
-    return chosen_indices
+        members.setdefault(id, set()).add(i)
+    chosen: set[int] = set()
+    for id in sorted(members, key=lambda id: _draw_key(id, seed)):
+        if len(chosen) < quota:
+            chosen |= members[id]
+    return chosen
 
 
 def identity(item: Any) -> tuple[str, str]:
