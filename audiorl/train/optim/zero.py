@@ -28,7 +28,7 @@ from audiorl.models.policy import AudioPolicy
 from audiorl.models.value import ValueModel
 from audiorl.run.checkpoint import StatePiece, read_range
 from audiorl.train.batches import check_weights
-from audiorl.train.optim.adamw import MASTER, ShardedModules, adamw, check_shape, learning_rate
+from audiorl.train.optim.adamw import MASTER, Optimizer, ShardedModules, adamw, check_shape, learning_rate
 
 BUCKET = 5 * 10**8  # Maximum number of elements reduced or gathered at once; a smaller model is one bucket
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -37,7 +37,7 @@ _LINEAR = nn.functional.linear
 """torch's own. At stage 3 DeepSpeed replaces it, for all modules, by one that saves no weight for the backward pass."""
 
 
-class ZeroOptimizer:
+class ZeroOptimizer(Optimizer):
     """AdamW with its state (1), the gradients (2) and the weights (3) partitioned over the ranks of `world`.
 
     Copy the model before, where copies are needed: at stage 3 its modules cannot be copied. `close` restores the model.

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -42,9 +42,6 @@ from audiorl.train.rl.critic import Critic
 from audiorl.train.rl.distill import Distillation, Teacher, load_teacher
 from audiorl.train.rl.losses import policy_loss
 from audiorl.train.rl.minibatch import MicroBatch, MiniBatch, TrainBatch, mean_kl, mini_batches_of, updates_of
-
-if TYPE_CHECKING:
-    from audiorl.train.optim.zero import ZeroOptimizer
 
 State = Mapping[str, Mapping[str, Tensor]]
 TokenNumbers = Mapping[str, Tensor]
@@ -274,7 +271,7 @@ class Trainer:
         total = torch.stack([loss for loss, _ in losses]).sum()
         return total, {name: value for _, metrics in losses for name, value in metrics.items()}
 
-    def _optimizers(self) -> list[Optimizer | ZeroOptimizer]:
+    def _optimizers(self) -> list[Optimizer]:
         """Return the optimizers that step in this update."""
         optimizers = [] if self.critic_warms_up else [self.optimizer]
         return optimizers if self.critic is None else [*optimizers, self.critic.optimizer]
