@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
@@ -68,6 +69,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """A GPU of compute capability 9.0, as far as `choose_kernel` asks."""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "a GPU")
+    monkeypatch.setitem(sys.modules, "triton", torch)  # which a build of torch for GPUs brings
     return monkeypatch
 
 
