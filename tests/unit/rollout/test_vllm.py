@@ -423,7 +423,6 @@ def test_without_vllm_the_extras_are_named(folder: Path, monkeypatch: pytest.Mon
         VLLMEngine(folder)
 
 
-@pytest.mark.smoke
 def test_a_text_decoder(tmp_path: Path) -> None:
     """After numba, whose library vLLM's search for kernels stumbles over."""
     pytest.importorskip("llvmlite.binding")
