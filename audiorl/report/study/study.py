@@ -185,9 +185,10 @@ class Agreement:
 class RewardStudy:
     """One reward's scores on the rollouts. Made by `study`.
 
-    at_high: share of the scores that equal the highest one. groups: those with two scores or more. lost: those whose scores are all equal, which give no group-relative advantage. signs: rank correlation of the
-    score with each of `signs.properties` within groups, with its 95 % interval over groups; None where one of them does
-    not vary within groups. probes: mean change of the score by each of `signs.probes`, with its interval.
+    at_high: share of the scores that equal the highest one. groups: those with two scores or more. lost: those whose
+    scores are all equal, which give no group-relative advantage. signs: rank correlation of the score with each of
+    `signs.properties` within groups, with its 95 % interval over groups; None where one of them does not vary within
+    groups. probes: mean change of the score by each of `signs.probes`, with its interval.
     """
 
     name: str
