@@ -114,13 +114,6 @@ def test_workers_receive_an_adapter_themselves(start: Start, adapted: AudioPolic
         engine.disconnect("another one follows")
 
 
-def test_the_folder_of_an_adapter_is_merged_with_its_projector(
-    start: Start, adapted: AudioPolicy, samples: list[Sample]
-) -> None:
-    rollouts = start("merged").generate(requests(samples))
-    torch.testing.assert_close(logprobs(rollouts), forced(adapted, rollouts), atol=TOLERANCE, rtol=0)
-
-
 def test_matrices_that_are_not_trained_are_sent_too() -> None:
     """An adapter is replaced as a whole."""
     lora = LoraConfig(rank=2)
