@@ -34,7 +34,7 @@ from audiorl.models.policy import AudioPolicy
 from audiorl.models.prompts import Prompt
 from audiorl.models.speech import pad_codes
 from audiorl.protocols import Hypothesis, Request, Review
-from audiorl.rollout.cache import RowCache
+from audiorl.rollout.batch import RowCache
 from audiorl.rollout.samplers import RolloutKey, Sampler, SegmentBuffer, max_rows, sampler_for
 from audiorl.types import Rollout, Sample, Segment, StopReason, Turn
 

@@ -203,7 +203,7 @@ class Listener(nn.Module, SupportsMultiModal, SupportsMRoPE, SupportsLoRA):
 
 
 def _make_kernels_again(method: Any) -> None:
-    """Make a kernel of experts at each loading. vLLM for CPUs arranges their weights when it makes one, and only then."""
+    """Make a kernel of experts at each loading: vLLM for CPUs arranges their weights when it makes one."""
     process = method.process_weights_after_loading
 
     def process_again(layer: Any) -> None:

@@ -85,36 +85,6 @@ def test_what_a_worker_raises_reaches_the_driver_and_the_next_group_works(cluste
     assert trainers(3.0).all(Counter.train, 1.0) == [8.0, 8.0]
 
 
-RECIPE_OF_ITS_OWN = """
-from dataclasses import dataclass
-import helper_module
-
-@dataclass(frozen=True)
-class Config: ...
-
-def tiny(): return Config()
-
-def main(config, run): ...
-
-class Doubler:
-    def generate(self, x): return helper_module.twice(x)
-"""
-
-
-def test_workers_import_what_the_driver_can_and_recipes_travel(
-    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "helper_module.py").write_text("def twice(x): return 2 * x")
-    (tmp_path / "doubling.py").write_text(RECIPE_OF_ITS_OWN)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    recipe = load_recipe(tmp_path / "doubling.py")
-    runtime = RuntimeConfig(kind="ray", ranks=2, engines=1)
-    set_current(runtime)
-    cluster.kill(2)  # a process that starts from here on knows the path
-    with connected(runtime):
-        assert RayGroup("engine", recipe.Doubler).each(recipe.Doubler.generate, [21]) == [42]
-
-
 def test_dead_trainers_are_replaced_and_brought_to_where_they_were(cluster: Cluster, tmp_path: Path) -> None:
     cluster.restarts = 2
     group = trainers(1.0)
@@ -362,3 +332,33 @@ def test_processes_of_a_smaller_run(cluster: Cluster) -> None:
     set_current(RuntimeConfig(kind="ray", ranks=1, references=3))
     with pytest.raises(ValueError, match="3 references are wanted, but the cluster was made for 2"):
         cluster.indices("reference")
+
+
+RECIPE_OF_ITS_OWN = """
+from dataclasses import dataclass
+import helper_module
+
+@dataclass(frozen=True)
+class Config: ...
+
+def tiny(): return Config()
+
+def main(config, run): ...
+
+class Doubler:
+    def generate(self, x): return helper_module.twice(x)
+"""
+
+
+def test_workers_import_what_the_driver_can_and_recipes_travel(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "helper_module.py").write_text("def twice(x): return 2 * x")
+    (tmp_path / "doubling.py").write_text(RECIPE_OF_ITS_OWN)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    recipe = load_recipe(tmp_path / "doubling.py")
+    runtime = RuntimeConfig(kind="ray", ranks=2, engines=1)
+    set_current(runtime)
+    cluster.kill(2)  # a process that starts from here on knows the path
+    with connected(runtime):
+        assert RayGroup("engine", recipe.Doubler).each(recipe.Doubler.generate, [21]) == [42]

@@ -15,7 +15,6 @@ import torch
 from audiorl.algos.experience import Experience
 from audiorl.config import GenerationConfig, LoraConfig, ModelConfig, OptimConfig, RLConfig
 from audiorl.config.distributed import RuntimeConfig, set_current
-from audiorl.distributed.placement import check_engine
 from audiorl.distributed.ray_cluster import Cluster, connected
 from audiorl.distributed.ray_group import RayGroup
 from audiorl.distributed.world import World
@@ -35,7 +34,7 @@ from audiorl.train.rl import workers
 from audiorl.train.rl.engines import GroupEngine
 from audiorl.train.rl.processes import Workers
 from audiorl.train.rl.train import train_rl
-from audiorl.train.rl.trainer import Separate, TrainBatch, Trainer, TrainOutput
+from audiorl.train.rl.trainer import TrainBatch, Trainer, TrainOutput
 from audiorl.train.rl.workers import Actor, EngineWorker, engine_lora, make_actor, make_reference
 from audiorl.types import Rollout, Sample, Score
 from tests.conftest import TEXTS, make_omni, make_qwen3_omni
@@ -266,26 +265,6 @@ def test_long_answers_and_rewards_that_wait_are_those_of_one_process(
     assert max(column(tmp_path / "ray", "rollout/paused")) > 0
 
 
-def test_what_takes_turns_cannot_overlap(cluster: Cluster, samples: list[Sample], tmp_path: Path) -> None:
-    set_current(COLOCATED)
-    run = Run.create(tmp_path / "run", "colocated", [], CONFIG)
-    with pytest.raises(ValueError, match=r"overlap: .* runtime.placement colocated they take turns .* use --runtime"):
-        train_rl(make_omni(), samples, even, run, config=CONFIG, optim=OPTIM, sampling=SAMPLING)
-
-
-@pytest.mark.parametrize(
-    ("runtime", "message"),
-    [
-        (RuntimeConfig(kind="ray", placement="colocated"), "there are no engines to place; add --runtime.kind ray"),
-        (replace(COLOCATED, engines=2), "runtime.engines 2 are more than runtime.ranks 1"),
-        (replace(COLOCATED, engine="vllm", engine_gpus=2), "cannot have runtime.engine_gpus 2; engines of several"),
-    ],
-)
-def test_engines_that_cannot_be_colocated(runtime: RuntimeConfig, message: str) -> None:
-    with pytest.raises(ValueError, match=f"runtime.placement colocated: .*{message}"):
-        runtime.check()
-
-
 # -- separate references ---------------------------------------------------------------------------------------------
 
 
@@ -332,19 +311,6 @@ def test_a_separate_reference_below_an_adapter(learned: bool, samples: list[Samp
         torch.testing.assert_close(logprobs, e.ref_logprobs, atol=1e-6, rtol=0)
         here = e.rollout_logprobs
         assert here is not None and torch.allclose(here, e.ref_logprobs, atol=1e-4) != learned
-
-
-def test_trainers_hold_no_separate_reference() -> None:
-    config = replace(CONFIG, kl_beta=0.5)
-    worker = Trainer(make_omni(), config, OPTIM, 1.0, 8, separate=Separate(reference=True))
-    assert worker.reference is None and worker.has_kl
-    experience = Experience(
-        torch.tensor([3, 4]), torch.tensor([False, True]), prompt_length=1, rollout_logprobs=torch.zeros(2)
-    )
-    with pytest.raises(AssertionError, match="the reference is a process of its own"):
-        worker.prepare([experience])
-    filled = experience.replace(ref_logprobs=torch.tensor([0.0, -2.0]))
-    assert worker.prepare([filled])[0].ref_logprobs is filled.ref_logprobs
 
 
 # -- vLLM ------------------------------------------------------------------------------------------------------------
@@ -424,11 +390,3 @@ def test_adapters_that_vllm_cannot_run_are_merged_with_one_warning(
     assert engine_lora(start) == "merged"
     with pytest.raises(ValueError, match=r"runtime\.engine_lora merged: only --runtime\.engine vllm"):
         RuntimeConfig(engine_lora="merged").check()
-
-
-def test_vllm_under_a_torchrun_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
-    set_current(RuntimeConfig(engine="vllm"))
-    check_engine()
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(ValueError, match="vLLM makes a torch process group"):
-        check_engine()

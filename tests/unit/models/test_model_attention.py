@@ -30,7 +30,7 @@ from audiorl.audio import AudioClip
 from audiorl.config import ModelConfig
 from audiorl.data.corpus import Utterance
 from audiorl.models import AudioPolicy
-from audiorl.models.attention import GQA, VARLEN, gqa_without_repeat, spans_of
+from audiorl.models.attention import GQA, spans_of
 from audiorl.models.families import higgs
 from audiorl.types import Sample
 from tests.conftest import (
@@ -277,17 +277,6 @@ def test_layers_that_a_mask_does_not_keep_to_one_sequence_are_refused(samples: l
     policy.model.config.layer_types = ["linear_attention", "full_attention"]
     with pytest.raises(ValueError, match="qwen2: layers of the kind 'linear_attention' cannot read several answers"):
         policy.forward(pack_experiences(group))
-
-
-def test_the_replacement_ends_with_its_block(make_any: Make) -> None:
-    model = make_any()
-    decoder = model.backbone.decoder(model.model)
-    with gqa_without_repeat(decoder):
-        assert decoder.config._attn_implementation == GQA
-    assert decoder.config._attn_implementation == VARLEN
-    decoder.config._attn_implementation = "eager"
-    with gqa_without_repeat(decoder):
-        assert decoder.config._attn_implementation == "eager"
 
 
 @pytest.mark.parametrize("tokens", [1, 3])

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoProcessor, AutoTokenizer, Qwen2_5OmniForConditionalGeneration
+from transformers import AutoTokenizer, Qwen2_5OmniForConditionalGeneration
 
 from audiorl.audio import AudioClip
 from audiorl.config import LoraConfig, ModelConfig, SamplingConfig
@@ -89,17 +89,6 @@ def test_the_saved_chat_template_is_how_the_policy_writes_chats(make: Make, turn
     assert tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True) == expected
     again = load_policy(tmp_path).backbone.chat(messages)
     assert "".join(p if isinstance(p, str) else str(policy.backbone.audio_token) for p in again) == expected
-
-
-def test_the_processor_reads_a_prompt_as_the_policy_does(samples: list[Sample], tmp_path: Path) -> None:
-    policy = make_qwen2_audio()
-    policy.save(tmp_path)
-    processor = AutoProcessor.from_pretrained(tmp_path)
-    assert type(processor).__name__ == "Qwen2AudioProcessor"
-    pieces = policy.backbone.chat(samples[0].messages)
-    text = "".join(p if isinstance(p, str) else str(policy.backbone.audio_token) for p in pieces)
-    inputs = processor(text=text, audio=[samples[0].audio[0].load(16_000)], sampling_rate=16_000, return_tensors="pt")
-    assert inputs["input_ids"][0].tolist() == policy.prompt_ids(samples[0]).tolist()
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,6 @@ from transformers import HiggsAudioV2ForConditionalGeneration
 
 from audiorl.algos.experience import Experience
 from audiorl.algos.packing import pack_experiences
-from audiorl.audio import AudioClip
 from audiorl.config import ModelConfig
 from audiorl.data.corpus import Utterance
 from audiorl.models import AudioPolicy, FrameLayout, load_policy, load_weights
@@ -131,17 +130,6 @@ def test_a_checkpoint_without_a_text_head_takes_the_embeddings(policy: AudioPoli
     assert torch.equal(loaded.code_head.weight, policy.code_head.weight)
 
 
-def test_a_codebook_size_without_room_for_the_ends_is_refused(policy: AudioPolicy, tmp_path: Path) -> None:
-    policy.model.config.audio_stream_eos_id = 66
-    with pytest.raises(ValueError, match="the size must count both"):
-        higgs._policy(policy.model, policy.tokenizer, None, "here")
-
-
-def test_transformers_generation_on_the_routed_model_is_refused(policy: AudioPolicy) -> None:
-    with pytest.raises(ValueError, match="through its policy"):
-        policy.model(input_ids=torch.tensor([[1, 2, 3]]))
-
-
 # -- prompts -------------------------------------------------------------------------------------------------------
 
 
@@ -232,10 +220,3 @@ def test_the_codec_of_a_model_stays_its_codec(policy: AudioPolicy, codec, tmp_pa
     codec_b = type("Other", (), {"num_codebooks": 4, "codebook_size": 64, "identity": "another", "sample_rate": 1})()
     with pytest.raises(ValueError, match="not of another"):
         loaded.set_codec(codec_b)
-
-
-def test_a_clip_is_encoded_once(policy: AudioPolicy, codec, speech: list[Utterance]) -> None:
-    policy.set_codec(codec)
-    first = policy.codes(speech[3].clip)
-    assert policy.codes(speech[3].clip) is first
-    assert policy.copy().codes(AudioClip(**vars(speech[3].clip))) is first

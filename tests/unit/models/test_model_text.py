@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from audiorl.algos.experience import Experience
 from audiorl.algos.packing import pack_experiences
-from audiorl.config import LoraConfig, ModelConfig, OptimConfig, SamplingConfig
+from audiorl.config import LoraConfig, ModelConfig, OptimConfig
 from audiorl.models import AudioPolicy, load_policy
 from audiorl.protocols import Request
 from audiorl.rollout.hf import HFEngine
@@ -52,15 +52,6 @@ def test_the_folder_gives_the_same_policy(decoder: AudioPolicy, samples: list[Sa
     assert torch.equal(torch.cat(logprobs(loaded, batch)), torch.cat(logprobs(decoder, batch)))
     text = readable(decoder, samples)[0]
     assert torch.equal(loaded.prompt_ids(text), decoder.prompt_ids(text))
-
-
-def test_the_engine_samples_under_the_trainers_logprobs(decoder: AudioPolicy, samples: list[Sample]) -> None:
-    requests = [Request(s, 3, seed=1) for s in readable(decoder, samples)]
-    rollouts = HFEngine(decoder, SamplingConfig(max_new_tokens=10)).generate(requests)
-    assert len({tuple(r.segments[0].ids.tolist()) for r in rollouts}) > 6
-    out = decoder.forward(pack_experiences([Experience.from_rollout(r) for r in rollouts])).logprobs
-    engine = torch.cat([r.segments[0].logprobs for r in rollouts])
-    torch.testing.assert_close(out.detach(), engine, atol=1e-5, rtol=0)
 
 
 def test_audio_in_a_prompt_is_refused_by_name(samples: list[Sample]) -> None:

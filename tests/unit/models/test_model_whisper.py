@@ -66,15 +66,6 @@ def test_log_probs_and_gradients_equal_transformers(samples: list[Sample], trans
             assert_same(with_gradients(policy, logprobs(policy, batch, share)), expected)
 
 
-def test_a_frozen_audio_encoder_changes_no_gradient_of_the_decoder(transcripts: list[Sample]) -> None:
-    frozen, full = (make_whisper(ModelConfig(audio=audio)) for audio in ("frozen", "full"))
-    batch = groups_of_three(full, transcripts)
-    logs, gradients = with_gradients(full, logprobs(full, batch))
-    of_decoder = {name: grad for name, grad in gradients.items() if name in frozen.trainable()}
-    assert 0 < len(of_decoder) < len(gradients)
-    assert_same(with_gradients(frozen, logprobs(frozen, batch)), (logs, of_decoder))
-
-
 def test_the_engine_samples_under_the_trainers_logprobs(
     policy: AudioPolicy, samples: list[Sample], transcripts: list[Sample]
 ) -> None:

@@ -1,4 +1,4 @@
-"""What our worker uses of vLLM's model runners V1 and V2 is there, by vLLM's source: those for GPUs run nowhere here."""
+"""What our worker uses of vLLM's model runners V1 and V2 is in vLLM's source; those for GPUs run nowhere here."""
 
 from __future__ import annotations
 
@@ -42,5 +42,7 @@ def test_a_model_runner_and_its_adapters_have_what_the_worker_uses(runner: str) 
     names = used("runner", "self.model_runner")
     assert {"get_model", "model_config"} <= names <= defined(VLLM / RUNNERS[runner], "GPUModelRunner")
     names = used("manager")
-    assert {"modules", "activate_adapter"} <= names <= defined(VLLM / "lora/model_manager.py", "LRUCacheLoRAModelManager")
+    assert (
+        {"modules", "activate_adapter"} <= names <= defined(VLLM / "lora/model_manager.py", "LRUCacheLoRAModelManager")
+    )
     assert "_adapter_manager" in defined(VLLM / "lora/worker_manager.py", "LRUCacheWorkerLoRAManager")

@@ -144,14 +144,6 @@ def test_prompts_are_shared_where_they_can_be() -> None:
         assert isinstance(hf.new_batch(other, [2, 2]), RowBatch)
 
 
-def test_eager_attention_sees_no_padding() -> None:
-    """Prompts of different lengths side by side, where the shorter ones are padded."""
-    asked = questions([1, 4, 7], n=2)
-    sampling = SamplingConfig(max_new_tokens=12)
-    eager = HFEngine(make_text(ModelConfig(attention="eager")), sampling).generate(asked)
-    same(eager, HFEngine(make_text(), sampling).generate(asked))
-
-
 def test_steps_that_are_not_compiled_say_so() -> None:
     sampling = SamplingConfig(compile=True)
     for policy, why in (

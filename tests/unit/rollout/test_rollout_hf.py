@@ -102,14 +102,6 @@ def test_sampling_hears_the_right_audio(policy: AudioPolicy, samples: list[Sampl
     assert swapped[2] == pytest.approx(before[2], abs=1e-6)
 
 
-def test_each_prompt_is_prefilled_once(policy: AudioPolicy, samples: list[Sample]) -> None:
-    rows = decoder_calls(policy)
-    HFEngine(policy, SamplingConfig(max_new_tokens=4)).generate(requests(samples, n=5))
-    assert rows[0][0] == len(samples)
-    assert all(length == 1 for _, length in rows[1:])
-    assert rows[1][0] <= 5 * len(samples)
-
-
 def test_rows_that_end_make_room_for_the_next_prompts() -> None:
     """One loop, though the budget holds a few requests at a time: shorter than the loops one after the other."""
     policy = make_text()
@@ -175,13 +167,6 @@ def test_stop_strings_and_length(policy: AudioPolicy, samples: list[Sample]) -> 
             assert printable not in policy.decode(b.segments[0].ids[:-1])
 
 
-def test_rollouts_work_while_training_with_gradient_checkpointing(make_policy, samples: list[Sample]) -> None:
-    plain = HFEngine(make_policy(), SamplingConfig(max_new_tokens=6)).generate(requests(samples[:1]))
-    policy = make_policy(ModelConfig(gradient_checkpointing=True))
-    assert ids(HFEngine(policy, SamplingConfig(max_new_tokens=6)).generate(requests(samples[:1]))) == ids(plain)
-    assert policy.model.training
-
-
 def test_filters_by_hand() -> None:
     logits = torch.tensor([[0.5, 0.3, 0.15, 0.05]]).log()
     top2 = filtered_logprobs(logits, SamplingConfig(top_k=2)).exp()
@@ -202,6 +187,13 @@ def test_choose_inverts_the_distribution() -> None:
     grid = (torch.arange(1000, dtype=torch.float64) + 0.5) / 1000
     drawn = choose(probs.log().expand(1000, -1), grid, torch.zeros(1000, dtype=torch.bool))
     assert torch.bincount(drawn, minlength=6).tolist() == [0, 500, 0, 300, 200, 0]
+
+
+def test_rollouts_work_while_training_with_gradient_checkpointing(make_policy, samples: list[Sample]) -> None:
+    plain = HFEngine(make_policy(), SamplingConfig(max_new_tokens=6)).generate(requests(samples[:1]))
+    policy = make_policy(ModelConfig(gradient_checkpointing=True))
+    assert ids(HFEngine(policy, SamplingConfig(max_new_tokens=6)).generate(requests(samples[:1]))) == ids(plain)
+    assert policy.model.training
 
 
 def test_sampling_options() -> None:

@@ -67,17 +67,6 @@ def test_trainer_logprobs_are_the_engines(policy: AudioPolicy, samples: list[Sam
         torch.testing.assert_close(out, engine, atol=1e-5, rtol=0)
 
 
-def test_one_segment_after_each_turn(policy: AudioPolicy, samples: list[Sample]) -> None:
-    for rollout, sample in zip(run(policy, samples), samples, strict=True):
-        assert len(rollout.segments) == len(sample.turns)
-        for segment, turn in zip(rollout.segments, sample.turns, strict=True):
-            assert segment.audio == (turn.audio,) and segment.source_time == turn.end
-            heard = int((segment.prompt_ids == policy.audio_token_id).sum())
-            assert heard == len(policy.encode_audio([turn.audio])[0])
-        times = [s.emit_time for s in rollout.segments]
-        assert times == sorted(times)  # type: ignore[type-var]
-
-
 def test_streams_of_a_batch_do_not_touch_each_other(talkative: AudioPolicy, samples: list[Sample]) -> None:
     together = run(talkative, samples, n=3)
     alone = [r for s in samples for r in run(talkative, [s], n=3)]
@@ -266,22 +255,6 @@ def test_the_past_is_that_of_a_stream_that_began_there(ending: AudioPolicy, hist
     assert reasons == {"eos", "length"}
     past = live.segments[: -len(live.rollout.segments)]
     assert past and all(not s.audio for s in past) and all(s.audio for s in live.rollout.segments)
-
-
-def test_a_history_that_is_never_full_changes_nothing(ending: AudioPolicy) -> None:
-    streams = [LiveStream(ending, SAMPLING, SAMPLE, seed=1, history=h) for h in (None, 8)]
-    for turn in turns(8):
-        one, two = (live.observe(turn) for live in streams)
-        assert torch.equal(one.ids, two.ids) and torch.equal(one.logprobs, two.logprobs)
-
-
-def test_turns_do_not_repeat_the_random_numbers_of_forgotten_ones(ending: AudioPolicy) -> None:
-    live = LiveStream(ending, SAMPLING, SAMPLE, seed=1, history=2)
-    keys = set()
-    for turn in turns(12):
-        live.observe(turn)
-        keys.add(live._stream.key().name)
-    assert len(keys) == 12
 
 
 def test_histories_that_cannot_be(ending: AudioPolicy) -> None:

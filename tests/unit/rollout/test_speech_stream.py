@@ -87,17 +87,6 @@ def test_a_frame_is_decoded_in_the_row_that_completes_it(codec: Any, codes: torc
     assert len(speech.push(None)) == 0  # text goes on
 
 
-def test_text_around_several_speeches(codec: Any) -> None:
-    layout = speaker(codec).speech
-    speech = SpeechStream(codec, layout, 2)
-    rows: list[list[int] | None] = [None]
-    for codes in CODES:
-        rows += [*layout.tokens(codes).codes[:-1].tolist(), None, None]
-    waves = [speech.push(row) for row in rows]
-    expected = torch.cat([codec.decode(codes[None])[0] for codes in CODES])
-    np.testing.assert_allclose(np.concatenate(waves), expected, rtol=0, atol=STEP)
-
-
 def test_an_engine_that_decodes_as_it_speaks(codec: Any) -> None:
     """Side by side, in batches that change, what each says is what it says alone."""
     policy = speaker(codec)
