@@ -9,9 +9,8 @@ from typing import Any, Literal
 import torch
 
 from audiorl.config.distributed import VLLM_COLOCATED_ERROR, RuntimeConfig, current, set_current
-from audiorl.distributed.local import Group, LocalGroup
+from audiorl.distributed.local import Group, LocalGroup, World
 from audiorl.distributed.torchrun import RanksGroup, process_group, ranks
-from audiorl.distributed.world import World
 
 WorkerSpec = Callable[[], tuple[Any, ...]]
 """Returns a module-level function and its arguments, from which another process makes its worker."""

@@ -109,9 +109,13 @@ class RayGroup(Group):
                 self._prepare()
                 self._ask(method, {r: a for r, a in enumerate(arguments) if r not in results}, receive, results)
             except _Died as death:
-                self._lose(death)
                 if self._collective:
+                    self._end()
                     results.clear()
+                for rank in death.ranks:
+                    self._cluster.kill(self._indices[rank])
+                    self._ready.discard(rank)
+                self._cluster.count_restart(self._name(death.ranks), str(death))
         effect = self._effects.get(method)
         if effect == "replaces":
             self._replay.clear()
@@ -126,25 +130,19 @@ class RayGroup(Group):
             return
         if self._collective:
             missing = list(range(self.size))
-        self._start(missing)
+        started = {self._process(rank).started.remote(): rank for rank in missing}
+        self._wait(started, within=START_TIMEOUT_SECONDS)
+        if self._collective:  # they join one process group
+            store = self._process(0).open_store.options(num_returns=2).remote()
+            self._wait({store[0]: 0})
+            address = import_ray().get(store[1])
+            self._wait({self._process(r).join.remote(r, self.size, *address): r for r in missing})
         made = {r: self._process(r).make.options(num_returns=2).remote(*self._make_args) for r in missing}
         self._wait({failure: rank for rank, (failure, _) in made.items()})
         self._effects = import_ray().get(made[missing[0]][1])
         for method, arguments in self._replay:
             self._ask(method, {r: arguments[r] for r in missing}, lambda reference: None, {})
         self._ready.update(missing)
-
-    def _start(self, ranks: Sequence[int]) -> None:
-        """Start the processes of `ranks`; those of trainers and critics then join one process group.
-
-        Raises _Died if one dies meanwhile.
-        """
-        self._wait({self._process(rank).started.remote(): rank for rank in ranks}, within=START_TIMEOUT_SECONDS)
-        if self._collective:
-            store = self._process(0).open_store.options(num_returns=2).remote()
-            self._wait({store[0]: 0})
-            address = import_ray().get(store[1])
-            self._wait({self._process(r).join.remote(r, self.size, *address): r for r in ranks})
 
     def _ask(
         self,
@@ -187,7 +185,8 @@ class RayGroup(Group):
                     arrived(rank)
             except ray.exceptions.RayTaskError as error:
                 cause = error.cause
-                failure = WorkerFailure(type(cause or error).__name__, _reason(error), isinstance(cause, RuntimeError))
+                said = f"{type(cause or error).__name__}: {_reason(error)}"
+                failure = WorkerFailure(said, isinstance(cause, RuntimeError))
             except ray.exceptions.RayError as error:
                 dead[rank] = _reason(error)
                 failure = None
@@ -209,15 +208,7 @@ class RayGroup(Group):
                 except ray.exceptions.RayError as error:
                     raise _Died([pids[pid]], _reason(error)) from error
         self._end()  # the other ranks wait for this one in a collective that it will not join
-        raise RankError(f"{self._name([rank])}: {failure}; the run stopped, resume it from the last checkpoint")
-
-    def _lose(self, death: _Died) -> None:
-        if self._collective:
-            self._end()
-        for rank in death.ranks:
-            self._cluster.kill(self._indices[rank])
-            self._ready.discard(rank)
-        self._cluster.count_restart(self._name(death.ranks), str(death))
+        raise RankError(f"{self._name([rank])}: {failure.message}; the run stopped, resume it from the last checkpoint")
 
     def _end(self) -> None:
         for index in self._indices:

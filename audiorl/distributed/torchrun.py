@@ -27,8 +27,7 @@ import torch.distributed as dist
 
 from audiorl.config import torch_device
 from audiorl.config.distributed import RuntimeConfig
-from audiorl.distributed.local import Group, MakeWorker, P, R, Shard, call_method, check_shards, cpu_seconds
-from audiorl.distributed.world import World
+from audiorl.distributed.local import Group, MakeWorker, P, R, Shard, World, call_method, check_shards, cpu_seconds
 from audiorl.errors import Interrupted, RankError
 
 PROCESS_GROUP_TIMEOUT = timedelta(days=7)
@@ -75,16 +74,6 @@ def listening_store(host: str, port: int = 0, timeout: timedelta = dist.default_
     )
 
 
-def _rendezvous() -> dist.Store:
-    """Return the store at torchrun's MASTER_ADDR. If that is a loopback address, rank 0 listens there only."""
-    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    shared = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"  # torchrun itself listens
-    if rank() == 0 and host.startswith("127.") and not shared:
-        return listening_store(host, port, PROCESS_GROUP_TIMEOUT)
-    store: dist.Store = next(dist.rendezvous("env://", timeout=PROCESS_GROUP_TIMEOUT))[0]
-    return store
-
-
 def relaunch(runtime: RuntimeConfig, command: Sequence[str]) -> None:
     """Replace this process by torchrun, which runs `audiorl COMMAND` in every rank.
 
@@ -125,7 +114,12 @@ def process_group() -> Iterator[World]:
     cuda = torch.cuda.is_available()
     if cuda:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
-    store = _rendezvous()
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    shared = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"  # torchrun itself listens
+    if rank() == 0 and host.startswith("127.") and not shared:  # at a loopback address, rank 0 listens there only
+        store: dist.Store = listening_store(host, port, PROCESS_GROUP_TIMEOUT)
+    else:
+        store = next(dist.rendezvous("env://", timeout=PROCESS_GROUP_TIMEOUT))[0]
     dist.init_process_group(backend(), store=store, rank=rank(), world_size=ranks(), timeout=PROCESS_GROUP_TIMEOUT)
     _store = store
     world = World.of_process_group()
@@ -198,7 +192,7 @@ class RanksGroup(Group):
 
     def _send(self, messages: Sequence[tuple[Any, ...]]) -> None:
         with _explaining_failures():
-            _send(messages)
+            dist.scatter_object_list([None], list(messages))  # one for each rank
 
 
 def follow() -> None:
@@ -208,9 +202,11 @@ def follow() -> None:
     workers: dict[int, Any] = {}
     while True:
         try:
-            command, *rest = _receive()
+            message: list[Any] = [None]
+            dist.scatter_object_list(message, None)
         except RuntimeError:
             raise SystemExit(1) from None  # rank 0 ended and printed the reason
+        command, *rest = message[0]
         if command == "end":
             return
         try:
@@ -236,18 +232,7 @@ def follow() -> None:
 
 def _end(world: World) -> None:
     if world.rank == 0:
-        _send([("end",)] * world.size)
-
-
-def _send(messages: Sequence[Any]) -> None:
-    """Send `messages[k]` to rank k."""
-    dist.scatter_object_list([None], list(messages))
-
-
-def _receive() -> Any:
-    message: list[Any] = [None]
-    dist.scatter_object_list(message, None)
-    return message[0]
+        dist.scatter_object_list([None], [("end",)] * world.size)
 
 
 def _report_failure(reason: str) -> None:

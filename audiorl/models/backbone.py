@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from audiorl.audio import AudioClip
-from audiorl.models.saving import ModelSource
+from audiorl.models.weights import ModelSource
 from audiorl.types import Message
 
 
@@ -19,13 +19,13 @@ class Backbone:
     Shapes: D audio encoder width, H decoder width.
     """
 
-    name: ClassVar[str] = "a text decoder"
+    name: str = "a text decoder"
     """For errors."""
-    audio_token: ClassVar[str | None] = None
+    audio_token: str | None = None
     """The placeholder of audio in a text; None for a model without an audio encoder."""
-    answer_prefix: ClassVar[str] = ""
+    answer_prefix: str = ""
     """Text before every answer, as the model was trained to write it: Whisper's space."""
-    processor_files: ClassVar[Mapping[str, Mapping[str, str]]] = {}
+    processor_files: Mapping[str, Mapping[str, str]] = {}
     """Files of transformers' processor and the entries that name its classes."""
 
     def chat(self, messages: Sequence[Message]) -> list[str | AudioClip]:

@@ -36,9 +36,8 @@ from audiorl.models.backbone import Backbone
 from audiorl.models.cross_attention import CrossAttentionCache, CrossAttentionDecoder
 from audiorl.models.lora import add_lora, save_adapter
 from audiorl.models.prompts import Prompt, PromptEncoder
-from audiorl.models.saving import ModelSource, remove_vision, save_processor
 from audiorl.models.speech import CODEC_KEY, FrameLayout, Routing, add_branch, add_speech_tokens, init_branch
-from audiorl.models.weights import Weights, copy_weights
+from audiorl.models.weights import ModelSource, Weights, copy_weights, remove_vision, save_processor
 from audiorl.types import Sample
 from tokenizers_audio.protocol import AudioTokenizer
 

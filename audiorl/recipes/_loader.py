@@ -18,7 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal
 
-from audiorl.config import require_finite, to_json
+from audiorl.config import require_finite
 from audiorl.config.recipe import RecipeConfig
 from audiorl.options import parse, with_values
 
@@ -241,15 +241,6 @@ def recorded_recipe(folder: Path, trusted: Sequence[str | Path] = ()) -> tuple[M
     config = with_values(config_class(recipe)(), saved.config, lambda place: f"{folder}/config.json: ")
     require_finite(config)
     return recipe, config
-
-
-def recorded_defaults(folder: Path) -> dict[str, Any] | None:
-    """Return the default options of a saved run's recipe; None for a recipe that is not installed, which is not run."""
-    from audiorl.run.records import RunConfig, read_record
-
-    name = Path(read_record(folder / "config.json", RunConfig).recipe).stem.replace("_", "-")
-    defaults = to_json(config_class(load_recipe(name))()) if name in scripts("recipes") else None
-    return defaults if isinstance(defaults, dict) else None
 
 
 def _python_files(value: Any) -> Iterator[str]:

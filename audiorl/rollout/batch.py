@@ -366,8 +366,8 @@ class GroupBatch(Batch):
                 both[: len(before), :, width - before.shape[2] :] = before
                 both[len(before) :, :, width - x.shape[2] :] = x
                 states[i] = both
-            nothing = (x[: len(prefill.lengths), :, :0] for x in (self._keys[i], self._values[i]))
-            layer.join(*nothing, rows, self._room)
+            keys, values = (x[i][: len(prefill.lengths), :, :0] for x in (self._keys, self._values))
+            layer.join(keys, values, rows, self._room)
         self._attention = None
 
     def forward(self, inputs: dict[str, Any]) -> None:

@@ -37,7 +37,7 @@ from vllm.platforms import current_platform
 
 from audiorl.models import Backbone
 from audiorl.models.families.qwen2_audio import Qwen2Audio
-from audiorl.models.families.qwen_omni import Qwen3Omni, QwenOmni
+from audiorl.models.families.qwen_omni import QwenOmni
 from audiorl.models.weights import Weights
 from audiorl.rollout.vllm_weights import load_checked
 from audiorl.rollout.weight_transfer import SyncError, WeightReceiver
@@ -61,7 +61,7 @@ class Family:
 
 FAMILIES = {
     "qwen2_5_omni_thinker": Family(QwenOmni(), Qwen2_5OmniAudioEncoder, "Qwen2ForCausalLM"),
-    "qwen3_omni_moe_thinker": Family(Qwen3Omni(), Qwen3OmniMoeAudioEncoder, "Qwen3MoeForCausalLM"),
+    "qwen3_omni_moe_thinker": Family(QwenOmni("qwen3"), Qwen3OmniMoeAudioEncoder, "Qwen3MoeForCausalLM"),
     "qwen2_audio": Family(Qwen2Audio(), Qwen2AudioEncoder, "Qwen2ForCausalLM", Qwen2AudioMultiModalProjector),
 }
 """By model_type."""

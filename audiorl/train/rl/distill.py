@@ -19,7 +19,7 @@ from audiorl.algos.packing import micro_batches, pack_experiences
 from audiorl.config import DistillConfig, LoraConfig, RLConfig
 from audiorl.data.schedule import batch_of_step
 from audiorl.data.views import SWAP, views_of
-from audiorl.distributed.world import World
+from audiorl.distributed.local import World
 from audiorl.models import AudioPolicy, load_policy
 from audiorl.models.examples import Example
 from audiorl.models.policy import Reference

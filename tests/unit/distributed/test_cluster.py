@@ -23,7 +23,6 @@ from audiorl.cli import main
 from audiorl.config.distributed import RuntimeConfig, set_current
 from audiorl.distributed.ray_cluster import (
     Cluster,
-    Placement,
     bundles,
     check_answers,
     check_fits,
@@ -296,7 +295,7 @@ def test_colocated_engines_share_the_bundles_of_trainers() -> None:
     runtime = RuntimeConfig(kind="ray", ranks=3, engines=2, engine="vllm", placement="colocated")
     half, whole = {"CPU": 1.0, "GPU": 0.5}, {"CPU": 1.0, "GPU": 1.0}
     trainers, engines = [(0, half), (1, half), (2, whole)], [(0, half), (1, half)]
-    assert placements(runtime, gpus=True) == [Placement(*each) for each in trainers + engines]
+    assert placements(runtime, gpus=True) == trainers + engines
     wanted = bundles(runtime, gpus=True)
     assert wanted == [{"CPU": 2.0, "GPU": 1.0}, {"CPU": 2.0, "GPU": 1.0}, {"CPU": 1.0, "GPU": 1.0}]
     assert bundles(runtime, gpus=False) == [{"CPU": 2.0}, {"CPU": 2.0}, {"CPU": 1.0}]
@@ -314,9 +313,9 @@ def test_references_have_gpus_behind_all_others() -> None:
     one = {"CPU": 1.0, "GPU": 1.0}
     dedicated = RuntimeConfig(kind="ray", ranks=2, engines=1, engine="vllm", engine_gpus=4, references=2)
     assert bundles(dedicated, gpus=True) == [one, one, {"CPU": 1.0, "GPU": 4.0}, one, one]
-    assert [placement.bundle for placement in placements(dedicated, gpus=True)] == [0, 1, 2, 3, 4]
+    assert [bundle for bundle, _ in placements(dedicated, gpus=True)] == [0, 1, 2, 3, 4]
     colocated = RuntimeConfig(kind="ray", ranks=2, engines=1, placement="colocated", references=1)
-    assert [placement.bundle for placement in placements(colocated, gpus=True)] == [0, 1, 0, 2]
+    assert [bundle for bundle, _ in placements(colocated, gpus=True)] == [0, 1, 0, 2]
     assert bundles(colocated, gpus=True) == [{"CPU": 2.0, "GPU": 1.0}, one, one]
     with pytest.raises(ValueError, match=r"runtime.references 2 need 8 GPUs and 5 CPUs, but the cluster has 7 GPUs"):
         check_fits(bundles(dedicated, gpus=True), [{"CPU": 9.0, "GPU": 7.0}], dedicated)

@@ -17,10 +17,10 @@ from audiorl.algos.experience import Experience
 from audiorl.cli import main
 from audiorl.config import CriticConfig, GenerationConfig, OptimConfig, RLConfig
 from audiorl.config.distributed import RuntimeConfig, set_current
+from audiorl.distributed.local import World
 from audiorl.distributed.ray_cluster import Cluster, bundles, connected, placements
 from audiorl.distributed.ray_group import RayGroup
 from audiorl.distributed.torchrun import RankError
-from audiorl.distributed.world import World
 from audiorl.models import AudioPolicy
 from audiorl.run.checkpoint import STATE_FILES
 from audiorl.run.folder import Run
@@ -206,7 +206,7 @@ def assert_same_checkpoints(one: Path, two: Path) -> None:
 def test_critics_have_gpus_behind_all_others(cluster: Cluster) -> None:
     one = {"CPU": 1.0, "GPU": 1.0}
     runtime = RuntimeConfig(kind="ray", ranks=2, engines=1, placement="colocated", references=1, critics=2)
-    assert [placement.bundle for placement in placements(runtime, gpus=True)] == [0, 1, 0, 2, 3, 4]
+    assert [bundle for bundle, _ in placements(runtime, gpus=True)] == [0, 1, 0, 2, 3, 4]
     assert bundles(runtime, gpus=True) == [{"CPU": 2.0, "GPU": 1.0}, one, one, one, one]
     set_current(RuntimeConfig(kind="ray", critics=1))
     assert cluster.indices("critic") == range(2, 3)

@@ -15,9 +15,9 @@ import torch
 from audiorl.algos.experience import Experience
 from audiorl.config import GenerationConfig, LoraConfig, ModelConfig, OptimConfig, RLConfig
 from audiorl.config.distributed import RuntimeConfig, set_current
+from audiorl.distributed.local import World
 from audiorl.distributed.ray_cluster import Cluster, connected
 from audiorl.distributed.ray_group import RayGroup
-from audiorl.distributed.world import World
 from audiorl.eval._phases import Evaluation
 from audiorl.models import AudioPolicy, load_policy
 from audiorl.models.families import qwen_omni

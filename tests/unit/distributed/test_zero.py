@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from audiorl.cli import main
 from audiorl.config import ModelConfig, OptimConfig
 from audiorl.config.distributed import RuntimeConfig, current, set_current
-from audiorl.distributed.world import World
+from audiorl.distributed.local import World
 from audiorl.models.families import qwen_omni
 from audiorl.train.optim.steps import optimizer_for
 from tests.support.forks import forked

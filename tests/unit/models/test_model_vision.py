@@ -19,7 +19,7 @@ from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniVi
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME
 
 from audiorl.models import AudioPolicy, load_policy, load_weights
-from audiorl.models.saving import ModelSource, read_copied, remove_vision
+from audiorl.models.weights import ModelSource, read_copied, remove_vision
 from tests.conftest import make_omni, make_qwen3_omni
 
 MAKES = {"qwen2.5": make_omni, "qwen3": make_qwen3_omni}
