@@ -2,8 +2,8 @@
 
 Packed batches attend by `audiorl.algos.varlen`, decoding reads grouped keys without repeating them, reviews of streams
 record weights, and audio encoders attend within chunks; everything else is computed as "sdpa" does it. A decoder gets
-the name `VARLEN` once, when its policy is made. A forward pass over a packed batch gives every layer a
-`SegmentAttention` as the argument `packed`. Both still hold when checkpointed layers run again in the backward pass.
+the name `VARLEN` once, when its policy is made, and its layers a `SegmentAttention` as the argument `packed` in every
+pass over a packed batch. Both still hold when checkpointed layers run again in the backward pass.
 
 Shapes: B batch, T tokens of a packed batch, L new tokens, S cached columns, D head width.
 """
@@ -64,11 +64,19 @@ def set_chunk_attention(encoder: Any, attention: Attention) -> None:
 
 
 def set_attention(decoder: Any, attention: Attention) -> None:
-    """Make a decoder take `packed_arguments`, unless it shall run "eager" or has sliding windows, which need a mask."""
+    """Make a decoder take `packed_arguments`, unless it shall run "eager".
+
+    Raises ValueError for layers that see something else than everything before, such as a sliding window.
+    """
     config = decoder.config
+    kinds = getattr(config, "layer_types", None)
+    if kinds is None and getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True):
+        kinds = ["sliding_attention"]
+    if other := sorted(set(kinds or ()) - {"full_attention"}):
+        raise ValueError(f"{config.model_type}: layers of the kind {other[0]!r} cannot read several answers in one row")
     if attention == "eager":
         config._attn_implementation = "eager"
-    elif config._attn_implementation == "sdpa" and not _has_windows(config):
+    elif config._attn_implementation == "sdpa":
         config._attn_implementation = VARLEN
 
 
@@ -154,7 +162,9 @@ def packed_arguments(decoder: Any, spans: Spans, attention: Attention, inputs: T
 
 def packed_attention(decoder: Any, spans: Spans, attention: Attention, inputs: Tensor) -> SegmentAttention:
     """Return the attention of a packed batch, with its spans on the device of the decoder's `inputs`."""
-    kernel = choose_kernel(attention, inputs.device, compute_dtype(inputs), head_width(decoder.config))
+    config = decoder.config
+    width = int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+    kernel = choose_kernel(attention, inputs.device, compute_dtype(inputs), width)
     return SegmentAttention(kernel, Segments.of_spans(spans, inputs.device))
 
 
@@ -163,37 +173,11 @@ def no_mask(device: torch.device) -> Tensor:
     return torch.ones(1, 1, 1, 1, dtype=torch.bool, device=device)
 
 
-def mask_argument(decoder: Any, mask: Tensor, positions: Tensor, dtype: torch.dtype) -> dict[str, Any]:
-    """Return mask [T, T] bool as a decoder takes it.
-
-    positions: [T] int64, of each token in its own sequence, for layers with a sliding window: they get a mask of their
-    own. Raises ValueError for layers of other kinds, which a mask does not keep to one sequence.
-    """
-    config = decoder.config
-    full = as_mask(decoder, mask[None, None], dtype)
-    if not _has_windows(config):
-        return {"attention_mask": full}
-    kinds = set(getattr(config, "layer_types", None) or ())
-    if other := kinds - {"full_attention", "sliding_attention"}:
-        raise ValueError(
-            f"{config.model_type}: layers of the kind {sorted(other)[0]!r} cannot read several answers in one row"
-        )
-    near = mask & (positions[:, None] - positions < config.sliding_window)
-    windowed = as_mask(decoder, near[None, None], dtype)
-    if not kinds:
-        return {"attention_mask": windowed}
-    return {"attention_mask": {"full_attention": full, "sliding_attention": windowed}}
-
-
 def as_mask(decoder: Any, mask: Tensor, dtype: torch.dtype) -> Tensor:
     """Return mask [B, 1, L, S] bool, true where a query may look, as a decoder takes it: eager attention adds it."""
     if decoder.config._attn_implementation != "eager":
         return mask
     return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill(~mask, torch.finfo(dtype).min)
-
-
-def head_width(config: Any) -> int:
-    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
 
 
 def spans_of(span_ids: Tensor, span_parents: Tensor) -> Spans:
@@ -205,14 +189,6 @@ def spans_of(span_ids: Tensor, span_parents: Tensor) -> Spans:
         for i, p in enumerate(span_parents.tolist())
         if ends[i] > starts[i]
     ]
-
-
-def _has_windows(config: Any) -> bool:
-    """Tell if a layer is not plain attention to everything before. Without `layer_types` all layers share a window."""
-    kinds = getattr(config, "layer_types", None)
-    if kinds is None:
-        return getattr(config, "sliding_window", None) is not None and getattr(config, "use_sliding_window", True)
-    return any(kind != "full_attention" for kind in kinds)
 
 
 # -- attention functions -----------------------------------------------------------------------------------------------

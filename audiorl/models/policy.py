@@ -30,7 +30,7 @@ from audiorl.algos.logprobs import IGNORE, fused_codebook_logprobs, fused_logpro
 from audiorl.algos.packing import attention_mask
 from audiorl.audio import AudioClip
 from audiorl.config import ModelConfig
-from audiorl.models.attention import autocast, mask_argument, packed_arguments, set_attention, spans_of, takes_segments
+from audiorl.models.attention import as_mask, autocast, packed_arguments, set_attention, spans_of, takes_segments
 from audiorl.models.audio_encoder import AudioEncoder, ClipCodes
 from audiorl.models.backbone import Backbone
 from audiorl.models.cross_attention import CrossAttentionCache, CrossAttentionDecoder
@@ -405,7 +405,7 @@ class AudioPolicy(nn.Module):
             attention = packed_arguments(decoder, spans, self.config.attention, embeds_TH[None])
         else:
             mask = attention_mask(batch.span_ids, batch.span_parents).to(self.device)
-            attention = mask_argument(decoder, mask, batch.position_ids.to(self.device), embeds_TH.dtype)
+            attention = {"attention_mask": as_mask(decoder, mask[None, None], embeds_TH.dtype)}
         out = decoder(
             inputs_embeds=embeds_TH[None],
             position_ids=batch.position_ids[None].to(self.device),

@@ -272,62 +272,56 @@ def test_a_cluster_that_is_too_small_or_of_another_version(tmp_path: Path) -> No
     assert not out.exists()
 
 
+ONE, TWO = {"CPU": 1.0, "GPU": 1.0}, {"CPU": 2.0, "GPU": 1.0}
+DEDICATED = RuntimeConfig(kind="ray", ranks=2, engines=1, engine="vllm", engine_gpus=4, references=2)
+COLOCATED = RuntimeConfig(kind="ray", ranks=3, engines=2, engine="vllm", placement="colocated")
+ALL = RuntimeConfig(kind="ray", ranks=2, engines=1, placement="colocated", references=1, critics=2)
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize(
+    ("runtime", "places", "wanted"),
+    [
+        (DEDICATED, [0, 1, 2, 3, 4], [ONE, ONE, {"CPU": 1.0, "GPU": 4.0}, ONE, ONE]),
+        (COLOCATED, [0, 1, 2, 0, 1], [TWO, TWO, ONE]),  # the last trainer has its GPU alone
+        (ALL, [0, 1, 0, 2, 3, 4], [TWO, ONE, ONE, ONE, ONE]),
+    ],
+)
+def test_processes_and_their_bundles(runtime: RuntimeConfig, places: list[int], wanted: list[Any]) -> None:
+    assert [bundle for bundle, _ in placements(runtime, gpus=True)] == places
+    assert bundles(runtime, gpus=True) == wanted
+    assert bundles(runtime, gpus=False) == [{"CPU": bundle["CPU"]} for bundle in wanted]
+    halves = [resources["GPU"] for _, resources in placements(COLOCATED, gpus=True)]
+    assert halves == [0.5, 0.5, 1.0, 0.5, 0.5]
+
+
 @pytest.mark.smoke
 def test_what_does_not_fit_is_said_with_numbers() -> None:
     runtime = RuntimeConfig(kind="ray", ranks=4, engines=2, engine="vllm", engine_gpus=2)
-    wanted = bundles(runtime, gpus=True)
     node = {"CPU": 64.0, "GPU": 4.0}
-    check_fits(wanted, [node, node], runtime)
-    message = (
-        "runtime.ranks 4 and runtime.engines 2 of 2 GPUs on one node each need 8 GPUs and 6 CPUs, but the cluster has "
-        "7 GPUs and 128 CPUs on 2 node"
-    )
-    with pytest.raises(ValueError, match=message):
-        check_fits(wanted, [node, {"CPU": 64.0, "GPU": 3.0}], runtime)
-    with pytest.raises(ValueError, match="need 8 GPUs and 6 CPUs, but the cluster has 8 GPUs and 512 CPUs on 8 node"):
-        check_fits(wanted, [{"CPU": 64.0, "GPU": 1.0}] * 8, runtime)
-    with pytest.raises(ValueError, match="need 0 GPUs and 6 CPUs, but the cluster has 0 GPUs and 2 CPUs on 1 node"):
-        check_fits(bundles(runtime, gpus=False), [{"CPU": 2.0}], runtime)
-
-
-def test_colocated_engines_share_the_bundles_of_trainers() -> None:
-    """Three trainers and two engines on three GPUs: the last trainer has its own whole."""
-    runtime = RuntimeConfig(kind="ray", ranks=3, engines=2, engine="vllm", placement="colocated")
-    half, whole = {"CPU": 1.0, "GPU": 0.5}, {"CPU": 1.0, "GPU": 1.0}
-    trainers, engines = [(0, half), (1, half), (2, whole)], [(0, half), (1, half)]
-    assert placements(runtime, gpus=True) == trainers + engines
-    wanted = bundles(runtime, gpus=True)
-    assert wanted == [{"CPU": 2.0, "GPU": 1.0}, {"CPU": 2.0, "GPU": 1.0}, {"CPU": 1.0, "GPU": 1.0}]
-    assert bundles(runtime, gpus=False) == [{"CPU": 2.0}, {"CPU": 2.0}, {"CPU": 1.0}]
-    check_fits(wanted, [{"CPU": 4.0, "GPU": 2.0}, {"CPU": 1.0, "GPU": 1.0}], runtime)
-    message = (
-        "runtime.ranks 3 and runtime.engines 2 on their GPUs need 3 GPUs and 5 CPUs, but the cluster has 2 GPUs and 8"
-    )
-    with pytest.raises(ValueError, match=message):
-        check_fits(wanted, [{"CPU": 8.0, "GPU": 2.0}], runtime)
-    with pytest.raises(ValueError, match="but the cluster has 3 GPUs and 5 CPUs on 3 node"):
-        check_fits(wanted, [*[{"CPU": 1.0, "GPU": 1.0}] * 2, {"CPU": 3.0, "GPU": 1.0}], runtime)
-
-
-def test_references_have_gpus_behind_all_others() -> None:
-    one = {"CPU": 1.0, "GPU": 1.0}
-    dedicated = RuntimeConfig(kind="ray", ranks=2, engines=1, engine="vllm", engine_gpus=4, references=2)
-    assert bundles(dedicated, gpus=True) == [one, one, {"CPU": 1.0, "GPU": 4.0}, one, one]
-    assert [bundle for bundle, _ in placements(dedicated, gpus=True)] == [0, 1, 2, 3, 4]
-    colocated = RuntimeConfig(kind="ray", ranks=2, engines=1, placement="colocated", references=1)
-    assert [bundle for bundle, _ in placements(colocated, gpus=True)] == [0, 1, 0, 2]
-    assert bundles(colocated, gpus=True) == [{"CPU": 2.0, "GPU": 1.0}, one, one]
-    with pytest.raises(ValueError, match=r"runtime.references 2 need 8 GPUs and 5 CPUs, but the cluster has 7 GPUs"):
-        check_fits(bundles(dedicated, gpus=True), [{"CPU": 9.0, "GPU": 7.0}], dedicated)
+    check_fits(bundles(runtime, gpus=True), [node, node], runtime)
+    check_fits(bundles(COLOCATED, gpus=True), [{"CPU": 4.0, "GPU": 2.0}, ONE], COLOCATED)
+    asked = "runtime.ranks 4 and runtime.engines 2 of 2 GPUs on one node each need 8 GPUs and 6 CPUs"
+    shared = "runtime.ranks 3 and runtime.engines 2 on their GPUs need 3 GPUs and 5 CPUs"
+    for one, nodes, message in (
+        (runtime, [node, {"CPU": 64.0, "GPU": 3.0}], f"{asked}, but the cluster has 7 GPUs and 128 CPUs on 2 node"),
+        (runtime, [{"CPU": 64.0, "GPU": 1.0}] * 8, f"{asked}, but the cluster has 8 GPUs and 512 CPUs on 8 node"),
+        (COLOCATED, [{"CPU": 8.0, "GPU": 2.0}], f"{shared}, but the cluster has 2 GPUs and 8"),
+        (COLOCATED, [ONE, ONE, {"CPU": 3.0, "GPU": 1.0}], f"{shared}, but the cluster has 3 GPUs and 5 CPUs on 3 node"),
+        (
+            DEDICATED,
+            [{"CPU": 9.0, "GPU": 7.0}],
+            "runtime.references 2 need 8 GPUs and 5 CPUs, but the cluster has 7 GPUs",
+        ),
+    ):
+        with pytest.raises(ValueError, match=message):
+            check_fits(bundles(one, gpus=True), nodes, one)
 
 
 def test_processes_of_a_smaller_run(cluster: Cluster) -> None:
     set_current(RuntimeConfig(kind="ray", ranks=1, engines=1, references=2))
-    assert [cluster.indices(role) for role in ("trainer", "engine", "reference")] == [
-        range(1),
-        range(2, 3),
-        range(4, 6),
-    ]
+    places = [cluster.indices(role) for role in ("trainer", "engine", "reference")]
+    assert places == [range(1), range(2, 3), range(4, 6)]
     set_current(RuntimeConfig(kind="ray", ranks=1, references=3))
     with pytest.raises(ValueError, match="3 references are wanted, but the cluster was made for 2"):
         cluster.indices("reference")

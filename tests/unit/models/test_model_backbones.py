@@ -151,34 +151,22 @@ def test_autocast_reaches_the_audio_encoder_wherever_a_clip_is_encoded(
     torch.testing.assert_close(outside, exact, atol=0.1 * float(exact.detach().abs().max()), rtol=0)
 
 
-def test_reserved_tokens_in_a_message_are_refused(policy: AudioPolicy, samples: list[Sample]) -> None:
-    clip = samples[0].audio[0]
-    bad = Sample("row-7", (Message("user", (clip, "ignore <|im_end|> this")),))
-    with pytest.raises(ValueError, match=r"row-7.*reserved token"):
-        policy.prompt_ids(bad)
-
-
-def test_more_tokens_than_the_model_has_positions(samples: list[Sample]) -> None:
-    """Rotary positions have no end: without the check the model reads on at positions that it never learned."""
-    policy = make_omni()
-    policy.backbone.decoder(policy.model).config.max_position_embeddings = 40
-    message = r"sample 'sample-0': its prompt has \d+ tokens, the model reads at most 40; shorten the text, or cut"
-    with pytest.raises(ValueError, match=message):
-        policy.prompt(with_audio(samples[0], AudioClip(array=np.ones(32_000, np.float32), sample_rate=16_000)))
-    with pytest.raises(ValueError, match=message):
-        policy.prompt(Sample("sample-0", (Message("user", ("why " * 50,)),)))
-
-
 @every_listener
-def test_too_short_and_too_long_audio_is_refused(make_policy) -> None:
-    policy = make_policy()
-    short = AudioClip(array=np.ones(200, dtype=np.float32), sample_rate=16_000)
-    with pytest.raises(ValueError, match=r"row-8.*too short"):
-        policy.prompt_ids(Sample("row-8", (Message("user", (short, "?")),)))
+def test_prompts_that_cannot_be_read(policy: AudioPolicy, samples: list[Sample]) -> None:
+    """Also more tokens than the model has positions: rotary ones have no end, and it would read on at unknown ones."""
+    clip, ones = samples[0].audio[0], np.ones(200, dtype=np.float32)
+    cases = [
+        ((clip, "ignore <|im_end|> this"), "reserved token"),
+        ((AudioClip(array=ones, sample_rate=16_000), "?"), "too short"),
+    ]
     if policy.backbone.__class__.__name__ == "Qwen2Audio":
-        long = AudioClip(array=np.ones(16_000 * 11, dtype=np.float32), sample_rate=16_000)
-        with pytest.raises(ValueError, match=r"row-9.*longer than"):
-            policy.prompt_ids(Sample("row-9", (Message("user", (long, "?")),)))
+        cases.append(((AudioClip(array=ones.repeat(16 * 55), sample_rate=16_000), "?"), "longer than"))
+    policy.backbone.decoder(policy.model).config.max_position_embeddings = 2000
+    message = r"its prompt has \d+ tokens, the model reads at most 2000; shorten the text, or cut"
+    cases.append(((clip, "why " * 2000), message))
+    for content, said in cases:
+        with pytest.raises(ValueError, match=f"sample 'row-7'.*{said}"):
+            policy.prompt(Sample("row-7", (Message("user", content),)))
 
 
 ADAPTED = ModelConfig(lora=LoraConfig(rank=4, alpha=8), audio="projector")
