@@ -128,7 +128,7 @@ def _trl_times(setup: Setup, samples: Sequence[Sample], before_step: Callable[[]
     train_with_trl(
         model,
         tokenizer,
-        [tokenizer.decode(policy.prompt_ids(sample)) for sample in samples],
+        [tokenizer.decode(policy.prompt(sample).ids) for sample in samples],
         reward,
         begin_step,
         lambda: seconds.append(_clock(setup) - began),

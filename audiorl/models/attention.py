@@ -64,7 +64,7 @@ def set_chunk_attention(encoder: Any, attention: Attention) -> None:
 
 
 def set_attention(decoder: Any, attention: Attention) -> None:
-    """Make a decoder take `packed_arguments`, unless it shall run "eager".
+    """Make a decoder take `packed_attention`, unless it shall run "eager".
 
     Raises ValueError for layers that see something else than everything before, such as a sliding window.
     """
@@ -152,19 +152,12 @@ def recording(decoder: Any, layers: Sequence[int]) -> Iterator[AttentionRecord]:
 # -- arguments ---------------------------------------------------------------------------------------------------------
 
 
-def packed_arguments(decoder: Any, spans: Spans, attention: Attention, inputs: Tensor) -> dict[str, Any]:
-    """Return the arguments that a decoder takes instead of a mask for a packed batch. inputs: [1, T, width].
-
-    Raises ValueError when no kernel of `attention` can run.
-    """
-    return {"attention_mask": no_mask(inputs.device), "packed": packed_attention(decoder, spans, attention, inputs)}
-
-
 def packed_attention(decoder: Any, spans: Spans, attention: Attention, inputs: Tensor) -> SegmentAttention:
-    """Return the attention of a packed batch, with its spans on the device of the decoder's `inputs`."""
-    config = decoder.config
-    width = int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
-    kernel = choose_kernel(attention, inputs.device, compute_dtype(inputs), width)
+    """Return the attention of a packed batch, with its spans on the device of the decoder's `inputs` [1, T, width].
+
+    A decoder takes it as `packed`, with `no_mask`. Raises ValueError when no kernel of `attention` can run.
+    """
+    kernel = choose_kernel(attention, inputs.device, compute_dtype(inputs), head_width(decoder.config))
     return SegmentAttention(kernel, Segments.of_spans(spans, inputs.device))
 
 
@@ -178,6 +171,10 @@ def as_mask(decoder: Any, mask: Tensor, dtype: torch.dtype) -> Tensor:
     if decoder.config._attn_implementation != "eager":
         return mask
     return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill(~mask, torch.finfo(dtype).min)
+
+
+def head_width(config: Any) -> int:
+    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
 
 
 def spans_of(span_ids: Tensor, span_parents: Tensor) -> Spans:

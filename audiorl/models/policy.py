@@ -30,7 +30,15 @@ from audiorl.algos.logprobs import IGNORE, fused_codebook_logprobs, fused_logpro
 from audiorl.algos.packing import attention_mask
 from audiorl.audio import AudioClip
 from audiorl.config import ModelConfig
-from audiorl.models.attention import as_mask, autocast, packed_arguments, set_attention, spans_of, takes_segments
+from audiorl.models.attention import (
+    as_mask,
+    autocast,
+    no_mask,
+    packed_attention,
+    set_attention,
+    spans_of,
+    takes_segments,
+)
 from audiorl.models.audio_encoder import AudioEncoder, ClipCodes
 from audiorl.models.backbone import Backbone
 from audiorl.models.cross_attention import CrossAttentionCache, CrossAttentionDecoder
@@ -66,7 +74,14 @@ class AudioPolicy(nn.Module):
         self.adapter: Any = None
         token = backbone.audio_token
         self.audio_token_id = -1 if token is None else int(tokenizer.convert_tokens_to_ids(token))
-        self.stop_ids = _stop_ids(model, tokenizer)
+        configured = model.generation_config.eos_token_id if model.generation_config else None
+        listed = configured if isinstance(configured, list) else [configured]
+        if not all(token is None or type(token) is int for token in listed):
+            where = f"{model.name_or_path}: eos_token_id in generation_config.json"
+            raise ValueError(f"{where} is {configured!r}; give token ids")
+        ends = {*listed, tokenizer.eos_token_id, tokenizer.get_added_vocab().get("<|im_end|>")}
+        self.stop_ids = tuple(sorted(i for i in ends if i is not None))
+        """Every token that ends a turn: the tokenizer's, the generation config's, and ChatML's."""
         self.audio = AudioEncoder(model, extractor, backbone, self.config)
         set_attention(backbone.decoder(model), self.config.attention)
         self.clip_codes: ClipCodes | None = None
@@ -93,7 +108,13 @@ class AudioPolicy(nn.Module):
         if self.config.audio == "full":
             self.backbone.audio_encoder(self.model).requires_grad_(True)
         if self.config.only:
-            self._freeze_all_but(self.config.only)
+            trained = self.trainable()
+            for pattern in self.config.only:
+                if not any(re.search(pattern, name) for name in trained):
+                    example = f"such as {min(trained)!r}"
+                    raise ValueError(f"model.only: {pattern!r} is in no name of a trained weight, {example}")
+            for name, p in trained.items():
+                p.requires_grad_(any(re.search(pattern, name) for pattern in self.config.only))
         if self.config.gradient_checkpointing:
             self.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
             self.model.train()  # transformers checkpoints only in training mode
@@ -102,14 +123,6 @@ class AudioPolicy(nn.Module):
                     module.p = 0.0  # log-probs of the same tokens must agree between two passes
         else:
             self.model.eval()
-
-    def _freeze_all_but(self, patterns: Sequence[str]) -> None:
-        trained = self.trainable()
-        for pattern in patterns:
-            if not any(re.search(pattern, name) for name in trained):
-                raise ValueError(f"model.only: {pattern!r} is in no name of a trained weight, such as {min(trained)!r}")
-        for name, p in trained.items():
-            p.requires_grad_(any(re.search(pattern, name) for pattern in patterns))
 
     @property
     def device(self) -> torch.device:
@@ -190,10 +203,6 @@ class AudioPolicy(nn.Module):
         """Return the sample's messages as the model reads them; see `PromptEncoder.encode`."""
         return self._prompts().encode(sample)
 
-    def prompt_ids(self, sample: Sample) -> Tensor:
-        """Return [P] int64: `prompt` without its codes."""
-        return self.prompt(sample).ids
-
     def chunk_ids(self, clip: AudioClip) -> Tensor:
         """Return [P] int64: a chunk of a stream with its delimiters."""
         return self._prompts().encode_chunk(clip)
@@ -211,10 +220,6 @@ class AudioPolicy(nn.Module):
     def encode_audio(self, clips: Sequence[AudioClip]) -> list[Tensor]:
         """Return one [tokens, H] per clip, as the decoder receives it; differentiable where the config trains it."""
         return self.audio.encode(clips)
-
-    def encode_audio_once(self) -> AbstractContextManager[None]:
-        """Encode each clip once in the passes of one update; see `AudioEncoder.once`."""
-        return self.audio.once()
 
     # -- speech ----------------------------------------------------------------------------------------------------
 
@@ -280,7 +285,12 @@ class AudioPolicy(nn.Module):
         if clips:
             audio = self.encode_audio(clips)
             is_audio = self.is_audio(ids, sampled)
-            _check_placeholders(is_audio, [len(a) for a in audio])
+            # Whole clips fill every run of placeholders: audio cannot slip into another prompt.
+            last = is_audio & ~torch.cat([is_audio[1:], is_audio.new_zeros(1)])
+            runs, ends = is_audio.cumsum(0)[last].tolist(), list(accumulate(len(a) for a in audio))
+            if runs[-1:] != ends[-1:] or not set(runs) <= set(ends):
+                after = f"runs of audio placeholders end after {runs} tokens, but clips after {ends}"
+                raise ValueError(f"{after}: audio and text do not match")
             embeds = embeds.masked_scatter(is_audio[:, None].to(self.device), torch.cat(audio).to(embeds.dtype))
         return embeds
 
@@ -402,7 +412,8 @@ class AudioPolicy(nn.Module):
             ).last_hidden_state[0]
         if takes_segments(decoder):
             spans = spans_of(batch.span_ids, batch.span_parents)
-            attention = packed_arguments(decoder, spans, self.config.attention, embeds_TH[None])
+            packed = packed_attention(decoder, spans, self.config.attention, embeds_TH[None])
+            attention = {"attention_mask": no_mask(self.device), "packed": packed}
         else:
             mask = attention_mask(batch.span_ids, batch.span_parents).to(self.device)
             attention = {"attention_mask": as_mask(decoder, mask[None, None], embeds_TH.dtype)}
@@ -430,13 +441,6 @@ class Reference:
         """The frozen copy, or the policy whose adapter is switched off: with the reference's tokenizer and head."""
         if not self.is_base:
             self.runs_on.requires_grad_(False)
-
-    @property
-    def policy(self) -> AudioPolicy:
-        """The frozen copy. Raises ValueError where there is none."""
-        if self.is_base:
-            raise ValueError("this reference is the model below an adapter, not a policy of its own")
-        return self.runs_on
 
     @torch.no_grad()
     def forward(
@@ -468,27 +472,3 @@ def dualize(policy: AudioPolicy, codebooks: int, codebook_size: int, seed: int =
     policy.speech = layout
     policy._set_trainable()
     return policy
-
-
-def _check_placeholders(is_audio: Tensor, lengths: Sequence[int]) -> None:
-    """Check that whole clips fill every run of placeholders [T]: audio cannot slip into another prompt."""
-    ends = is_audio & ~torch.cat([is_audio[1:], is_audio.new_zeros(1)])
-    runs = is_audio.cumsum(0)[ends].tolist()
-    clips = list(accumulate(lengths))
-    if (runs[-1:] or [0]) != (clips[-1:] or [0]) or not set(runs) <= set(clips):
-        raise ValueError(
-            f"runs of audio placeholders end after {runs} tokens, but clips after {clips}: audio and text do not match"
-        )
-
-
-def _stop_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
-    """Return every token that ends a turn: the tokenizer's, the generation config's, and ChatML's <|im_end|>."""
-    configured = model.generation_config.eos_token_id if model.generation_config else None
-    listed = configured if isinstance(configured, list) else [configured]
-    if not all(token is None or type(token) is int for token in listed):
-        raise ValueError(
-            f"{model.name_or_path}: eos_token_id in generation_config.json is {configured!r}; give token ids"
-        )
-    ids = set(listed)
-    ids |= {tokenizer.eos_token_id, tokenizer.get_added_vocab().get("<|im_end|>")}
-    return tuple(sorted(i for i in ids if i is not None))

@@ -94,7 +94,7 @@ class Learner(CheckpointedWorker):
     def train(self, items: Sequence[Any]) -> dict[str, float]:
         """Update once from the mean loss over the items of all ranks. Returns its metrics."""
         sums: dict[str, float] = defaultdict(float)
-        with self.policy.encode_audio_once():
+        with self.policy.audio.once():
             packs, pack_loss = self._batch_loss(self, self.config, items)
             self.optimizer.zero_grad()
             idle = idle_passes(len(packs), self.world, self.optimizer)

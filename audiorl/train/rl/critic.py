@@ -147,7 +147,7 @@ class CriticWorker(CheckpointedWorker):
         critic = self.critic
         critic.optimizer.zero_grad()
         sums: dict[str, float] = defaultdict(float)
-        with critic.model.trunk.encode_audio_once():
+        with critic.model.trunk.audio.once():
             idle = idle_passes(len(mini_batch), self._world, critic.optimizer)
             for micro in mini_batch.micro_batches(critic.model.trunk.device):
                 loss, metrics = critic.loss(micro, critic.values(micro.batch), with_policy=False)

@@ -190,7 +190,7 @@ def start_workers(
     def reference_source() -> ReferenceSource:
         if reference is None:
             return None
-        return "base" if reference.is_base else ModelFile.save(run, phase, "reference", reference.policy)
+        return "base" if reference.is_base else ModelFile.save(run, phase, "reference", reference.runs_on)
 
     def trainer() -> tuple[Any, ...]:
         return make_actor, start(), config, optim, sampling, None if current().references else reference_source()

@@ -250,7 +250,7 @@ class Trainer:
         """The policy and the critic's trunk, which may be the same, encode a clip once for all micro-batches."""
         with ExitStack() as stack:
             for model in {id(m): m for m in (self.policy, self.critic and self.critic.model.trunk) if m}.values():
-                stack.enter_context(model.encode_audio_once())
+                stack.enter_context(model.audio.once())
             yield
 
     def _loss(self, micro: MicroBatch, output: PolicyOutput) -> Loss:

@@ -52,7 +52,7 @@ def answers(policy: AudioPolicy, samples: list[Sample]) -> list[Experience]:
     generator = torch.Generator().manual_seed(0)
     out = []
     for sample, lengths in zip(readable(policy, samples), ((5, 1, 9), (4,), (7, 3)), strict=True):
-        prompt = policy.prompt_ids(sample)
+        prompt = policy.prompt(sample).ids
         for n in lengths:
             ids = torch.cat([prompt, torch.randint(0, 200, (n,), generator=generator)])
             mask = torch.arange(len(ids)) >= len(prompt)
@@ -84,7 +84,7 @@ def gathered_sdpa(query: Tensor, key: Tensor, value: Tensor, segments: Segments,
 def stream(policy: AudioPolicy, samples: list[Sample]) -> Experience:
     """Two chunks of audio, each followed by sampled tokens."""
     clips = [c for s in samples[:2] for c in s.audio]
-    turns = [policy.prompt_ids(samples[0]), torch.arange(9), policy.chunk_ids(clips[1]), torch.arange(20, 24)]
+    turns = [policy.prompt(samples[0]).ids, torch.arange(9), policy.chunk_ids(clips[1]), torch.arange(20, 24)]
     mask = torch.cat([torch.full((len(t),), sampled) for t, sampled in zip(turns, (False, True) * 2, strict=True)])
     return Experience(torch.cat(turns), mask, len(turns[0]), tuple(clips), group_id="stream")
 
@@ -154,7 +154,7 @@ def test_clips_are_encoded_together(
     clips = [AudioClip(array=joined, sample_rate=16_000), *(u.clip for u in speech[:5])]
 
     def features(policy: AudioPolicy) -> tuple[Tensor, dict[str, Tensor]]:
-        with policy.encode_audio_once():
+        with policy.audio.once():
             out = torch.cat(policy.encode_audio(clips + clips[:2]))
             (out * torch.linspace(-1, 1, len(out))[:, None]).mean().backward()
         named = policy.backbone.audio_encoder(policy.model).named_parameters()

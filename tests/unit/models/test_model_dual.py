@@ -162,7 +162,7 @@ def test_text_stays_bit_for_bit_what_it_was(make_silent, samples: list[Sample], 
     """Through the policy, and through the model the way transformers calls it; new tokens have new logits."""
     policy = make_silent()
     known = policy.backbone.head(policy.model).weight.shape[0]
-    ids = policy.prompt_ids(heard(policy, samples)[0])[:20]
+    ids = policy.prompt(heard(policy, samples)[0]).ids[:20]
     before = text_logits(policy, samples)
     plain = policy.model(input_ids=ids[None]).logits
     dualize(policy, 4, 64)

@@ -168,7 +168,7 @@ def test_a_voice_in_the_prompt_is_frames_between_its_tokens(policy, codec, speec
     prompt = policy.prompt(sample)
     codes = codec.encode(torch.from_numpy(clip.load(codec.sample_rate))[None])[0]
     frames = prompt.codes[:, 0] >= 0
-    assert prompt.audio == () and torch.equal(policy.prompt_ids(sample), prompt.ids)
+    assert prompt.audio == () and torch.equal(policy.prompt(sample).ids, prompt.ids)
     first, last = (int(i) for i in frames.nonzero()[[0, -1], 0])
     assert last - first + 1 == codes.shape[1] + layout.codebooks + 1 == int(frames.sum())
     assert [int(prompt.ids[i]) for i in (first - 1, last + 1)] == [layout.begin_id, layout.end_id]

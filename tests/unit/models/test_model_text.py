@@ -29,7 +29,7 @@ def decoder(request: pytest.FixtureRequest) -> AudioPolicy:
 
 
 def test_logits_equal_the_stock_model(decoder: AudioPolicy, samples: list[Sample]) -> None:
-    ids = decoder.prompt_ids(readable(decoder, samples)[1])
+    ids = decoder.prompt(readable(decoder, samples)[1]).ids
     row = pack_experiences([Experience(ids, torch.zeros(len(ids), dtype=torch.bool), len(ids))])
     ours = decoder.backbone.head(decoder.model)(decoder.hidden(row))
     torch.testing.assert_close(ours, decoder.model(input_ids=ids[None]).logits[0], atol=1e-5, rtol=0)
@@ -51,13 +51,13 @@ def test_the_folder_gives_the_same_policy(decoder: AudioPolicy, samples: list[Sa
     batch = groups_of_three(decoder, samples)
     assert torch.equal(torch.cat(logprobs(loaded, batch)), torch.cat(logprobs(decoder, batch)))
     text = readable(decoder, samples)[0]
-    assert torch.equal(loaded.prompt_ids(text), decoder.prompt_ids(text))
+    assert torch.equal(loaded.prompt(text).ids, decoder.prompt(text).ids)
 
 
 def test_audio_in_a_prompt_is_refused_by_name(samples: list[Sample]) -> None:
     policy = make_text()
     with pytest.raises(ValueError, match="sample 'sample-1': a text decoder reads no audio"):
-        policy.prompt_ids(samples[1])
+        policy.prompt(samples[1])
     with pytest.raises(ValueError, match="sample 'sample-0': a text decoder reads no audio"):
         HFEngine(policy).generate([Request(samples[0])])
 
@@ -66,9 +66,9 @@ def test_a_template_of_its_own_writes_the_chat() -> None:
     policy = make_text()
     asked = Sample("s", (Message("system", ("yes",)), Message("user", ("What is", " said?"))))
     chatml = "<|im_start|>system\nyes<|im_end|>\n<|im_start|>user\nWhat is said?<|im_end|>\n<|im_start|>assistant\n"
-    assert policy.tokenizer.decode(policy.prompt_ids(asked)) == chatml
+    assert policy.tokenizer.decode(policy.prompt(asked).ids) == chatml
     policy.tokenizer.chat_template = "{% for m in messages %}{{ m.role }}: {{ m.content }};{% endfor %}assistant:"
-    assert policy.tokenizer.decode(policy.prompt_ids(asked)) == "system: yes;user: What is said?;assistant:"
+    assert policy.tokenizer.decode(policy.prompt(asked).ids) == "system: yes;user: What is said?;assistant:"
 
 
 def test_only_the_weights_that_are_named_learn(samples: list[Sample], tmp_path: Path) -> None:

@@ -104,7 +104,7 @@ def test_greedy_transcripts_equal_generate(policy: AudioPolicy, transcripts: lis
 
 def test_a_transcript_is_asked_for_in_whispers_tokens(policy: AudioPolicy, transcripts: list[Sample]) -> None:
     for sample, code in zip(transcripts, LANGUAGES, strict=True):
-        text = policy.tokenizer.decode(policy.prompt_ids(sample)).replace("<|startoflm|>", "")
+        text = policy.tokenizer.decode(policy.prompt(sample).ids).replace("<|startoflm|>", "")
         assert text == f"<|startoftranscript|><|{code}|><|transcribe|><|notimestamps|>"
     answer = experience(policy, Example(transcripts[0], "yes no"))
     written = answer.ids[answer.loss_mask]
@@ -142,7 +142,7 @@ def test_the_folder_is_transformers_own(policy: AudioPolicy, transcripts: list[S
     loaded = load_policy(tmp_path / "model")
     batch = groups_of_three(policy, transcripts)
     assert torch.equal(torch.cat(logprobs(loaded, batch)), torch.cat(logprobs(policy, batch)))
-    assert torch.equal(loaded.prompt_ids(transcripts[1]), policy.prompt_ids(transcripts[1]))
+    assert torch.equal(loaded.prompt(transcripts[1]).ids, policy.prompt(transcripts[1]).ids)
     assert loaded.trainable().keys() == policy.trainable().keys() and loaded.stop_ids == policy.stop_ids
     stock, info = WhisperForConditionalGeneration.from_pretrained(tmp_path / "model", output_loading_info=True)
     assert not any(info.values())
@@ -165,7 +165,7 @@ def test_english_only_models_have_prompts_of_their_own(transcripts: list[Sample]
     policy.model.generation_config.is_multilingual = False
     policy.save(tmp_path / "model")
     english = load_policy(tmp_path / "model")
-    text = english.tokenizer.decode(english.prompt_ids(transcripts[0])).replace("<|startoflm|>", "")
+    text = english.tokenizer.decode(english.prompt(transcripts[0]).ids).replace("<|startoflm|>", "")
     assert text == "<|startoftranscript|><|notimestamps|>"
     with pytest.raises(ValueError, match="this Whisper knows English only, the recording's language is 'es'"):
         english.prompt(transcripts[1])

@@ -83,7 +83,7 @@ def eager(policy: AudioPolicy) -> Iterator[None]:
 def plain(policy: AudioPolicy, sample: Sample, review: Any) -> list[list[int]]:
     """What is written in each turn: every step reads the whole conversation again."""
     decoder, head = policy.backbone.decoder(policy.model), policy.backbone.head(policy.model)
-    observed, clips, sampled = policy.prompt_ids(sample).tolist(), [], []
+    observed, clips, sampled = policy.prompt(sample).ids.tolist(), [], []
     sampled = [False] * len(observed)
     said: list[int] = []
     hypotheses: list[list[int]] = []

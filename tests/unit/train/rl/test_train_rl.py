@@ -18,7 +18,7 @@ from audiorl.algos.packing import micro_batches, pack_experiences
 from audiorl.audio import AudioClip
 from audiorl.config import CriticConfig, ModelConfig, OptimConfig, PtxConfig, RLConfig, SamplingConfig
 from audiorl.models import AudioPolicy
-from audiorl.models.audio_encoder import log_mel
+from audiorl.models.audio_encoder import AudioEncoder, log_mel
 from audiorl.models.examples import Example, experience
 from audiorl.protocols import Request
 from audiorl.rollout.hf import HFEngine
@@ -660,7 +660,7 @@ def test_hearing_once_gives_the_gradient_of_hearing_for_every_pack(
         examples = [experience(policy, Example(samples[0], "yes"))]
         with monkeypatch.context() as patched:
             if not once:
-                patched.setattr(AudioPolicy, "encode_audio_once", lambda self: nullcontext())
+                patched.setattr(AudioEncoder, "once", lambda self: nullcontext())
             learner.step(TrainBatch(batch, examples))
         found.append(all_gradients(learner))
     for other in found[1:]:
