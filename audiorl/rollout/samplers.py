@@ -185,10 +185,8 @@ class SegmentBuffer:
 class Sampler(Protocol):
     """State of the R rollouts of one decoding loop, of which the B selected ones take part in the next steps."""
 
-    @property
-    def max_rows(self) -> int:
-        """The most tokens and frames that any of them can have."""
-        ...
+    max_rows: int
+    """The most tokens and frames that any of them can have."""
 
     def select(self, rollouts: Sequence[int]) -> None:
         """Choose the rollouts of the next steps, by number, in the order of their hidden states. At first it is all."""
@@ -295,11 +293,9 @@ class SpeechSampler:
         self._stop_ids = torch.tensor(policy.stop_ids, device=device)
         frame_rows = config.max_frames + layout.codebooks + 1
         self._noise = torch.stack([uniforms(k.seed, k.name, k.index, config.max_new_tokens) for k in keys]).to(device)
-        self._code_noise = (
-            torch.stack([uniforms(k.seed, f"{k.name}\0codes", k.index, frame_rows * layout.codebooks) for k in keys])
-            .view(count, frame_rows, layout.codebooks)
-            .to(device)
-        )
+        draws = frame_rows * layout.codebooks
+        noise = torch.stack([uniforms(k.seed, f"{k.name}\0codes", k.index, draws) for k in keys])
+        self._code_noise = noise.view(count, frame_rows, layout.codebooks).to(device)
         self._tokens = torch.zeros(count, dtype=torch.long)  # sampled so far
         self._frames = torch.zeros(count, dtype=torch.long)  # rows of frames so far
         self._row = torch.full((count,), -1)  # the next row of this speech, -1 in text
@@ -335,7 +331,7 @@ class SpeechSampler:
             codes[frames], code_mask[frames] = self._add_frames(active[frames], draws)
             logprobs[frames] = of_draws.masked_fill(~code_mask[frames], 0.0)
             ids[frames] = self._layout.ids(codes[frames])
-        self._close(active[closing])
+        self._row[active[closing]], self._closing[active[closing]] = -1, False
         self._open(active[in_text & (ids == self._layout.begin_id)])
         self._just_closed[active] = closing
         return StepOutput(ids, logprobs, codes, code_mask)
@@ -360,9 +356,6 @@ class SpeechSampler:
         self._limit[rollouts] = (self._config.max_frames - self._frames[rollouts]).clamp(min=0) + 1
         self._end[rollouts] = self._limit[rollouts]
         self._recent[rollouts] = -1
-
-    def _close(self, rollouts: Tensor) -> None:
-        self._row[rollouts], self._closing[rollouts] = -1, False
 
     def _sample_tokens(self, hidden: Tensor, text: Tensor, must_continue: Tensor | None) -> tuple[Tensor, Tensor]:
         """Sample tokens [n] and log-probs [n], on the device, at places `text` [n] of the step."""
@@ -394,7 +387,12 @@ class SpeechSampler:
         greedy = _shared_flag(self._greedy_codes[rollouts].repeat_interleave(layout.codebooks).tolist(), logits.device)
         sampled = filtered_logprobs(logits, self._code_config)
         if self._config.ras_window:
-            often = self._often(rollouts).to(logits.device).flatten(0, 1)
+            # The codes that occur too often in the window of their codebook.
+            window = self._recent[rollouts].transpose(1, 2)  # [n, Q, W]
+            counted = (window >= 0) & (window != layout.bos) & (window != layout.eos)
+            counts = torch.zeros(*window.shape[:2], layout.size, dtype=torch.long)
+            counts.scatter_add_(2, window.clamp(min=0), counted.long())
+            often = (counts >= self._config.ras_repeats).to(logits.device).flatten(0, 1)
             sampled, greedy = repetition_aware(sampled, logits.log_softmax(-1), often, greedy), False
         chosen = choose(sampled, noise, greedy)
         logprobs = sampled.gather(-1, chosen[:, None])
@@ -411,11 +409,3 @@ class SpeechSampler:
         self._frames[rollouts] += 1
         self._closing[rollouts] = row + 1 == end + layout.codebooks
         return codes, code_mask
-
-    def _often(self, rollouts: Tensor) -> Tensor:
-        """Return [n, Q, size] bool: the codes that occur too often in the window of their codebook."""
-        window = self._recent[rollouts].transpose(1, 2)  # [n, Q, W]
-        counted = (window >= 0) & (window != self._layout.bos) & (window != self._layout.eos)
-        counts = torch.zeros(*window.shape[:2], self._layout.size, dtype=torch.long)
-        counts.scatter_add_(2, window.clamp(min=0), counted.long())
-        return counts >= self._config.ras_repeats

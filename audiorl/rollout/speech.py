@@ -196,19 +196,18 @@ class StreamingEngine(SpeechDecoder):
 
     def generate(self, requests: Sequence[Request], ended: Ended | None = None) -> list[Rollout]:
         """Generate as `HFEngine.generate` does."""
-        streams = next((r.sample.id for r in requests if r.sample.turns), None)
-        if streams is not None:
-            raise ValueError(f"sample {streams!r} has turns; this engine speaks answers, HFEngine interprets streams")
+        for r in requests:
+            if r.sample.turns:
+                raise ValueError(f"sample {r.sample.id!r} has turns; this engine speaks answers, not streams")
         speaking: list[_StreamingRollout] = []
         began = time.perf_counter()
 
         def on_step(buffers: Sequence[SegmentBuffer]) -> None:
-            codec, layout = self._decoder.codec, self._decoder.layout
-            if not speaking:
-                for _ in buffers:
-                    speaking.append(_StreamingRollout(SpeechStream(codec, layout, self._block_frames), began))
-            for one, buffer in zip(speaking, buffers, strict=True):
-                one.read(buffer)
+            for k, buffer in enumerate(buffers):
+                if k == len(speaking):
+                    stream = SpeechStream(self._decoder.codec, self._decoder.layout, self._block_frames)
+                    speaking.append(_StreamingRollout(stream, began))
+                speaking[k].read(buffer)
 
         rollouts = HFEngine(self._policy, self._sampling, on_step).generate(requests, ended)
         for one, rollout in zip(speaking, rollouts, strict=True):

@@ -188,7 +188,7 @@ class VLLMEngine:
                     break
         if reason == "length" and len(buffer.ids) < self.sampling.max_new_tokens:
             reason = "paused"
-        return build_rollout(self._policy, a.request, a.index, a.prompt, buffer, reason, self.policy_version, a.before)
+        return build_rollout(self._policy, a, buffer, reason, self.policy_version)
 
     def _interpret(self, requests: Sequence[Request]) -> list[Rollout]:
         """Interpret streams that take their turns together; each asks with everything so far, which vLLM has cached."""

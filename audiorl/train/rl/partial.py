@@ -19,7 +19,7 @@ import torch
 from audiorl.config import RLConfig
 from audiorl.models import AudioPolicy
 from audiorl.protocols import Request
-from audiorl.rollout.hf import build_rollout, token_versions
+from audiorl.rollout.hf import AnswerState, build_rollout, token_versions
 from audiorl.rollout.samplers import SegmentBuffer
 from audiorl.types import Rollout, Sample, Segment
 
@@ -147,7 +147,8 @@ def _group(row: Mapping[str, Any], policy: AudioPolicy, samples: Mapping[str, Sa
         index, ids, logprobs, reason, version, versions = (answer[field] for field in ROLLOUT_FIELDS)
         if not len(ids) == len(logprobs) == len(versions or ids):
             raise ValueError(f"answer {index}: ids, logprobs and versions are not equally many")
-        rollout = build_rollout(policy, request, index, prompt, SegmentBuffer(ids, logprobs), reason, version)
+        answer = AnswerState(request, index, prompt)
+        rollout = build_rollout(policy, answer, SegmentBuffer(ids, logprobs), reason, version)
         if versions is not None:
             segment = replace(rollout.segments[0], policy_versions=torch.tensor(versions))
             rollout = replace(rollout, segments=(segment,))
