@@ -36,22 +36,6 @@ def test_log_mel_equals_the_stock_extractor(samples: list[Sample]) -> None:
 
 
 @pytest.mark.parametrize("audio", ["frozen", "full"])
-def test_packed_and_shared_equal_one_by_one(make_any: Make, samples: list[Sample], audio: str) -> None:
-    """Log-probs and gradients, several prompts of different length, several answers each."""
-    policy = make_any(ModelConfig(audio=audio))
-    batch = groups_of_three(policy, samples)
-    results = {}
-    for name, rows, share in (
-        ("single", [[e] for e in batch], False),
-        ("packed", [batch], False),
-        ("shared", [batch], True),
-    ):
-        results[name] = with_gradients(policy, [lp for row in rows for lp in logprobs(policy, row, share)])
-    for name in ("packed", "shared"):
-        assert_same(results[name], results["single"])
-
-
-@pytest.mark.parametrize("audio", ["frozen", "full"])
 def test_packed_equals_the_padded_batch_of_transformers(make_any: Make, samples: list[Sample], audio: str) -> None:
     """The stock model on a right-padded batch, its own features and positions: log-probs and gradients.
 

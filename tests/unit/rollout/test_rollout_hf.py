@@ -57,14 +57,6 @@ def test_a_rollout_depends_on_its_seed_and_not_on_its_batch(policy: AudioPolicy,
     assert len({tuple(x) for x in together[:3]}) == 3  # the samples of one prompt differ
 
 
-def test_greedy_is_the_argmax_of_a_full_forward_pass(policy: AudioPolicy, samples: list[Sample]) -> None:
-    (rollout,) = HFEngine(policy, SamplingConfig(temperature=0, max_new_tokens=8)).generate([Request(samples[0])])
-    e = Experience.from_rollout(rollout)
-    batch = pack_experiences([e])
-    logits = policy.backbone.head(policy.model)(policy.hidden(batch))[e.prompt_length - 1 : -1]
-    assert logits.argmax(-1).tolist() == rollout.segments[0].ids.tolist()
-
-
 def test_a_greedy_request_is_temperature_zero_decoding(policy: AudioPolicy, samples: list[Sample]) -> None:
     """Also beside sampled rows, which stay what they would be without it."""
     hot = HFEngine(policy, SamplingConfig(temperature=1.3, top_p=0.9, max_new_tokens=8))

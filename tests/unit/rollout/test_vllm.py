@@ -231,25 +231,6 @@ def test_stop_strings_stay_and_length_ends(fresh: VLLMEngine, policy: AudioPolic
             assert ids([a]) == ids([b])
 
 
-def test_another_clip_gives_other_log_probs_to_its_own_prompt(
-    family: None, fresh: VLLMEngine, samples: list[Sample]
-) -> None:
-    fresh.sampling = SamplingConfig(max_new_tokens=1, temperature=0)
-    clips = [AudioClip(array=s.audio[0].load()[:14_400], sample_rate=16_000) for s in samples]
-
-    def run(sounds: Sequence[AudioClip]) -> list[float]:
-        asked = [
-            replace(s, messages=(Message("user", (clip, "What is said?")),))
-            for s, clip in zip(samples, sounds, strict=True)
-        ]
-        return [float(r.segments[0].logprobs[0]) for r in fresh.generate([Request(s) for s in asked])]
-
-    before = run(clips)
-    swapped = run([clips[1], clips[0], clips[2]])
-    assert swapped == pytest.approx([before[1], before[0], before[2]], abs=1e-5)
-    assert abs(before[0] - before[1]) > 1e-3
-
-
 @pytest.mark.parametrize("context", [0.0, 0.4])
 def test_streams_turn_by_turn(
     family: None, fresh: VLLMEngine, policy: AudioPolicy, speech: list[Utterance], context: float
@@ -345,25 +326,6 @@ def test_what_vllm_fuses_comes_together() -> None:
         check_together(experts[:2], experts)
 
 
-@pytest.mark.parametrize(
-    ("name", "ours"),
-    [
-        ("thinker.model.layers.0.mlp.down_proj.weight", "language_model.model.layers.0.mlp.down_proj.weight"),
-        ("thinker.lm_head.weight", "language_model.lm_head.weight"),
-        ("thinker.audio_tower.proj1.weight", "audio_tower.proj1.weight"),
-        ("thinker.visual.blocks.0.attn.qkv.weight", None),
-        ("code2wav.decoder.0.conv.weight", None),
-        ("language_model.model.layers.0.mlp.down_proj.weight", "language_model.model.layers.0.mlp.down_proj.weight"),
-        ("language_model.lm_head.weight", "language_model.lm_head.weight"),
-        ("multi_modal_projector.linear.weight", "multi_modal_projector.linear.weight"),
-    ],
-)
-def test_weights_of_released_checkpoints_find_their_place(name: str, ours: str | None) -> None:
-    from audiorl.rollout.vllm_worker import Listener
-
-    assert Listener.hf_to_vllm_mapper.map_name(name) == ours
-
-
 def test_what_it_does_not_serve_is_refused(
     folder: Path, fresh: VLLMEngine, speech: list[Utterance], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -397,3 +359,22 @@ def test_a_text_decoder(tmp_path: Path) -> None:
             engine.update_weights(policy.weights(), version)
     finally:
         engine.close()
+
+
+def test_another_clip_gives_other_log_probs_to_its_own_prompt(
+    family: None, fresh: VLLMEngine, samples: list[Sample]
+) -> None:
+    fresh.sampling = SamplingConfig(max_new_tokens=1, temperature=0)
+    clips = [AudioClip(array=s.audio[0].load()[:14_400], sample_rate=16_000) for s in samples]
+
+    def run(sounds: Sequence[AudioClip]) -> list[float]:
+        asked = [
+            replace(s, messages=(Message("user", (clip, "What is said?")),))
+            for s, clip in zip(samples, sounds, strict=True)
+        ]
+        return [float(r.segments[0].logprobs[0]) for r in fresh.generate([Request(s) for s in asked])]
+
+    before = run(clips)
+    swapped = run([clips[1], clips[0], clips[2]])
+    assert swapped == pytest.approx([before[1], before[0], before[2]], abs=1e-5)
+    assert abs(before[0] - before[1]) > 1e-3
