@@ -35,7 +35,7 @@ def changes_worker(method: Method) -> Method:
 
 
 def replaces_worker(method: Method) -> Method:
-    """Mark a method after which a worker's state depends on no earlier call. A group then forgets the earlier ones."""
+    """Mark a method after which a worker's state depends on no earlier call: a group forgets those."""
     setattr(method, _MARK, "replaces")
     return method
 
@@ -49,8 +49,8 @@ def state_effects(worker: Any) -> dict[str, StateEffect]:
 class Group(Protocol):
     """Workers whose methods are called together, in whichever processes they are.
 
-    Name a method by the function of its class, such as `Trainer.step`; a worker whose class overrides the method runs
-    its own.
+    A method is named by the function of a class, such as `Trainer.step`; a worker that overrides it runs its own.
+    Results come in the order of the workers.
     """
 
     shared: bool
@@ -62,11 +62,11 @@ class Group(Protocol):
     def size(self) -> int: ...
 
     def each(self, method: Callable[[Any, Shard], R], shards: Sequence[Shard]) -> list[R]:
-        """Call `method` of worker k with `shards[k]`. Returns the results in the order of the workers."""
+        """Call `method` of worker k with `shards[k]`."""
         ...
 
     def all(self, method: Callable[Concatenate[Any, P], R], *args: P.args, **kwargs: P.kwargs) -> list[R]:
-        """Call `method` of every worker with the same arguments. Returns the results in the order of the workers."""
+        """Call `method` of every worker with the same arguments."""
         ...
 
     def first(self, method: Callable[Concatenate[Any, P], R], *args: P.args, **kwargs: P.kwargs) -> R:

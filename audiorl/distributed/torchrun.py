@@ -1,11 +1,9 @@
 """Groups of workers under torchrun: rank 0 runs the recipe and sends commands, the other ranks execute them.
 
 Every other rank waits in `follow` for commands of rank 0: make a worker from a function and its arguments, call a
-method of it, end. All ranks execute a command at the same time: the workers' collective operations must match. Only
-rank 0 has a run folder.
-
-An error on one rank ends all ranks. That rank writes the reason to torch's key-value store; the others, whose
-collective operation fails, read it there and report it.
+method of it, end. All execute a command at the same time: the workers' collective operations must match. An error on
+one rank ends all. That rank writes the reason to torch's key-value store; the others, whose collective operation fails,
+read it there and report it.
 """
 
 from __future__ import annotations
@@ -144,6 +142,9 @@ class RanksGroup(Group):
 
     shared = True
     answers_after_error = False  # a rank may wait for the driver's worker in a collective
+    _made = 0
+    _in_use: ClassVar[WeakSet[RanksGroup]] = WeakSet()
+    """Groups that still exist. The other ranks free the workers of all other groups."""
 
     def __init__(self, make_local: MakeWorker, make: MakeWorker, *args: Any):
         self._number = RanksGroup._made = RanksGroup._made + 1
@@ -151,10 +152,6 @@ class RanksGroup(Group):
         self._send([("make", others, self._number, torch.get_num_threads(), make, args)] * self.size)
         RanksGroup._in_use.add(self)
         self._local = make_local()
-
-    _made = 0
-    _in_use: ClassVar[WeakSet[RanksGroup]] = WeakSet()
-    """Groups that still exist. The other ranks free the workers of all other groups."""
 
     @property
     def size(self) -> int:
@@ -175,24 +172,23 @@ class RanksGroup(Group):
 
     def cpu_seconds(self) -> list[float | None]:
         self._send([("cpu",)] * self.size)
-        with _explaining_failures():
-            seconds: list[float | None] = [None] * self.size
-            dist.gather_object(None, seconds)
-        return seconds[1:]
+        return self._gather(None)[1:]
 
     def _call(self, method: str, arguments: Sequence[tuple[Any, ...]], answer: bool) -> list[Any]:
         self._send([("call", self._number, method, args, answer) for args in arguments])
         with _explaining_failures():
             result = call_method(self._local, method, *arguments[0])
-            if not answer:
-                return [result]
-            results: list[Any] = [None] * self.size
-            dist.gather_object(None, results)
-        return [result, *results[1:]]
+        return [result, *self._gather(None)[1:]] if answer else [result]
 
     def _send(self, messages: Sequence[tuple[Any, ...]]) -> None:
         with _explaining_failures():
             dist.scatter_object_list([None], list(messages))  # one for each rank
+
+    def _gather(self, own: Any) -> list[Any]:
+        results: list[Any] = [None] * self.size
+        with _explaining_failures():
+            dist.gather_object(own, results)
+        return results
 
 
 def follow() -> None:

@@ -1,9 +1,9 @@
 """Attention functions that replace transformers' "sdpa", and the precision of forward passes.
 
-Packed batches attend by `audiorl.algos.varlen`, decoding reads grouped keys without repeating them, reviews of streams
-record weights, and audio encoders attend within chunks; everything else is computed as "sdpa" does it. A decoder gets
-the name `VARLEN` once, when its policy is made, and its layers a `SegmentAttention` as the argument `packed` in every
-pass over a packed batch. Both still hold when checkpointed layers run again in the backward pass.
+Packed batches attend by `audiorl.algos.varlen`, decoding reads grouped keys without repeating them, and audio encoders
+attend within chunks; everything else is computed as "sdpa" does it. A decoder gets the name `VARLEN` once, when its
+policy is made, and its layers a `SegmentAttention` as the argument `packed` in every pass over a packed batch. Both
+still hold when checkpointed layers run again in the backward pass.
 
 Shapes: B batch, T tokens of a packed batch, L new tokens, S cached columns, D head width.
 """
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any
 
@@ -35,7 +34,7 @@ from audiorl.algos.varlen import (
 )
 from audiorl.config import ModelConfig
 
-VARLEN, GQA, RECORDED = "audiorl_varlen", "audiorl_gqa", "audiorl_recorded"
+VARLEN, GQA = "audiorl_varlen", "audiorl_gqa"
 CHUNKS = "audiorl_flash_chunks_"
 """Followed by `ModelConfig.attention`. With "flash" in its name transformers calls an attention once for all chunks,
 otherwise once for each."""
@@ -108,45 +107,23 @@ def gqa_without_repeat(decoder: Any) -> Iterator[None]:
         config._attn_implementation = before
 
 
-@dataclass
-class AttentionRecord:
-    """Attention weights of decoder layers, filled in by one forward pass within `recording`."""
-
-    layers: tuple[int, ...]
-    """Which layers, from 0; () for all."""
-    sum_BLS: Tensor | None = None
-    """[B, L, S] float32: the mean over the heads, summed over the layers."""
-    count: int = 0
-    """Layers in the sum."""
-
-    def add(self, layer: int, weights_BHLS: Tensor) -> None:
-        if not self.layers or layer in self.layers:
-            mean_BLS = weights_BHLS.float().mean(1)
-            self.sum_BLS = mean_BLS if self.sum_BLS is None else self.sum_BLS + mean_BLS
-            self.count += 1
-
-    def mean(self) -> Tensor:
-        """Return [B, L, S]: over heads and layers."""
-        assert self.sum_BLS is not None
-        return self.sum_BLS / self.count
-
-
 @contextmanager
-def recording(decoder: Any, layers: Sequence[int]) -> Iterator[AttentionRecord]:
-    """Record attention weights: give the record to the decoder as the argument `record`.
-
-    Computes the full matrix of scores. Raises ValueError for a layer that the decoder does not have.
-    """
-    config = decoder.config
-    for layer in layers:
+def recording(decoder: Any, layers: Sequence[int]) -> Iterator[list[Tensor]]:
+    """Record attention weights of a forward pass in the block, by eager attention: of each layer (() for all) the mean
+    over its heads, [B, L, S] float32. Raises ValueError for a layer that the decoder does not have."""
+    config, record, hooks = decoder.config, [], []
+    for layer in layers or range(config.num_hidden_layers):
         if not 0 <= layer < config.num_hidden_layers:
             raise ValueError(f"attention of layer {layer}: the decoder has layers 0 to {config.num_hidden_layers - 1}")
-    before = config._attn_implementation
-    config._attn_implementation = RECORDED
+        attention = decoder.layers[layer].self_attn
+        hooks.append(attention.register_forward_hook(lambda _, args, out: record.append(out[1].float().mean(1))))
+    before, config._attn_implementation = config._attn_implementation, "eager"
     try:
-        yield AttentionRecord(tuple(layers))
+        yield record
     finally:
         config._attn_implementation = before
+        for hook in hooks:
+            hook.remove()
 
 
 # -- arguments ---------------------------------------------------------------------------------------------------------
@@ -215,26 +192,6 @@ def _gqa(
     return out.transpose(1, 2).contiguous(), None
 
 
-def _recorded(
-    module: Any,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    record: AttentionRecord | None = None,
-    scaling: float | None = None,
-    **kwargs: Any,
-) -> tuple[Tensor, None]:
-    """query: [B, heads, L, D]; key, value: [B, kv heads, S, D]; attention_mask: [B, 1, L, S] bool."""
-    assert record is not None and attention_mask is not None and attention_mask.dtype == torch.bool
-    group = query.shape[1] // key.shape[1]
-    key, value = (x.repeat_interleave(group, 1) for x in (key, value))
-    scores = query @ key.mT * (query.shape[-1] ** -0.5 if scaling is None else scaling)
-    weights = scores.float().masked_fill(~attention_mask, -torch.inf).softmax(-1)
-    record.add(module.layer_idx, weights)
-    return (weights.to(value.dtype) @ value).transpose(1, 2).contiguous(), None
-
-
 def _varlen(
     module: Any,
     query: Tensor,
@@ -274,6 +231,6 @@ def _chunk_segments(offsets: Tensor, longest: int) -> Segments:
 
 for _attention in KERNELS:
     AttentionInterface.register(CHUNKS + _attention, partial(_chunks, attention=_attention))
-for _name, _function in ((VARLEN, _varlen), (GQA, _gqa), (RECORDED, _recorded)):
+for _name, _function in ((VARLEN, _varlen), (GQA, _gqa)):
     AttentionInterface.register(_name, _function)
     AttentionMaskInterface.register(_name, sdpa_mask)

@@ -32,10 +32,7 @@ from tokenizers_audio import delay
 
 
 def filtered_logprobs(logits: Tensor, config: SamplingConfig) -> Tensor:
-    """Return the log-probs [B, V] of the sampled distribution: temperature, then top-k, then top-p.
-
-    Impossible tokens get -inf. Greedy decoding (temperature 0) reports the model's own distribution.
-    """
+    """Return the log-probs [B, V] of the sampled distribution: temperature (0: the model's own), top-k, then top-p."""
     logits = logits.float()
     if config.temperature > 0:
         logits = logits / config.temperature
@@ -51,10 +48,8 @@ def filtered_logprobs(logits: Tensor, config: SamplingConfig) -> Tensor:
 
 
 def choose(logprobs: Tensor, uniform: Tensor, greedy: Tensor | bool) -> Tensor:
-    """Choose token ids [B] from log-probs [B, V] by inverting the cumulative distribution at `uniform` [B] in [0, 1).
-
-    Where `greedy` [B], or one truth for all rows, is true: the most probable token.
-    """
+    """Choose token ids [B] from log-probs [B, V] by inverting the cumulative distribution at `uniform` [B] in [0, 1);
+    where `greedy` [B], or one truth for all rows, is true: the most probable."""
     if isinstance(greedy, Tensor):
         return torch.where(greedy, logprobs.argmax(-1), choose(logprobs, uniform, False))
     if greedy:
@@ -80,11 +75,8 @@ def rollout_seed(seed: int, sample_id: str, index: int) -> int:
 
 
 def repetition_aware(sampled: Tensor, plain: Tensor, often: Tensor, greedy: Tensor | bool) -> Tensor:
-    """Return log-probs [N, size] of drawing from `sampled` and, where that gives a code of `often`, from `plain`.
-
-    q(c) = p(c)·[c not often] + plain(c)·Σ p(often). Where `greedy` [N], or one truth for all rows, is true: p is the
-    most probable code alone.
-    """
+    """Return log-probs [N, size] of drawing from `sampled` and, where that gives a code of `often`, from `plain`:
+    q(c) = p(c)·[c not often] + plain(c)·Σ p(often). Where `greedy`, p is the most probable code alone."""
     first = sampled.exp()
     if greedy is not False:
         peak = torch.zeros_like(first).scatter_(-1, sampled.argmax(-1, keepdim=True), 1.0)
@@ -112,10 +104,8 @@ class RolloutKey:
 
 @dataclass(frozen=True, eq=False)
 class StepOutput:
-    """A step of each rollout: ids [B], logprobs [B]; in speech logprobs [B, Q] and code_mask [B, Q], on the CPU.
-
-    codes [B, Q] (-1 where there is no frame) are None without any frame.
-    """
+    """A step of each rollout: ids [B], logprobs [B]; of a model that speaks logprobs [B, Q] and code_mask [B, Q], on
+    the CPU, and codes [B, Q] (-1 where there is no frame), None without any frame."""
 
     ids: Tensor
     logprobs: Tensor
@@ -261,10 +251,8 @@ def _token(
     must_continue: Tensor | None,
     stop_ids: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """Sample tokens [B] and log-probs [B] from logits [B, V].
-
-    Where `must_continue` [B] is true no stop token is taken; log-probs ignore that.
-    """
+    """Sample tokens [B] and log-probs [B] from logits [B, V]; where `must_continue` [B], no stop token, which log-probs
+    ignore."""
     logprobs = filtered_logprobs(logits, config)
     allowed = logprobs
     if must_continue is not None:

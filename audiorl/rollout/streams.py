@@ -342,9 +342,9 @@ class StreamDecoder:
             padded.shape[1], device=padded.device
         )
         with recording(self._decoder, layers) as record:
-            inputs = {"inputs_embeds": padded, "record": record, **self.policy.routing_kwargs(None)}
+            inputs = {"inputs_embeds": padded, **self.policy.routing_kwargs(None)}
             self.forward(inputs, places, max(starts) + padded.shape[1], cache)
-        weights_BLS = record.mean()
+        weights_BLS = torch.stack(record).mean(0)
         attention = {}
         for b in reviewed:
             streams[b].passes += 1

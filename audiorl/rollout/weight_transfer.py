@@ -3,15 +3,14 @@
 A `WeightSender` and its receivers have a process group of their own: gloo between CPUs, NCCL between GPUs. Tensors are
 broadcast in buckets, each after a header with its names, shapes and types. Between processes on one GPU ("ipc") a
 bucket stays where it is: receivers get a CUDA IPC handle of its memory, without a GPU a file that both map. A receiver
-yields tensors one by one and stores none: an engine never holds two copies. At the end every receiver confirms,
-or sends the reason why it cannot. No side waits longer than `timeout` for another.
+yields tensors one by one and stores none, and at the end confirms, or sends the reason why it cannot.
 
     sender = WeightSender(receivers=2)                                 # the trainer's rank 0
     receiver = WeightReceiver(sender.address, number, receivers=2)     # engine `number`, 0 or 1, elsewhere
     sender.send(policy.weights())      and at the same time     receiver.update(engine.update_weights, version)
 
-After an error the group is closed; make a new one. The sender listens on this machine only unless it is given another
-host. Whoever reaches that address can read the weights, so keep it inside a private network.
+After an error the group is closed; make a new one. Whoever reaches the sender's host, by default this machine only, can
+read the weights.
 """
 
 from __future__ import annotations

@@ -120,6 +120,7 @@ def test_a_transcript_is_asked_for_in_whispers_tokens(policy: AudioPolicy, trans
         ),
         (lambda c: asr_prompt(c, "tlh"), "no language 'tlh'"),
         (lambda c: (Message("user", ("What?",)),), "one recording, got 0"),
+        (lambda c: asr_prompt(AudioClip(array=np.ones(200, np.float32), sample_rate=16_000), "es"), "too short"),
         (lambda c: (Message("user", (c, c)),), "one recording, got 2"),
         (lambda c: (Message("system", ("Be brief.",)), Message("user", (c,))), "one user turn"),
         (lambda c: (Message("user", (c, "<|es|> What?")),), "reserved token"),
