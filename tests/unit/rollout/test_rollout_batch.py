@@ -32,12 +32,12 @@ from tests.conftest import (
     make_whisper,
 )
 from tests.support.decoders import FAMILIES
+from tests.support.rollouts import ending, ids, logprobs
 
 
 def same(one: Sequence[Rollout], other: Sequence[Rollout]) -> None:
-    assert [r.segments[0].ids.tolist() for r in one] == [r.segments[0].ids.tolist() for r in other]
-    for a, b in zip(one, other, strict=True):
-        torch.testing.assert_close(a.segments[0].logprobs, b.segments[0].logprobs, atol=1e-5, rtol=0)
+    assert ids(one) == ids(other)
+    torch.testing.assert_close(logprobs(one), logprobs(other), atol=1e-5, rtol=0)
 
 
 def in_rows(generate: Callable[[], list[Rollout]]) -> list[Rollout]:
@@ -48,15 +48,6 @@ def in_rows(generate: Callable[[], list[Rollout]]) -> list[Rollout]:
 
 def questions(lengths: Sequence[int], n: int = 3) -> list[Request]:
     return [Request(Sample(f"{i}", (Message("user", ("Who? " * k,)),)), n, seed=2) for i, k in enumerate(lengths)]
-
-
-def ending(policy: AudioPolicy, stop: float) -> AudioPolicy:
-    """The logits of its stop tokens are `stop` higher."""
-    head = policy.backbone.head(policy.model)
-    added = torch.zeros(head.weight.shape[0])
-    added[list(policy.stop_ids)] = stop
-    head.register_forward_hook(lambda module, args, out: out + added)
-    return policy
 
 
 def cache_tokens(policy: AudioPolicy) -> list[int]:

@@ -6,25 +6,16 @@ import numpy as np
 import pytest
 import torch
 
-from audiorl.algos.experience import Experience
-from audiorl.algos.packing import pack_experiences
 from audiorl.audio import AudioClip
 from audiorl.config import ModelConfig, SamplingConfig
 from audiorl.models import AudioPolicy
 from audiorl.protocols import Request
 from audiorl.rollout.hf import HFEngine
 from audiorl.rollout.samplers import choose, filtered_logprobs
-from audiorl.types import Message, Rollout, Sample
+from audiorl.types import Message, Sample
 from tests.conftest import make_text
 from tests.support.packing import with_audio
-
-
-def requests(samples: list[Sample], n: int = 3, seed: int = 0) -> list[Request]:
-    return [Request(s, n, seed) for s in samples]
-
-
-def ids(rollouts: list[Rollout]) -> list[list[int]]:
-    return [r.segments[0].ids.tolist() for r in rollouts]
+from tests.support.rollouts import ending, forced, ids, logprobs, requests
 
 
 def decoder_calls(policy: AudioPolicy) -> list[tuple[int, int]]:
@@ -38,22 +29,20 @@ def decoder_calls(policy: AudioPolicy) -> list[tuple[int, int]]:
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_rollout_logprobs_are_the_trainers(policy: AudioPolicy, samples: list[Sample], temperature: float) -> None:
-    rollouts = HFEngine(policy, SamplingConfig(temperature=temperature, max_new_tokens=12)).generate(requests(samples))
-    experiences = [Experience.from_rollout(r) for r in rollouts]
-    out = policy.forward(pack_experiences(experiences), temperature).logprobs.detach()
-    engine = torch.cat([r.segments[0].logprobs for r in rollouts])
-    torch.testing.assert_close(out, engine, atol=1e-4, rtol=0)
+    rollouts = HFEngine(policy, SamplingConfig(temperature=temperature, max_new_tokens=12)).generate(
+        requests(samples, 3)
+    )
+    torch.testing.assert_close(forced(policy, rollouts, temperature), logprobs(rollouts), atol=1e-4, rtol=0)
     assert [r.index for r in rollouts] == [0, 1, 2] * 3
 
 
 def test_a_rollout_depends_on_its_seed_and_not_on_its_batch(policy: AudioPolicy, samples: list[Sample]) -> None:
     engine = HFEngine(policy, SamplingConfig(max_new_tokens=10))
-    together = ids(engine.generate(requests(samples)))
-    alone = [x for r in requests(samples) for x in ids(engine.generate([r]))]
-    assert together == alone
+    together = ids(engine.generate(requests(samples, 3)))
+    assert together == [x for r in requests(samples, 3) for x in ids(engine.generate([r]))]
     small = HFEngine(policy, SamplingConfig(max_new_tokens=10, max_batch_tokens=64))
-    assert ids(small.generate(requests(samples))) == together
-    assert ids(engine.generate(requests(samples, seed=1))) != together
+    assert ids(small.generate(requests(samples, 3))) == together
+    assert ids(engine.generate(requests(samples, 3, seed=1))) != together
     assert len({tuple(x) for x in together[:3]}) == 3  # the samples of one prompt differ
 
 
@@ -92,10 +81,7 @@ def test_sampling_hears_the_right_audio(policy: AudioPolicy, samples: list[Sampl
 
 def test_rows_that_end_make_room_for_the_next_prompts() -> None:
     """One loop, though the budget holds a few requests at a time: shorter than the loops one after the other."""
-    policy = make_text()
-    stop = torch.zeros(policy.backbone.head(policy.model).weight.shape[0])
-    stop[list(policy.stop_ids)] = 2.5
-    policy.backbone.head(policy.model).register_forward_hook(lambda module, args, out: out + stop)
+    policy = ending(make_text(), 2.5)
     asked = [Request(Sample(f"{i}", (Message("user", ("Who? " * (1 + i % 4),)),)), 3, seed=2) for i in range(12)]
     calls = decoder_calls(policy)
     everything = HFEngine(policy, SamplingConfig(max_new_tokens=48)).generate(asked)
@@ -104,8 +90,7 @@ def test_rows_that_end_make_room_for_the_next_prompts() -> None:
     calls.clear()
     in_turns = HFEngine(policy, SamplingConfig(max_new_tokens=48, max_batch_tokens=4 * room)).generate(asked)
     assert ids(in_turns) == ids(everything)
-    for one, other in zip(everything, in_turns, strict=True):
-        torch.testing.assert_close(one.segments[0].logprobs, other.segments[0].logprobs, atol=1e-5, rtol=0)
+    torch.testing.assert_close(logprobs(in_turns), logprobs(everything), atol=1e-5, rtol=0)
     steps = [rows for rows, length in calls if length == 1]
     assert max(steps) <= 15 and sum(length > 1 for _, length in calls) > 2
     alone = [max(r.num_sampled for r in in_turns[i : i + 12]) for i in range(0, 36, 12)]

@@ -24,6 +24,7 @@ from audiorl.tasks.simul.schedules import AlignAtt, EDAtt, LocalAgreement, Offli
 from audiorl.tasks.simul.streams import ChunkConfig, Stream, interpretation_sample
 from audiorl.types import Rollout, Sample
 from tests.conftest import make_dual_omni, make_omni, make_qwen2_audio, make_qwen3_omni
+from tests.support.rollouts import ending
 from tests.support.streams import stream
 
 CHUNKS = ChunkConfig(0.96)
@@ -44,9 +45,7 @@ def samples(streams: list[Stream]) -> list[Sample]:
 
 def talkative(policy: AudioPolicy) -> AudioPolicy:
     """Turns end here and there; attention is sharper than that of new weights, so that it peaks somewhere."""
-    stop = torch.zeros(policy.backbone.head(policy.model).weight.shape[0])
-    stop[list(policy.stop_ids)] = 0.25
-    policy.backbone.head(policy.model).register_forward_hook(lambda module, args, out: out + stop.to(out))
+    ending(policy, 0.25)
     with torch.no_grad():
         for layer in policy.backbone.decoder(policy.model).layers:
             layer.self_attn.q_proj.weight *= 8
@@ -252,29 +251,21 @@ def scripted(policy: AudioPolicy, hypotheses: Sequence[str | None]) -> AudioPoli
     return policy
 
 
-def texts(rollout: Rollout) -> list[str]:
-    return [s.text for s in rollout.segments]
-
-
-def segment_reasons(rollout: Rollout) -> list[str]:
-    return [s.stop_reason for s in rollout.segments]
-
-
 def test_local_agreement_by_hand(speech: list[Utterance]) -> None:
     sample = interpretation_sample(stream(speech, 40, 4), CHUNKS)
     sample = replace(sample, turns=sample.turns[:6])
     hypotheses = ["yes no why", "yes no English", " English", " English Spanish", "", " French why"]
     (rollout,) = run(scripted(make_omni(), hypotheses), [sample], reviewed(LocalAgreement(2)))
     # The third hypothesis is what the second has left; it is kept with its end. An empty one agrees with all others.
-    assert texts(rollout) == ["", "yes no", " English", "", "", " French why"]
-    assert segment_reasons(rollout) == ["stop", "stop", "eos", "stop", "eos", "eos"]
+    assert [s.text for s in rollout.segments] == ["", "yes no", " English", "", "", " French why"]
+    assert [s.stop_reason for s in rollout.segments] == ["stop", "stop", "eos", "stop", "eos", "eos"]
     instance = instance_of(rollout, 0)
     assert instance.prediction == "yes no English French why"
     assert [round(d / 960, 6) for d in instance.delays] == [2, 2, 3, 6, 6]
 
     hypotheses = ["yes no", "yes no why", "yes no English", " why", " Spanish", " Spanish"]
     (rollout,) = run(scripted(make_omni(), hypotheses), [sample], reviewed(LocalAgreement(3)))
-    assert texts(rollout) == ["", "", "yes no", "", "", " Spanish"]
+    assert [s.text for s in rollout.segments] == ["", "", "yes no", "", "", " Spanish"]
 
 
 def test_words_are_cut_as_a_whole(speech: list[Utterance]) -> None:
@@ -285,10 +276,10 @@ def test_words_are_cut_as_a_whole(speech: list[Utterance]) -> None:
     sample = interpretation_sample(stream(speech, 40, 4), CHUNKS)
     sample = replace(sample, turns=sample.turns[:3])
     (rollout,) = run(scripted(policy, ["yes nobody", "yes nothing", " why"]), [sample], reviewed(LocalAgreement(2)))
-    assert texts(rollout) == ["", "yes", " why"]
+    assert [s.text for s in rollout.segments] == ["", "yes", " why"]
     chinese = Reviewed(LocalAgreement(2), "zh")
     (rollout,) = run(scripted(make_omni(), ["你好", "你我", "们"]), [sample], chinese)
-    assert texts(rollout) == ["", "你", "们"]
+    assert [s.text for s in rollout.segments] == ["", "你", "们"]
 
 
 def test_a_turn_at_its_limit_is_reviewed_too(speech: list[Utterance]) -> None:
@@ -296,7 +287,7 @@ def test_a_turn_at_its_limit_is_reviewed_too(speech: list[Utterance]) -> None:
     sample = replace(sample, turns=sample.turns[:3])
     (rollout,) = run(scripted(make_omni(), [None, None, "why"]), [sample], reviewed(LocalAgreement(2)))
     assert [len(s.ids) for s in rollout.segments[:2]] == [0, MOST]
-    assert segment_reasons(rollout) == ["stop", "length", "eos"]
+    assert [s.stop_reason for s in rollout.segments] == ["stop", "length", "eos"]
 
 
 def hypothesis(rows: Sequence[Sequence[float]]) -> Hypothesis:

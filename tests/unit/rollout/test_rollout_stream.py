@@ -25,6 +25,8 @@ from audiorl.tasks.simul.schedules import Offline, WaitK
 from audiorl.tasks.simul.streams import ChunkConfig, Stream, instruction_sample, interpretation_sample
 from audiorl.types import Rollout, Sample, Turn
 from tests.conftest import make_omni
+from tests.support.rollouts import ending as ending_by
+from tests.support.rollouts import forced, ids, logprobs
 from tests.support.streams import RATE, ending_turns, stream
 
 
@@ -44,37 +46,26 @@ def run(policy: AudioPolicy, samples: list[Sample], n: int = 1, **sampling: Any)
     return engine.generate([Request(s, n, seed=3) for s in samples])
 
 
-def written(rollout: Rollout) -> list[list[int]]:
-    return [s.ids.tolist() for s in rollout.segments]
-
-
 @pytest.fixture
 def talkative(policy: AudioPolicy) -> AudioPolicy:
     """Ends about one turn in three at each token, so that turns of all kinds occur."""
-    stop = torch.zeros(policy.backbone.head(policy.model).weight.shape[0])
-    stop[list(policy.stop_ids)] = 4.5
-    head = policy.backbone.head(policy.model)
-    head.register_forward_hook(lambda module, args, out: out + stop)
-    return policy
+    return ending_by(policy, 4.5)
 
 
 def test_trainer_logprobs_are_the_engines(policy: AudioPolicy, samples: list[Sample]) -> None:
     rollouts = run(policy, samples, n=2)
-    experiences = [Experience.from_rollout(r) for r in rollouts]
     for shared in (True, False):
-        out = policy.forward(pack_experiences(experiences, shared)).logprobs.detach()
-        engine = torch.cat([e.rollout_logprobs[e.loss_mask] for e in experiences if e.rollout_logprobs is not None])
-        torch.testing.assert_close(out, engine, atol=1e-5, rtol=0)
+        torch.testing.assert_close(forced(policy, rollouts, share=shared), logprobs(rollouts), atol=1e-5, rtol=0)
 
 
 def test_streams_of_a_batch_do_not_touch_each_other(talkative: AudioPolicy, samples: list[Sample]) -> None:
     together = run(talkative, samples, n=3)
     alone = [r for s in samples for r in run(talkative, [s], n=3)]
-    assert [written(r) for r in together] == [written(r) for r in alone]
+    assert ids(together) == ids(alone)
     lengths = {len(s.ids) for r in together for s in r.segments}
-    assert lengths >= {1, 2, 3} and len({str(written(r)) for r in together}) == len(together)
+    assert lengths >= {1, 2, 3} and len({str(ids([r])) for r in together}) == len(together)
     small = run(talkative, samples, n=3, max_batch_tokens=1)
-    assert [written(r) for r in small] == [written(r) for r in alone]
+    assert ids(small) == ids(alone)
 
 
 def test_nothing_is_read_ahead(talkative: AudioPolicy, streams: list[Stream]) -> None:

@@ -32,18 +32,8 @@ from audiorl.rollout.vllm_weights import check_together, served_weights
 from audiorl.rollout.weight_transfer import SyncError, WeightSender
 from audiorl.types import Message, Sample
 from tests.conftest import TEXTS
-from tests.support.vllm_engines import (
-    FAMILIES,
-    TOLERANCE,
-    forced,
-    ids,
-    lively,
-    logprobs,
-    requests,
-    save_family,
-    shake,
-    stream,
-)
+from tests.support.rollouts import forced, ids, logprobs, requests
+from tests.support.vllm_engines import FAMILIES, TOLERANCE, lively, save_family, shake, stream
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

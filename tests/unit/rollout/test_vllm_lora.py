@@ -21,7 +21,8 @@ from audiorl.rollout.vllm_weights import Lora, adapter_obstacle, served_weights
 from audiorl.rollout.weight_transfer import WeightSender
 from audiorl.types import Sample
 from tests.conftest import TEXTS
-from tests.support.vllm_engines import FAMILIES, TOLERANCE, forced, ids, logprobs, requests, save_family, shake, stream
+from tests.support.rollouts import forced, ids, logprobs, requests
+from tests.support.vllm_engines import FAMILIES, TOLERANCE, save_family, shake, stream
 
 
 @pytest.fixture
