@@ -33,6 +33,12 @@ DATA_OPTIONS = {"data": "training", "ptx_data": "auxiliary loss", "held_out": "h
 """The options of recipes that name data sets, and what the sets are for."""
 BUNDLED_LICENCE = "CC BY-SA 3.0"
 NOT_STATED = "not stated"
+RESULTS = (
+    "Intervals are bootstrap intervals over the samples; an empty cell was not recorded. Changes are paired "
+    "differences on the same samples. `before` is the policy that the training began with, `after` the policy at the "
+    "run's end, `control` a policy trained on the same data without reinforcement learning. Names with a prefix "
+    "measure other sets; `unseen` are speakers that no phase trained on. One training run, one seed."
+)
 _log = logging.getLogger(__name__)
 
 
@@ -179,7 +185,10 @@ def model_card(
         "",
     ]
     if results:
-        lines += ["## Held-out results", "", *_results(results), ""]
+        columns = ("Evaluation", "Metric", "Value", "95% interval", "Change since before (95%)", "Samples")
+        lines += ["## Held-out results", "", f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
+        lines += [f"| {n} | {m} | {v:.4g} | {i} | {c} | {count} |" for n, m, v, i, c, count in _rows(results)]
+        lines += ["", RESULTS, ""]
     lines += [line for section in sections for line in (section, "")]
     lines += ["## What was not measured", "", *(f"- {limit}" for limit in _limits(run, checkpoint, results)), ""]
     if run is not None:
@@ -211,64 +220,41 @@ def _is_hub_id(name: str) -> bool:
     return bool(re.fullmatch(r"[\w.-]+/[\w.-]+", name)) and not Path(name).exists()
 
 
-def _results(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Return the numbers of eval.json: a line for each evaluation and metric, and what the columns are."""
-    lines = [
-        "| Evaluation | Metric | Value | 95% interval | Change since before (95%) | Samples |",
-        "|---|---|---|---|---|---|",
-    ]
+def _rows(results: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, str, float, str, str, Any]]:
+    """Yield each number of eval.json: evaluation, metric, value, interval, change with its interval, samples."""
+
+    def interval(ends: Sequence[float] | None) -> str:
+        return "" if ends is None else f"({ends[0]:.4g} to {ends[1]:.4g})"
+
     for name, result in results.items():
-        for metric, value in _metrics(result).items():
+        numbers = {k: v for k, v in result.items() if isinstance(v, int | float) and not isinstance(v, bool)}
+        # `low` and `high` belong to the first metric of an entry, `outside` has the others' intervals.
+        first = [numbers.pop("low", None), numbers.pop("high", None)]
+        samples = numbers.pop("n", "")
+        for k, (metric, value) in enumerate(numbers.items()):
+            ends = result.get("outside", {}).get(metric, first if k == 0 and None not in first else None)
             change = result.get("changes", {}).get(metric)
-            changed = "" if change is None else f"{change[0]:+.4g} {_interval_text(change[1:])}"
-            cells = [name, metric, f"{value:.4g}", _interval_text(_interval(result, metric)), changed]
-            lines.append(f"| {' | '.join([*cells, str(result.get('n', ''))])} |")
-    return [
-        *lines,
-        "",
-        "Intervals are bootstrap intervals over the samples; an empty cell was not recorded. Changes are paired "
-        "differences on the same samples. `before` is the policy that the training began with, `after` the policy at "
-        "the run's end, `control` a policy trained on the same data without reinforcement learning. Names with a "
-        "prefix measure other sets; `unseen` are speakers that no phase trained on. One training run, one seed.",
-    ]
-
-
-def _metrics(result: Mapping[str, Any]) -> dict[str, float]:
-    numbers = {k: v for k, v in result.items() if isinstance(v, int | float) and not isinstance(v, bool)}
-    return {name: value for name, value in numbers.items() if name not in ("n", "low", "high")}
-
-
-def _interval(result: Mapping[str, Any], metric: str) -> Sequence[float] | None:
-    """Return a metric's interval: `low` and `high` belong to the first one of an entry, `outside` has the others'."""
-    if metric in result.get("outside", {}):
-        interval: Sequence[float] = result["outside"][metric]
-        return interval
-    first = next(iter(_metrics(result)))
-    return [result["low"], result["high"]] if metric == first and {"low", "high"} <= result.keys() else None
-
-
-def _interval_text(interval: Sequence[float] | None) -> str:
-    return "" if interval is None else f"({interval[0]:.4g} to {interval[1]:.4g})"
+            changed = "" if change is None else f"{change[0]:+.4g} {interval(change[1:])}"
+            yield name, metric, value, interval(ends), changed, samples
 
 
 def _limits(run: Path | None, checkpoint: Path, results: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     """Yield what a reader could take for measured and is not."""
-    if not results:
-        yield "No held-out result was recorded with this checkpoint."
+    ends = [name.rpartition("_") for name in results]
+    whens = {when for _, _, when in ends}
+    sets = {prefix for prefix, _, when in ends if when in ("before", "after", "control")}
+    without = set(results) - {name for name, _, _, interval, _, _ in _rows(results) if interval}
+    absent = {
+        "The model after its training: no evaluation called `after` had finished.": "after" not in whens,
+        "The model before its training: there is nothing to compare with.": "before" not in whens,
+        "Unseen speakers: no set of speakers that no phase trained on (`unseen`) was measured.": "unseen" not in sets,
+        "What supervised training on the same data gives: there is no `control`.": "control" not in results,
+        f"Intervals of {', '.join(name for name in results if name in without)}.": bool(without),
+    }
+    if results:
+        yield from (text for text, holds in absent.items() if holds)
     else:
-        ends = [name.rpartition("_") for name in results]
-        sets = {prefix for prefix, _, when in ends if when in ("before", "after", "control")}
-        if not any(when == "after" for _, _, when in ends):
-            yield "The model after its training: no evaluation called `after` had finished."
-        if not any(when == "before" for _, _, when in ends):
-            yield "The model before its training: there is nothing to compare with."
-        if "unseen" not in sets:
-            yield "Unseen speakers: no set of speakers that no phase trained on (`unseen`) was measured in the run."
-        if "control" not in results:
-            yield "What supervised training on the same data gives: there is no `control`."
-        without = [name for name, r in results.items() if all(_interval(r, m) is None for m in _metrics(r))]
-        if without:
-            yield f"Intervals of {', '.join(without)}."
+        yield "No held-out result was recorded with this checkpoint."
     if run is not None and results:
         phase, step = checkpoint.resolve().parts[-2:]
         newest = json.loads((run / "state.json").read_text()).get("checkpoints", {})
