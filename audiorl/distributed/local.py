@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar
+from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -46,32 +46,38 @@ def state_effects(worker: Any) -> dict[str, StateEffect]:
     return {name: getattr(f, _MARK) for cls in classes for name, f in vars(cls).items() if hasattr(f, _MARK)}
 
 
-class Group(Protocol):
+class Group:
     """Workers whose methods are called together, in whichever processes they are.
 
-    A method is named by the function of a class, such as `Trainer.step`; a worker that overrides it runs its own.
-    Results come in the order of the workers.
+    A method is named by the function of a class, such as `Trainer.step`; a worker that overrides it runs its own. Its
+    arguments are positional, and results come in the order of the workers.
     """
 
     shared: bool
     """Whether the first worker trains the driver's own model object."""
     answers_after_error: bool = True
     """Whether the workers can still be called after the driver's loop has raised an error."""
+    size: int
 
-    @property
-    def size(self) -> int: ...
+    def _call(self, method: str, arguments: Sequence[tuple[Any, ...]], answer: bool = True) -> list[Any]:
+        """Call `method` of worker k with `arguments[k]`. Without `answer` the first worker's result will do."""
+        raise NotImplementedError
 
     def each(self, method: Callable[[Any, Shard], R], shards: Sequence[Shard]) -> list[R]:
         """Call `method` of worker k with `shards[k]`."""
-        ...
+        assert len(shards) == self.size, f"{len(shards)} shards for {self.size} workers"
+        return self._call(method.__name__, [(shard,) for shard in shards])
 
     def all(self, method: Callable[Concatenate[Any, P], R], *args: P.args, **kwargs: P.kwargs) -> list[R]:
         """Call `method` of every worker with the same arguments."""
-        ...
+        assert not kwargs
+        return self._call(method.__name__, [args] * self.size)
 
     def first(self, method: Callable[Concatenate[Any, P], R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Call as `all` does, but return the first worker's result only; the others' are not sent to the driver."""
-        ...
+        assert not kwargs
+        result: R = self._call(method.__name__, [args] * self.size, False)[0]
+        return result
 
     def cpu_seconds(self) -> list[float | None]:
         """Return the CPU seconds of each process but the driver's, since it started; None where it uses a GPU."""
@@ -92,23 +98,10 @@ class LocalGroup(Group):
     shared = True
 
     def __init__(self, workers: Sequence[Any]):
-        if not workers:
-            raise ValueError("a group needs at least one worker")
-        self.workers = list(workers)
+        self.workers, self.size = list(workers), len(workers)
 
-    @property
-    def size(self) -> int:
-        return len(self.workers)
-
-    def each(self, method: Callable[[Any, Shard], R], shards: Sequence[Shard]) -> list[R]:
-        check_shards(shards, self.size)
-        return [call_method(w, method.__name__, shard) for w, shard in zip(self.workers, shards, strict=True)]
-
-    def all(self, method: Callable[Concatenate[Any, P], R], *args: P.args, **kwargs: P.kwargs) -> list[R]:
-        return [call_method(w, method.__name__, *args, **kwargs) for w in self.workers]
-
-    def first(self, method: Callable[Concatenate[Any, P], R], *args: P.args, **kwargs: P.kwargs) -> R:
-        return self.all(method, *args, **kwargs)[0]
+    def _call(self, method: str, arguments: Sequence[tuple[Any, ...]], answer: bool = True) -> list[Any]:
+        return [call_method(w, method, *args) for w, args in zip(self.workers, arguments, strict=True)]
 
 
 class Groups:
@@ -133,20 +126,14 @@ class Groups:
             group.saved(where)
 
 
-def call_method(worker: Any, name: str, *args: Any, **kwargs: Any) -> Any:
+def call_method(worker: Any, name: str, *args: Any) -> Any:
     """Call the worker's own method of that name: what arrives over a wire, or overrides the function that was named."""
     method = getattr(worker, name)
-    return method(*args, **kwargs)
+    return method(*args)
 
 
 MakeWorker = Callable[..., Any]
 """Makes a worker. Groups in other processes pickle it with its arguments, so it is a module-level function."""
-
-
-def check_shards(shards: Sequence[Any], size: int) -> None:
-    """Raise ValueError unless there is one shard for each worker."""
-    if len(shards) != size:
-        raise ValueError(f"{len(shards)} shards for {size} workers")
 
 
 def cpu_seconds() -> float | None:

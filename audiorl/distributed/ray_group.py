@@ -10,12 +10,12 @@ same.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Concatenate
+from typing import Any
 
 import torch
 
 from audiorl.config.distributed import current
-from audiorl.distributed.local import Group, MakeWorker, P, R, Shard, StateEffect, check_shards
+from audiorl.distributed.local import Group, MakeWorker, R, Shard, StateEffect
 from audiorl.distributed.ray_cluster import Role, WorkerFailure, connected_cluster, import_ray
 from audiorl.distributed.torchrun import RankError
 
@@ -46,15 +46,12 @@ class RayGroup(Group):
         self._role: Role = role
         self._collective = role in COLLECTIVE_ROLES
         self._indices = self._cluster.indices(role)
+        self.size = len(self._indices)
         self._make_args = (current(), torch.get_num_threads(), make, *args)
         self._ready: set[int] = set()
         self._effects: dict[str, StateEffect] = {}
         self._replay: list[tuple[str, Sequence[tuple[Any, ...]]]] = []  # calls that a new worker must repeat
         self._replay_after_save = 0  # from here on also when the checkpoint that is being written is complete
-
-    @property
-    def size(self) -> int:
-        return len(self._indices)
 
     def each(
         self,
@@ -70,21 +67,12 @@ class RayGroup(Group):
                 arrived(result)
             return result
 
-        check_shards(shards, self.size)
-        return self._call(method.__name__, [(shard,) for shard in shards], receive)
-
-    def all(self, method: Callable[Concatenate[Any, P], R], *args: P.args, **kwargs: P.kwargs) -> list[R]:
-        assert not kwargs, "arguments of workers in other processes are positional"
-        return self._call(method.__name__, [args] * self.size, import_ray().get)
-
-    def first(self, method: Callable[Concatenate[Any, P], R], *args: P.args, **kwargs: P.kwargs) -> R:
-        assert not kwargs, "arguments of workers in other processes are positional"
-        result: R = import_ray().get(self.first_ref(method, *args))
-        return result
+        assert len(shards) == self.size, f"{len(shards)} shards for {self.size} workers"
+        return self._call(method.__name__, [(shard,) for shard in shards], receive=receive)
 
     def first_ref(self, method: Callable[..., Any], *args: Any) -> Any:
         """Call as `first` does, but return a Ray reference, which `all` of another group takes without a copy here."""
-        return self._call(method.__name__, [args] * self.size, lambda reference: reference)[0]
+        return self._call(method.__name__, [args] * self.size, receive=lambda reference: reference)[0]
 
     def cpu_seconds(self) -> list[float | None]:
         return self._cluster.cpu_seconds(self._indices)
@@ -101,9 +89,22 @@ class RayGroup(Group):
 
     # -- calls and failures ----------------------------------------------------------------------------------------
 
-    def _call(self, method: str, arguments: Sequence[tuple[Any, ...]], receive: Callable[[Any], Any]) -> list[Any]:
-        """Call `method` of every rank until all have answered, replacing the processes that die."""
+    def _call(
+        self,
+        method: str,
+        arguments: Sequence[tuple[Any, ...]],
+        answer: bool = True,
+        receive: Callable[[Any], Any] | None = None,
+    ) -> list[Any]:
+        """Call `method` of every rank until all have answered, replacing the processes that die.
+
+        receive: what is done with Ray's reference of a result; by default it is fetched.
+        """
+        get = import_ray().get
         results: dict[int, Any] = {}
+        if not answer:
+            return [get(self._call(method, arguments, receive=lambda reference: reference)[0])]
+        receive = receive or get
         while len(results) < self.size:
             try:
                 self._prepare()

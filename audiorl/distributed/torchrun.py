@@ -14,10 +14,10 @@ import socket
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any, ClassVar, Concatenate
+from typing import Any, ClassVar
 from weakref import WeakSet
 
 import torch
@@ -25,7 +25,7 @@ import torch.distributed as dist
 
 from audiorl.config import torch_device
 from audiorl.config.distributed import RuntimeConfig
-from audiorl.distributed.local import Group, MakeWorker, P, R, Shard, World, call_method, check_shards, cpu_seconds
+from audiorl.distributed.local import Group, MakeWorker, World, call_method, cpu_seconds
 from audiorl.errors import Interrupted, RankError
 
 PROCESS_GROUP_TIMEOUT = timedelta(days=7)
@@ -147,34 +147,18 @@ class RanksGroup(Group):
     """Groups that still exist. The other ranks free the workers of all other groups."""
 
     def __init__(self, make_local: MakeWorker, make: MakeWorker, *args: Any):
+        self.size = ranks()
         self._number = RanksGroup._made = RanksGroup._made + 1
         others = {group._number for group in RanksGroup._in_use}
         self._send([("make", others, self._number, torch.get_num_threads(), make, args)] * self.size)
         RanksGroup._in_use.add(self)
         self._local = make_local()
 
-    @property
-    def size(self) -> int:
-        return ranks()
-
-    def each(self, method: Callable[[Any, Shard], R], shards: Sequence[Shard]) -> list[R]:
-        check_shards(shards, self.size)
-        return self._call(method.__name__, [(shard,) for shard in shards], True)
-
-    def all(self, method: Callable[Concatenate[Any, P], R], *args: P.args, **kwargs: P.kwargs) -> list[R]:
-        assert not kwargs, "arguments of workers in other processes are positional"
-        return self._call(method.__name__, [args] * self.size, True)
-
-    def first(self, method: Callable[Concatenate[Any, P], R], *args: P.args, **kwargs: P.kwargs) -> R:
-        assert not kwargs, "arguments of workers in other processes are positional"
-        result: R = self._call(method.__name__, [args] * self.size, False)[0]
-        return result
-
     def cpu_seconds(self) -> list[float | None]:
         self._send([("cpu",)] * self.size)
         return self._gather(None)[1:]
 
-    def _call(self, method: str, arguments: Sequence[tuple[Any, ...]], answer: bool) -> list[Any]:
+    def _call(self, method: str, arguments: Sequence[tuple[Any, ...]], answer: bool = True) -> list[Any]:
         self._send([("call", self._number, method, args, answer) for args in arguments])
         with _explaining_failures():
             result = call_method(self._local, method, *arguments[0])
