@@ -178,9 +178,9 @@ class StreamingEngine(SpeechDecoder):
     recording counts, `HFEngine` and `CodecSpeechDecoder` decode it in one call. Streams with turns raise ValueError.
     """
 
-    def __init__(self, policy: AudioPolicy, sampling: SamplingConfig | None = None, block_frames: int = BLOCK_FRAMES):
+    def __init__(self, policy: AudioPolicy, sampling: SamplingConfig | None = None):
         self._decoder = CodecSpeechDecoder.of(policy)
-        self._policy, self._sampling, self._block_frames = policy, sampling, block_frames
+        self._policy, self._sampling = policy, sampling
         self._speech: WeakKeyDictionary[Rollout, StreamedSpeech] = WeakKeyDictionary()
 
     @property
@@ -199,7 +199,7 @@ class StreamingEngine(SpeechDecoder):
             for k, buffer in enumerate(buffers):
                 if k == len(speaking):
                     codec, layout = self._decoder.codec, self._decoder.layout
-                    speaking.append(SpeechStream(codec, layout, self._block_frames, began))
+                    speaking.append(SpeechStream(codec, layout, began=began))
                 speaking[k].read(buffer)
 
         rollouts = HFEngine(self._policy, self._sampling, on_step).generate(requests, ended)

@@ -21,7 +21,7 @@ from audiorl.protocols import Request
 from audiorl.rollout.hf import HFEngine
 from audiorl.rollout.streams import LiveStream
 from audiorl.tasks.simul.live import Interpreter
-from audiorl.tasks.simul.schedules import Offline, WaitK
+from audiorl.tasks.simul.schedules import Offline
 from audiorl.tasks.simul.streams import ChunkConfig, Stream, instruction_sample, interpretation_sample
 from audiorl.types import Rollout, Sample, Turn
 from tests.conftest import make_omni
@@ -158,24 +158,6 @@ def test_schedules_decide_when_to_write(talkative: AudioPolicy, samples: list[Sa
 
     (late,) = engine.generate([Request(samples[1], schedule=Offline())])
     assert not any(len(s.ids) for s in late.segments[:-1]) and len(late.segments[-1].ids)
-
-
-def test_wait_k_by_hand() -> None:
-    """Rate 1.5: after chunk t there are ceil(1.5·(t - 1)) words for k = 2; the last turn is free."""
-    schedule = WaitK(2, 1.5)
-    assert [schedule.due(t) for t in range(5)] == [0, 2, 3, 5, 6]
-    assert [schedule.words(t, 5, w) for t, w in ((0, 0), (1, 0), (2, 2), (3, 4), (3, 9), (4, 5))] == [
-        0,
-        2,
-        1,
-        1,
-        0,
-        None,
-    ]
-    assert WaitK(1, 1.0).due(0) == 1
-    assert WaitK(1, language="zh").count("你好 吗") == 3
-    with pytest.raises(ValueError, match="at least 1"):
-        WaitK(0)
 
 
 def test_a_supervised_stream_has_the_tokens_of_a_rollout(policy: AudioPolicy, streams: list[Stream]) -> None:

@@ -93,7 +93,7 @@ def test_an_engine_that_decodes_as_it_speaks(codec: Any) -> None:
     asked = [speech_sample(text, text) for text in NAMES]
     asked.insert(1, Sample("text", (Message("user", ("Why?",)),), metadata={"respond": "text"}))
     sampling = SamplingConfig(max_new_tokens=4, max_frames=30, max_batch_tokens=160)
-    engine = StreamingEngine(policy, sampling, block_frames=2)
+    engine = StreamingEngine(policy, sampling)
     rollouts = engine.generate([Request(s, seed=3) for s in asked])
     assert [r.sample.id for r in rollouts] == [s.id for s in asked]
     for rollout in rollouts:
