@@ -19,6 +19,7 @@ from audiorl.config import ModelConfig
 from audiorl.models import AudioPolicy, load_policy, load_weights
 from audiorl.models.examples import Example, experience
 from audiorl.models.weights import read_tensors
+from tokenizers_audio import AudioTokenizer
 
 HEAD_FILE = "value_head.safetensors"
 _HEAD = "value_head."
@@ -130,9 +131,11 @@ def make_critic(policy: AudioPolicy, shared: bool) -> ValueModel:
     return ValueModel(policy if shared else policy.copy(), shared=shared)
 
 
-def load_value_model(path: str | Path, config: ModelConfig | None = None) -> ValueModel:
+def load_value_model(
+    path: str | Path, config: ModelConfig | None = None, codec: AudioTokenizer | None = None
+) -> ValueModel:
     """Load a saved value or reward model from its folder; see `load_policy`."""
-    model = ValueModel(load_policy(path, config))
+    model = ValueModel(load_policy(path, config, codec))
     model._set_head(model._read_head(Path(path)))
     return model
 
