@@ -167,7 +167,7 @@ def start(path: str | Path, argv: Sequence[str], out: str | Path, trackers: Sequ
 
     Processes of torchrun beyond the first follow it and have no run.
     """
-    from audiorl.distributed.placement import processes
+    from audiorl.distributed import processes
     from audiorl.distributed.torchrun import rank
     from audiorl.run.folder import Run
 
@@ -193,7 +193,7 @@ def resume(folder: str | Path, trackers: Sequence[str] = (), trusted: Sequence[s
     Options that the recipe did not have then take its defaults. Python files that the folder names are run only if they
     are installed recipes or in `trusted`; ValueError names the others. Nothing of the run is changed before.
     """
-    from audiorl.distributed.placement import processes
+    from audiorl.distributed import processes
     from audiorl.distributed.torchrun import rank
     from audiorl.run.folder import Run, check_run_folder
 

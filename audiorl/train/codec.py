@@ -17,8 +17,8 @@ from audiorl.config.checks import require_counts, require_ranges
 from audiorl.config.distributed import current
 from audiorl.data.recordings import Crops, Place, Recordings
 from audiorl.data.rows import write_json_lines
+from audiorl.distributed import num_trainers, trainer_group
 from audiorl.distributed.local import World, changes_worker
-from audiorl.distributed.placement import num_trainers, trainer_group
 from audiorl.distributed.torchrun import local_device
 from audiorl.eval.metrics.codes import bitrate, codebook_use, count_codes
 from audiorl.eval.metrics.corpus import bootstrap_interval

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from audiorl.audio import AudioClip, seconds
 from audiorl.config import CTCConfig, OptimConfig
+from audiorl.distributed import trainer_group
 from audiorl.distributed.local import World, changes_worker
-from audiorl.distributed.placement import trainer_group
 from audiorl.errors import Interrupted
 from audiorl.eval.metrics.text import word_errors
 from audiorl.models import AudioPolicy

@@ -16,8 +16,8 @@ from torch import Tensor
 from audiorl.algos.packing import pack_experiences
 from audiorl.config import OptimConfig
 from audiorl.data.schedule import batch_of_step, sorted_batch_of_step
+from audiorl.distributed import trainer_group
 from audiorl.distributed.local import Group, World, changes_worker
-from audiorl.distributed.placement import trainer_group
 from audiorl.models import AudioPolicy
 from audiorl.models.examples import Example, experience
 from audiorl.models.value import ValueModel

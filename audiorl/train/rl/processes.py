@@ -18,8 +18,8 @@ from audiorl.algos.experience import Experience
 from audiorl.algos.packing import balance
 from audiorl.config import DistillConfig, OptimConfig, RLConfig, SamplingConfig
 from audiorl.config.distributed import current
+from audiorl.distributed import check_engine, separate_group, trainer_group
 from audiorl.distributed.local import Group, Groups, World
-from audiorl.distributed.placement import check_engine, separate_group, trainer_group
 from audiorl.distributed.torchrun import local_device
 from audiorl.models import AudioPolicy
 from audiorl.models.policy import Reference
