@@ -14,7 +14,7 @@ from __future__ import annotations
 import copy
 import os
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import accumulate
 from pathlib import Path
@@ -84,7 +84,7 @@ class AudioPolicy(nn.Module):
         """Every token that ends a turn: the tokenizer's, the generation config's, and ChatML's."""
         self.audio = AudioEncoder(model, extractor, backbone, self.config)
         set_attention(backbone.decoder(model), self.config.attention)
-        self.clip_codes: ClipCodes | None = None
+        self._clip_codes: ClipCodes | None = None
         self.source = ModelSource(copied=remove_vision(model))
         self._set_trainable()
 
@@ -162,7 +162,7 @@ class AudioPolicy(nn.Module):
         return copy.deepcopy(self, shared | self._never_copied())
 
     def _never_copied(self) -> dict[int, Any]:
-        return {id(x): x for x in (self.tokenizer, self.extractor, self.backbone, self.clip_codes, self.audio.mels)}
+        return {id(x): x for x in (self.tokenizer, self.extractor, self.backbone, self._clip_codes, self.audio.mels)}
 
     def skeleton(self, hollow: Collection[nn.Parameter]) -> AudioPolicy:
         """Copy the policy, sharing all weights but the `hollow` ones: these are on meta, to be filled before saving."""
@@ -230,7 +230,7 @@ class AudioPolicy(nn.Module):
 
     @property
     def codec(self) -> AudioTokenizer | None:
-        return None if self.clip_codes is None else self.clip_codes.codec
+        return None if self._clip_codes is None else self._clip_codes.codec
 
     def set_codec(self, codec: AudioTokenizer) -> None:
         """Set the codec of the model's codes, which moves to the model's device. The first is recorded in its config.
@@ -249,27 +249,18 @@ class AudioPolicy(nn.Module):
         setattr(self.model.config, CODEC_KEY, codec.identity)
         if isinstance(codec, nn.Module):
             codec.to(self.device)
-        self.clip_codes = ClipCodes(codec, self.config.audio_cache_mb * 2**20)
+        self._clip_codes = ClipCodes(codec, self.config.audio_cache_mb * 2**20)
 
-    def keep_codes(self, codes: Mapping[str, Tensor]) -> None:
-        """Take codes [Q, F] of this codec by `AudioClip.key`, such as `CodeShards`: these clips are not encoded again.
-
-        They replace the codes that an earlier call gave.
-        """
-        self._clip_codes().precomputed = codes
+    @property
+    def clip_codes(self) -> ClipCodes:
+        """The codes of clips. Raises ValueError for a policy without a codec."""
+        if self._clip_codes is None:
+            raise ValueError("the model reads and writes codes but has no codec yet: tokenizers_audio.load, set_codec")
+        return self._clip_codes
 
     def codes(self, clip: AudioClip) -> Tensor:
         """Return [Q, F] int64: the clip in the codec's codes. Each clip is encoded once."""
-        return self._clip_codes().codes(clip)
-
-    def encode_clips(self, clips: Iterable[AudioClip]) -> None:
-        """Encode clips in the codec's codes that will be read often; see `ClipCodes.encode_all`."""
-        self._clip_codes().encode_all(clips)
-
-    def _clip_codes(self) -> ClipCodes:
-        if self.clip_codes is None:
-            raise ValueError("the model reads and writes codes but has no codec yet: tokenizers_audio.load, set_codec")
-        return self.clip_codes
+        return self.clip_codes.codes(clip)
 
     # -- inputs of the decoder -------------------------------------------------------------------------------------
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -172,29 +172,6 @@ class SegmentBuffer:
         return {"ids": ids, "logprobs": logprobs, "codes": codes, "code_mask": torch.tensor(self.code_mask)}
 
 
-class Sampler(Protocol):
-    """State of the R rollouts of one decoding loop, of which the B selected ones take part in the next steps."""
-
-    max_rows: int
-    """The most tokens and frames that any of them can have."""
-
-    def select(self, rollouts: Sequence[int]) -> None:
-        """Choose the rollouts of the next steps, by number, in the order of their hidden states. At first it is all."""
-        ...
-
-    def step(self, hidden: Tensor, must_continue: Tensor | None = None) -> StepOutput:
-        """Sample the next step of the selected rollouts from hidden states [B, H]. `must_continue` [B]: not to end."""
-        ...
-
-    def ended(self, i: int, buffer: SegmentBuffer) -> StopReason | None:
-        """Return why rollout i ends with the last step in its `buffer`; None if it does not."""
-        ...
-
-
-def sampler_for(policy: AudioPolicy, config: SamplingConfig, keys: Sequence[RolloutKey]) -> Sampler:
-    return TextSampler(policy, config, keys) if policy.speech is None else SpeechSampler(policy, config, keys)
-
-
 def max_rows(policy: AudioPolicy, config: SamplingConfig, spoken: bool = False) -> int:
     """Count the most tokens and frames of an answer or a turn; `spoken`: of one that is speech from the start."""
     if policy.speech is None:
@@ -207,7 +184,10 @@ def max_rows(policy: AudioPolicy, config: SamplingConfig, spoken: bool = False) 
 
 
 class TextSampler:
-    """All of its state is on the policy's device."""
+    """State of the R rollouts of one decoding loop, of which the B selected ones take part in the next steps.
+
+    All of it is on the policy's device. max_rows: the most tokens and frames that a rollout can have.
+    """
 
     def __init__(self, policy: AudioPolicy, config: SamplingConfig, keys: Sequence[RolloutKey]):
         device = policy.device
@@ -221,10 +201,12 @@ class TextSampler:
         self.select(range(len(keys)))
 
     def select(self, rollouts: Sequence[int]) -> None:
+        """Choose the rollouts of the next steps, by number, in the order of their hidden states. At first it is all."""
         self._selected = torch.tensor(rollouts, device=self._noise.device)
         self._selected_greedy = _shared_flag([self._greedy[i] for i in rollouts], self._noise.device)
 
     def step(self, hidden: Tensor, must_continue: Tensor | None = None) -> StepOutput:
+        """Sample the next step of the selected rollouts from hidden states [B, H]. `must_continue` [B]: not to end."""
         # A rollout that has ended may still be in the batch; its rows are discarded.
         number = self._sampled[self._selected].clamp(max=self._config.max_new_tokens - 1)
         self._sampled[self._selected] = number + 1
@@ -233,6 +215,7 @@ class TextSampler:
         return StepOutput(*_token(logits, self._config, noise, self._selected_greedy, must_continue, self._stop_ids))
 
     def ended(self, i: int, buffer: SegmentBuffer) -> StopReason | None:
+        """Return why rollout i ends with the last step in its `buffer`; None if it does not."""
         if buffer.ids[-1] in self._policy.stop_ids:
             return "eos"
         return "length" if len(buffer.ids) >= self._config.max_new_tokens else None
@@ -263,7 +246,8 @@ def _token(
 
 
 class SpeechSampler:
-    """See the module. The state of the modes is on the CPU, where the loop reads it; a step reads the device once."""
+    """The same for a model that speaks. The state of the modes is on the CPU, where the loop reads it; a step reads the
+    device once."""
 
     def __init__(self, policy: AudioPolicy, config: SamplingConfig, keys: Sequence[RolloutKey]):
         assert policy.speech is not None
@@ -397,3 +381,11 @@ class SpeechSampler:
         self._frames[rollouts] += 1
         self._closing[rollouts] = row + 1 == end + layout.codebooks
         return codes, code_mask
+
+
+Sampler = TextSampler | SpeechSampler
+
+
+def sampler_for(policy: AudioPolicy, config: SamplingConfig, keys: Sequence[RolloutKey]) -> Sampler:
+    """Make a sampler for rollouts of a policy."""
+    return TextSampler(policy, config, keys) if policy.speech is None else SpeechSampler(policy, config, keys)
