@@ -43,12 +43,12 @@ def lively(policy: AudioPolicy, scale: float = 0.08) -> AudioPolicy:
     return policy
 
 
-def shake(policy: AudioPolicy, seed: int) -> None:
+def shake(policy: AudioPolicy, seed: int, scale: float = 0.03) -> None:
     """Other trained weights, about as far away as from no weights at all."""
     g = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for p in policy.trainable().values():
-            p.add_(torch.randn(p.shape, generator=g) * 0.03)
+            p.add_(torch.randn(p.shape, generator=g) * scale)
     policy.weights_changed()
 
 

@@ -16,37 +16,30 @@ from audiorl.config import LoraConfig, ModelConfig, SamplingConfig
 from audiorl.models import AudioPolicy, load_policy
 from audiorl.models.export import export, model_card
 from audiorl.models.weights import BASE_KEY
-from audiorl.protocols import Request
 from audiorl.rollout.hf import HFEngine
-from audiorl.types import Message, Sample
+from audiorl.types import Message, Rollout, Sample
 from tests.conftest import Make, make_omni, make_qwen2_audio, make_qwen3_omni, make_text, readable
 from tests.support.released import save_released
+from tests.support.rollouts import ids, logprobs, requests
+from tests.support.vllm_engines import shake
 
 
-def answers(policy: AudioPolicy, samples: list[Sample]) -> list[tuple[list[int], torch.Tensor]]:
-    rollouts = HFEngine(policy, SamplingConfig(temperature=0, max_new_tokens=8)).generate(
-        [Request(s) for s in readable(policy, samples)]
-    )
-    return [(r.segments[0].ids.tolist(), r.segments[0].logprobs) for r in rollouts]
+def answers(policy: AudioPolicy, samples: list[Sample]) -> list[Rollout]:
+    engine = HFEngine(policy, SamplingConfig(temperature=0, max_new_tokens=8))
+    return engine.generate(requests(readable(policy, samples), 1))
 
 
 def assert_same_answers(one: AudioPolicy, other: AudioPolicy, samples: list[Sample]) -> None:
-    for (ids, logprobs), (other_ids, other_logprobs) in zip(
-        answers(one, samples), answers(other, samples), strict=True
-    ):
-        assert ids == other_ids
-        torch.testing.assert_close(logprobs, other_logprobs, atol=1e-5, rtol=0)
+    mine, theirs = answers(one, samples), answers(other, samples)
+    assert ids(mine) == ids(theirs)
+    torch.testing.assert_close(logprobs(mine), logprobs(theirs), atol=1e-5, rtol=0)
 
 
 def adapted(make: Make, folder: Path) -> AudioPolicy:
     """A policy whose adapter changes what it writes, saved in folder/adapter; its base is in folder/base."""
     make().save(folder / "base")
     policy = load_policy(folder / "base", ModelConfig(lora=LoraConfig(rank=4), audio="projector"))
-    g = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for p in policy.trainable().values():
-            p.add_(torch.randn(p.shape, generator=g) * 0.1)
-    policy.weights_changed()
+    shake(policy, 0, 0.1)
     policy.save(folder / "adapter")
     return policy
 
@@ -54,7 +47,7 @@ def adapted(make: Make, folder: Path) -> AudioPolicy:
 def test_a_merged_adapter_answers_as_the_adapter(make_any: Make, samples: list[Sample], tmp_path: Path) -> None:
     policy = adapted(make_any, tmp_path)
     base = load_policy(tmp_path / "base")
-    assert answers(policy, samples) != answers(base, samples)
+    assert ids(answers(policy, samples)) != ids(answers(base, samples))
     merged = load_policy(export(tmp_path / "adapter", tmp_path / "merged", merge=True))
     kept = load_policy(export(tmp_path / "adapter", tmp_path / "kept"))
     assert merged.adapter is None and kept.adapter is not None

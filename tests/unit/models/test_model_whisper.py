@@ -11,7 +11,6 @@ import torch
 from transformers import WhisperForConditionalGeneration
 from transformers.modeling_outputs import BaseModelOutput
 
-from audiorl.algos.experience import Experience
 from audiorl.algos.packing import pack_experiences
 from audiorl.audio import AudioClip
 from audiorl.config import ModelConfig, SamplingConfig
@@ -25,6 +24,8 @@ from audiorl.train.batches import idle_batch
 from audiorl.types import Message, Sample
 from tests.conftest import make_whisper
 from tests.support.packing import assert_same, groups_of_three, logprobs, with_audio, with_gradients
+from tests.support.rollouts import forced
+from tests.support.rollouts import logprobs as logprobs_of
 
 LANGUAGES = ("en", "es", "fr")
 
@@ -73,9 +74,7 @@ def test_the_engine_samples_under_the_trainers_logprobs(
     requests = [Request(s, n, seed=1) for n, s in enumerate([*samples, *transcripts], 1)]
     rollouts = HFEngine(policy, SamplingConfig(max_new_tokens=10)).generate(requests)
     assert len({len(r.segments[0].ids) for r in rollouts}) > 1
-    out = policy.forward(pack_experiences([Experience.from_rollout(r) for r in rollouts])).logprobs
-    engine = torch.cat([r.segments[0].logprobs for r in rollouts])
-    torch.testing.assert_close(out.detach(), engine, atol=1e-5, rtol=0)
+    torch.testing.assert_close(forced(policy, rollouts), logprobs_of(rollouts), atol=1e-5, rtol=0)
 
 
 def test_greedy_transcripts_equal_generate(policy: AudioPolicy, transcripts: list[Sample]) -> None:
