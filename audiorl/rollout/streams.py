@@ -280,10 +280,12 @@ class StreamDecoder:
                 if stream.stop_reason is not None:
                     continue
                 schedule = stream.inputs.request.schedule
-                text = self.policy.decode([*stream.buffer.ids, now[0]]) if schedule is not None else ""
-                if words is not None and schedule is not None and schedule.count(text) > words:
-                    stream.stop_reason = "stop"  # the token would begin one word too many
-                    continue
+                if words is not None:
+                    assert schedule is not None
+                    text = self.policy.decode([*stream.buffer.ids, now[0]])
+                    if schedule.count(text) > words:
+                        stream.stop_reason = "stop"  # the token would begin one word too many
+                        continue
                 # A turn ends with a token, never in the middle of speech.
                 stream.buffer.add(*now)
                 stream.unread = [now[0]]
