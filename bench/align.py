@@ -13,14 +13,13 @@ import time
 import torch
 
 from audiorl.audio import seconds
-from audiorl.config import CTCConfig, LoraConfig, ModelConfig, OptimConfig, SFTConfig
+from audiorl.config import LoraConfig, ModelConfig, OptimConfig, SFTConfig
 from audiorl.data.bundled import bundled_transcripts
 from audiorl.models import load_policy
-from audiorl.models.ctc import CTCModel
 from audiorl.models.examples import Example
-from audiorl.train.ctc import CTCWorker, fitting, target_ids
 from audiorl.train.fit import Learner
 from audiorl.train.sft import sft_loss
+from corpora.models.ctc import CTCConfig, CTCModel, CTCWorker, fitting, target_ids
 
 BATCH, WARM, TIMED = 32, 1, 2
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from audiorl.config import torch_device
-from audiorl.recipes.tts_quickstart import TTSQuickstartConfig
+from corpora.recipes.tts_quickstart import TTSQuickstartConfig
 from tokenizers_audio.batches import decode_all, encode_all
 from tokenizers_audio.unified import UnifiedTokenizer
 

@@ -1,1 +1,1 @@
-"""Build speech corpora and questions without a hub. Imports audiorl; audiorl never imports it."""
+"""Build speech corpora, questions and small models without a hub. Imports audiorl; audiorl never imports it."""

@@ -1,4 +1,4 @@
-"""The commands `audiorl data build | split | build-qa` and `audiorl annotate`.
+"""The commands `audiorl data build | split | build-qa`, `audiorl annotate` and `audiorl graft`.
 
     audiorl data build corpus                                          # downloads the packages with apt-get
     audiorl data build corpus --sources asterisk --languages en es     # some of them
@@ -7,8 +7,9 @@
     audiorl data split corpus --out rows --unseen unseen               # rows to train on and to measure on
     audiorl data build-qa qa --speech corpus                           # questions about speech, sounds and music
     audiorl annotate recordings --out annotated --asr whisper-base     # rows for recordings without labels
+    audiorl graft --llm Qwen/Qwen2.5-0.5B-Instruct --encoder openai/whisper-base --family qwen2.5-omni --out grafted
 
-`audiorl` finds `data` and `annotate` as entry points of the group `audiorl.commands`.
+`audiorl` finds `data`, `annotate` and `graft` as entry points of the group `audiorl.commands`.
 """
 
 from __future__ import annotations
@@ -125,6 +126,35 @@ class BuildQuestions:
     """Bits per second of the Opus files, 6000 to 256000."""
 
 
+@dataclass(frozen=True)
+class GraftOptions:
+    """Join a text model and a Whisper encoder into a Qwen2.5-Omni or Qwen2-Audio checkpoint, to be trained on speech.
+
+    Both models keep their weights: on text the result gives the text model's logits. Only the projector between them
+    is new and random. transformers and vLLM load the folder.
+    """
+
+    llm: str
+    """The text model: a folder or hub id of a Llama, Qwen2 or Qwen3 model that has a chat template, or a .gguf file
+    (pip install gguf)."""
+    encoder: str
+    """The audio encoder: a folder or hub id of any Whisper model, such as openai/whisper-base."""
+    family: Literal["qwen2.5-omni", "qwen2-audio"]
+    """The class of the checkpoint. qwen2.5-omni: a clip costs as much as it is long; holds Llama and Qwen2
+    models without scaled positions. qwen2-audio: every clip is encoded as 30 s, as Whisper does; holds Llama, Qwen2 and
+    Qwen3 models."""
+    out: Path
+    """The new folder."""
+    encoder_layers: int = 0
+    """New transformer layers after Whisper's own, each the identity at first. The projector of both classes is one
+    linear layer after pooling to 25 frames a second; such layers are how a deeper, nonlinear one stays loadable by
+    transformers and vLLM. An MLP after the pooling or stacked frames would load nowhere else, and are not offered."""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """Type of the saved weights; auto is the text model's."""
+    seed: int = 0
+    """Seed of the new weights."""
+
+
 def data(args: list[str]) -> int:
     """Build a corpus of human speech or questions about audio, or split a corpus into rows."""
     if args and args[0] in DATA_COMMANDS:
@@ -149,6 +179,23 @@ def annotate(args: list[str]) -> int:
     from corpora.annotate.run import run
 
     run(options)
+    return 0
+
+
+def graft(args: list[str]) -> int:
+    """Make a speech model from a text model and a Whisper encoder, before any training."""
+    options = parse(GraftOptions, args or ["--help"], prog="audiorl graft")
+    if options.out.exists() and (not options.out.is_dir() or any(options.out.iterdir())):
+        raise ValueError(f"--out {options.out}: exists already; give a new folder")
+    from corpora.models.graft import graft as join
+    from corpora.models.graft import vllm_problem
+
+    new = {"encoder_layers": options.encoder_layers, "dtype": options.dtype, "seed": options.seed}
+    policy = join(options.llm, options.encoder, options.family, **new)  # type: ignore[arg-type]
+    policy.save(options.out)
+    if problem := vllm_problem(policy):
+        print(f"note: transformers loads {options.out}, vLLM does not: {problem}")
+    print(options.out)
     return 0
 
 

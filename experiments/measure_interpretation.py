@@ -47,7 +47,6 @@ from audiorl.eval._streams import laal_counts, measure_streams
 from audiorl.eval.metrics.corpus import UNSEEN, Estimate, Score, estimate, ratio
 from audiorl.models import AudioPolicy, load_policy
 from audiorl.protocols import Schedule
-from audiorl.recipes import simul_quickstart
 from audiorl.recipes._loader import parse_config
 from audiorl.recipes._simul import SimulStage, StageName, train_stages
 from audiorl.report.charts import LIGHT, draw_tradeoff
@@ -60,6 +59,7 @@ from audiorl.tasks.simul.quality import NAMES, Quality, default_quality, quality
 from audiorl.tasks.simul.schedules import AlignAtt, LocalAgreement, Reviewed, WaitK, words_per_chunk
 from audiorl.tasks.simul.streams import Stream
 from audiorl.train.sft import sft
+from corpora.recipes import simul_quickstart
 
 TOOL = "measure_interpretation"
 PPO = ("stage1", "stage2")

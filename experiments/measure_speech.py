@@ -54,7 +54,6 @@ from audiorl.eval._speech import measure_speech, say, speech_measures
 from audiorl.eval.metrics.speech import cosine
 from audiorl.models import AudioPolicy
 from audiorl.protocols import Reward
-from audiorl.recipes import tts_quickstart as quick
 from audiorl.report.listening import Card, Take, listening_page
 from audiorl.rewards import Term, WeightedSum
 from audiorl.rollout.speech import CodecSpeechDecoder
@@ -67,6 +66,7 @@ from audiorl.tasks.tts.rewards import Intelligibility, Likelihood
 from audiorl.train.preference import prefer
 from audiorl.train.rl.train import train_rl
 from audiorl.train.sft import sft
+from corpora.recipes import tts_quickstart as quick
 
 ROUNDS = {
     **{"raft": "", "voices": "", "balanced": "", "raft2": "raft", "raft3": "raft2", "voices2": "voices"},

@@ -21,17 +21,17 @@ from audiorl.models import AudioPolicy, load_policy
 from audiorl.models.examples import Example, answer_logprobs, experience
 from audiorl.models.weights import read_tensors
 from audiorl.protocols import Request, Reward
-from audiorl.recipes import tts_quickstart as quick
 from audiorl.rollout.hf import HFEngine
 from audiorl.rollout.speech import CodecSpeechDecoder
 from audiorl.run.folder import Run
 from audiorl.run.records import RunConfig, RunState, read_record
 from audiorl.speech_models import Recogniser, load_recogniser
-from audiorl.speech_models.speakers import VoiceLDA, fit_voices
 from audiorl.tasks.tts.listening import SpeechModels
 from audiorl.tasks.tts.prosody import ProsodyBins, balanced_choice, bins_of
 from audiorl.tasks.tts.rewards import Intelligibility, SpeakerSimilarity
 from audiorl.types import Rollout, Sample
+from corpora.models.voices import VoiceLDA, fit_voices
+from corpora.recipes import tts_quickstart as quick
 from tokenizers_audio import load as load_codec
 from tokenizers_audio.batches import decode_all
 

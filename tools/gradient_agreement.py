@@ -2,7 +2,7 @@
 
     python tools/gradient_agreement.py runs/tts-0 [--texts 64] [--samples 16] [--temperature 0.7]
 
-The supervised model of a run of `audiorl/recipes/tts_quickstart.py` speaks texts of the practice split, `samples`
+The supervised model of a run of `corpora/recipes/tts_quickstart.py` speaks texts of the practice split, `samples`
 times each.
 Their policy gradients, with group advantages, are summed in four parts of different texts. For each kind of weights
 the mean cosine between the parts is printed with its standard error: near 0 is noise. The correlation, within groups,

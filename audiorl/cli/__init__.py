@@ -19,12 +19,13 @@ from audiorl.errors import Interrupted, RankError
 from audiorl.recipes._loader import UnknownScript, summary
 
 COMMANDS = (
-    "train", "resume", "report", "view", "eval", "audit", "rewards", "codec", "graft", "export", "chat", "say",
+    "train", "resume", "report", "view", "eval", "audit", "rewards", "codec", "export", "chat", "say",
     "interpret", "doctor",
 )  # fmt: skip
 EXTENSIONS = {
     "data": "Build a corpus of human speech, split it into rows, or build questions about audio.",
     "annotate": "Find, transcribe and describe the speech in recordings: rows to train on.",
+    "graft": "Make a speech model from a text model and a Whisper encoder, before any training.",
 }
 """Commands of the package `corpora`."""
 

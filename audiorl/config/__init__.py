@@ -24,11 +24,10 @@ from audiorl.config.rl import (
     ScoreConfig,
 )
 from audiorl.config.sampling import SamplingConfig
-from audiorl.config.supervised import CTCConfig, SFTConfig
+from audiorl.config.supervised import SFTConfig
 
 __all__ = [
     "Aggregation",
-    "CTCConfig",
     "CriticConfig",
     "DistillConfig",
     "EstimatorConfig",

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from audiorl.config.checks import require_ranges
 from audiorl.config.model import LoraConfig, ModelConfig
 from audiorl.config.optim import OptimConfig
-from audiorl.config.preference import PreferenceConfig
-from audiorl.config.rewards import ProcessRewardConfig, RewardModelConfig
 from audiorl.config.rl import RLConfig
-from audiorl.config.supervised import CTCConfig, SFTConfig
+from audiorl.config.supervised import SFTConfig
 
-Training = TypeVar("Training", RLConfig, SFTConfig, CTCConfig, PreferenceConfig, RewardModelConfig, ProcessRewardConfig)
+Training = TypeVar("Training")
 
 
 @dataclass(frozen=True)
@@ -69,12 +67,13 @@ class RecipeConfig:
 
         Raises ValueError where the options set the steps themselves: they would be ignored.
         """
-        if training.steps != type(training)().steps:
+        config: Any = training
+        if config.steps != type(config)().steps:
             name = next((f.name for f in fields(self) if getattr(self, f.name) == training), "")
             raise ValueError(f"--{name}.steps: the steps of this recipe follow from its epochs; leave it out")
-        per_step = training.prompts_per_step if isinstance(training, RLConfig) else training.batch_size
+        per_step = config.prompts_per_step if isinstance(config, RLConfig) else config.batch_size
         steps = max(round(self.epochs * items / per_step), 1)
-        return replace(training, steps=min(steps, self.max_steps or steps))
+        return replace(config, steps=min(steps, self.max_steps or steps))
 
 
 @dataclass(frozen=True)

@@ -2,18 +2,19 @@
 
 A recipe is a Python file with a function `main(config, run)` and `tiny()`, a configuration that finishes in seconds.
 The class of that configuration, a frozen dataclass, holds the recipe's options. Some recipes have `full()`, a
-configuration for real data on GPUs, or `PRESETS`, several by name. Of processes that torchrun started the first runs
-the recipe; the others do what its training phases ask of them.
+configuration for real data on GPUs, or `PRESETS`, several by name. Other packages add recipes as entry points of the
+group `audiorl.recipes`. Of processes that torchrun started the first runs the recipe; the others follow it.
 """
 
 from __future__ import annotations
 
 import ast
-import importlib.util
 import re
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
+from importlib.metadata import entry_points
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal
@@ -31,9 +32,6 @@ PRESETS = {"mmau-grpo": ("audio-qa", "grpo"), "ppo-audio-qa": ("audio-qa", "ppo"
 """Names of a recipe with one of its presets."""
 
 
-# -- names and files ---------------------------------------------------------------------------------------------------
-
-
 class UnknownScript(ValueError):
     """No recipe or evaluation has this name. `listing` has a line for each that exists."""
 
@@ -43,16 +41,17 @@ class UnknownScript(ValueError):
 
 
 def scripts(kind: ScriptKind) -> dict[str, Path]:
-    """Return {name as written on the command line, such as "audio-qa": file} of the package audiorl.KIND.
+    """Return {name as written on the command line, such as "audio-qa": file}: of audiorl.KIND and of entry points.
 
     A file of recipes without `tiny()` is none, such as the loop that runs by itself.
     """
-    spec = importlib.util.find_spec(f"audiorl.{kind}")
-    if spec is None or not spec.submodule_search_locations:
-        raise ValueError(f"audiorl.{kind} is not installed; reinstall audiorl")
+    spec = find_spec(f"audiorl.{kind}")
+    assert spec is not None and spec.submodule_search_locations
     files = sorted(Path(next(iter(spec.submodule_search_locations))).glob("*.py"))
     named = {file.stem.replace("_", "-"): file for file in files if not file.stem.startswith("_")}
-    return {n: f for n, f in named.items() if kind == "eval" or "\ndef tiny(" in f.read_text(encoding="utf-8")}
+    own = {n: f for n, f in named.items() if kind == "eval" or "\ndef tiny(" in f.read_text(encoding="utf-8")}
+    added = {point.name: find_spec(point.value) for point in entry_points(group=f"audiorl.{kind}")}
+    return own | {name: Path(spec.origin) for name, spec in added.items() if spec is not None and spec.origin}
 
 
 def find_script(kind: ScriptKind, name: str | Path) -> Path:
@@ -81,7 +80,7 @@ def listing(kind: ScriptKind) -> str:
     lines = {name: summary(file) for name, file in scripts(kind).items()}
     if kind == "recipes":
         lines |= {name: f"{recipe} --preset {preset}" for name, (recipe, preset) in PRESETS.items()}
-    width = max(map(len, lines), default=0)
+    width = max(map(len, lines))
     return "\n".join(f"  {name:{width}}  {line}" for name, line in sorted(lines.items()))
 
 
@@ -90,17 +89,13 @@ def summary(file: Path) -> str:
     return (ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or "").split("\n")[0]
 
 
-# -- recipes -----------------------------------------------------------------------------------------------------------
-
-
 def load_recipe(path: str | Path) -> ModuleType:
     """Import a recipe by its name or path."""
     file = find_script("recipes", path)
-    name = f"audiorl_recipe_{file.stem}"
-    spec = importlib.util.spec_from_file_location(name, file)
+    spec = spec_from_file_location(f"audiorl_recipe_{file.stem}", file)
     assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses look their module up by name
+    module = module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up by name
     spec.loader.exec_module(module)
     for needed in ("main", "tiny"):
         if not hasattr(module, needed):
@@ -148,7 +143,7 @@ def parse_config(recipe: ModuleType, argv: Sequence[str]) -> Any:
     words = [word for word in argv if word not in ("--tiny", "--full")]
     if "--preset" in words:
         at = words.index("--preset")
-        words = [*words[:at], *words[at + 2 :]]
+        words[at : at + 2] = []
     config = parse(
         type(default),
         words,
@@ -168,13 +163,11 @@ def start(path: str | Path, argv: Sequence[str], out: str | Path, trackers: Sequ
     Processes of torchrun beyond the first follow it and have no run.
     """
     from audiorl.distributed import processes
-    from audiorl.distributed.torchrun import rank
     from audiorl.run.folder import Run
 
     recipe = load_recipe(path)
     config = parse_config(recipe, argv)
-    if rank() > 0:
-        _follow()
+    if _followed():
         return None
     with Run.create(out, str(find_script("recipes", path).resolve()), argv, config) as run:
         try:
@@ -194,26 +187,27 @@ def resume(folder: str | Path, trackers: Sequence[str] = (), trusted: Sequence[s
     are installed recipes or in `trusted`; ValueError names the others. Nothing of the run is changed before.
     """
     from audiorl.distributed import processes
-    from audiorl.distributed.torchrun import rank
     from audiorl.run.folder import Run, check_run_folder
 
-    if rank() > 0:
-        _follow()
+    if _followed():
         return None
-    folder = Path(folder)
-    check_run_folder(folder)
-    recipe, config = recorded_recipe(folder, trusted)
+    check_run_folder(Path(folder))
+    recipe, config = recorded_recipe(Path(folder), trusted)
     with Run.open(folder) as run, processes():
         run.track(trackers)
         recipe.main(config, run)
     return run
 
 
-def _follow() -> None:
-    from audiorl.distributed.torchrun import follow, process_group
+def _followed() -> bool:
+    """Follow the first process of torchrun to its end where this is another one; tell if it is."""
+    from audiorl.distributed.torchrun import follow, process_group, rank
 
+    if rank() == 0:
+        return False
     with process_group():
         follow()
+    return True
 
 
 def recorded_recipe(folder: Path, trusted: Sequence[str | Path] = ()) -> tuple[ModuleType, Any]:

@@ -1,13 +1,8 @@
-"""A small recogniser that is trained in a minute: characters by CTC on the bundled encoder of Whisper tiny.
+"""A small recogniser: characters by CTC on the bundled encoder of Whisper tiny, trained by `corpora` in a minute.
 
-For speech rewards where no recogniser is at hand, and as a second opinion next to one. Only the head learns; the
-encoder's frames are computed once for each clip. With `features="mel"` it reads log-mel frames in their place: such a
-recogniser knows only the voices and melodies that it has met, and shows what a reward of intelligibility does then
-(docs/experiments.md)::
-
-    recogniser = train_character_ctc(clips, texts, sample_rate=16_000, steps=400, seed=0)
-    recogniser.transcribe([wav], sample_rate=24_000)      # ["the conference is now locked"]
-    recogniser.save("prompts");  audiorl.speech_models.load_recogniser("prompts")
+For speech rewards where no recogniser is at hand, and as a second opinion next to one. With `features="mel"` it reads
+log-mel frames in place of the encoder's: such a recogniser knows only the voices and melodies that it has met, and
+shows what a reward of intelligibility does then (docs/experiments.md).
 
 Shapes: F frames of features (25 a second), D their width, V characters. Two labels a frame are read, 50 a second, since
 CTC needs more frames than characters.
@@ -16,8 +11,7 @@ CTC needs more frames than characters.
 from __future__ import annotations
 
 import json
-import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -26,7 +20,6 @@ from typing import Literal
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pad_sequence
 
 from audiorl.config import torch_device
 from audiorl.eval.metrics.text import normalize, spell_numbers
@@ -93,10 +86,10 @@ class CharacterCTC:
     @torch.no_grad()
     def align(self, waveforms: Sequence[Waveform], sample_rate: int, texts: Sequence[str]) -> list[list[AlignedWord]]:
         aligned = []
-        (space,) = _labels(" ")
+        (space,) = labels_of(" ")
         for wav, logprobs, text in zip(waveforms, self._logprobs(waveforms, sample_rate), texts, strict=True):
             words = plain(text).split() if len(logprobs) else []
-            labels = [_labels(word) for word in words]
+            labels = [labels_of(word) for word in words]
             aligned.append(align_words(logprobs, words, labels, space, BLANK, len(wav) / sample_rate, _text))
         return aligned
 
@@ -105,7 +98,7 @@ class CharacterCTC:
         if empty := [text for text in texts if not plain(text)]:
             raise ValueError(f"{self.name}: text {empty[0]!r} has no letters; leave it out")
         return [
-            ctc_log_probability(logprobs, _labels(plain(text)), BLANK)
+            ctc_log_probability(logprobs, labels_of(plain(text)), BLANK)
             for logprobs, text in zip(self._logprobs(waveforms, sample_rate), texts, strict=True)
         ]
 
@@ -141,58 +134,6 @@ def load(folder: str | Path, device: str = "cpu") -> CharacterCTC:
     return CharacterCTC(head.to(torch_device(device)).eval().requires_grad_(False), Path(folder).name, features)
 
 
-def train_character_ctc(
-    waveforms: Sequence[Waveform],
-    texts: Sequence[str],
-    sample_rate: int,
-    *,
-    steps: int = 400,
-    batch_size: int = 32,
-    lr: float = 2e-3,
-    seed: int = 0,
-    features: Features = "whisper",
-    device: str = "auto",
-    progress: Callable[[int, float], None] | None = None,
-) -> CharacterCTC:
-    """Return a recogniser of clips like these. `progress(step, loss)` is called after every step.
-
-    Raises ValueError for a text without letters and for one that is longer than its clip allows.
-    """
-    device = torch_device(device)
-    targets = [torch.tensor(_labels(plain(text)), device=device) for text in texts]
-    frames_of_clips = encode_clips(waveforms, sample_rate, features, device)
-    for text, target, frames in zip(texts, targets, frames_of_clips, strict=True):
-        if not len(target):
-            raise ValueError(f"text {text!r} has no letters to recognise; leave its clip out")
-        needed = len(target) + int((target[1:] == target[:-1]).sum())
-        if needed > 2 * len(frames):
-            raise ValueError(f"text {text!r} is too long for its clip of {len(frames) / 25:.2f} s; leave it out")
-    rng = random.Random(seed)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        head = Head(WIDTHS[features]).to(device)
-    optimizer = torch.optim.AdamW(head.parameters(), lr=lr, weight_decay=0.01)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, total_steps=steps, pct_start=0.1)
-    for step in range(steps):
-        batch = rng.choices(range(len(frames_of_clips)), k=batch_size)
-        labels = head(pad_sequence([frames_of_clips[i] for i in batch], batch_first=True)).log_softmax(-1)
-        loss = nn.functional.ctc_loss(
-            labels.transpose(0, 1),
-            torch.cat([targets[i] for i in batch]),
-            torch.tensor([2 * len(frames_of_clips[i]) for i in batch]),
-            torch.tensor([len(targets[i]) for i in batch]),
-            blank=BLANK,
-        )
-        optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(head.parameters(), 1.0)
-        optimizer.step()
-        schedule.step()
-        if progress is not None:
-            progress(step + 1, float(loss.detach()))
-    return CharacterCTC(head.eval().requires_grad_(False), features=features)
-
-
 @torch.no_grad()
 def encode_clips(
     waveforms: Sequence[Waveform],
@@ -226,7 +167,7 @@ def _encoder(device: torch.device) -> AudioPolicy:
     return policy
 
 
-def _labels(text: str) -> list[int]:
+def labels_of(text: str) -> list[int]:
     return [CHARACTERS.index(c) + 1 for c in text]
 
 

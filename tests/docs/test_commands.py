@@ -29,7 +29,7 @@ from audiorl.gpu_check.run import _parser as gpu_check
 from audiorl.options import names, parse
 from audiorl.recipes._loader import config_class, find_script, load_recipe, parse_config, scripts
 from corpora.annotate.options import Annotate
-from corpora.cli import DATA_COMMANDS
+from corpora.cli import DATA_COMMANDS, GraftOptions
 from tests.conftest import make_omni
 from tests.support.chat_servers import ChatServer
 from tests.support.reward_servers import serving
@@ -159,8 +159,8 @@ def check_audiorl(command: str, *args: str) -> None:
     elif command == "data":
         kind, _ = DATA_COMMANDS[args[0]]
         parse(kind, args[1:], prog="data")
-    elif command == "annotate":
-        parse(Annotate, args, prog="annotate")
+    elif command in ("annotate", "graft"):
+        parse(Annotate if command == "annotate" else GraftOptions, args, prog=command)
     elif command == "doctor":
         if args[:1] == ("--gpu",):
             gpu_check().parse_args(args[1:])
@@ -200,7 +200,7 @@ def options_of(words: Sequence[str]) -> list[str]:
 def option_names() -> frozenset[str]:
     """Every option of every command and recipe."""
     kinds: list[object] = [kind for command in cli.COMMANDS for kind in command_options(command)]
-    kinds += [PlanOptions, Annotate, *(kind for kind, _ in DATA_COMMANDS.values())]
+    kinds += [PlanOptions, Annotate, GraftOptions, *(kind for kind, _ in DATA_COMMANDS.values())]
     kinds += [config_class(load_recipe(file)) for file in scripts("recipes").values()]
     kinds += [options_type(importlib.import_module(f"audiorl.eval.{name}").main) for name in scripts("eval")]
     return frozenset(f"--{path}" for kind in kinds for path, _ in names(kind))

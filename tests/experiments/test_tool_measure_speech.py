@@ -12,10 +12,10 @@ from safetensors.torch import load_file, save_file
 
 from audiorl.audio import AudioClip
 from audiorl.config import OptimConfig, SamplingConfig
-from audiorl.recipes import tts_quickstart
 from audiorl.recipes._speech import write_tiny_part
 from audiorl.run.folder import Run
 from audiorl.train.preference import prefer
+from corpora.recipes import tts_quickstart
 from tests.support.tools import load_tool, run_tool
 from tests.support.voices import write_two_voices
 

@@ -12,14 +12,13 @@ from torch import Tensor
 
 from audiorl.algos.experience import Experience
 from audiorl.algos.packing import micro_batches, pack_experiences
-from audiorl.config import CriticConfig, OptimConfig, RLConfig
+from audiorl.config import CriticConfig, KLConfig, OptimConfig, PtxConfig, RLConfig
 from audiorl.models import AudioPolicy
 from audiorl.run.folder import Run
 from audiorl.train.rl.trainer import TrainBatch, Trainer
 from audiorl.types import Sample
 from tests.conftest import make_omni
 from tests.support.experiences import batch_of, with_advantage
-from tests.support.rl import rl_config
 from tests.support.training_runs import CONFIG, Even, rows, train
 
 NAN, INF = float("nan"), float("inf")
@@ -28,7 +27,7 @@ NAN, INF = float("nan"), float("inf")
 def worker(**config: object) -> Trainer:
     """One that has an optimizer state, and a critic and an average where asked."""
     critic = CriticConfig(shared=bool(config.pop("shared", False)), optim=OptimConfig(lr=1e-3))
-    settings = rl_config(**({"steps": 9, "prompts_per_step": 2, "group_size": 3, "critic": critic} | config))  # type: ignore[arg-type]
+    settings = RLConfig(**({"steps": 9, "prompts_per_step": 2, "group_size": 3, "critic": critic} | config))  # type: ignore[arg-type]
     return Trainer(make_omni(), settings, OptimConfig(lr=1e-3), 1.0, 8)
 
 
@@ -60,7 +59,7 @@ KINDS = pytest.mark.parametrize(
         {},
         {"advantage": "gae", "ema_decay": 0.9},
         {"advantage": "gae", "shared": True},
-        {"kl_in": "reward", "advantage": "reinforce++"},
+        {"kl": KLConfig(place="reward"), "advantage": "reinforce++"},
         {"loss": "gspo", "kl_beta": 0.0},
         {"loss": "cispo", "tis_cap": 2.0},
     ],
@@ -172,7 +171,7 @@ def test_a_gradient_that_is_not_finite_though_its_loss_is(samples: list[Sample],
 
 
 def test_a_supervised_loss_that_is_not_finite(samples: list[Sample]) -> None:
-    learner = worker(ptx_coef=1.0, kl_beta=0.0)
+    learner = worker(ptx=PtxConfig(coef=1.0), kl_beta=0.0)
     batch = batch_of(learner.policy, samples)
     rows = learner.policy.backbone.decoder(learner.policy.model).get_input_embeddings().weight
     free = int((torch.cat([e.ids for e in batch]).bincount(minlength=len(rows)) == 0).nonzero()[0])

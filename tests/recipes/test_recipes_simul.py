@@ -21,8 +21,6 @@ from audiorl.cli import main
 from audiorl.data.corpus import bundled_speech, corpus
 from audiorl.data.rollout_rows import read_rollouts
 from audiorl.models import load_policy
-from audiorl.recipes import simul_quickstart as quickstart_recipe
-from audiorl.recipes._simul import Prompts, StreamOptions
 from audiorl.recipes._speech import tiny_part
 from audiorl.rewards.replay import replay
 from audiorl.run.metrics_log import read_metrics
@@ -32,6 +30,8 @@ from audiorl.tasks.simul.logs import read_log
 from audiorl.tasks.simul.rewards import multi_turn
 from audiorl.tasks.simul.streams import SPEAKER_MARK
 from audiorl.train.rl.trainer import Trainer
+from corpora.recipes import simul_quickstart as quickstart_recipe
+from corpora.recipes._streams import Prompts, StreamOptions
 from tests.support.unified_codec import tiny as tiny_codec
 
 STAGES = ("stage1", "stage2")

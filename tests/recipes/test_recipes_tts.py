@@ -19,7 +19,6 @@ from audiorl.cli import main
 from audiorl.data.corpus import bundled_speech
 from audiorl.eval.metrics.prosody import MEASURES
 from audiorl.models import load_policy
-from audiorl.recipes import tts_quickstart
 from audiorl.recipes._speech import write_tiny_part
 from audiorl.rewards import WeightedSum
 from audiorl.rewards.llm_judge import RecordedSpeech
@@ -30,6 +29,7 @@ from audiorl.speech_models.character_ctc import load as load_model
 from audiorl.tasks.tts.listening import SpeechModels
 from audiorl.tasks.tts.rewards import Duration, Finished, WordIntelligibility
 from audiorl.train.fit import Learner
+from corpora.recipes import tts_quickstart
 from tests.conftest import make_text
 from tests.support.voices import write_two_voices
 from tokenizers_audio import CodeShards, load

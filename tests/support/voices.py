@@ -7,8 +7,8 @@ from pathlib import Path
 
 from audiorl.audio import write_wav
 from audiorl.data.corpus import bundled_speech
-from audiorl.recipes import tts_quickstart
 from audiorl.speech_models.character_ctc import plain
+from corpora.recipes import tts_quickstart
 
 
 def write_two_voices(folder: Path) -> Path:

@@ -18,7 +18,9 @@ from audiorl.algos.packing import micro_batches
 from audiorl.config import (
     CriticConfig,
     DistillConfig,
+    KLConfig,
     LoraConfig,
+    LossOptions,
     ModelConfig,
     OptimConfig,
     PreferenceConfig,
@@ -45,7 +47,6 @@ from tests.conftest import Make, make_omni, make_qwen2_audio, make_qwen3_omni, m
 from tests.support.data_trainers import contrasted, pairs_of, referenced
 from tests.support.experiences import batch_of, with_advantage
 from tests.support.pretend_device import pretend_device, register, to_device
-from tests.support.rl import rl_config
 from tests.support.streams import stream
 from tests.support.unified_codec import tiny as tiny_codec
 from tokenizers_audio.batches import decode_all, encode_all
@@ -214,7 +215,7 @@ def test_a_token_or_frame_waits_for_the_device_once(
 def trainer(policy: AudioPolicy, **changes: Any) -> Trainer:
     critic = CriticConfig(shared=changes.pop("shared", False), optim=OptimConfig(lr=1e-3))
     settings = {"steps": 4, "prompts_per_step": 2, "group_size": 3, "kl_beta": 0.04, "critic": critic} | changes
-    return Trainer(policy, rl_config(**settings), OptimConfig(lr=1e-3), 1.0, 8)
+    return Trainer(policy, RLConfig(**settings), OptimConfig(lr=1e-3), 1.0, 8)
 
 
 def same_metrics(host: dict[str, float], device: dict[str, float]) -> None:
@@ -239,7 +240,7 @@ FULL = ModelConfig(audio="full")
     [
         pytest.param(make_omni, None, {}, id="grpo", marks=pytest.mark.smoke),
         pytest.param(make_omni, None, {"mini_batches": 2, "epochs": 2, "ema_decay": 0.9}, id="grpo, four updates"),
-        pytest.param(make_omni, None, {"advantage": "gae", "kl_in": "reward"}, id="ppo"),
+        pytest.param(make_omni, None, {"advantage": "gae", "kl": KLConfig(place="reward")}, id="ppo"),
         pytest.param(make_omni, None, {"advantage": "gae", "shared": True}, id="ppo, shared trunk"),
         pytest.param(make_omni, ModelConfig(lora=LoraConfig(rank=4)), {}, id="lora"),
         pytest.param(make_omni, ModelConfig(gradient_checkpointing=True), {}, id="gradient checkpointing"),
@@ -296,7 +297,7 @@ def spoken_batch() -> list[Experience]:
 
 @pytest.mark.parametrize("ratio", ["frame", "code"])
 def test_speech_is_learned(ratio: str) -> None:
-    same_metrics(*on_both(make_higgs, two_steps(spoken_batch(), frame_ratio=ratio)))
+    same_metrics(*on_both(make_higgs, two_steps(spoken_batch(), loss_options=LossOptions(frame_ratio=ratio))))
 
 
 def test_supervised_fine_tuning(samples: list[Sample]) -> None:
@@ -330,8 +331,8 @@ def test_preferences(loss: str, samples: list[Sample]) -> None:
         pytest.param(make_omni, {"advantage": "gae", "shared": True}, id="ppo"),
         pytest.param(make_omni, {"loss": "gspo"}, id="gspo"),
         pytest.param(make_whisper, {}, id="whisper"),
-        pytest.param(make_higgs, {"frame_ratio": "frame"}, id="speech, frames"),
-        pytest.param(make_higgs, {"frame_ratio": "code"}, id="speech, codes"),
+        pytest.param(make_higgs, {"loss_options": LossOptions(frame_ratio="frame")}, id="speech, frames"),
+        pytest.param(make_higgs, {"loss_options": LossOptions(frame_ratio="code")}, id="speech, codes"),
     ],
 )
 def test_a_micro_batch_waits_for_the_device_once(make: Make, changes: dict[str, Any], samples: list[Sample]) -> None:

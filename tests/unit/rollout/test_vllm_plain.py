@@ -19,10 +19,10 @@ from audiorl.config import SamplingConfig
 from audiorl.models import AudioPolicy, load_policy
 from audiorl.models.export import export
 from audiorl.models.families import qwen2_audio, qwen_omni, text
-from audiorl.models.graft import graft
 from audiorl.protocols import Request
 from audiorl.rollout.hf import HFEngine
 from audiorl.types import Message, Sample
+from corpora.models.graft import graft
 from tests.conftest import TEXTS, ask
 from tests.support.grafts import save_llm, save_whisper
 from tests.support.vllm_engines import lively

@@ -13,8 +13,9 @@ import torch
 from audiorl.data.corpus import bundled_speech
 from audiorl.eval.metrics.text import char_errors
 from audiorl.speech_models import load_recogniser
-from audiorl.speech_models.character_ctc import BLANK, CHARACTERS, CharacterCTC, _text, load, plain, train_character_ctc
+from audiorl.speech_models.character_ctc import BLANK, CHARACTERS, CharacterCTC, _text, load, plain
 from audiorl.speech_models.ctc import CTC, align_words, ctc_log_probability, ctc_path
+from corpora.models.recogniser import train_character_ctc
 
 RATE = 16_000
 SPOKEN = [u for u in bundled_speech(("en",), 0.5, 1.5) if len(plain(u.text)) > 4][:8]

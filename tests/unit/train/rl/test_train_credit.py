@@ -17,11 +17,10 @@ from torch import Tensor
 
 from audiorl.algos.experience import Experience
 from audiorl.algos.kl import KLKind
-from audiorl.config import EstimatorConfig, RLConfig, ScoreConfig
+from audiorl.config import EstimatorConfig, KLConfig, RLConfig, ScoreConfig
 from audiorl.train.rl.advantages import compute_advantages, mean_advantage, normalize_scores
 from audiorl.train.rl.collect import RolloutBatch, scored_experiences
 from audiorl.types import Rollout, Sample, Score, Segment
-from tests.support.rl import rl_config
 
 Turns = Sequence[tuple[int, int]]
 A0, A1, B0, B1 = ((2, 1),), ((2, 3),), ((1, 1), (2, 2)), ((1, 2),)
@@ -54,9 +53,12 @@ def filled(batch: Sequence[Experience], name: str, tokens: Sequence[Sequence[flo
     return out
 
 
+PLAIN = EstimatorConfig(whiten=False)
+
+
 def advantages(batch: Sequence[Experience], beta: float = 0.0, **config: object) -> list[list[float]]:
     """On the sampled tokens; elsewhere there must be none."""
-    found = compute_advantages(batch, rl_config(**config), beta)  # type: ignore[arg-type]
+    found = compute_advantages(batch, RLConfig(**config), beta)  # type: ignore[arg-type]
     for e, before in zip(found, batch, strict=True):
         assert e.advantages is not None and e.advantages.shape == e.ids.shape
         assert not e.advantages[~e.loss_mask].any()
@@ -82,9 +84,9 @@ def whitened(tokens: Sequence[Sequence[float]]) -> list[list[float]]:
 def test_group_relative_by_hand() -> None:
     a, b = 1 / (math.sqrt(2) + 1e-4), 2 / (math.sqrt(8) + 1e-4)
     assert_close(advantages(step(), advantage="grpo"), [[a], [-a] * 3, [-b] * 3, [b] * 2])
-    assert_close(advantages(step(), advantage_std=False), [[1], [-1] * 3, [-2] * 3, [2] * 2])
+    assert_close(advantages(step(), estimator=EstimatorConfig(std=False)), [[1], [-1] * 3, [-2] * 3, [2] * 2])
     a, b = 1 / (math.sqrt(2) + 1), 2 / (math.sqrt(8) + 1)
-    assert_close(advantages(step(), advantage_eps=1.0), [[a], [-a] * 3, [-b] * 3, [b] * 2])
+    assert_close(advantages(step(), estimator=EstimatorConfig(eps=1.0)), [[a], [-a] * 3, [-b] * 3, [b] * 2])
 
 
 def test_leave_one_out_by_hand() -> None:
@@ -100,14 +102,14 @@ def test_reinforce_by_hand() -> None:
     """Discounted over sampled tokens only: the two that b0 observes between its turns do not count."""
     batch = step((3.0, 1.0, 8.0, 4.0))
     expected = [[3.0], [0.25, 0.5, 1], [2, 4, 8], [2, 4]]
-    assert_close(advantages(batch, advantage="reinforce", gamma=0.5, whiten=False), expected)
-    assert_close(advantages(batch, advantage="reinforce", gamma=0.5), whitened(expected))
+    assert_close(advantages(batch, advantage="reinforce", estimator=EstimatorConfig(gamma=0.5, whiten=False)), expected)
+    assert_close(advantages(batch, advantage="reinforce", estimator=EstimatorConfig(gamma=0.5)), whitened(expected))
 
 
 def test_reinforce_plus_plus_by_hand() -> None:
     expected = whitened([[3], [1] * 3, [0] * 3, [4] * 2])
     for whiten in (True, False):  # it has its own
-        assert_close(advantages(step(), advantage="reinforce++", whiten=whiten), expected)
+        assert_close(advantages(step(), advantage="reinforce++", estimator=EstimatorConfig(whiten=whiten)), expected)
 
 
 def test_reinforce_plus_plus_baseline_by_hand() -> None:
@@ -182,17 +184,17 @@ def test_a_segment_that_sampled_nothing_rewards_the_token_before_it() -> None:
     e = laid("g", ((1, 0), (1, 1), (1, 0), (1, 0), (1, 2)), Score(31.0, per_segment=(1.0, 2.0, 4.0, 8.0, 16.0)))
     assert e.loss_mask.tolist() == [False, False, True, False, False, False, True, True]
     assert e.rewards.tolist() == [0, 0, 15, 0, 0, 0, 0, 16]  # type: ignore[union-attr]
-    assert advantages([e], advantage="reinforce", whiten=False) == [[31, 16, 16]]
+    assert advantages([e], advantage="reinforce", estimator=PLAIN) == [[31, 16, 16]]
 
 
 def test_fine_rewards_reach_the_advantages_that_read_tokens() -> None:
     scores = (3.0, Score(1.0, per_token=(4.0, -4.0, 1.0)), Score(0.0, per_segment=(1.0, -1.0)), 4.0)
     batch = step(scores)
     expected = [[3], [1, -3, 1], [0, -1, -1], [4, 4]]
-    assert_close(advantages(batch, advantage="reinforce", whiten=False), expected)
+    assert_close(advantages(batch, advantage="reinforce", estimator=PLAIN), expected)
     assert_close(advantages(batch, advantage="reinforce++"), whitened(expected))
     zero = filled(batch, "values", [[0], [0] * 3, [0] * 3, [0] * 2])
-    assert_close(advantages(zero, advantage="gae", lam=1.0, whiten=False), expected)
+    assert_close(advantages(zero, advantage="gae", estimator=EstimatorConfig(lam=1.0, whiten=False)), expected)
     # those of whole answers see the totals alone
     assert advantages(batch, advantage="rloo") == advantages(step(), advantage="rloo")
 
@@ -218,12 +220,12 @@ def with_kl() -> list[Experience]:
     ],
 )
 def test_the_kl_costs_every_token_and_the_score(kind: str, expected: list[list[float]]) -> None:
-    config = {"advantage": kind, "kl_in": "reward", "kl_kind": "k1", "whiten": False}
+    config = {"advantage": kind, "kl": KLConfig(place="reward", kind="k1"), "estimator": PLAIN}
     assert_close(advantages(with_kl(), beta=2.0, **config), expected)
 
 
 def test_the_kl_reaches_every_other_kind() -> None:
-    config = {"kl_in": "reward", "kl_kind": "k1"}
+    config = {"kl": KLConfig(place="reward", kind="k1")}
     a, b = 1.5 / (math.sqrt(4.5) + 1e-4), 4.5 / (math.sqrt(40.5) + 1e-4)
     assert_close(advantages(with_kl(), 2.0, advantage="grpo", **config), [[a], [-a] * 3, [-b] * 3, [b] * 2])
     assert_close(
@@ -236,21 +238,21 @@ def test_the_kl_reaches_every_other_kind() -> None:
     )
     batch = filled(with_kl(), "values", [[0], [0] * 3, [0] * 3, [0] * 2])
     # γ = 1, λ = 0: the token's own reward
-    found = advantages(batch, 2.0, advantage="gae", lam=0.0, whiten=False, **config)
+    found = advantages(batch, 2.0, advantage="gae", estimator=EstimatorConfig(lam=0.0, whiten=False), **config)
     assert_close(found, [[2], [0, -2, 1], [0, -1, -2], [0, 6]])
 
 
 @pytest.mark.parametrize(("kind", "cost"), [("k1", -1.0), ("k2", 0.5), ("k3", math.e - 2)])
 def test_the_kl_is_the_estimator_that_was_asked_for(kind: KLKind, cost: float) -> None:
     """On b1's last token, whose log-ratio is -1."""
-    config = {"advantage": "reinforce", "kl_in": "reward", "whiten": False}
-    assert advantages(with_kl(), 2.0, kl_kind=kind, **config)[3] == pytest.approx([4 - 2 * cost] * 2, abs=1e-6)
+    config = {"advantage": "reinforce", "kl": KLConfig(kind=kind, place="reward"), "estimator": PLAIN}
+    assert advantages(with_kl(), 2.0, **config)[3] == pytest.approx([4 - 2 * cost] * 2, abs=1e-6)
 
 
 def test_without_beta_or_in_the_loss_the_kl_costs_no_reward() -> None:
     plain = advantages(step(), advantage="reinforce")
-    assert advantages(with_kl(), 0.0, advantage="reinforce", kl_in="reward") == plain
-    assert advantages(with_kl(), 2.0, advantage="reinforce", kl_in="loss") == plain
+    assert advantages(with_kl(), 0.0, advantage="reinforce", kl=KLConfig(place="reward")) == plain
+    assert advantages(with_kl(), 2.0, advantage="reinforce", kl=KLConfig(place="loss")) == plain
 
 
 # -- corners -------------------------------------------------------------------------------------------------------
@@ -285,7 +287,8 @@ def test_an_empty_answer_counts_in_its_group_and_has_no_tokens() -> None:
         advantages(batch, advantage="reinforce++")[4:], [*whitened([[3], [1] * 3, [0] * 3, [4] * 2, [2, 2]])[4:], []]
     )
     valued = filled(batch, "values", [[0], [0] * 3, [0] * 3, [0] * 2, [1, 1], []])
-    assert_close(advantages(valued, advantage="gae", lam=1.0, whiten=False)[4:], [[1, 1], []])
+    found = advantages(valued, advantage="gae", estimator=EstimatorConfig(lam=1.0, whiten=False))
+    assert_close(found[4:], [[1, 1], []])
     (found,) = compute_advantages([empty], RLConfig(advantage="reinforce"), 0.0)
     assert mean_advantage(found) == 0
     assert Experience.from_rollout(rollout("c", ((2, 0),), Score(5.0, per_segment=(5.0,)))).rewards.tolist() == [0, 0]  # type: ignore[union-attr]
@@ -367,7 +370,7 @@ def test_terms_of_a_sum_are_normalised_one_by_one() -> None:
     batch = [laid("x", A0, score) for score in scores]
     assert_close(advantages(batch, advantage="grpo"), [[0], [0]])
     s = math.sqrt(0.5)  # (2 - 1)·½/s each, then over the batch
-    assert_close(advantages(batch, advantage="gdpo", advantage_eps=1e-8), [[s], [-s]])
+    assert_close(advantages(batch, advantage="gdpo", estimator=EstimatorConfig(eps=1e-8)), [[s], [-s]])
     with pytest.raises(ValueError, match="needs a reward that is a WeightedSum"):
         advantages([*batch, laid("x", A0, 1.0)], advantage="gdpo")
 
@@ -382,15 +385,15 @@ def test_credit_does_not_reach_over_padding() -> None:
     """The longest row alone decides the padding; a longer neighbour changes nothing."""
     long = laid("z", ((1, 70),), 2.0)
     batch = filled([*step(), long], "values", [[1], [0, 0, 0], [2, 1, 4], [3, 2], [0] * 70])
-    alone = advantages(batch[:4], advantage="gae", whiten=False)
-    assert_close(advantages(batch, advantage="gae", whiten=False)[:4], alone)
+    alone = advantages(batch[:4], advantage="gae", estimator=PLAIN)
+    assert_close(advantages(batch, advantage="gae", estimator=PLAIN)[:4], alone)
 
 
 def test_an_unfilled_stream_is_named() -> None:
     with pytest.raises(AssertionError, match="values of 'a' \\(group a, answer 0\\) is not filled in"):
         advantages(step(), advantage="gae")
     with pytest.raises(AssertionError, match="ref_logprobs of 'a'"):
-        advantages(filled(step(), "old_logprobs", OLD), 1.0, kl_in="reward")
+        advantages(filled(step(), "old_logprobs", OLD), 1.0, kl=KLConfig(place="reward"))
 
 
 def test_whitening_sums_over_ranks() -> None:

@@ -14,14 +14,22 @@ from torch import Tensor
 from audiorl.algos.distill import divergence
 from audiorl.algos.experience import Experience
 from audiorl.algos.packing import pack_experiences
-from audiorl.config import CriticConfig, DistillConfig, LoraConfig, ModelConfig, OptimConfig, RLConfig, SamplingConfig
+from audiorl.config import (
+    CriticConfig,
+    DistillConfig,
+    KLConfig,
+    LoraConfig,
+    ModelConfig,
+    OptimConfig,
+    RLConfig,
+    SamplingConfig,
+)
 from audiorl.data.views import transcript
 from audiorl.distributed.local import LocalGroup
 from audiorl.models import AudioPolicy, load_policy
 from audiorl.models.examples import Example, experience
 from audiorl.models.families import qwen_omni
 from audiorl.models.families import text as text_decoder
-from audiorl.models.graft import graft
 from audiorl.run.folder import Run
 from audiorl.run.metrics_log import read_metrics
 from audiorl.train.rl.distill import (
@@ -37,10 +45,10 @@ from audiorl.train.rl.train import train_rl
 from audiorl.train.rl.trainer import Separate, TrainBatch, Trainer
 from audiorl.train.rl.workers import ReferenceWorker
 from audiorl.types import Rollout, Sample, Score, Turn
+from corpora.models.graft import graft
 from tests.conftest import TEXTS, make_omni
 from tests.support.experiences import batch_of, with_advantage
 from tests.support.grafts import save_llm, save_whisper
-from tests.support.rl import rl_config
 from tests.support.trainer_steps import gradients
 
 TEMPERATURE = 0.7
@@ -495,14 +503,14 @@ def test_options_out_of_range(options: dict[str, Any], message: str) -> None:
             "advantage 'none' reads no rewards, by which dynamic_sampling drops groups",
         ),
         (
-            {"distill": DistillConfig(coef=1.0), "advantage": "none", "kl_in": "reward"},
+            {"distill": DistillConfig(coef=1.0), "advantage": "none", "kl": KLConfig(place="reward")},
             "advantage 'none' reads no rewards: set kl.place 'loss'",
         ),
     ],
 )
 def test_options_that_do_not_go_together(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        rl_config(**options)
+        RLConfig(**options)
     RLConfig(distill=DistillConfig(coef=1.0))  # the KL under the audio, distillation under the transcript
 
 

@@ -16,7 +16,16 @@ from torch import Tensor
 from audiorl.algos.experience import Experience
 from audiorl.algos.packing import micro_batches, pack_experiences
 from audiorl.audio import AudioClip
-from audiorl.config import CriticConfig, ModelConfig, OptimConfig, PtxConfig, RLConfig, SamplingConfig
+from audiorl.config import (
+    CriticConfig,
+    EstimatorConfig,
+    KLConfig,
+    ModelConfig,
+    OptimConfig,
+    PtxConfig,
+    RLConfig,
+    SamplingConfig,
+)
 from audiorl.models import AudioPolicy
 from audiorl.models.audio_encoder import AudioEncoder, log_mel
 from audiorl.models.examples import Example, experience
@@ -33,7 +42,6 @@ from tests.conftest import make_omni
 from tests.support.experiences import LENGTHS, SCORES, batch_of, logprobs, values, with_advantage
 from tests.support.gradients import gradients_of
 from tests.support.packing import with_audio
-from tests.support.rl import rl_config
 from tests.support.trainer_steps import gradients
 
 Make = Callable[..., AudioPolicy]
@@ -57,7 +65,7 @@ def worker(
     critic = critic or CriticConfig(optim=OptimConfig(lr=1e-3, max_grad_norm=1e9))
     settings = {"steps": 4, "prompts_per_step": 2, "group_size": 3, "kl_beta": 0.0, "critic": critic} | config
     optim = OptimConfig(lr=lr, max_grad_norm=1e9, warmup_steps=warmup)
-    return Trainer(policy, rl_config(**settings), optim, 1.0, TOKENS)  # type: ignore[arg-type]
+    return Trainer(policy, RLConfig(**settings), optim, 1.0, TOKENS)  # type: ignore[arg-type]
 
 
 def ppo(policy: AudioPolicy, shared: bool = False, head: float = 0.05, **config: object) -> Trainer:
@@ -123,10 +131,9 @@ def test_a_step_with_everything_in_it_does_not_depend_on_the_cut(samples: list[S
             policy,
             shared,
             kl_beta=0.1,
-            kl_in="reward",
-            kl_kind="k1",
+            kl=KLConfig(place="reward", kind="k1"),
             entropy_coef=0.01,
-            ptx_coef=0.3,
+            ptx=PtxConfig(coef=0.3),
             tis_cap=1.05,
             micro_batch_tokens=budget,
             share_prompts=share,
@@ -200,7 +207,7 @@ def test_a_critic_begins_at_zero(make_policy: Make, samples: list[Sample], share
     metrics = learner.step(TrainBatch(batch_of(policy, samples))).metrics
     assert metrics["critic/value"] == 0 and metrics["critic/explained_variance"] == pytest.approx(0, abs=1e-6)
     # γ = 1 and V = 0: λ-returns are sums of what follows, weighted; at λ = 1 the score itself
-    full = ppo(make_policy(), shared, head=0.0, lam=1.0)
+    full = ppo(make_policy(), shared, head=0.0, estimator=EstimatorConfig(lam=1.0))
     loss = full.step(TrainBatch(batch_of(full.policy, samples))).metrics["critic/loss"]
     squares = [n * s**2 for ns, ss in zip(LENGTHS, SCORES, strict=True) for n, s in zip(ns, ss, strict=True)]
     assert loss == pytest.approx(0.5 * sum(squares) / sum(map(sum, LENGTHS)), rel=1e-6)
@@ -254,7 +261,7 @@ def test_in_its_warm_up_only_the_critic_moves(samples: list[Sample], shared: boo
     """Of a shared trunk only the head; the average waits too, and the controller has nothing to follow."""
     policy = make_omni()
     critic = CriticConfig(shared=shared, warmup_steps=2, optim=OptimConfig(lr=1e-3))
-    learner = worker(policy, advantage="gae", critic=critic, ema_decay=0.5, ptx_coef=1.0)
+    learner = worker(policy, advantage="gae", critic=critic, ema_decay=0.5, ptx=PtxConfig(coef=1.0))
     assert learner.critic is not None and learner.ema is not None
     batch, examples = batch_of(policy, samples), [experience(policy, Example(samples[0], "yes"))]
     start, average = snapshot(policy.trainable()), {n: t.clone() for n, t in learner.ema.state().items()}
@@ -303,7 +310,7 @@ def test_a_shared_trunk_has_the_values_gradient_times_its_coefficient(samples: l
 def test_the_value_loss_in_float64(samples: list[Sample], shared: bool) -> None:
     """½·max((V - R)², (V_old ± clip - R)²), a mean over all sampled tokens of the step; V has moved since V_old."""
     policy = make_omni()
-    learner = ppo(policy, shared, lam=0.9, gamma=0.95)
+    learner = ppo(policy, shared, estimator=EstimatorConfig(lam=0.9, gamma=0.95))
     raw = batch_of(policy, samples)
     batch = compute_advantages(learner.prepare(raw), learner.config, 0.0)
     assert learner.critic is not None
@@ -334,7 +341,7 @@ def test_the_critic_learns_what_returns_depend_on(samples: list[Sample], shared:
     """Returns are 1 after one prompt and -1 after the other."""
     policy = make_omni()
     critic = CriticConfig(shared=shared, clip=None, optim=OptimConfig(lr=5e-3))
-    learner = worker(policy, lr=5e-3, advantage="gae", lam=1.0, critic=critic, steps=40)
+    learner = worker(policy, lr=5e-3, advantage="gae", estimator=EstimatorConfig(lam=1.0), critic=critic, steps=40)
     batch = batch_of(policy, samples, ((3, 3), (3, 3)), ((1.0, 1.0), (-1.0, -1.0)))
     explained = [learner.step(TrainBatch(batch)).metrics["critic/explained_variance"] for _ in range(40)]
     assert explained[0] == pytest.approx(0, abs=1e-6) and max(explained[-3:]) > 0.9
@@ -420,7 +427,7 @@ def test_the_controller_follows_the_kl_that_is_logged(samples: list[Sample], whe
         policy, start = make_omni(), make_omni()
         batch = batch_of(policy, samples)
         learner = worker(
-            policy, lr=2e-3, kl_beta=0.2, kl_in=where, kl_control=control, kl_target=0.01, kl_gain=0.5, kl_horizon=200
+            policy, lr=2e-3, kl_beta=0.2, kl=KLConfig(place=where, control=control, target=0.01, gain=0.5, horizon=200)
         )
         disturb(policy.trainable().values(), 0.005)
         beta, seen = 0.2, []
@@ -434,7 +441,7 @@ def test_the_controller_follows_the_kl_that_is_logged(samples: list[Sample], whe
             seen.append(metrics["kl"])
         assert min(seen) > 0
         resumed = worker(
-            make_omni(), kl_beta=0.2, kl_in=where, kl_control=control, kl_target=0.01, kl_gain=0.5, kl_horizon=200
+            make_omni(), kl_beta=0.2, kl=KLConfig(place=where, control=control, target=0.01, gain=0.5, horizon=200)
         )
         resumed.load(learner.state(), "here")
         assert resumed.kl == learner.kl and resumed.steps == 3
@@ -442,7 +449,7 @@ def test_the_controller_follows_the_kl_that_is_logged(samples: list[Sample], whe
 
 def test_the_penalty_uses_the_controllers_coefficient(samples: list[Sample]) -> None:
     policy = make_omni()
-    learner = worker(policy, kl_beta=0.2, kl_in="reward", advantage="rloo", kl_control="log-space", kl_gain=1.0)
+    learner = worker(policy, kl_beta=0.2, kl=KLConfig(place="reward", control="log-space", gain=1.0), advantage="rloo")
     disturb(policy.trainable().values())
     batch = batch_of(policy, samples, ((4, 4),), ((1.0, 1.0),))
     for _ in range(2):
@@ -511,7 +518,7 @@ def test_the_supervised_gradient_is_added_times_its_coefficient(samples: list[Sa
     batch = batch_of(alone, samples)
     examples = [experience(alone, Example(s, t)) for s, t in zip(samples, ("yes", "no no", "English"), strict=True)]
     worker(alone).step(TrainBatch(batch))
-    metrics = worker(both, ptx_coef=0.6, ptx_batch=3).step(TrainBatch(batch, examples)).metrics
+    metrics = worker(both, ptx=PtxConfig(coef=0.6, batch=3)).step(TrainBatch(batch, examples)).metrics
     losses = torch.cat([-plain.forward(pack_experiences([e])).logprobs for e in examples])
     losses.mean().backward()
     assert metrics["ptx/loss"] == pytest.approx(float(losses.mean().detach()), rel=1e-6)
@@ -550,8 +557,7 @@ def test_ppo_continues_bit_by_bit(samples: list[Sample], tmp_path: Path, shared:
             advantage="gae",
             critic=critic,
             kl_beta=0.1,
-            kl_in="reward",
-            kl_control="log-space",
+            kl=KLConfig(place="reward", control="log-space"),
             ema_decay=0.7,
             epochs=2,
             warmup=3,
@@ -655,7 +661,7 @@ def test_hearing_once_gives_the_gradient_of_hearing_for_every_pack(
     found = []
     for budget, once in ((10_000, True), (1, True), (1, False)):
         policy = make_policy(ModelConfig(audio="full"))
-        learner = ppo(policy, shared, micro_batch_tokens=budget, ptx_coef=0.5)
+        learner = ppo(policy, shared, micro_batch_tokens=budget, ptx=PtxConfig(coef=0.5))
         batch = batch_of(policy, samples)
         examples = [experience(policy, Example(samples[0], "yes"))]
         with monkeypatch.context() as patched:

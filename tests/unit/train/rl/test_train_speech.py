@@ -12,7 +12,16 @@ from torch import Tensor
 
 from audiorl.algos.experience import Experience
 from audiorl.audio import AudioClip
-from audiorl.config import CriticConfig, OptimConfig, PreferenceConfig, SamplingConfig, SFTConfig
+from audiorl.config import (
+    CriticConfig,
+    KLConfig,
+    LossOptions,
+    OptimConfig,
+    PreferenceConfig,
+    RLConfig,
+    SamplingConfig,
+    SFTConfig,
+)
 from audiorl.data.corpus import bundled_speech
 from audiorl.data.preferences import Pair
 from audiorl.models import AudioPolicy, dualize
@@ -31,7 +40,6 @@ from tests.conftest import make_omni
 from tests.support.data_trainers import contrasted, referenced
 from tests.support.experiences import with_advantage
 from tests.support.gradients import gradients_of
-from tests.support.rl import rl_config
 from tests.support.speaking_models import codec
 from tokenizers_audio import AudioTokenizer
 
@@ -55,7 +63,7 @@ def given(found: Sequence[Rollout]) -> list[Experience]:
 
 
 def worker(of: AudioPolicy, lr: float = 1e-3, audio_temperature: float | None = None, **changes: object) -> Trainer:
-    config = rl_config(**({"steps": 4, "prompts_per_step": 2, "group_size": 3} | changes))  # type: ignore[arg-type]
+    config = RLConfig(**({"steps": 4, "prompts_per_step": 2, "group_size": 3} | changes))  # type: ignore[arg-type]
     optim = OptimConfig(lr=lr, max_grad_norm=1e9)
     return Trainer(of, config, optim, 1.0, 16, audio_temperature=audio_temperature)
 
@@ -107,7 +115,7 @@ def test_codebook_weights_choose_what_is_trained() -> None:
     assert own.speech is not None
     count, size = own.speech.codebooks, own.speech.size
     for weights in ((), (1.0,) * count, (1.0,) + (0.0,) * (count - 1)):
-        learner = worker(policy(), lr=1e-9, kl_beta=0.0, codebook_weights=weights)
+        learner = worker(policy(), lr=1e-9, kl_beta=0.0, loss_options=LossOptions(codebook_weights=weights))
         learn_gradients = record_gradients(learner, batch)
         grads[weights] = learn_gradients["audio_lm_head.weight"].view(count, size, -1)
     plain, ones, first = grads.values()
@@ -115,7 +123,7 @@ def test_codebook_weights_choose_what_is_trained() -> None:
     torch.testing.assert_close(first[0], plain[0])
     assert bool(first[0].any()) and not bool(first[1:].any())
     with pytest.raises(ValueError, match="codebook_weights has 1 weights"):
-        learn(worker(policy(), codebook_weights=(1.0,)), batch)
+        learn(worker(policy(), loss_options=LossOptions(codebook_weights=(1.0,))), batch)
 
 
 def record_gradients(learner: Trainer, batch: Sequence[Experience]) -> dict[str, Tensor]:
@@ -165,7 +173,7 @@ def test_codes_and_frames_as_actions_have_the_same_first_gradient() -> None:
     results = []
     for kind in ("code", "frame"):
         own = policy()
-        learn(worker(own, kl_beta=0.0, frame_ratio=kind, lr=1e-9), given(rollouts(own)))
+        learn(worker(own, kl_beta=0.0, loss_options=LossOptions(frame_ratio=kind), lr=1e-9), given(rollouts(own)))
         results.append(gradients(own))
     for name, grad in results[0].items():
         torch.testing.assert_close(grad, results[1][name], rtol=1e-4, atol=1e-7)
@@ -176,7 +184,7 @@ def test_a_frame_is_clipped_as_one_or_code_by_code() -> None:
     shares = {}
     for kind in ("code", "frame"):
         own = policy()
-        learner = worker(own, lr=1e-9, kl_beta=0.0, frame_ratio=kind, epochs=2)
+        learner = worker(own, lr=1e-9, kl_beta=0.0, loss_options=LossOptions(frame_ratio=kind), epochs=2)
         batch = [e.replace(advantages=e.loss_mask.float()) for e in learner.prepare(given(rollouts(own))[:3])]
         moved = []
         for e in batch:
@@ -212,7 +220,7 @@ def test_codes_of_another_temperature() -> None:
 def test_ppo_values_every_row_and_frames_are_steps() -> None:
     own = policy()
     found = [r.with_score(Score(a)) for r, a in zip(rollouts(own), ADVANTAGES, strict=True)]
-    learner = worker(own, advantage="gae", kl_in="reward", kl_kind="k1", critic=CriticConfig(), kl_beta=0.1)
+    learner = worker(own, advantage="gae", kl=KLConfig(place="reward", kind="k1"), critic=CriticConfig(), kl_beta=0.1)
     trained = learner.step(TrainBatch([Experience.from_rollout(r) for r in found]))
     assert trained.metrics["kl_audio"] == pytest.approx(0, abs=1e-6)
     assert np.isfinite(trained.metrics["critic/loss"]) and trained.metrics["grad_norm"] > 0

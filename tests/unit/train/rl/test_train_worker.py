@@ -12,7 +12,7 @@ from torch import Tensor
 from audiorl.algos.experience import Experience
 from audiorl.algos.packing import pack_experiences
 from audiorl.audio import AudioClip
-from audiorl.config import LoraConfig, ModelConfig, OptimConfig, SamplingConfig
+from audiorl.config import LoraConfig, LossOptions, ModelConfig, OptimConfig, RLConfig, SamplingConfig
 from audiorl.models import AudioPolicy
 from audiorl.protocols import Request
 from audiorl.rollout.hf import HFEngine
@@ -20,7 +20,6 @@ from audiorl.train.rl.trainer import Trainer
 from audiorl.types import Rollout, Sample
 from tests.conftest import make_omni
 from tests.support.experiences import with_advantage
-from tests.support.rl import rl_config
 from tests.support.trainer_steps import gradients, learn
 
 Make = Callable[..., AudioPolicy]
@@ -43,7 +42,7 @@ def worker(
     policy: AudioPolicy, *, lr: float = 1e-3, temperature: float = 1.0, warmup: int = 0, **grpo: object
 ) -> Trainer:
     """A worker that does not clip gradients, so that they can be read after its update."""
-    config = rl_config(**({"steps": 4, "prompts_per_step": 2, "group_size": 3} | grpo))  # type: ignore[arg-type]
+    config = RLConfig(**({"steps": 4, "prompts_per_step": 2, "group_size": 3} | grpo))  # type: ignore[arg-type]
     return Trainer(policy, config, OptimConfig(lr=lr, max_grad_norm=1e9, warmup_steps=warmup), temperature, TOKENS)
 
 
@@ -254,7 +253,12 @@ def test_other_losses_do_not_depend_on_packing_either(samples: list[Sample], los
     for budget in (10_000, 1):
         policy = make_omni()
         batch = experiences(policy, samples)
-        config = {"loss": loss, "tis_cap": 2.0, "kl_beta": 0.0, "cov_fraction": 0.3, "cov_low": 0.0}
+        config = {
+            "loss": loss,
+            "tis_cap": 2.0,
+            "kl_beta": 0.0,
+            "loss_options": LossOptions(cov_fraction=0.3, cov_low=0.0),
+        }
         metrics = learn(worker(policy, **config, micro_batch_tokens=budget), batch)
         assert metrics["policy/clip_frac"] == pytest.approx(0.3, abs=0.1) or loss != "clip-cov"
         assert metrics["policy/ratio"] == pytest.approx(1, abs=1e-6)

@@ -1,7 +1,7 @@
 """A speech model from a text model and a Whisper encoder: a checkpoint of Qwen2.5-Omni's or Qwen2-Audio's own class.
 
 The text model keeps its weights and gives the same logits; the encoder keeps Whisper's; only the projector between them
-is new. Nothing is trained here: `audiorl/recipes/align_speech.py` teaches the result to understand speech.
+is new. Nothing is trained here: `corpora/recipes/align_speech.py` teaches the result to understand speech.
 
 Why the classes hold other text models: a Llama layer is a Qwen2 layer whose q, k and v biases are zero. Qwen2-Audio's
 decoder may also be a Qwen3 one in transformers, and vLLM builds its q and k norms where `qk_norm` is set.
@@ -86,12 +86,11 @@ def graft(
 def vllm_problem(policy: AudioPolicy) -> str | None:
     """Return why vLLM cannot load the policy's checkpoint; None where it can."""
     config = policy.backbone.decoder(policy.model).config
-    if config.head_dim * config.num_attention_heads != config.hidden_size:
-        return (
-            f"its Qwen2 layers have heads of hidden_size / num_attention_heads = "
-            f"{config.hidden_size // config.num_attention_heads}, this text model of {config.head_dim}"
-        )
-    return None
+    width = config.hidden_size // config.num_attention_heads
+    if config.head_dim * config.num_attention_heads == config.hidden_size:
+        return None
+    heads = f"heads of hidden_size / num_attention_heads = {width}"
+    return f"its Qwen2 layers have {heads}, this text model of {config.head_dim}"
 
 
 # -- the text model ----------------------------------------------------------------------------------------------------

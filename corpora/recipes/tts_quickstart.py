@@ -52,7 +52,7 @@ from audiorl.rewards import WeightedSum
 from audiorl.rollout.speech import CodecSpeechDecoder
 from audiorl.run.folder import Run
 from audiorl.speech_models import Recogniser, load_recogniser
-from audiorl.speech_models.character_ctc import Features, plain, train_character_ctc
+from audiorl.speech_models.character_ctc import Features, plain
 from audiorl.tasks.tts.listening import SpeechModels
 from audiorl.tasks.tts.prompts import speech_sample
 from audiorl.tasks.tts.prosody import ProsodyRange, prosody_norm
@@ -61,6 +61,7 @@ from audiorl.train.codec import CodecConfig, quick_training, small_tokenizer, tr
 from audiorl.train.rl.train import train_rl
 from audiorl.train.sft import sft
 from audiorl.types import Sample
+from corpora.models.recogniser import train_character_ctc
 from tokenizers_audio import AudioTokenizer
 from tokenizers_audio.audio import prepare
 from tokenizers_audio.unified import UnifiedConfig, UnifiedTokenizer

@@ -1,29 +1,169 @@
-"""Training of the audio side by CTC through the text model's embeddings; see `audiorl.models.ctc`."""
+"""CTC on a speech model's projector, through the text model's own embeddings: alignment without the text model.
+
+Connectionist temporal classification (Graves et al. 2006) over a policy's audio frames. A frame's score of a token is
+the dot product of the projected frame with the token's embedding: frames learn to look like the tokens that are
+said; a trained vector scores the blank. No layer of the text model runs: a step costs the audio encoder and a product.
+
+Shapes: T frames of a clip, H decoder width, V candidate tokens, B clips.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from math import ceil
+from pathlib import Path
 from typing import Literal
 
 import torch
-from torch import Tensor
+from safetensors.torch import save_file
+from torch import Tensor, nn
 
 from audiorl.audio import AudioClip, seconds
-from audiorl.config import CTCConfig, OptimConfig
+from audiorl.config import OptimConfig
+from audiorl.config.checks import require, require_counts
 from audiorl.distributed import trainer_group
 from audiorl.distributed.local import World, changes_worker
 from audiorl.errors import Interrupted
 from audiorl.eval.metrics.text import word_errors
 from audiorl.models import AudioPolicy
-from audiorl.models.ctc import BLANK, CTCModel, fits
 from audiorl.models.examples import Example
+from audiorl.models.weights import copy_weights, read_tensors
 from audiorl.run.folder import Run
 from audiorl.run.progress import Progress
 from audiorl.run.saving import CheckpointedWorker, CheckpointWriter, ModelFile
 from audiorl.train.fit import fit
 from audiorl.train.optim.adamw import Optimizer
+
+WEIGHTS = "ctc.safetensors"
+BLANK = "ctc.blank"
+SCALE = 16.0
+"""Scale of the logits: a frame equal to a token's embedding scores 16, and about 0 on unrelated tokens."""
+
+
+@dataclass(frozen=True)
+class CTCConfig:
+    """Training of the audio side by CTC through the text model's embeddings."""
+
+    steps: int = 1000
+    """Optimizer updates."""
+    batch_size: int = 32
+    """Transcripts per update."""
+    negatives: int = 2000
+    """Random tokens of the training texts that compete with those of a batch; more sharpen the scores and cost time."""
+    sort: bool = False
+    """Batches of clips of similar length."""
+    micro_batch_seconds: float = 120.0
+    """Most seconds of audio in one forward pass; any value gives the same gradient but for rounding."""
+    save_every: int = 200
+    """Updates between checkpoints."""
+    eval_every: int = 0
+    """Updates between measurements of the token error rate on held-out transcripts; 0: none."""
+
+    def __post_init__(self) -> None:
+        require_counts(self, ("steps", "batch_size", "negatives", "save_every"))
+        require(self.micro_batch_seconds > 0, "micro_batch_seconds", self.micro_batch_seconds, "greater than 0")
+
+
+class CTCModel(nn.Module):
+    """A policy's audio side and a blank. `token_ids`: the tokens that the texts consist of."""
+
+    def __init__(self, policy: AudioPolicy, token_ids: Sequence[int], seed: int = 0):
+        super().__init__()
+        self._policy = (policy,)  # not a submodule: its weights have names of their own
+        embeddings = self._embeddings()
+        self.token_ids = torch.tensor(sorted(set(token_ids)), device=embeddings.device)
+        if not len(self.token_ids):
+            raise ValueError("CTC: the texts hold no token")
+        self.size = float(embeddings[self.token_ids].float().norm(dim=1).mean())
+        start = torch.randn(embeddings.shape[1], generator=torch.Generator().manual_seed(seed))
+        self.blank = nn.Parameter((self.size * start / start.norm()).to(embeddings.device))
+
+    @property
+    def policy(self) -> AudioPolicy:
+        return self._policy[0]
+
+    def _embeddings(self) -> Tensor:
+        policy = self.policy
+        weight: Tensor = policy.backbone.decoder(policy.model).get_input_embeddings().weight
+        return weight.detach()
+
+    def frames(self, clips: Sequence[AudioClip]) -> list[Tensor]:
+        """Return the projected frames [T, H] of each clip, differentiable in the trained weights.
+
+        Clips go through a trained audio encoder together: the frames of one depend on the others in the last bits.
+        """
+        policy = self.policy
+        audio = policy.audio
+        with policy.autocast():
+            if policy.config.audio != "full":
+                return audio.encode(clips)
+            weight = next(policy.backbone.audio_encoder(policy.model).parameters())
+            mels = [audio.mel(clip)[0].to(device=weight.device, dtype=weight.dtype) for clip in clips]
+            return [policy.backbone.project(policy.model, h) for h in policy.backbone.encode_audio(policy.model, mels)]
+
+    def logprobs(self, frames: Sequence[Tensor], candidates: Tensor) -> Tensor:
+        """Return [all frames, 1 + V] float32: log-probs of the blank and of the `candidates` [V], token ids."""
+        table = torch.cat([self.blank[None], self._embeddings()[candidates].to(self.blank.dtype)]) / self.size
+        with self.policy.autocast():
+            logits = (torch.cat(list(frames)) / self.size) @ table.T
+        return (SCALE * logits.float()).log_softmax(-1)
+
+    def losses(self, frames: Sequence[Tensor], targets: Sequence[Tensor], others: Tensor) -> Tensor:
+        """Return [B]: -log P of each clip's token ids, divided by their number. `others`: competing ids."""
+        candidates = torch.cat([*targets, others.cpu()]).unique()
+        flat = self.logprobs(frames, candidates.to(self.blank.device))
+        lengths = torch.tensor([len(f) for f in frames])
+        padded = flat.new_zeros(int(lengths.max()) * len(frames), flat.shape[1])
+        # One copy; the backward pass of pad_sequence makes one of the whole batch for every clip.
+        rows = torch.cat([torch.arange(n) * len(frames) + clip for clip, n in enumerate(lengths.tolist())])
+        padded = padded.index_copy(0, rows.to(flat.device), flat).view(-1, len(frames), flat.shape[1])
+        places = torch.searchsorted(candidates, torch.cat(list(targets))) + 1
+        counts = torch.tensor([len(t) for t in targets])
+        losses = nn.functional.ctc_loss(padded, places.to(flat.device), lengths, counts, reduction="none")
+        return losses / counts.to(flat.device)
+
+    @torch.no_grad()
+    def read(self, clips: Sequence[AudioClip]) -> list[list[int]]:
+        """Return the token ids of the best path of each clip: repeats merged, blanks left out."""
+        frames = self.frames(clips)
+        best = self.logprobs(frames, self.token_ids).argmax(-1)
+        texts = []
+        for path in best.split([len(f) for f in frames]):
+            merged = path.unique_consecutive()
+            texts.append(self.token_ids[merged[merged > 0] - 1].tolist())
+        return texts
+
+    # -- what is trained and saved ---------------------------------------------------------------------------------
+
+    def trainable(self) -> dict[str, nn.Parameter]:
+        """Return the blank as `ctc.blank`, and the policy's trainable weights of encoder and projector."""
+        policy = self.policy
+        modules = [policy.backbone.audio_encoder(policy.model), *policy.backbone.projector(policy.model)]
+        audio = {id(p) for module in modules for p in module.parameters()}
+        return {BLANK: self.blank} | {name: p for name, p in policy.trainable().items() if id(p) in audio}
+
+    def weights_changed(self) -> None:
+        self.policy.weights_changed()
+
+    def weights(self) -> dict[str, Tensor]:
+        """Return the trained weights by name, by reference."""
+        return {name: p.detach() for name, p in self.trainable().items()}
+
+    def load_weights(self, weights: Mapping[str, Tensor], where: str = "weights") -> None:
+        """Copy `weights` into the parameters of the same name, in place."""
+        copy_weights({BLANK: self.blank} | self.policy.parameters_by_name(), weights, where)
+        self.weights_changed()
+
+    def save(self, folder: Path) -> None:
+        """Write the trained weights alone."""
+        save_file({name: w.contiguous() for name, w in self.weights().items()}, folder / WEIGHTS)
+
+    def restore(self, folder: Path) -> None:
+        """Copy what `save` wrote into this model. Raises ValueError for weights of another architecture."""
+        self.load_weights(read_tensors(folder / WEIGHTS), str(folder / WEIGHTS))
 
 
 class CTCWorker(CheckpointedWorker):
@@ -167,6 +307,11 @@ def fitting(
     if not good:
         raise ValueError("ctc: no transcript left to train on")
     return good
+
+
+def fits(tokens: Sequence[int], frames: int) -> bool:
+    """Tell if a CTC path exists: a frame per token, and a blank between two equal ones."""
+    return len(tokens) + sum(a == b for a, b in pairwise(tokens)) <= frames
 
 
 def token_errors(model: CTCModel, examples: Sequence[Example], batch: int = 16) -> dict[str, float]:

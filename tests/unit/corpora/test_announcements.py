@@ -10,8 +10,8 @@ import pytest
 from audiorl.audio import seconds
 from audiorl.data.corpus import bundled_speech, corpus
 from audiorl.data.silence import RATE
-from audiorl.tasks.simul.announcements import WordVoice, announcement_streams, announcements, texts, voices_of, words
 from audiorl.tasks.simul.streams import Stream, interpretation_sample
+from corpora.announcements import WordVoice, announcement_streams, announcements, texts, voices_of, words
 
 
 @pytest.fixture(scope="module")

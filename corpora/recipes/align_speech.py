@@ -27,7 +27,7 @@ from functools import partial
 from typing import Any, Literal
 
 from audiorl.audio import AudioClip
-from audiorl.config import CTCConfig, LoraConfig, ModelConfig, OptimConfig, SFTConfig, require_ranges
+from audiorl.config import LoraConfig, ModelConfig, OptimConfig, SFTConfig, require_ranges
 from audiorl.config.recipe import HeldOutOptions, RecipeConfig
 from audiorl.data.bundled import bundled_set, bundled_transcripts
 from audiorl.data.manifest import read_samples
@@ -44,9 +44,9 @@ from audiorl.recipes._common import (
 )
 from audiorl.rewards import CharAccuracy, WeightedSum, WordAccuracy
 from audiorl.run.folder import Run
-from audiorl.train.ctc import fitting, train_ctc
 from audiorl.train.sft import sft
 from audiorl.types import Sample
+from corpora.models.ctc import CTCConfig, fitting, train_ctc
 
 
 @dataclass(frozen=True)

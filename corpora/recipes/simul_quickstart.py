@@ -47,13 +47,14 @@ from audiorl.models.examples import Example
 from audiorl.models.families.qwen_omni import tiny as tiny_qwen_omni
 from audiorl.protocols import Schedule
 from audiorl.recipes._common import require_no_adapters, with_voice
-from audiorl.recipes._simul import SimulStage, StreamOptions, StreamRewards, streams_of, train_stages
+from audiorl.recipes._simul import SimulStage, StreamRewards, train_stages
 from audiorl.report import write_report
 from audiorl.run.folder import Run
 from audiorl.tasks.simul.formats import write_streams
 from audiorl.tasks.simul.schedules import Offline, WaitK, delay_references, words_per_chunk
 from audiorl.tasks.simul.streams import ChunkConfig, Stream, interpretation_sample, phrase_lags, random_lags
 from audiorl.train.sft import sft
+from corpora.recipes._streams import StreamOptions, streams_of
 
 PPO = RLConfig(
     steps=30,

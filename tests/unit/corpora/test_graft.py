@@ -20,8 +20,8 @@ from transformers import (
 from audiorl.audio import AudioClip
 from audiorl.cli import main
 from audiorl.models import load_policy
-from audiorl.models.graft import graft, read_text_model
 from audiorl.speech_models.protocol import load_model
+from corpora.models.graft import graft, read_text_model
 from tests.conftest import ask
 from tests.support.grafts import save_llm, save_whisper
 

@@ -12,18 +12,30 @@ from pathlib import Path
 import pytest
 import torch
 
-from audiorl.config import CTCConfig, ModelConfig, OptimConfig, SFTConfig
+from audiorl.config import ModelConfig, OptimConfig, SFTConfig
 from audiorl.data.corpus import Utterance
 from audiorl.data.prompts import TRANSLATE
 from audiorl.errors import Interrupted
 from audiorl.models import AudioPolicy
-from audiorl.models.ctc import BLANK, SCALE, CTCModel, fits
 from audiorl.models.examples import Example
 from audiorl.recipes._loader import load_recipe
 from audiorl.run.folder import Run
-from audiorl.train.ctc import CTCWorker, by_seconds, encode_all, fitting, target_ids, token_errors, train_ctc
 from audiorl.train.fit import Learner
 from audiorl.train.sft import sft_loss
+from corpora.models.ctc import (
+    BLANK,
+    SCALE,
+    CTCConfig,
+    CTCModel,
+    CTCWorker,
+    by_seconds,
+    encode_all,
+    fits,
+    fitting,
+    target_ids,
+    token_errors,
+    train_ctc,
+)
 from tests.conftest import Make, ask, make_omni
 
 OPTIM = OptimConfig(lr=3e-3)

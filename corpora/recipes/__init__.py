@@ -1,0 +1,1 @@
+"""Recipes on the bundled speech and for grafted models; `audiorl train` finds them by entry points."""
