@@ -54,10 +54,7 @@ class RayGroup(Group):
         self._replay_after_save = 0  # from here on also when the checkpoint that is being written is complete
 
     def each(
-        self,
-        method: Callable[[Any, Shard], R],
-        shards: Sequence[Shard],
-        arrived: Callable[[R], None] | None = None,
+        self, method: Callable[[Any, Shard], R], shards: Sequence[Shard], arrived: Callable[[R], None] | None = None
     ) -> list[R]:
         """Call as every group does. `arrived` gets each worker's result when it is there, again when it is repeated."""
 
@@ -161,10 +158,7 @@ class RayGroup(Group):
         self._wait({failure: rank for rank, (failure, _) in answers.items()}, arrived)
 
     def _wait(
-        self,
-        pending: dict[Any, int],
-        arrived: Callable[[int], None] = lambda rank: None,
-        within: float | None = None,
+        self, pending: dict[Any, int], arrived: Callable[[int], None] = lambda rank: None, within: float | None = None
     ) -> None:
         """Wait until every rank of `pending` (Ray reference to rank) has answered.
 

@@ -23,15 +23,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from audiorl.algos.prompt_attention import PromptAttention
-from audiorl.algos.varlen import (
-    KERNELS,
-    Attention,
-    SegmentAttention,
-    Segments,
-    Spans,
-    choose_kernel,
-    compute_dtype,
-)
+from audiorl.algos.varlen import KERNELS, Attention, SegmentAttention, Segments, Spans, choose_kernel, compute_dtype
 from audiorl.config import ModelConfig
 
 VARLEN, GQA = "audiorl_varlen", "audiorl_gqa"

@@ -43,11 +43,7 @@ _log = logging.getLogger(__name__)
 
 
 def export(
-    checkpoint: str | Path,
-    out: str | Path,
-    merge: bool = False,
-    push: str | None = None,
-    sections: Sequence[str] = (),
+    checkpoint: str | Path, out: str | Path, merge: bool = False, push: str | None = None, sections: Sequence[str] = ()
 ) -> Path:
     """Write the model of `checkpoint` to the new folder `out`, and return it.
 
@@ -149,11 +145,7 @@ def _edit_config(folder: Path, changes: Mapping[str, Any]) -> None:
 
 
 def model_card(
-    checkpoint: Path,
-    adapter: bool,
-    base: str | None = None,
-    notes: Sequence[str] = (),
-    sections: Sequence[str] = (),
+    checkpoint: Path, adapter: bool, base: str | None = None, notes: Sequence[str] = (), sections: Sequence[str] = ()
 ) -> str:
     """Return README.md in Markdown with the hub's metadata, and for a checkpoint in a run folder what the run recorded.
 

@@ -319,8 +319,7 @@ class AudioPolicy(nn.Module):
     def routing_kwargs(self, codes: Tensor | None) -> dict[str, Any]:
         """Return arguments of a decoder that speaks for inputs with codes [..., Q] (None: all text)."""
         if self.speech is None:
-            if codes is not None:
-                raise ValueError("there are frames among the tokens, but the model writes text only; dualize it")
+            assert codes is None, "frames for a model that writes text only"
             return {}
         return {"routing": Routing.TEXT if codes is None else Routing.from_mask(codes[..., 0] >= 0, self.device)}
 

@@ -250,9 +250,7 @@ class SpeechSampler:
     device once."""
 
     def __init__(self, policy: AudioPolicy, config: SamplingConfig, keys: Sequence[RolloutKey]):
-        assert policy.speech is not None
-        if any(k.sampled for k in keys):
-            raise ValueError("a rollout of a model that speaks cannot be paused")
+        assert policy.speech is not None and not any(k.sampled for k in keys), "speech is not paused"
         layout, device, count = policy.speech, policy.device, len(keys)
         self.max_rows = max(max_rows(policy, config, k.spoken) for k in keys)
         self._policy, self._config, self._layout = policy, config, layout

@@ -124,8 +124,6 @@ class SpeechStream:
     def __init__(
         self, codec: AudioTokenizer, layout: FrameLayout, block_frames: int = BLOCK_FRAMES, began: float = 0.0
     ):
-        if block_frames < 1:
-            raise ValueError(f"block_frames is {block_frames}; a block must have at least 1 frame")
         self._layout, self._block_frames, self._began = layout, block_frames, began
         self._codec = codec.streaming()
         self._frames: list[Sequence[int]] = []  # of the speech that is open, by the delay pattern

@@ -116,12 +116,7 @@ class WeightSender(_Peer):
     """
 
     def __init__(
-        self,
-        receivers: int,
-        *,
-        host: str = LOOPBACK,
-        timeout: float = TIMEOUT_SECONDS,
-        backend: Backend = "gloo",
+        self, receivers: int, *, host: str = LOOPBACK, timeout: float = TIMEOUT_SECONDS, backend: Backend = "gloo"
     ):
         store = listening_store(host, timeout=timedelta(seconds=timeout))
         self.address = f"{host}:{store.port}"

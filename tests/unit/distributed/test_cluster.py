@@ -21,14 +21,7 @@ import torch
 
 from audiorl.cli import main
 from audiorl.config.distributed import RuntimeConfig, set_current
-from audiorl.distributed.ray_cluster import (
-    Cluster,
-    bundles,
-    check_answers,
-    check_fits,
-    connected,
-    placements,
-)
+from audiorl.distributed.ray_cluster import Cluster, bundles, check_answers, check_fits, connected, placements
 from audiorl.distributed.ray_group import RayGroup
 from audiorl.distributed.torchrun import RankError
 from audiorl.recipes._loader import load_recipe

@@ -4,16 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bench.engines import (
-    POLICIES,
-    Generated,
-    Policy,
-    Rates,
-    Request,
-    Roofline,
-    generate,
-    step_times,
-)
+from bench.engines import POLICIES, Generated, Policy, Rates, Request, Roofline, generate, step_times
 
 EVEN = Rates((1, 100), (1.0, 100.0))
 """A step takes a second at any batch size."""

@@ -8,15 +8,7 @@ import pytest
 
 from audiorl.cli import main
 from tests.support.data_recipe import PHASES
-from tests.support.rank_runs import (
-    DATA,
-    RECIPE,
-    assert_equal_runs,
-    audiorl,
-    output,
-    rewind,
-    torchrun,
-)
+from tests.support.rank_runs import DATA, RECIPE, assert_equal_runs, audiorl, output, rewind, torchrun
 
 
 @pytest.mark.parametrize("kind", ["grpo", "ppo"])

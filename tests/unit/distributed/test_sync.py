@@ -157,10 +157,7 @@ def test_a_cuda_handle_reaches_the_other_side_as_it_was(monkeypatch: pytest.Monk
     monkeypatch.setattr(weight_transfer, "rebuild_cuda_tensor", lambda *a: rebuilt.extend(a))
 
     flat = MagicMock(device=torch.device("cuda", 3), __len__=lambda self: 576)
-    with (
-        shared_memory(flat) as handle,
-        opened_memory(json.loads(json.dumps(handle)), torch.device("cuda", 1)),
-    ):
+    with shared_memory(flat) as handle, opened_memory(json.loads(json.dumps(handle)), torch.device("cuda", 1)):
         pass
     assert rebuilt[:6] == [torch.Tensor, (576,), (1,), 0, torch.UntypedStorage, torch.uint8]
     assert rebuilt[6:] == [1, *sent[1:]]

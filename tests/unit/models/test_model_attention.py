@@ -20,12 +20,7 @@ from transformers import AttentionInterface
 from audiorl.algos import varlen
 from audiorl.algos.experience import Experience
 from audiorl.algos.packing import attention_mask, pack_experiences
-from audiorl.algos.varlen import (
-    Kernel,
-    Segments,
-    flex,
-    sdpa,
-)
+from audiorl.algos.varlen import Kernel, Segments, flex, sdpa
 from audiorl.audio import AudioClip
 from audiorl.config import ModelConfig
 from audiorl.data.corpus import Utterance

@@ -192,11 +192,6 @@ def test_what_cannot_be_spoken_is_refused(policy: AudioPolicy, codec, speech: li
     for other in (replace(policy.speech, codebooks=3), replace(policy.speech, size=65, bos=63, eos=64)):
         with pytest.raises(ValueError, match="codebooks of 64 codes, the model writes"):
             other.check(codec)
-    with pytest.raises(ValueError, match=r"codes are \[3, 2\]; the model writes \[4, frames\]"):
-        policy.speech.tokens(torch.zeros(3, 2, dtype=torch.long))
-    for bad in (-1, 64, 65):
-        with pytest.raises(ValueError, match=rf"codes reach from .*{bad}.*; the model's are 0 to 63"):
-            policy.speech.tokens(torch.full((4, 2), bad))
     silent = policy.copy()
     silent.speech = None
     asked = (("song", policy, 'give "text" or "speech"'), ("speech", silent, "text only; dualize it"))

@@ -11,10 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import (
-    Qwen2_5OmniThinkerForConditionalGeneration,
-    Qwen3OmniMoeThinkerForConditionalGeneration,
-)
+from transformers import Qwen2_5OmniThinkerForConditionalGeneration, Qwen3OmniMoeThinkerForConditionalGeneration
 from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniVisionEncoder
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME
 
@@ -23,10 +20,7 @@ from audiorl.models.weights import ModelSource, read_copied, remove_vision
 from tests.conftest import make_omni, make_qwen3_omni
 
 MAKES = {"qwen2.5": make_omni, "qwen3": make_qwen3_omni}
-THINKERS = {
-    "qwen2.5": Qwen2_5OmniThinkerForConditionalGeneration,
-    "qwen3": Qwen3OmniMoeThinkerForConditionalGeneration,
-}
+THINKERS = {"qwen2.5": Qwen2_5OmniThinkerForConditionalGeneration, "qwen3": Qwen3OmniMoeThinkerForConditionalGeneration}
 
 
 @pytest.fixture(params=MAKES)

@@ -64,9 +64,7 @@ def cache_tokens(policy: AudioPolicy) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    "make",
-    [make_omni, make_qwen2_audio, make_qwen3_omni, make_dual_omni],
-    ids=lambda m: m.__name__[5:],
+    "make", [make_omni, make_qwen2_audio, make_qwen3_omni, make_dual_omni], ids=lambda m: m.__name__[5:]
 )
 def test_answers_to_audio(make: Make, samples: list[Sample]) -> None:
     policy = make()

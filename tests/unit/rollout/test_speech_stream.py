@@ -136,8 +136,6 @@ def test_bad_input(codec: Any, speech: Any) -> None:
     with pytest.raises(ValueError, match="no speech decoder"):
         next(speech_blocks(dualize(make_text(), 4, 64), speech_sample("a", "x")))
     policy = speaker(codec)
-    with pytest.raises(ValueError, match="block_frames is 0"):
-        next(speech_blocks(policy, speech_sample("a", "x"), block_frames=0))
     with pytest.raises(ValueError, match="has turns; this engine speaks answers"):
         StreamingEngine(policy).generate([Request(interpretation_sample(stream(speech, 0, 2)))])
     broken = Sample("b", (Message("user", ()),), metadata={"respond": "speech"})
