@@ -85,9 +85,8 @@ def takes_prompts(decoder: Any) -> bool:
 def gqa_without_repeat(decoder: Any) -> Iterator[None]:
     """Use native GQA kernels for a cache: do not repeat its keys and values for every query head of a group.
 
-    Takes a `PromptAttention` as the decoder's argument `prompts` for prompts that several rollouts share. With one new
-    token a rollout nothing is repeated on any device; with several only on the CPU is this so: CUDA has no fast kernel
-    that reads grouped keys with a mask.
+    A decoder then takes a `PromptAttention` as `prompts`. With several new tokens a rollout this holds on the CPU only:
+    CUDA has no fast kernel that reads grouped keys with a mask.
     """
     config = decoder.config
     before = config._attn_implementation

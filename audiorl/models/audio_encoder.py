@@ -41,11 +41,10 @@ def log_mel(extractor: WhisperFeatureExtractor, wav: np.ndarray) -> Tensor:
 
 
 def log_mels(extractor: WhisperFeatureExtractor, wavs: Sequence[np.ndarray], device: str = "cpu") -> list[Tensor]:
-    """Return [mel bins, frames] float32, on the CPU, of each of mono samples [T] at the extractor's rate.
+    """Return [mel bins, ceil(T / hop)] float32, on the CPU, of each of mono samples [T] at the extractor's rate.
 
-    frames = ceil(T / hop). Equal to what the models' processors compute with the clip padded to 30 s and the padding
-    cut off again, without paying for the 30 s: only the zeros that reach into the last analysis window are added. Give
-    clips of similar length together. device: where it is computed.
+    Equal to what the models' processors compute with the clip padded to 30 s and the padding cut off again, without
+    paying for the 30 s. Give clips of similar length together. device: where it is computed.
     """
     hop = extractor.hop_length
     frames = [math.ceil(len(wav) / hop) for wav in wavs]
@@ -110,8 +109,8 @@ class ClipCache:
 class AudioEncoder:
     """Encode clips: on the CPU one at a time, so a result never depends on its batch; on a GPU several together.
 
-    The output of a frozen audio encoder is cached (up to `ModelConfig.audio_cache_mb`) for rollouts, log-probs and all
-    epochs; that of a trained one is cached until the weights change, and its mel features longer (`MELS_BYTES`).
+    The output of a frozen encoder is cached (`ModelConfig.audio_cache_mb`); that of a trained one until the weights
+    change, and its mel features longer (`MELS_BYTES`).
     """
 
     def __init__(
@@ -170,8 +169,7 @@ class AudioEncoder:
     def once(self) -> Iterator[None]:
         """Run a trained audio encoder forward and backward once per clip during the passes of one update.
 
-        The passes differentiate down to the encoder output. Their gradients are summed there and go through the audio
-        encoder when the block ends. A frozen audio encoder runs once per clip with or without this block.
+        Their gradients are summed at the encoder output and go through the encoder when the block ends.
         """
         if self.config.audio != "full":
             yield

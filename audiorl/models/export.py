@@ -149,9 +149,8 @@ def model_card(
 ) -> str:
     """Return README.md in Markdown with the hub's metadata, and for a checkpoint in a run folder what the run recorded.
 
-    adapter: the export is a low-rank adapter. base: the model that training began with, where the checkpoint does not
-    name it. notes: paragraphs about the export. sections: further measurements, in Markdown. Data files that are still
-    there are read for the `licence` of their rows.
+    base: the model that training began with, where the checkpoint does not name it. notes: paragraphs about the export.
+    sections: further measurements. Data files that are still there are read for the `licence` of their rows.
     """
     run = run_of(checkpoint)
     recorded = {} if run is None else json.loads((run / "config.json").read_text())

@@ -179,9 +179,7 @@ class AudioPolicy(nn.Module):
     def save(self, folder: str | Path) -> None:
         """Write a Hugging Face model folder in safetensors; with LoRA, an adapter folder that names its base model.
 
-        The thinker of an Omni model is saved in the layout of the whole model with `enable_audio_output` false, without
-        its talker, which `audiorl.models.export` puts back. Its vision tower, which is not loaded, is copied from the
-        files that the policy was loaded from.
+        Of an Omni model: the whole model's layout without its talker, which `audiorl.models.export` puts back.
         """
         folder = Path(folder)
         if not torch.cuda.is_available():  # transformers imports DeepSpeed here if it can, which would warn of no GPU
@@ -420,8 +418,8 @@ class AudioPolicy(nn.Module):
 class Reference:
     """A frozen copy of a policy as it was when this was made, for the KL. Weights that are never trained are shared.
 
-    No copy is made where the reference is the base model below the policy's adapter: with `base`, or when the adapter
-    does not change the model yet. The adapter is then switched off for the forward pass.
+    Where it is the base model below the policy's adapter (`base`, or an adapter that changes nothing yet), the adapter
+    is switched off for its forward passes instead.
     """
 
     def __init__(self, policy: AudioPolicy, base: bool = False):
@@ -444,10 +442,9 @@ class Reference:
 def dualize(policy: AudioPolicy, codebooks: int, codebook_size: int, seed: int = 0) -> AudioPolicy:
     """Teach `policy` to write `codebooks` of `codebook_size` codes (those of its codec), in place.
 
-    Every layer gets norms and a feed-forward block for frames that begin as copies of the text's; the embeddings of
-    codes and the head that writes them begin random, fixed by `seed`. Speech begins, continues and ends with reserved
-    tokens that the tokenizer has, or with new ones. For a batch without frames results stay the same bit for bit.
-    Decoders of Llama, Qwen2, Qwen3 and Qwen2.5-Omni's thinker can be dualized, with or without an audio encoder.
+    Every layer gets norms and a feed-forward block for frames that begin as copies of the text's; embeddings and head
+    of the codes begin random, fixed by `seed`. Speech begins, continues and ends with reserved tokens of the tokenizer,
+    or with new ones. For a batch without frames results stay the same bit for bit.
     """
     if policy.speech is not None:
         raise ValueError("the model speaks already")

@@ -117,10 +117,9 @@ class PromptEncoder:
 
 
 def wants_speech(sample: Sample) -> bool:
-    """Tell whether the answer is speech from its start: `metadata["respond"]` is "speech" and not "text", its default.
+    """Tell whether the answer is speech from its start: whether `metadata["respond"]` is "speech" and not "text".
 
-    The prompt then ends with `begin_id`, and the answer with the speech. A model that speaks may otherwise decide so
-    itself, after text, in any turn.
+    A model that speaks may otherwise decide so itself, after text, in any turn.
     """
     respond = sample.metadata.get("respond", "text")
     if respond not in ("text", "speech"):

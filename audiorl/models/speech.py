@@ -156,8 +156,7 @@ Routing.FRAMES = Routing(0, 1)
 class DualLayer(GradientCheckpointingLayer):
     """A decoder layer with a second branch for frames (DualFFN of Higgs Audio V2); attention is shared.
 
-    Its parts have the names that Higgs checkpoints give them. Without `routing` all positions are text, as for the
-    layer that it was made from.
+    Its parts have the names of Higgs checkpoints. Without `routing` all positions are text.
     """
 
     def __init__(self, layer: Any, input_layernorm: nn.Module, post_attention_layernorm: nn.Module, mlp: nn.Module):

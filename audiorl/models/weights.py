@@ -112,13 +112,10 @@ def load_model(
     fill: Callable[[Any, str], bool] | None = None,
     ignored: re.Pattern[str] | None = None,
 ) -> PreTrainedModel:
-    """Load the model of a local folder or a hub id, on the configured device.
+    """Load the model of a local folder or a hub id, on the configured device; on "meta" its structure alone.
 
     build(model) changes its structure before the weights are read. fill(model, name) may give a weight that the
     checkpoint lacks its value and return True. `ignored`: weights of the checkpoint that the model shall not have.
-
-    On the device "meta" it is the structure alone: no weights are read.
-
     Raises ValueError when weights are damaged, missing, too many or of another shape than config.json says.
     """
     if build is not None:
@@ -277,8 +274,7 @@ def save_processor(
 ) -> None:
     """Write tokenizer, chat template and processor: the `files` that a policy was loaded with, then what they lack.
 
-    template: a chat template for a folder without one. class_names: by file, the entries that name the processor's
-    classes.
+    template: a chat template. class_names: by file, the entries that name the processor's classes.
     """
     tokenizer.save_pretrained(str(folder))
     for name, content in files.items():

@@ -191,10 +191,9 @@ class HFEngine:
                 self.on_step([answer.buffer for answer in answers])
 
     def _joining(self, waiting: Sequence[_PromptGroup], active: Sequence[int], batch: Batch, sampler: Sampler) -> int:
-        """Return how many of the waiting prompts join the `active` answers now: what `max_batch_tokens` allows.
+        """Count the waiting prompts that join the `active` answers now: what `max_batch_tokens` allows.
 
-        The answers of a prompt are never split. To copy the cache less often, a few wait until an eighth of the batch
-        can be replaced, unless they are the last.
+        To copy the cache less often, a few wait until an eighth of the batch can be replaced, unless they are the last.
         """
         if active and batch.aligned:
             return 0

@@ -172,8 +172,7 @@ class SpeechStream:
 class StreamingEngine(SpeechDecoder):
     """A `RolloutEngine` that decodes speech while it is generated, and the `SpeechDecoder` of its rollouts.
 
-    It measures how long a listener waits. A block costs one call of the codec for each rollout; where only the whole
-    recording counts, `HFEngine` and `CodecSpeechDecoder` decode it in one call. Streams with turns raise ValueError.
+    It measures how long a listener waits; otherwise `CodecSpeechDecoder` decodes whole recordings in one call.
     """
 
     def __init__(self, policy: AudioPolicy, sampling: SamplingConfig | None = None):
@@ -229,10 +228,10 @@ def speech_blocks(
 ) -> Generator[Wave, None, tuple[Rollout, StreamedSpeech]]:
     """Yield the speech of one rollout in blocks, each float32 [T] at the codec's rate, while the next is generated.
 
-    The blocks, end to end, are `CodecSpeechDecoder.waveform` of the rollout that `HFEngine` gives for this seed. The
-    generator's return value is that rollout, and its blocks with the times at which they were ready, whenever they were
-    read. Generation runs in a thread of its own; leave the policy alone until the last block. To stop earlier,
-    `close()` the generator. Raises ValueError for a policy without a codec.
+    End to end they are `CodecSpeechDecoder.waveform` of the rollout that `HFEngine` gives for this seed. The
+    generator's return value is that rollout, and its blocks with the times at which they were ready. Generation runs in
+    a thread of its own: leave the policy alone until the last block, or `close()` the generator. Raises ValueError for
+    a policy without a codec.
     """
     decoder = CodecSpeechDecoder.of(policy)
     speaking = SpeechStream(decoder.codec, decoder.layout, block_frames, time.perf_counter())

@@ -182,8 +182,8 @@ class StreamDecoder:
     def rollouts(self, requests: Sequence[Request]) -> list[Rollout]:
         """Return all rollouts, request by request, index ascending.
 
-        `max_batch_tokens` bounds a batch: all its streams times the longest. One request is never split. Turns are
-        counted with a quarter of the tokens they may take.
+        `max_batch_tokens` bounds a batch: all its streams times the longest, turns with a quarter of what they may
+        take.
         """
         most = max_rows(self.policy, self.sampling)
         batches: list[list[StreamInputs]] = []
@@ -366,10 +366,10 @@ def empty_cache(policy: AudioPolicy) -> RowCache:
 class LiveStream:
     """One stream that is interpreted while it comes. Without `history` its segments are those of `StreamDecoder`.
 
-    With `history` the model carries at most so many turns: when they are in its key-value cache, all but the last half
-    are forgotten. The rest is computed again behind the instruction, in one forward pass, as a stream that began there;
-    so positions and memory are those of a short stream, and the cost of a chunk does not grow. The instruction stays in
-    front, where attention puts the weight that it needs nowhere else (attention sinks, arXiv 2309.17453).
+    With `history` at most so many turns are carried: when they are in the cache, all but the last half are forgotten,
+    and the rest is computed again behind the instruction, as a stream that began there. So positions, memory and the
+    cost of a chunk do not grow, and the instruction stays in front, where attention needs it (attention sinks, arXiv
+    2309.17453).
 
     sample: holds the messages; its turns are those to come. Raises ValueError for a history below 2 or of a policy that
     speaks.

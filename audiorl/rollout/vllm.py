@@ -88,10 +88,8 @@ class VLLMEngine:
     """`RolloutEngine` over vLLM in this process, made from a model folder or a hub id, or from an adapter's folder.
 
     Log-probs are those of the distribution that was sampled from; of a greedy answer, the model's own. Answers depend
-    on (seed, sample, index), not on their batch, as far as the kernels' rounding does not.
-
-    Raises ValueError without vLLM, with `sampling.compile`, and for models that it does not serve here: those that
-    write speech, and families other than `SERVED`.
+    on (seed, sample, index), not on their batch, as far as the kernels' rounding does not. Raises ValueError without
+    vLLM and for models that it does not serve here: those that write speech, and families other than `SERVED`.
     """
 
     def __init__(
@@ -321,18 +319,15 @@ class VLLMEngine:
     def update_weights(self, weights: Weights, version: int) -> None:
         """Take new weights by checkpoint name (`served_weights`), in place, a bucket at a time.
 
-        Raises ValueError for a weight that the model does not have or has in another shape, and where one of several
-        that vLLM keeps together is missing: of an adapter all matrices must come. After an error the engine writes
-        nothing until it has had all weights.
+        Raises ValueError as `load_checked` does. After an error the engine writes nothing until it has had all weights.
         """
         with self._updating(version):
             load_checked(weights, self._shapes, lambda method, *args: self._llm.collective_rpc(method, args=args))
 
     def connect(self, address: str, first: int, receivers: int, options: Mapping[str, Any]) -> str | None:
-        """Let vLLM's workers receive weights themselves, each its own connection: receivers `first`, `first` + 1, ….
+        """Let vLLM's workers receive weights themselves: they are receivers `first`, `first` + 1, ….
 
-        Weights then do not pass through this process. options: those of `WeightReceiver`. Returns None, or why a worker
-        has no connection.
+        options: those of `WeightReceiver`. Returns None, or why a worker has no connection.
         """
         reasons = self._llm.collective_rpc("audiorl_connect", args=(address, first, receivers, dict(options)))
         return next(filter(None, reasons), None)

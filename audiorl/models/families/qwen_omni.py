@@ -149,11 +149,7 @@ class QwenOmni(Backbone):
 def load(
     path: str | Path, config: ModelConfig, kind: Literal["qwen2.5", "qwen3"], speech: FrameLayout | None = None
 ) -> AudioPolicy:
-    """Load a thinker from a checkpoint of the whole model or of the thinker alone, local or by hub id.
-
-    Its vision tower is not loaded, unless the weights are not in safetensors files, and then kept apart from the model;
-    see `models.weights`.
-    """
+    """Load a thinker from a checkpoint of the whole model or of the thinker alone, local or by hub id."""
     model_class: type[PreTrainedModel] = (
         Qwen3OmniMoeThinkerForConditionalGeneration if kind == "qwen3" else Qwen2_5OmniThinkerForConditionalGeneration
     )
@@ -225,9 +221,8 @@ def tiny(
 ) -> AudioPolicy:
     """Make a Qwen2.5-Omni thinker small enough for two CPU cores, of the same class as the real one.
 
-    Its audio encoder is that of Whisper tiny.en (7.6 M parameters) when `whisper` is true, otherwise two random
-    layers of width 32, for tests of anything but understanding. Its tokenizer is a byte-level BPE of `vocab_size`
-    learned from `texts`. Decoder weights are random and depend on `seed` only.
+    Its audio encoder is that of Whisper tiny.en (7.6 M parameters) when `whisper` is true, otherwise two random layers
+    of width 32. Its tokenizer is a byte-level BPE learned from `texts`. Other weights depend on `seed` only.
     """
     tokenizer = tiny_tokenizer(texts, vocab_size)
     encoder = dict(d_model=384, encoder_layers=4, encoder_attention_heads=6, encoder_ffn_dim=1536, num_mel_bins=80)
