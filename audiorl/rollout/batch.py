@@ -43,7 +43,8 @@ _COLUMNS = 64  # buffers grow by multiples of this
 
 @dataclass
 class _Place:
-    """Where the tokens of one forward pass go, shared by all layers. Tensors are on the cache's device."""
+    """Where the tokens of one forward pass go, shared by all layers. Not the cache itself: in a cycle of references its
+    memory would not be free before the garbage collector ran."""
 
     rows: Tensor = field(default_factory=lambda: torch.zeros(0, 1, dtype=torch.long))
     """[B, 1] int64."""
