@@ -82,8 +82,9 @@ def eager(policy: AudioPolicy) -> Iterator[None]:
 def plain(policy: AudioPolicy, sample: Sample, review: Any) -> list[list[int]]:
     """What is written in each turn: every step reads the whole conversation again."""
     decoder, head = policy.backbone.decoder(policy.model), policy.backbone.head(policy.model)
-    observed, clips, sampled = policy.prompt(sample).ids.tolist(), [], []
+    observed: list[int] = policy.prompt(sample).ids.tolist()
     sampled = [False] * len(observed)
+    clips: list[Any] = []
     said: list[int] = []
     hypotheses: list[list[int]] = []
     out: list[list[int]] = []
@@ -92,6 +93,32 @@ def plain(policy: AudioPolicy, sample: Sample, review: Any) -> list[list[int]]:
         embeds = policy.embed(torch.tensor(observed), clips, torch.tensor(sampled))
         result = decoder(inputs_embeds=embeds[None], output_attentions=True, use_cache=False)
         return head(result.last_hidden_state[0]), [a[0].mean(0) for a in result.attentions]
+
+    def kept(words: list[int], start: int) -> int:
+        if isinstance(review, LocalAgreement):
+            last = hypotheses[-review.n :]
+            same = takewhile(lambda tokens: len(set(tokens)) == 1, zip(*last, strict=False))
+            keep = sum(1 for _ in same) - len(said) if len(last) == review.n else 0
+        else:
+            own = zip(observed, sampled, strict=True)
+            audio = [i for i, (id, mine) in enumerate(own) if id == policy.audio_token_id and not mine]
+            mean = torch.stack([a for i, a in enumerate(forward()[1]) if not review.layers or i in review.layers]).mean(
+                0
+            )
+            for keep in range(len(words) + 1):
+                if keep == len(words):
+                    break
+                weights = mean[start + keep - 1, audio]
+                if isinstance(review, AlignAtt):
+                    if int(weights.argmax()) >= len(audio) - review.frames:
+                        break
+                elif float(weights[-review.frames :].sum() / weights.sum()) >= review.alpha:
+                    break
+        # Whole characters: their bytes may be several tokens.
+        whole = policy.decode(words)
+        while 0 < keep < len(words) and policy.decode(words[:keep]) + policy.decode(words[keep:]) != whole:
+            keep -= 1
+        return keep
 
     for number, turn in enumerate(sample.turns):
         chunk = policy.chunk_ids(turn.audio).tolist()
@@ -105,9 +132,7 @@ def plain(policy: AudioPolicy, sample: Sample, review: Any) -> list[list[int]]:
         turn_ids = observed[start:]
         words = turn_ids[:-1] if turn_ids[-1] in policy.stop_ids else turn_ids
         hypotheses.append([*said, *words])
-        keep = len(words)
-        if number < len(sample.turns) - 1 and words:
-            keep = _keep(review, forward()[1], observed, sampled, start, words, hypotheses, len(said), policy)
+        keep = kept(words, start) if number < len(sample.turns) - 1 and words else len(words)
         if keep < len(words):
             observed, sampled, turn_ids = observed[: start + keep], sampled[: start + keep], words[:keep]
         if observed[-1] not in policy.stop_ids or len(observed) == start:
@@ -115,44 +140,6 @@ def plain(policy: AudioPolicy, sample: Sample, review: Any) -> list[list[int]]:
         said += words[:keep]
         out.append(turn_ids)
     return out
-
-
-def _keep(
-    review: Any,
-    attentions: list[Tensor],
-    observed: list[int],
-    sampled: list[bool],
-    start: int,
-    words: list[int],
-    hypotheses: list[list[int]],
-    before: int,
-    policy: AudioPolicy,
-) -> int:
-    audio = [
-        i for i, (id, own) in enumerate(zip(observed, sampled, strict=True)) if id == policy.audio_token_id and not own
-    ]
-    if isinstance(review, LocalAgreement):
-        last = hypotheses[-review.n :]
-        same = takewhile(lambda tokens: len(set(tokens)) == 1, zip(*last, strict=False))
-        keep = sum(1 for _ in same) - before if len(last) == review.n else 0
-    else:
-        chosen = [a for i, a in enumerate(attentions) if not review.layers or i in review.layers]
-        mean = torch.stack(chosen).mean(0)
-        keep = 0
-        for i in range(len(words)):
-            weights = mean[start + i - 1, audio]
-            if isinstance(review, AlignAtt):
-                stops = int(weights.argmax()) >= len(audio) - review.frames
-            else:
-                stops = float(weights[-review.frames :].sum() / weights.sum()) >= review.alpha
-            if stops:
-                break
-            keep += 1
-    # Whole characters: their bytes may be several tokens.
-    whole = policy.decode(words)
-    while 0 < keep < len(words) and policy.decode(words[:keep]) + policy.decode(words[keep:]) != whole:
-        keep -= 1
-    return keep
 
 
 @pytest.mark.parametrize("family", list(FAMILIES))
