@@ -136,7 +136,6 @@ def test_autocast_reaches_the_audio_encoder_wherever_a_clip_is_encoded(
     torch.testing.assert_close(outside, exact, atol=0.1 * float(exact.detach().abs().max()), rtol=0)
 
 
-@every_listener
 def test_prompts_that_cannot_be_read(policy: AudioPolicy, samples: list[Sample]) -> None:
     """Also more tokens than the model has positions: rotary ones have no end, and it would read on at unknown ones."""
     clip, ones = samples[0].audio[0], np.ones(200, dtype=np.float32)
