@@ -95,6 +95,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "a GPU")
     monkeypatch.setattr(varlen, "_package_obstacle", lambda module: "is not installed")
+    monkeypatch.setitem(sys.modules, "triton", torch)  # which a build of torch for GPUs brings
     return monkeypatch
 
 

@@ -53,7 +53,6 @@ def trainers(start: float = 0.0, restarts: int = 3) -> RayGroup:
     return RayGroup("trainer", Counter, start)
 
 
-@pytest.mark.smoke
 def test_a_group_calls_its_workers_as_every_group_does(cluster: Cluster) -> None:
     group = trainers(10.0)
     assert group.size == 2 and not group.shared

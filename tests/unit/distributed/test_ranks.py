@@ -63,7 +63,7 @@ with process_group() as world:
 """
 
 
-@pytest.mark.parametrize("who", [pytest.param("none", marks=pytest.mark.smoke), "other", "own"])
+@pytest.mark.parametrize("who", ["none", "other", "own"])
 def test_a_group_of_ranks_and_what_goes_wrong_in_it(who: str, tmp_path: Path) -> None:
     """A rank that fails ends the others, which wait for it, and the driver knows why."""
     script = tmp_path / "script.py"

@@ -333,7 +333,6 @@ def test_what_it_does_not_serve_is_refused(
         VLLMEngine(folder)
 
 
-@pytest.mark.smoke
 def test_a_text_decoder(tmp_path: Path) -> None:
     """After numba, whose library vLLM's search for kernels stumbles over."""
     pytest.importorskip("llvmlite.binding")
