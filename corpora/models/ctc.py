@@ -53,8 +53,6 @@ class CTCConfig:
     """Transcripts per update."""
     negatives: int = 2000
     """Random tokens of the training texts that compete with those of a batch; more sharpen the scores and cost time."""
-    sort: bool = False
-    """Batches of clips of similar length."""
     micro_batch_seconds: float = 120.0
     """Most seconds of audio in one forward pass; any value gives the same gradient but for rounding."""
     save_every: int = 200
@@ -238,7 +236,6 @@ def train_ctc(
         config,
         phase=phase,
         seed=seed,
-        length=lambda e: round(100 * seconds(e.sample.audio[0])),
         evaluate=partial(token_errors, model, held_out) if held_out else None,
         eval_every=config.eval_every,
     )

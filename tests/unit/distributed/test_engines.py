@@ -32,8 +32,7 @@ from audiorl.run.folder import Run
 from audiorl.run.saving import ModelFile
 from audiorl.train.rl import train as loop
 from audiorl.train.rl import workers
-from audiorl.train.rl.engines import GroupEngine
-from audiorl.train.rl.processes import Workers
+from audiorl.train.rl.processes import GroupEngine, Workers
 from audiorl.train.rl.train import train_rl
 from audiorl.train.rl.trainer import TrainBatch, Trainer, TrainOutput
 from audiorl.train.rl.workers import Actor, EngineWorker, engine_lora, make_actor, make_reference
