@@ -1,5 +1,6 @@
-# Everything runs in .venv, which these targets make and fill. quickstart installs the base package only; install what most
-# fast tests need; test and docs everything: vLLM, Ray, DeepSpeed, a browser.
+# Everything runs in .venv, which these targets make and fill. quickstart installs the base package only; test what the fast
+# tests need; test-slow and docs everything: vLLM, Ray, DeepSpeed, a browser. Tests that need one of these are skipped
+# without it and say so.
 PYTHON ?= python3
 VENV := .venv
 PY := $(VENV)/bin/python
@@ -35,7 +36,7 @@ $(VENV)/.base: pyproject.toml constraints-cpu.txt | $(PY)
 	touch $@
 
 $(VENV)/.installed: $(VENV)/.base
-	$(PIP) -e ".[dev,metrics,speech,serve,judge,loggers,simuleval]"
+	$(PIP) -e ".[dev,metrics,speech,serve,loggers,simuleval]"
 # It pins an older tqdm than datasets needs; see the extra simuleval in pyproject.toml.
 	$(PY) -m pip install --quiet --no-deps simuleval==1.1.4
 	touch $@
@@ -52,7 +53,7 @@ $(VENV)/.installed-all: $(VENV)/.installed
 		|| echo "no chromium: the browser tests of audiorl view are skipped"
 	touch $@
 
-test: install-all lint
+test: lint
 	$(PYTEST)
 
 test-slow: install-all
