@@ -208,12 +208,12 @@ def draw_lines(
         return
     # A dotted line where a phase starts, and its name above the curve.
     left, right = ax.get_xlim()
-    place: dict[str, Any] = {"xycoords": ("data", "axes fraction"), "textcoords": "offset points", "size": 9}
+    style_of_names: dict[str, Any] = {"xycoords": ("data", "axes fraction"), "textcoords": "offset points", "size": 9}
     for phase in dict.fromkeys(one.phase for one in drawn if not is_control(one.phase)):
         border = shift.get(phase, 0.0)
         if left < border < right:
             ax.axvline(border, color=theme.muted, lw=0.8, ls=(0, (1, 2)))
-        ax.annotate(literal(phase), (max(border, left), 1), (3, 2), color=theme.muted, **place)
+        ax.annotate(literal(phase), (max(border, left), 1), (3, 2), color=theme.muted, **style_of_names)
     ax.set_xlim(left, right)
 
 
