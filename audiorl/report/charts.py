@@ -27,7 +27,6 @@ from audiorl.report.summary import UNSEEN, Measure, Point, read_json_object, sho
 
 LineStyle = Literal["average", "points", "exact"]
 """How a line is drawn: every step faint under a moving average, marked points, or as recorded."""
-PlotQuality = Literal["BLEU", "chrF", "Semantic", "COMET", "BLEURT"]
 SCORES = "scores.json"
 
 
@@ -400,28 +399,25 @@ def _score_files(folder: str | Path) -> list[Path]:
     return found[:1] if found[0].parent == Path(folder) else found
 
 
-def plot_tradeoff(
-    folders: Sequence[str | Path], png: str | Path, *, quality: PlotQuality = "chrF", latency: str | None = None
-) -> Path:
-    """Write a PNG: `latency` in seconds to the right, quality upwards, a labelled point or line per folder.
+def plot_tradeoff(folders: Sequence[str | Path], png: str | Path) -> Path:
+    """Write a PNG: latency in seconds to the right, chrF upwards, a labelled point or line per folder.
 
-    Up and left is better. `latency` is by default "StreamLAAL" where every scored folder has it, else "LAAL". Written
-    sources have no seconds: their scores are refused. Raises ValueError naming file and field.
+    Latency is StreamLAAL where every scored folder has it, else LAAL. Written sources have no seconds: their scores are
+    refused. Raises ValueError naming file and field.
     """
     if not folders:
         raise ValueError("give the folders to plot: --plot OUT.png DIR DIR …")
-    if latency is None:
-        scored = [read_json_object(path) or {} for folder in folders for path in _score_files(folder)]
-        latency = "StreamLAAL" if all("StreamLAAL" in scores for scores in scored) else "LAAL"
+    scored = [read_json_object(path) or {} for folder in folders for path in _score_files(folder)]
+    latency = "StreamLAAL" if all("StreamLAAL" in scores for scores in scored) else "LAAL"
     figure = Figure(figsize=(6.4, 4.2), dpi=200, facecolor="white", layout="constrained")
     ax = figure.subplots()
     for place, folder in enumerate(folders):
-        curve, colour = read_tradeoff(folder, quality, latency), LIGHT.lines[place % len(LIGHT.lines)]
+        curve, colour = read_tradeoff(folder, "chrF", latency), LIGHT.lines[place % len(LIGHT.lines)]
         ax.plot(*zip(*curve, strict=True), color=colour, lw=1.8, marker="o", ms=6, mew=0)
         style: dict[str, Any] = {"color": colour, "size": 9.5, "weight": "bold"}
         ax.annotate(literal(Path(folder).resolve().name), curve[-1], (7, 3), textcoords="offset points", **style)
     limits = ax.get_ylim()
-    _plain_axes(ax, LIGHT, f"{latency} (s)", quality)
+    _plain_axes(ax, LIGHT, f"{latency} (s)", "chrF")
     ax.set_ylim(limits)
     ax.xaxis.set_major_locator(MaxNLocator(6))
     ax.margins(x=0.16, y=0.16)
