@@ -17,10 +17,9 @@ from audiorl.config.checks import require_counts, require_ranges
 from audiorl.config.distributed import current
 from audiorl.data.recordings import Crops, Place, Recordings
 from audiorl.data.rows import write_json_lines
-from audiorl.distributed.local import changes_worker
-from audiorl.distributed.placement import num_trainers, trainer_group
+from audiorl.distributed import num_trainers, trainer_group
+from audiorl.distributed.local import World, changes_worker
 from audiorl.distributed.torchrun import local_device
-from audiorl.distributed.world import World
 from audiorl.eval.metrics.codes import bitrate, codebook_use, count_codes
 from audiorl.eval.metrics.corpus import bootstrap_interval
 from audiorl.eval.metrics.speech import mel_distance, stft_distance

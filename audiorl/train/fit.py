@@ -16,9 +16,8 @@ from torch import Tensor
 from audiorl.algos.packing import pack_experiences
 from audiorl.config import OptimConfig
 from audiorl.data.schedule import batch_of_step, sorted_batch_of_step
-from audiorl.distributed.local import Group, changes_worker
-from audiorl.distributed.placement import trainer_group
-from audiorl.distributed.world import World
+from audiorl.distributed import trainer_group
+from audiorl.distributed.local import Group, World, changes_worker
 from audiorl.models import AudioPolicy
 from audiorl.models.examples import Example, experience
 from audiorl.models.value import ValueModel
@@ -93,7 +92,7 @@ class Learner(CheckpointedWorker):
     def train(self, items: Sequence[Any]) -> dict[str, float]:
         """Update once from the mean loss over the items of all ranks. Returns its metrics."""
         sums: dict[str, float] = defaultdict(float)
-        with self.policy.encode_audio_once():
+        with self.policy.audio.once():
             packs, pack_loss = self._batch_loss(self, self.config, items)
             self.optimizer.zero_grad()
             idle = idle_passes(len(packs), self.world, self.optimizer)

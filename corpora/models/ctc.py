@@ -24,9 +24,8 @@ from torch import Tensor, nn
 from audiorl.audio import AudioClip, seconds
 from audiorl.config import OptimConfig
 from audiorl.config.checks import require, require_counts
-from audiorl.distributed.local import changes_worker
-from audiorl.distributed.placement import trainer_group
-from audiorl.distributed.world import World
+from audiorl.distributed import trainer_group
+from audiorl.distributed.local import World, changes_worker
 from audiorl.errors import Interrupted
 from audiorl.eval.metrics.text import word_errors
 from audiorl.models import AudioPolicy

@@ -21,8 +21,8 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from audiorl.config import OptimConfig
+from audiorl.distributed.local import World, gradient_buckets
 from audiorl.distributed.torchrun import backend
-from audiorl.distributed.world import World, buckets
 from audiorl.models.policy import AudioPolicy
 from audiorl.models.value import ValueModel
 from audiorl.run.checkpoint import StatePiece, even_range, read_range, row_range
@@ -96,7 +96,7 @@ class FsdpOptimizer(Optimizer):
             p.grad = None
 
     def _reduce(self, names: Sequence[str]) -> None:
-        for bucket in buckets(names, self._whole):
+        for bucket in gradient_buckets(names, self._whole):
             weights = [self._whole[name] for name in bucket]
             # Gradients of 16 bit are summed in float32.
             wide = torch.float32 if weights[0].dtype in (torch.bfloat16, torch.float16) else weights[0].dtype
@@ -130,7 +130,7 @@ class FsdpOptimizer(Optimizer):
     @torch.no_grad()
     def _gather(self) -> None:
         """Give every rank all weights."""
-        for bucket in buckets(list(self._whole), self._whole):
+        for bucket in gradient_buckets(list(self._whole), self._whole):
             weights = [self._whole[name] for name in bucket]
             sizes = [-(-p.numel() // self._size) for p in weights]
             shards = [self._parameters[name].detach() for name in bucket]

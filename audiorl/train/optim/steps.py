@@ -10,7 +10,7 @@ from torch import Tensor
 
 from audiorl.config import OptimConfig
 from audiorl.config.distributed import current
-from audiorl.distributed.world import World
+from audiorl.distributed.local import World
 from audiorl.models import AudioPolicy
 from audiorl.models.attention import emulates_bfloat16
 from audiorl.models.value import ValueModel

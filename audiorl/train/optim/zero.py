@@ -22,8 +22,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from audiorl.config import OptimConfig
+from audiorl.distributed.local import World
 from audiorl.distributed.torchrun import backend
-from audiorl.distributed.world import World
 from audiorl.models.policy import AudioPolicy
 from audiorl.models.value import ValueModel
 from audiorl.run.checkpoint import StatePiece, read_range

@@ -30,7 +30,7 @@ from audiorl.models import AudioPolicy
 from audiorl.protocols import Request, Reward, RolloutEngine
 from audiorl.rewards.combine import score_rollouts, scored_rollouts
 from audiorl.rewards.concurrency import EarlyScores, begins_early
-from audiorl.rollout.hf import build_rollout, token_versions
+from audiorl.rollout.hf import AnswerState, build_rollout, token_versions
 from audiorl.rollout.samplers import SegmentBuffer
 from audiorl.train.rl.advantages import normalize_scores
 from audiorl.train.rl.processes import GroupEngine
@@ -360,10 +360,8 @@ def load_unfinished(
         rollouts = []
         for answer in row["rollouts"]:
             buffer = SegmentBuffer(answer["ids"], answer["logprobs"])
-            prompt = policy.prompt(sample)
-            rollout = build_rollout(
-                policy, request, answer["index"], prompt, buffer, answer["stop_reason"], answer["version"]
-            )
+            state = AnswerState(request, answer["index"], policy.prompt(sample))
+            rollout = build_rollout(policy, state, buffer, answer["stop_reason"], answer["version"])
             if answer["versions"] is not None:
                 segment = replace(rollout.segments[0], policy_versions=torch.tensor(answer["versions"]))
                 rollout = replace(rollout, segments=(segment,))

@@ -15,8 +15,7 @@ from torch import Tensor
 from audiorl.algos.experience import Experience, PackedBatch
 from audiorl.algos.losses import value_loss
 from audiorl.config import CriticConfig, OptimConfig, RLConfig
-from audiorl.distributed.local import changes_worker
-from audiorl.distributed.world import World
+from audiorl.distributed.local import World, changes_worker
 from audiorl.models import AudioPolicy
 from audiorl.models.value import ValueModel
 from audiorl.run.checkpoint import TrainerState, read_shape
@@ -136,7 +135,7 @@ class CriticWorker(CheckpointedWorker):
         critic, trunk = self.critic, self.critic.model.trunk
         critic.optimizer.zero_grad()
         sums: dict[str, float] = defaultdict(float)
-        with trunk.encode_audio_once():
+        with trunk.audio.once():
             idle = idle_passes(len(mini_batch), self._world, critic.optimizer)
             for micro in mini_batch.micro_batches(trunk.device):
                 loss, metrics = critic.loss(micro, critic.values(micro.batch), with_policy=False)

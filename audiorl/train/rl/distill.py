@@ -17,7 +17,7 @@ from audiorl.algos.experience import Experience, PolicyOutput, TeacherOutput
 from audiorl.algos.packing import micro_batches, pack_experiences
 from audiorl.config import DistillConfig, LoraConfig, RLConfig
 from audiorl.data.views import SWAP, views_of
-from audiorl.distributed.world import World
+from audiorl.distributed.local import World
 from audiorl.models import AudioPolicy, load_policy
 from audiorl.models.policy import Reference
 from audiorl.train.batches import check_finite, counts

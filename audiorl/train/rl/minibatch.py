@@ -18,7 +18,7 @@ from audiorl.algos.experimental import clip_cov_tokens, covariances, kl_cov_toke
 from audiorl.algos.losses import token_weights
 from audiorl.algos.packing import micro_batches, pack_experiences
 from audiorl.config import RLConfig
-from audiorl.distributed.world import World
+from audiorl.distributed.local import World
 from audiorl.train.batches import counts, gather, repeat_each, sum_codebooks
 
 STREAMS = ("rollout_logprobs", "old_logprobs", "ref_logprobs", "advantages", "values", "returns")

@@ -25,11 +25,10 @@ from audiorl.algos.packing import balance
 from audiorl.config import DistillConfig, OptimConfig, RLConfig, SamplingConfig
 from audiorl.config.distributed import current
 from audiorl.data.schedule import rough_length
-from audiorl.distributed.local import Group, Groups, LocalGroup
-from audiorl.distributed.placement import check_engine, separate_group, trainer_group
+from audiorl.distributed import check_engine, separate_group, trainer_group
+from audiorl.distributed.local import Group, Groups, LocalGroup, World
 from audiorl.distributed.ray_group import RayGroup
 from audiorl.distributed.torchrun import local_device
-from audiorl.distributed.world import World
 from audiorl.errors import RankError
 from audiorl.models import AudioPolicy
 from audiorl.models.policy import Reference
@@ -170,7 +169,7 @@ def start_workers(
     def reference_source() -> ReferenceSource:
         if reference is None:
             return None
-        return "base" if reference.is_base else ModelFile.save(run, phase, "reference", reference.policy)
+        return "base" if reference.is_base else ModelFile.save(run, phase, "reference", reference.runs_on)
 
     def trainer() -> tuple[Any, ...]:
         return make_actor, start(), config, optim, sampling, None if current().references else reference_source()

@@ -19,8 +19,7 @@ from audiorl.algos.experience import Experience, PackedBatch, PolicyOutput
 from audiorl.algos.losses import KLController, kl_estimate, token_weights
 from audiorl.algos.packing import micro_batches, pack_experiences
 from audiorl.config import OptimConfig, RLConfig
-from audiorl.distributed.local import changes_worker
-from audiorl.distributed.world import World
+from audiorl.distributed.local import World, changes_worker
 from audiorl.models import AudioPolicy
 from audiorl.models.policy import Reference
 from audiorl.models.value import make_critic
@@ -209,7 +208,7 @@ class Trainer:
         with ExitStack() as stack:
             # The policy and the critic's trunk, which may be the same, encode a clip once for all micro-batches.
             for model in {id(m): m for m in (self.policy, self.critic and self.critic.model.trunk) if m}.values():
-                stack.enter_context(model.encode_audio_once())
+                stack.enter_context(model.audio.once())
             # Under ZeRO every rank runs equally many passes: collectives of the layers must line up.
             idle = idle_passes(len(mini_batch), self.world, *optimizers)
             for micro in mini_batch.micro_batches(self.policy.device):

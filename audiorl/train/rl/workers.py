@@ -16,9 +16,8 @@ from torch import Tensor
 from audiorl.algos.experience import Experience, TeacherOutput
 from audiorl.config import ModelConfig, OptimConfig, RLConfig, SamplingConfig
 from audiorl.config.distributed import current
-from audiorl.distributed.local import changes_worker
+from audiorl.distributed.local import World, changes_worker
 from audiorl.distributed.ray_cluster import import_ray
-from audiorl.distributed.world import World
 from audiorl.models import AudioPolicy, load_policy
 from audiorl.models.lora import is_adapter
 from audiorl.models.policy import Reference

@@ -193,7 +193,7 @@ def steps_of(samples: Sequence[Sample], soft: bool) -> list[Steps]:
 def marker_logits(policy: AudioPolicy, item: Steps) -> Tensor:
     """[K, 2] of the good and the bad token after each step, from one pass a step over the text until there."""
     tokenizer = policy.tokenizer
-    prompt = policy.prompt_ids(item.sample).tolist()
+    prompt = policy.prompt(item.sample).ids.tolist()
     both = [tokenizer.encode(t)[0] for t in (PROCESS.good, PROCESS.bad)]
     assert both[0] != both[1]
     ids, rows = list(prompt), []

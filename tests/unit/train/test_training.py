@@ -14,7 +14,7 @@ from audiorl.algos.advantages import group_relative
 from audiorl.algos.experience import Experience
 from audiorl.algos.packing import pack_experiences
 from audiorl.config import LoraConfig, ModelConfig, OptimConfig, RLConfig, SamplingConfig, SFTConfig
-from audiorl.distributed.world import World
+from audiorl.distributed.local import World
 from audiorl.models import AudioPolicy, load_policy, load_weights
 from audiorl.models.examples import Example
 from audiorl.models.families import text

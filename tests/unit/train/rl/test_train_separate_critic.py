@@ -10,8 +10,7 @@ import torch
 
 from audiorl.config import CriticConfig, KLConfig, LossOptions, OptimConfig, RLConfig
 from audiorl.config.distributed import RuntimeConfig, set_current
-from audiorl.distributed.local import LocalGroup
-from audiorl.distributed.world import World
+from audiorl.distributed.local import LocalGroup, World
 from audiorl.run.checkpoint import read_state, save_checkpoint
 from audiorl.train.rl.critic import CriticWorker
 from audiorl.train.rl.processes import GroupEngine, Workers
