@@ -123,7 +123,7 @@ def _trl_times(setup: Setup, samples: Sequence[Sample], before_step: Callable[[]
         began = _clock(setup)
 
     train_with_trl(
-        model, tokenizer, [tokenizer.decode(policy.prompt_ids(sample)) for sample in samples], reward, begin_step,
+        model, tokenizer, [tokenizer.decode(policy.prompt(sample).ids) for sample in samples], reward, begin_step,
         lambda: seconds.append(_clock(setup) - began), per_device_train_batch_size=scale.groups * scale.group_size,
         num_generations=scale.group_size, max_completion_length=scale.response,
         generation_kwargs={"min_new_tokens": scale.response}, max_steps=_steps(setup), beta=0.0, learning_rate=LR,

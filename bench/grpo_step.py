@@ -166,7 +166,7 @@ def audiorl_side(length: int, beta: float, steps: int, micro_batch_tokens: int) 
     for i, text in enumerate(prompt_texts(tokenizer, length)):
         question = text.removeprefix(CHAT.split("{}")[0]).removesuffix(CHAT.split("{}")[1])
         samples.append(Sample(str(i), (Message("user", (question,)),)))
-        assert policy.prompt_ids(samples[-1]).tolist() == tokenizer.encode(text)
+        assert policy.prompt(samples[-1]).ids.tolist() == tokenizer.encode(text)
     config = RLConfig(
         steps=steps, prompts_per_step=PROMPTS, group_size=GROUP, kl_beta=beta, micro_batch_tokens=micro_batch_tokens
     )
@@ -299,7 +299,7 @@ def prepared(policy: AudioPolicy, clips: Sequence[AudioClip]) -> list[Experience
     experiences = []
     for k, clip in enumerate(clips):
         sample = Sample(str(k), (Message("user", (clip, "What is said?")),))
-        prompt = policy.prompt_ids(sample)
+        prompt = policy.prompt(sample).ids
         for _ in range(GROUP):
             ids = torch.cat([prompt, torch.randint(0, 200, (ANSWER,), generator=generator)])
             mask = torch.arange(len(ids)) >= len(prompt)

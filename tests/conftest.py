@@ -34,7 +34,7 @@ from audiorl.distributed.ray_cluster import Cluster, connected
 from audiorl.models import AudioPolicy, dualize
 from audiorl.models.families import qwen2_audio, qwen_omni, whisper
 from audiorl.models.families import text as text_decoder
-from audiorl.models.families.qwen_omni import Qwen3Omni
+from audiorl.models.families.qwen_omni import QwenOmni
 from audiorl.models.tiny import tiny_tokenizer
 from audiorl.types import Message, Sample
 
@@ -254,8 +254,8 @@ def make_qwen3_omni(
     config: ModelConfig | None = None, *, hidden: int = 64, head_dim: int = 16, seed: int = 0
 ) -> AudioPolicy:
     """A tiny mixture-of-experts thinker: four experts, of which two write each token."""
-    tokenizer = tiny_tokenizer(TEXTS, 400)
-    tokenizer.add_tokens([Qwen3Omni.audio_token, Qwen3Omni.bos, Qwen3Omni.eos], special_tokens=True)  # type: ignore[list-item]
+    tokenizer, backbone = tiny_tokenizer(TEXTS, 400), QwenOmni("qwen3")
+    tokenizer.add_tokens([backbone.audio_token, backbone.bos, backbone.eos], special_tokens=True)
     size = Qwen3OmniMoeThinkerConfig(
         audio_config=dict(
             d_model=32, encoder_layers=2, encoder_attention_heads=2, encoder_ffn_dim=64, num_mel_bins=80,
@@ -272,13 +272,13 @@ def make_qwen3_omni(
                 "mrope_section": [head_dim // 4, head_dim // 8, head_dim // 8],
             },
         ),
-        audio_token_id=tokenizer.convert_tokens_to_ids(Qwen3Omni.audio_token),
+        audio_token_id=tokenizer.convert_tokens_to_ids(backbone.audio_token),
     )  # fmt: skip
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = Qwen3OmniMoeThinkerForConditionalGeneration(size)
     extractor = WhisperFeatureExtractor(feature_size=80, n_fft=400, hop_length=160, chunk_length=30)
-    return AudioPolicy(model, tokenizer, extractor, Qwen3Omni(), config)
+    return AudioPolicy(model, tokenizer, extractor, backbone, config)
 
 
 def make_dual_omni(config: ModelConfig | None = None, **kw: object) -> AudioPolicy:

@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from audiorl.cli import main
-from audiorl.distributed.world import World
+from audiorl.distributed.local import World
 from audiorl.run.checkpoint import STATE_FILES, read_state
 from tests.support.forks import forked, free_port
 

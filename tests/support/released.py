@@ -8,7 +8,7 @@ import torch
 from transformers import Qwen2_5OmniConfig, Qwen2_5OmniForConditionalGeneration
 
 from audiorl.models import AudioPolicy
-from audiorl.models.saving import read_copied
+from audiorl.models.weights import read_copied
 
 
 def save_released(policy: AudioPolicy, folder: Path) -> Qwen2_5OmniForConditionalGeneration:

@@ -22,7 +22,7 @@ from audiorl.algos.packing import pack_experiences
 from audiorl.config import LoraConfig, ModelConfig, OptimConfig, SFTConfig
 from audiorl.config.distributed import RuntimeConfig, set_current
 from audiorl.data.corpus import bundled_speech
-from audiorl.distributed.world import World
+from audiorl.distributed.local import World
 from audiorl.models import AudioPolicy, dualize
 from audiorl.models.examples import Example
 from audiorl.models.families import qwen_omni
