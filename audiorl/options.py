@@ -1,7 +1,7 @@
 """Options: dataclasses filled from the command line (by tyro), from YAML run files, and from values in Python.
 
-Booleans are written as flags or with a value. A run file sets options by name, nested as the dataclasses are, and the
-command line overrides it::
+Booleans are written as flags or with a value; an option that was renamed is refused with its new name. A run file sets
+options by name, nested as the dataclasses are, and the command line overrides it::
 
     path: Qwen/Qwen2.5-Omni-3B
     data: [avqa/train_qa.json:5000]
@@ -17,6 +17,7 @@ import re
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import reduce
+from itertools import pairwise
 from operator import or_
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -31,6 +32,28 @@ from audiorl.config.checks import to_json
 T = TypeVar("T")
 Place = tuple[str, ...]
 """The keys that lead to a value of nested options, such as ("rl", "group_size")."""
+
+RENAMED = {"grpo": "rl", "ppo": "rl", "grpo-optim": "rl-optim", "kl-in": "kl.place", "engine-cap": "tis-cap"}
+"""Former names of options, or of groups of them, and what they are now: parts of the path, such as "grpo"."""
+for _group, _before, _members in (
+    ("kl", "kl-", "kind control target horizon gain"),
+    ("estimator", "advantage-", "std eps"),
+    ("estimator", "", "gamma lam step-gamma whiten"),
+    ("scores", "score-", "clip normalize"),
+    ("loss-options", "", "dual-clip ratio-cap cov-fraction cov-low cov-high cov-coef sapo-positive sapo-negative"),
+    ("loss-options", "", "frame-ratio codebook-weights"),
+    ("generation", "", "overlap partial-tokens"),
+    ("ptx", "ptx-", "coef batch"),
+    ("listening", "audio-check-", "every prompts"),
+):
+    RENAMED |= {f"{_before}{member}": f"{_group}.{member}" for member in _members.split()}
+    RENAMED |= {f"no-{_before}{member}": f"{_group}.no-{member}" for member in _members.split()}
+RENAMED |= {"audio-check": "listening.action", "audio-check-min": "listening.min-gain"}
+RENAMED_VALUES = {
+    "advantage": {"group": "grpo", "mean-relative": "maxrl", "decoupled": "gdpo", "leave-one-out": "rloo"},
+    "loss": {"clip": "ppo"},
+}
+"""Former values by the last part of the option's path."""
 
 
 def parse(
@@ -47,13 +70,15 @@ def parse(
 
     run_file: `--config FILE` reads a run file between the two, and `--print-config` prints all options as one and ends.
     elsewhere: groups of the file that are not read here.
-    Help and errors of tyro end in SystemExit. Raises ValueError naming file and line for a run file that does not fit.
+    Help and errors of tyro end in SystemExit. Raises ValueError for an option that was renamed, and naming file and
+    line for a run file that does not fit.
     """
     file, show = None, False
     if run_file:
         file, show, args = _run_file_options(args)
         about = "--config FILE reads options from a YAML file; --print-config prints all options as one."
         description = f"{description or options.__doc__ or ''}\n\n{about}"
+    check_names(options, args)
     given = default
     if file is not None:
         fields: Any = dataclasses.fields(options)  # type: ignore[arg-type]
@@ -86,6 +111,27 @@ def first_word(args: Sequence[str], missing: str) -> None:
     """Raise ValueError with the text `missing` where the first argument is an option, and not the one for help."""
     if not args or (args[0].startswith("-") and args[0] not in ("-h", "--help")):
         raise ValueError(missing)
+
+
+def check_names(options: Any, args: Sequence[str]) -> None:
+    """Raise ValueError for an option, or a value of one, that was renamed."""
+    existing = {path for path, _ in names(options)}
+    for given in (arg.partition("=")[0].replace("_", "-") for arg in args if arg.startswith("--")):
+        if given.removeprefix("--") not in existing and (new := new_name(given)):
+            raise ValueError(f"{given} is now {new}")
+    for option, value in pairwise(word for arg in args for word in arg.split("=", 1)):
+        if new := RENAMED_VALUES.get(option.rpartition(".")[2].lstrip("-"), {}).get(value):
+            raise ValueError(f"{option.lstrip('-')} {value} is now called {new}")
+
+
+def new_name(option: str) -> str | None:
+    """Return the name now of "grpo.kl-beta" or "--grpo.kl-beta"; None if it was not renamed."""
+    dashes, path = option[: len(option) - len(option.lstrip("-"))], f".{option.lstrip('-')}."
+    renamed = path
+    for old, new in RENAMED.items():
+        if f".{old}." in renamed and f".{new}." not in renamed:  # "estimator.gamma" holds "gamma"
+            renamed = renamed.replace(f".{old}.", f".{new}.")
+    return None if renamed == path else dashes + renamed.strip(".")
 
 
 def names(options: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -139,6 +185,8 @@ def with_values(
             continue
         if name not in kinds:
             prefix = "".join(f"{part}." for part in place)
+            if new := new_name(f"{prefix}{key}".replace("_", "-")):
+                raise ValueError(f"{where(here)}{prefix}{key} is now {new.replace('-', '_')}")
             paths = [path.replace("-", "_") for path, _ in names(type(default))]
             leaves = [path for path in paths if path.rpartition(".")[2] == key]
             near = leaves or difflib.get_close_matches(key, paths, 3) or difflib.get_close_matches(key, paths, 1, 0)

@@ -37,7 +37,7 @@ MUTANTS: tuple[tuple[str, str, str, str, str], ...] = (
     ("tis: ratio upside down", "algos/losses.py", "(old_logprobs - rollout_logprobs).detach().exp()", "(rollout_logprobs - old_logprobs).detach().exp()", ALGOS),
     ("kl: k3 of the wrong direction", "algos/losses.py", "return torch.expm1(-d) + d", "return torch.expm1(d) - d", ALGOS),
     ("kl: the coefficient follows the wrong way", "algos/losses.py", "self.beta * (1 + change)", "self.beta * (1 - change)", ALGOS),
-    ("packing: responses see each other", "algos/packing.py", "return (own | shared) & causal", "return causal", MODELS + "/test_model_backbones.py"),
+    ("packing: responses see each other", "algos/packing.py", "return (own | shared) & causal", "return causal", ALGOS),
     ("packing: positions of a response begin at 0", "algos/packing.py", "rows = add(e, slice(p, None), p, prompt_span", "rows = add(e, slice(p, None), 0, prompt_span", MODELS + "/test_model_backbones.py"),
     ("packing: prompts with other audio are shared", "algos/packing.py", "and [c.key for c in a.audio] == [c.key for c in b.audio]", "", f"{ALGOS} {MODELS} {RL}"),
     ("logprobs: temperature forgotten", "algos/logprobs.py", "(chosen - peak) / temperature - log_total", "(chosen - peak) - log_total", ALGOS),

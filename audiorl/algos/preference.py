@@ -69,6 +69,11 @@ def dpo(pairs: PairLogprobs, beta: float = 0.1) -> Tensor:
     return -logsigmoid(beta * pairs.margin())
 
 
+def dpo_norm(pairs: PairLogprobs, beta: float = 5.0) -> Tensor:
+    """DPO of mean log-ratios a token: -log σ(β·(ratio_w/|w| - ratio_l/|l|)) (Lambert et al. 2024, arXiv 2411.15124)."""
+    return -logsigmoid(beta * torch.stack([good.mean() - bad.mean() for good, bad in pairs.ratios()]))
+
+
 def cdpo(pairs: PairLogprobs, beta: float = 0.1, label_smoothing: float = 0.1) -> Tensor:
     """DPO where a label is wrong with probability ε: -(1-ε)·log σ(β·h) - ε·log σ(-β·h) (Mitchell 2023)."""
     h = beta * pairs.margin()
@@ -140,6 +145,7 @@ def orpo(pairs: PairLogprobs, lam: float = 0.1) -> Tensor:
 
 PAIR_LOSSES: dict[str, Callable[..., Tensor]] = {
     "dpo": dpo,
+    "dpo-norm": dpo_norm,
     "cdpo": cdpo,
     "ipo": ipo,
     "r-dpo": r_dpo,

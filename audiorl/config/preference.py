@@ -7,7 +7,7 @@ from typing import Literal
 
 from audiorl.config.checks import require, require_counts, require_ranges
 
-PreferenceLoss = Literal["dpo", "cdpo", "ipo", "r-dpo", "sampo", "ld-dpo", "simpo", "cpo", "orpo", "kto"]
+PreferenceLoss = Literal["dpo", "dpo-norm", "cdpo", "ipo", "r-dpo", "sampo", "ld-dpo", "simpo", "cpo", "orpo", "kto"]
 
 
 @dataclass(frozen=True)
@@ -81,6 +81,7 @@ class PreferenceConfig:
 
 OPTIONS_OF_LOSS: dict[str, tuple[str, ...]] = {
     "dpo": ("beta",),
+    "dpo-norm": ("beta",),
     "cdpo": ("beta", "label_smoothing"),
     "ipo": ("beta",),
     "r-dpo": ("beta", "alpha"),

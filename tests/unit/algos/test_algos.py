@@ -16,6 +16,7 @@ from audiorl.algos.experience import Experience
 from audiorl.algos.logprobs import fused_logprobs
 from audiorl.algos.losses import LossInputs, kl_estimate, ppo_clip_loss, token_weights
 from audiorl.algos.packing import attention_mask, micro_batches, pack_experiences
+from audiorl.audio import AudioClip
 
 
 def test_group_relative_by_hand() -> None:
@@ -110,6 +111,13 @@ def test_different_prompts_or_groups_are_not_shared() -> None:
     for other in (stream([9, 9], [3], "g"), stream([9, 8], [3], "h"), stream([9, 8], [3], "")):
         batch = pack_experiences([stream([9, 8], [1], "g"), other])
         assert batch.span_parents.tolist() == [-1, -1]
+
+
+def test_prompts_with_other_audio_are_not_shared() -> None:
+    """Equal tokens, other clips: in one shared prompt both responses would hear the first clip."""
+    one, other = (stream([9, 8], [1], "g").replace(audio=(AudioClip(path=f"{name}.wav"),)) for name in "ab")
+    assert pack_experiences([one, one]).span_parents.tolist() == [-1, 0, 0]
+    assert pack_experiences([one, other]).span_parents.tolist() == [-1, -1]
 
 
 streams = st.lists(

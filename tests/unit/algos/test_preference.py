@@ -18,6 +18,7 @@ from audiorl.algos.preference import (
     cdpo,
     cpo,
     dpo,
+    dpo_norm,
     ipo,
     kto,
     kto_baseline,
@@ -62,6 +63,12 @@ def test_dpo() -> None:
     assert chosen.grad is not None and chosen.grad.item() == pytest.approx(-0.2 * sigma(-1.0))
     assert dpo(pair(CHOSEN, REJECTED, CHOSEN, REJECTED)).item() == pytest.approx(log(2))
     assert dpo(pair(t(-1e4), t(0), t(0), t(-1e4)), beta=1.0).item() == pytest.approx(2e4), "never overflows"
+
+
+def test_dpo_norm() -> None:
+    """Of 2 and 4 tokens: (-10 + 12) / 2 - (-20 + 17) / 4 = 1.75."""
+    pairs = pair(one(CHOSEN, 2), one(REJECTED, 4), one(REF_CHOSEN, 2), one(REF_REJECTED, 4))
+    assert dpo_norm(pairs, beta=0.4).item() == pytest.approx(-log(sigma(0.7)))
 
 
 def test_cdpo() -> None:

@@ -44,6 +44,7 @@ from tests.support.data_trainers import (
 
 OPTIONS: dict[str, dict[str, float]] = {
     "dpo": {"beta": 0.3},
+    "dpo-norm": {"beta": 2.5},
     "cdpo": {"beta": 0.3, "label_smoothing": 0.2},
     "ipo": {"beta": 0.25},
     "r-dpo": {"beta": 0.3, "alpha": 0.05},
@@ -71,6 +72,8 @@ def by_hand(name: str, w: Tensor, l: Tensor, rw: Tensor, rl: Tensor, o: dict[str
     n = min(len(w), len(l))
     if name == "dpo":
         return -log_sigma(o["beta"] * h)
+    if name == "dpo-norm":
+        return -log_sigma(o["beta"] * ((w - rw).mean() - (l - rl).mean()))
     if name == "cdpo":
         e = o["label_smoothing"]
         return -(1 - e) * log_sigma(o["beta"] * h) - e * log_sigma(-o["beta"] * h)
