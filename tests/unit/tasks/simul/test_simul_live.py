@@ -15,12 +15,11 @@ from audiorl.data.corpus import Utterance
 from audiorl.models import AudioPolicy
 from audiorl.protocols import Request
 from audiorl.rollout.hf import HFEngine
-from audiorl.tasks.simul.bundled import build_stream
 from audiorl.tasks.simul.live import Interpreter
 from audiorl.tasks.simul.streams import ChunkConfig, Stream, interpretation_sample
 from audiorl.types import Rollout
 from tests.conftest import make_omni
-from tests.support.streams import ending_turns
+from tests.support.streams import build_stream, ending_turns
 
 RATE = 16_000
 CHUNKS = ChunkConfig()

@@ -26,7 +26,6 @@ from audiorl.tasks.simul.streams import (
     phrase_lags,
     random_lags,
     split_stream,
-    stream_from_clip,
     turns,
     with_speaker_marks,
 )
@@ -153,9 +152,8 @@ def test_chunks_hear_their_part_and_what_came_before() -> None:
 
 def test_chunks_of_a_part_of_a_clip() -> None:
     part = AudioClip(array=clip(5.0).array, sample_rate=RATE, start=1.0, duration=2.5)
-    talk = stream_from_clip(part, "part", "en", "es", [Unit(0, 1, "a")])
+    talk = Stream("part", part, clip_seconds(part), (Unit(0, 1, "a"),), "en", "es")
     said = turns(talk, ChunkConfig(1.0, 0.5))
-    assert talk.seconds == 2.5
     assert [heard(t) for t in said] == [[1001, 2000, 1001], [2001, 3000, 1501], [3001, 3500, 2501]]
 
 
@@ -163,7 +161,7 @@ def test_chunks_of_a_file_are_read_from_it(speech: list[Utterance], tmp_path: Pa
     whole = speech[0].clip.load()
     path = tmp_path / "speech.flac"
     soundfile.write(path, whole, 16_000, subtype="PCM_16")
-    talk = stream_from_clip(AudioClip(path=str(path)), "file", "en", "es", [])
+    talk = Stream("file", AudioClip(path=str(path)), len(whole) / 16_000, (), "en", "es")
     said = turns(talk, ChunkConfig(0.4, 0.4))
     written = talk.audio.load()
     assert len(written) == len(whole) and all(t.audio.path == str(path) for t in said)
@@ -201,9 +199,6 @@ NAN = float("nan")
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: turns(TALK, ChunkConfig(1.0, 0.0), (1,)), r"stream 's': lags \[1\] for 3 units; give one a unit"),
-        (lambda: turns(TALK, ChunkConfig(1.0, 0.0), (0, 0, 0, 0)), r"lags \[0, 0, 0, 0\] for 3 units"),
-        (lambda: turns(TALK, ChunkConfig(1.0, 0.0), (0, -1, 0)), "give one a unit, 0 or more"),
         (lambda: random_lags(TALK, random.Random(0), 1, 2), "lags: need 0 <= least <= most, got 2 and 1"),
         (lambda: random_lags(TALK, random.Random(0), 0, -1), "lags: need 0 <= least <= most, got -1 and 0"),
         (lambda: ChunkConfig(0.02), "shorter than a frame of the audio encoder; give a multiple of 40 ms"),
@@ -211,7 +206,6 @@ NAN = float("nan")
         (lambda: ChunkConfig(1.0, -0.1), r"a context of -0.1 s before each chunk; give seconds, 0 or more"),
         (lambda: ChunkConfig(1.0, float("inf")), "a context of inf s"),
         (lambda: ChunkConfig(1.0, NAN), "a context of nan s"),
-        (lambda: chunk_ends(0.03, 1.0), "a stream of 30 ms is too short; at least 100 ms"),
         (lambda: stream(0.03), "stream 's' lasts 30 ms; give at least 100 ms of audio"),
     ],
 )
