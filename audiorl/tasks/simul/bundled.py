@@ -1,18 +1,10 @@
 """Streams of human speech for interpretation, built from the bundled recordings or a corpus of `audiorl data build`.
 
     train = bundled_streams("train", target="es", count=200)
-    test = bundled_streams("test", target="es", count=20)               # prompts and texts that are not in "train"
-    long = bundled_streams("train", target="fr", count=4, seconds=(60, 60))
     spoken = bundled_streams("train", target="es", speak=my_voices)     # the same prompts said by other voices
-    unseen = bundled_streams("test", target="en", source="es", voice=recordings)    # those that another person recorded
 
 A stream is a sequence of prompts in the source language with pauses between them. The reference of a prompt is its text
-in the target language; the reference's duration is that of the target language's own recording::
-
-    |--one moment please--| pause |--goodbye--| pause |
-    0                    1.9     2.6         3.3     4.1 s
-
-Stream number i depends on the seed and i alone.
+in the target language; the reference's duration is that of the target language's own recording.
 """
 
 from __future__ import annotations

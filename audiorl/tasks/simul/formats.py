@@ -1,24 +1,11 @@
 """Streams in files: our own JSON lines, RealSI, MuST-C and IWSLT, sentence pairs with or without word timings.
 
     loaded = read_streams("streams.jsonl")                                  # languages stand in the rows
-    loaded = read_streams("RealSI/data/zh2en/json")                         # one .json a talk, audio in ../audio
     loaded = read_streams("tst-COMMON/txt/tst-COMMON.yaml", source_language="en", target_language="es")
-    print(loaded.summary())
     write_streams("folder", loaded.samples)                                 # folder/streams.jsonl, folder/audio/*.flac
 
-The format is detected from the content:
-
-    ours      {"id", "audio", "source_language", "target_language", "units": [{"start", "end", "source"?, "target",
-              "target_seconds"?, "target_audio"?: {"path", "start"?, "duration"?}, "speaker"?}], "start"?,
-              "duration"?, "sample_rate"?, "seconds"?, "metadata"?}; times in seconds
-    pairs     {"audio", "source", "target", "words"?: [{"word", "start", "end"}], "id"?, "start"?, "duration"?}; one
-              sentence a row, as one unit or split into clauses (see `clauses`)
-    RealSI    {"vid", "duration", "segment": [{"utterance": [{"sub_start_time", "sub_end_time", "sub_src_text",
-              "sub_trg_text", "term"}]}]}, times in ms; every utterance a unit
-    MuST-C    NAME.yaml, a list of {wav, offset, duration, speaker_id}, with NAME.en, NAME.es, one line a segment;
-              the segments of one wav are one stream
-
-Audio of any rate and number of channels is read, channels averaged (`audiorl.audio`).
+The format is detected from the content; docs/reference/data.md has the fields. Audio of any rate and number of channels
+is read, channels averaged (`audiorl.audio`).
 """
 
 from __future__ import annotations

@@ -1,14 +1,10 @@
 """Logs of simultaneous translation as SimulEval 1.1.4 writes and reads them.
 
-A folder holds `config.yaml` (`source_type`, `target_type`) and `instances.log`, one JSON object a line:
-
-    {"index": 0, "prediction": "we go", "delays": [960, 1600], "elapsed": [1010.5, 1702.0], "prediction_length": 2,
-     "reference": "we walk", "source": ["talk.wav", "samplerate: 16000 Hz"], "source_length": 2400.0}
-
-Delays are ms of source audio (words of a text source) read before each word or character was written; elapsed adds the
-time spent computing and holds zeros where it was not measured. Speech output adds `durations`, `intervals` and
-`prediction_offset` in ms; its `prediction` is the path of a sound file, its `prediction_length` in seconds, its
-`elapsed` empty, and it has one delay per chunk.
+A folder holds `config.yaml` (`source_type`, `target_type`) and `instances.log`, one JSON object a line. Delays are ms
+of source audio (words of a text source) read before each word or character was written; elapsed adds the time spent
+computing and holds zeros where it was not measured. Speech output adds `durations`, `intervals` and `prediction_offset`
+in ms; its `prediction` is the path of a sound file, its `prediction_length` in seconds, its `elapsed` empty, and it has
+one delay per chunk.
 """
 
 from __future__ import annotations

@@ -1,15 +1,10 @@
 """Schedules of reading and writing, the baselines of a learned policy.
 
 `WaitK` and `Offline` count words, or characters in languages without spaces, independently of the model. `Reviewed`
-lets the model write after every chunk and keeps a part of that: what several hypotheses agree on (`LocalAgreement`), or
-what comes before the first token whose prediction attends to the newest audio (`AlignAtt`, `EDAtt`). In the last turn
-the source has ended, and what the model writes is kept.
-
-What was kept stays in the turn in which it was written, and the turn is ended there, as that of a wait-k interpreter
-or of a policy that reached its limit: the conversation is one of the kind that the model was trained on, and the
-trainer's log-probs of the tokens are those of the engine. What was cut off was never said: the model has to say it in a
-later turn. A model that only ever said a unit at one time may not; train it on late references (`delay_references`, or
-`lags` of `interpretation_sample`) before it is decoded by a schedule.
+lets the model write after every chunk and keeps a part of that, in the turn in which it was written, which ends there:
+the conversation is one of the kind that the model was trained on. What was cut off was never said: the model has to say
+it in a later turn. A model that only ever said a unit at one time may not; train it on late references
+(`delay_references`, or `lags` of `interpretation_sample`) before it is decoded by a schedule.
 """
 
 from __future__ import annotations

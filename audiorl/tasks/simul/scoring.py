@@ -1,13 +1,9 @@
 """Score the log of a simultaneous translator: latency as SimulEval 1.1.4 computes it, and quality.
 
-Corpus latencies are means over the instances in which something was written. An instance without output has no latency
-and is left out, as in SimulEval, and `silent` counts them: latency and quality are only read together with it. Where
-nothing was written at all (SimulEval stops with an error), latencies are NaN, and BLEU and chrF are 0.
-
-Values are ms for speech sources, words for written ones; AP is a ratio and NumChunks a count. `_CA` marks the
-computation-aware variant, from elapsed times instead of delays. It is left out for written sources and where elapsed
-times were not measured. (SimulEval 1.1.4's command line, asked for `--computation-aware`, prints the aware value under
-both names.)
+Corpus latencies are means over the instances in which something was written, and `silent` counts the others: latency
+and quality are only read together with it. Where nothing was written at all (SimulEval stops with an error), latencies
+are NaN. Values are ms for speech sources, words for written ones; AP is a ratio and NumChunks a count. `_CA` marks the
+computation-aware variant, from elapsed times; it is left out for written sources and where they were not measured.
 """
 
 from __future__ import annotations

@@ -1,21 +1,10 @@
 """Published sets of talks as streams, and the reference segmentation of long streams.
 
-RealSI (arXiv 2407.21646, https://github.com/byteresearchcla/RealSI, annotations CC BY 4.0): talks of 3 to 8 minutes
-between Chinese and English, one JSON file each. The set's own script fetches the audio to data/zh2en/audio/VID.mp3. The
-declared `duration` is up to 1.2 s short of the last utterance, and six utterances begin up to 0.5 s before the
-previous one ends; both are accepted. The stream's metadata holds the bounds of its segments in seconds, and the terms.
-
-MuST-C and the IWSLT sets: a YAML list of segments, and a text file a language with one line a segment. The segments of
-one wav are one stream. Without a source text the units have none::
-
-    data/tst-COMMON/txt/tst-COMMON.yaml      - {duration: 3.5, offset: 16.08, speaker_id: spk.767, wav: ted_767.wav}
-    data/tst-COMMON/txt/tst-COMMON.es        En Nueva York, soy jefe de desarrollo de una ONG …
-    data/tst-COMMON/wav/ted_767.wav
-
-A reference segmentation, as MuST-C, simulstream and OmniSTEval keep it, is a list in YAML or JSON, or one JSON object a
-line (.jsonl); times in seconds. The references stand under `reference`, or in a text file, one line a segment::
-
-    - {wav: talk.wav, offset: 2.43, duration: 9.05, reference: Guten Morgen.}
+RealSI (arXiv 2407.21646, https://github.com/byteresearchcla/RealSI, annotations CC BY 4.0): one JSON file a talk, times
+in ms. The declared `duration` is up to 1.2 s short of the last utterance, and six utterances begin up to 0.5 s before
+the previous one ends; both are accepted. MuST-C and the IWSLT sets: a YAML list of segments {wav, offset, duration,
+speaker_id}, and a text file a language with one line a segment. A reference segmentation, as MuST-C, simulstream and
+OmniSTEval keep it, is such a list in YAML or JSON, with the references under `reference` or in a text file.
 """
 
 from __future__ import annotations
@@ -115,8 +104,6 @@ class MuSTCRecording(Struct):
 
 
 class MuSTCSegment(MuSTCRecording):
-    """A segment of MuST-C and IWSLT, times in seconds."""
-
     offset: Seconds
     duration: Seconds
     speaker_id: Name | None = None
