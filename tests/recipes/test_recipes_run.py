@@ -329,32 +329,6 @@ def test_sft_audio(tmp_path: Path, task: str) -> None:
     load_policy(last_checkpoint(run, "sft"))
 
 
-def test_align_speech(tmp_path: Path) -> None:
-    """Transcripts, translations and questions; the adapters' base is the model after the first phase."""
-    speech = bundled_speech(("en", "es"), min_seconds=1.0, max_seconds=1.6)[::12]
-    rows = [
-        {"id": u.id, "audio": u.clip.path, "text": u.text, "language": u.language, "speaker": u.language}
-        | ({"translation": "hello"} if u.language == "es" else {})
-        for u in speech
-    ]
-    data = tmp_path / "rows.jsonl"
-    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    run = train("align_speech", tmp_path / "run", "--lora", "--model.lora.rank", "4", "--data", str(data))
-    assert_whole(run, "sft")
-    ctc = [m for m in read_metrics(run / "metrics.jsonl") if m["phase"] == "ctc"]
-    assert [m["step"] for m in ctc] == [1, 2, 3] and "eval/ctc_token_errors" in ctc[1]
-    assert [m["step"] for m in read_metrics(run / "metrics.jsonl") if m["phase"] == "encoder"] == [1, 2]
-    policy = load_policy(last_checkpoint(run, "sft"))
-    aligned = load_policy(run / "checkpoints" / "ctc" / "aligned")
-    assert policy.adapter is not None and policy.has_fresh_adapter() is False
-    ranks = {p.shape[0] for name, p in policy.trainable().items() if ".lora_A." in name}
-    assert ranks == {4} and policy.config.lora.rank == 4
-    projector, same = (p.backbone.projector(p.model)[0].weight for p in (policy, aligned))
-    assert torch.equal(projector, same)
-    assert main(["export", str(last_checkpoint(run, "sft")), "--merge", "--out", str(tmp_path / "merged")]) == 0
-    assert load_policy(tmp_path / "merged").adapter is None
-
-
 def test_distill_speech(tmp_path: Path) -> None:
     run = train("distill_speech", tmp_path / "run", "--control", "--rl.distill.off-policy", "0.5")
     wanted = {"before", "after", "control", "view_before", "view_after", "view_control"}
