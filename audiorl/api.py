@@ -24,7 +24,6 @@ from tempfile import TemporaryDirectory
 from types import ModuleType
 from typing import Any
 
-from audiorl.audio import AudioClip
 from audiorl.config import to_json
 from audiorl.config.recipe import RecipeConfig
 from audiorl.distributed.placement import processes
@@ -134,8 +133,7 @@ def train_sft(
     out: str | Path | None = None,
     **options: Any,
 ) -> TrainResult:
-    """Fine-tune a policy on the rows' answers, or with `task="transcripts"` on transcripts; see
-    `audiorl.recipes.sft_audio`.
+    """Fine-tune a policy on the rows' answers, or with `task="transcripts"` on transcripts (`recipes.sft_audio`).
 
     >>> import audiorl
     >>> from audiorl.data.corpus import bundled_speech
@@ -156,8 +154,7 @@ def train_dpo(
     out: str | Path | None = None,
     **options: Any,
 ) -> TrainResult:
-    """Train a policy on pairs of a chosen and a rejected answer by DPO or a relative; see
-    `audiorl.recipes.dpo_audio_qa`.
+    """Train a policy on pairs of a chosen and a rejected answer by DPO or a relative (`recipes.dpo_audio_qa`).
 
     >>> import audiorl
     >>> result = audiorl.train_dpo("tiny", "bundled", loss="ipo", steps=1, batch_size=2, held_out_count=4)
@@ -178,7 +175,13 @@ def _train(
     options: Mapping[str, Any],
     reward: RewardFunction | None = None,
 ) -> TrainResult:
-    values = _nested(config, options)
+    values: dict[str, Any] = {}
+    for name, value in options.items():
+        *groups, last = _place(config, name)
+        inner = values
+        for group in groups:
+            inner = inner.setdefault(group, {})
+        inner[last] = to_json(value) if is_dataclass(value) else value
     values["path"] = "a policy in memory" if isinstance(model, AudioPolicy) else str(model)
     if steps is not None:
         if {"epochs", "max_steps"} & values.keys():
@@ -213,33 +216,23 @@ def _sets(data: Any) -> tuple[Any, ...]:
     return (data,) if len(data) else ()
 
 
-def _nested(config: RecipeConfig, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options by group. Raises ValueError for a name that is none, or that of options in two groups."""
-    values: dict[str, Any] = {}
-    for name, value in options.items():
-        *groups, last = _place(config, name)
-        inner = values
-        for group in groups:
-            inner = inner.setdefault(group, {})
-        inner[last] = to_json(value) if is_dataclass(value) else value
-    return values
-
-
 def _place(config: RecipeConfig, name: str) -> list[str]:
+    """Return the groups and the name of an option. Raises ValueError for none, and for options in two groups."""
     if "__" in name or hasattr(config, name):
         return name.split("__")
     paths = [path.replace("-", "_") for path, _ in names(type(config))]
     # The control repeats options of the training that it is compared with.
-    found = [path for path in paths if path.rpartition(".")[2] == name and not path.startswith("control_")]
+    own = [path for path in paths if not path.startswith("control_")]
+    found = [path for path in own if path.rpartition(".")[2] == name]
     shortest = [path for path in found if path.count(".") == min(p.count(".") for p in found)]
     if len(shortest) == 1:
         return shortest[0].split(".")
-    spelled = [path.replace(".", "__") for path in shortest or paths]
     if shortest:
-        raise ValueError(f"{name} is an option of several groups: {', '.join(spelled)}")
-    by_last = {path.rpartition("__")[2]: path for path in reversed(spelled) if not path.startswith("control_")}
-    near = difflib.get_close_matches(name, by_last, 3, 0.5)
-    raise ValueError(f"no option is called {name}; near ones: {', '.join(by_last[last] for last in near) or 'none'}")
+        spelled = ", ".join(path.replace(".", "__") for path in shortest)
+        raise ValueError(f"{name} is an option of several groups: {spelled}")
+    by_last = {path.rpartition(".")[2]: path.replace(".", "__") for path in reversed(own)}
+    near = ", ".join(by_last[last] for last in difflib.get_close_matches(name, by_last, 3, 0.5))
+    raise ValueError(f"no option is called {name}; near ones: {near or 'none'}")
 
 
 def as_reward(reward: RewardFunction) -> Reward:
@@ -281,25 +274,17 @@ class TRLReward:
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Score | None]:
         parameters = inspect.signature(self.function).parameters
         takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-        rows = [_columns(rollout) for rollout in rollouts]
+        rows = []
+        for rollout in rollouts:
+            sample = rollout.sample
+            prompt = "\n".join(part for m in sample.messages for part in m.content if isinstance(part, str))
+            answer = sample.references[0] if sample.references else None
+            about = {"id": sample.id, "answer": answer, "choices": list(sample.choices), "task": sample.task}
+            texts = {"prompts": prompt, "completions": rollout.text, "audio": list(sample.audio)}
+            rows.append({**sample.metadata, **texts, **about})
         columns = {name: [row.get(name) for row in rows] for row in rows for name in row}
         wanted = {name: values for name, values in columns.items() if takes_all or name in parameters}
         values = list(self.function(**wanted))
         if len(values) != len(rollouts):
             raise ValueError(f"reward: returned {len(values)} values for {len(rollouts)} completions")
         return [None if value is None else Score(float(value)) for value in values]
-
-
-def _columns(rollout: Rollout) -> dict[str, Any]:
-    sample = rollout.sample
-    texts = [part for m in sample.messages for part in m.content if not isinstance(part, AudioClip)]
-    return {
-        **sample.metadata,
-        "prompts": "\n".join(texts),
-        "completions": rollout.text,
-        "id": sample.id,
-        "answer": sample.references[0] if sample.references else None,
-        "choices": list(sample.choices),
-        "task": sample.task,
-        "audio": list(sample.audio),
-    }

@@ -1,9 +1,8 @@
 """Reading audio: any file that libsndfile or FFmpeg decodes becomes mono float32 [T] at the wanted rate, or one error.
 
-libsndfile (wav, flac, ogg, opus, mp3, aiff, w64 …) comes first: it is fast and seeks to `start` exactly. PyAV's FFmpeg
-takes over for the rest (m4a, webm, G.722, the sound of a video). Channels are averaged, soxr resamples. Unusable audio
-raises `AudioError` with one line that names the clip, what is wrong and what to do; nothing is repaired silently, since
-the metrics of a policy that is trained on truncated clips do not show the reason.
+libsndfile comes first: it is fast and seeks to `start` exactly. PyAV's FFmpeg takes over for the rest (m4a, webm,
+G.722, the sound of a video). Unusable audio raises `AudioError`; nothing is repaired silently, since the metrics of a
+policy that is trained on truncated clips do not show the reason.
 """
 
 from __future__ import annotations
@@ -73,14 +72,19 @@ class AudioClip:
     context: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.context and not 0 < self.context <= self.start:
-            raise ValueError(f"AudioClip: context must be in 0..start, got {self.context} s before {self.start} s")
-        if sum(x is not None for x in (self.path, self.data, self.array)) != 1:
-            raise ValueError("AudioClip: give exactly one of path, data, array")
-        if self.array is not None and not self.sample_rate:
-            raise ValueError("AudioClip: an array needs its sample_rate in Hz")
-        if self.sample_rate is not None and not MIN_RATE <= self.sample_rate <= MAX_RATE:
-            raise ValueError(f"AudioClip: sample_rate must be in Hz, {MIN_RATE} to {MAX_RATE}, got {self.sample_rate}")
+        if not self.start >= 0:
+            fault = f"start must be >= 0, got {self.start}"
+        elif self.context and not 0 < self.context <= self.start:
+            fault = f"context must be in 0..start, got {self.context} s before {self.start} s"
+        elif sum(x is not None for x in (self.path, self.data, self.array)) != 1:
+            fault = "give exactly one of path, data, array"
+        elif self.array is not None and not self.sample_rate:
+            fault = "an array needs its sample_rate in Hz"
+        elif self.sample_rate is not None and not MIN_RATE <= self.sample_rate <= MAX_RATE:
+            fault = f"sample_rate must be in Hz, {MIN_RATE} to {MAX_RATE}, got {self.sample_rate}"
+        else:
+            return
+        raise ValueError(f"AudioClip: {fault}")
 
     def load(self, sample_rate: int = 16_000) -> np.ndarray:
         """Mono float32 samples [T] at `sample_rate` Hz. Raises `AudioError` for unusable audio."""
@@ -93,20 +97,20 @@ class AudioClip:
 
     @property
     def key(self) -> str:
-        """Path, or a hash of the content, with the selected part: equal for two clips exactly when they hold the same
-        audio reference. Caches use it; hashing happens once per clip."""
+        """Path, or a hash of the content, with the selected part: equal exactly for clips of the same audio reference.
+
+        Caches use it; hashing happens once per clip.
+        """
         part = f"{float(self.start)}+{'end' if self.duration is None else float(self.duration)}"
         if self.context:
             part += f" after {float(self.context)}"
         if self.path is not None:
             return f"{os.path.abspath(self.path)}#{part}"
         if self not in _content_keys:
-            if self.array is not None:
-                digest = hashlib.sha256(f"{self.sample_rate} {self.array.dtype} {self.array.shape} ".encode())
-                digest.update(self.array.tobytes())
-            else:
-                digest = hashlib.sha256(b"file ")
-                digest.update(self.data or b"")
+            a = self.array
+            head = "file " if a is None else f"{self.sample_rate} {a.dtype} {a.shape} "
+            digest = hashlib.sha256(head.encode())
+            digest.update((self.data or b"") if a is None else a.tobytes())
             _content_keys[self] = digest.hexdigest()[:32]
         return f"{_content_keys[self]}#{part}"
 
@@ -138,14 +142,25 @@ def load_clip(clip: AudioClip, sample_rate: int = 16_000, max_seconds: float | N
     Raises AudioError, also when the part is longer than `max_seconds` (default: MAX_SECONDS).
     """
     limit = MAX_SECONDS if max_seconds is None else max_seconds
-    if clip.start < 0 or (clip.duration is not None and clip.duration <= 0):
-        raise AudioError(f"{name(clip)}: start must be >= 0 and duration > 0, got {clip.start} and {clip.duration}")
+    if clip.duration is not None and clip.duration <= 0:
+        raise AudioError(f"{name(clip)}: duration must be > 0, got {clip.duration}")
     if clip.array is not None:
         wav, rate = _checked_array(clip), clip.sample_rate or 0
         start, frames = _selection(clip, len(wav) / rate, rate, limit)
         wav = wav[start : start + frames]
     else:
-        wav, rate = _read_file(clip, limit)
+        with _open(clip) as file:
+            rate = file.info.sample_rate
+            # Opus is always coded at 48 kHz; its header only recalls the original rate, so a claim cannot be wrong.
+            if clip.sample_rate and not file.is_opus and clip.sample_rate != rate:
+                raise AudioError(
+                    f"{name(clip)}: declared as {clip.sample_rate} Hz but the file has {rate} Hz; "
+                    "correct the declared sample_rate or resample the file"
+                )
+            start, frames = _selection(clip, file.info.seconds, rate, limit)
+            wav = file.read(start, frames)
+            if len(wav) < frames - SLACK * rate:
+                raise _truncated(clip, f"{len(wav) / rate:.2f} of {frames / rate:.2f} s decode")
     if wav.shape[0] == 0:
         raise AudioError(f"{name(clip)}: holds no samples; leave it out of the manifest")
     mono = wav[:, 0] if wav.shape[1] == 1 else wav.mean(axis=1, dtype=np.float32)
@@ -196,22 +211,6 @@ def _checked_array(clip: AudioClip) -> np.ndarray:
     return array[:, None] if array.ndim == 1 else array
 
 
-def _read_file(clip: AudioClip, limit: float) -> tuple[np.ndarray, int]:
-    with _open(clip) as file:
-        info = file.info
-        # Opus is always coded at 48 kHz; the rate in its header only recalls the original, so a claim cannot be wrong.
-        if clip.sample_rate and not file.is_opus and clip.sample_rate != info.sample_rate:
-            raise AudioError(
-                f"{name(clip)}: declared as {clip.sample_rate} Hz but the file has {info.sample_rate} Hz; "
-                "correct the declared sample_rate or resample the file"
-            )
-        start, frames = _selection(clip, info.seconds, info.sample_rate, limit)
-        wav = file.read(start, frames)
-        if len(wav) < frames - SLACK * info.sample_rate:
-            raise _truncated(clip, f"{len(wav) / info.sample_rate:.2f} of {frames / info.sample_rate:.2f} s decode")
-        return wav, info.sample_rate
-
-
 def _selection(clip: AudioClip, total: float, rate: int, limit: float) -> tuple[int, int]:
     """First frame and number of frames of the selected part; `total` is the whole length in seconds."""
     if total > 0 and clip.start >= total:
@@ -243,8 +242,7 @@ class _SoundFile:
 
     def __init__(self, clip: AudioClip, file: soundfile.SoundFile) -> None:
         self.file, self.is_opus = file, file.subtype == "OPUS"
-        seconds = _claimed(clip, file.frames / file.samplerate)
-        self.info = AudioInfo(seconds, file.samplerate, file.channels)
+        self.info = AudioInfo(_claimed(clip, file.frames / file.samplerate), file.samplerate, file.channels)
         # libsndfile shortens a cut file to what is there and says so only in its log.
         if "Seems to be a truncated file" in file.extra_info:  # of a .voc
             raise _truncated(clip, "its last block is cut")
@@ -258,9 +256,6 @@ class _SoundFile:
         """[frames, channels] float32, fewer frames if the file ends early."""
         self.file.seek(start)
         return self.file.read(frames, dtype="float32", always_2d=True)
-
-    def close(self) -> None:
-        self.file.close()
 
 
 _SHORTENED = r"^\s*(?:data|SSND|riff|Data Size|Riff size)\s*: (\d+) \(should be (\d+)\)"
@@ -278,18 +273,14 @@ class _Container:
             raise AudioError(f"{name(clip)}: its sound is in no known coding; convert it to wav, flac, ogg, mp3 or m4a")
         self.tick = self.stream.time_base or Fraction(1, self.stream.rate)  # seconds a pts unit
         self.is_opus = self.stream.codec_context.name == "opus"
-        seconds = _claimed(clip, self._seconds())
-        self.info = AudioInfo(seconds, self.stream.rate, self.stream.codec_context.channels)
-
-    def _seconds(self) -> float:
         if self.stream.duration:
-            return float(self.stream.duration * self.tick)
-        if self.container.duration:
-            return self.container.duration / 1_000_000
-        # Raw streams have no header: add up the packets, which still decodes nothing.
-        ticks = sum(packet.duration or 0 for packet in self.container.demux(self.stream))
-        self.container.seek(0)
-        return float(ticks * self.tick)
+            seconds = float(self.stream.duration * self.tick)
+        elif container.duration:
+            seconds = container.duration / 1_000_000
+        else:  # raw streams have no header: add up the packets, which still decodes nothing
+            seconds = float(sum(packet.duration or 0 for packet in container.demux(self.stream)) * self.tick)
+            container.seek(0)
+        self.info = AudioInfo(_claimed(clip, seconds), self.stream.rate, self.stream.codec_context.channels)
 
     def read(self, start: int, frames: int) -> np.ndarray:
         """[frames, channels] float32, fewer frames if the file ends early."""
@@ -313,9 +304,6 @@ class _Container:
                 break
         return np.concatenate(pieces) if pieces else np.zeros((0, self.info.channels), np.float32)
 
-    def close(self) -> None:
-        self.container.close()
-
 
 @contextmanager
 def _open(clip: AudioClip) -> Iterator[_SoundFile | _Container]:
@@ -328,9 +316,8 @@ def _open(clip: AudioClip) -> Iterator[_SoundFile | _Container]:
             file = _decoder(clip, stack)
             rate = file.info.sample_rate
             if not MIN_RATE <= rate <= MAX_RATE:
-                raise AudioError(
-                    f"{name(clip)}: {rate} Hz in its header, outside {MIN_RATE} to {MAX_RATE}; write it again"
-                )
+                outside = f"{rate} Hz in its header, outside {MIN_RATE} to {MAX_RATE}"
+                raise AudioError(f"{name(clip)}: {outside}; write it again")
             yield file
         except AudioError:
             raise
@@ -346,18 +333,24 @@ def _decoder(clip: AudioClip, stack: ExitStack) -> _SoundFile | _Container:
     import av
     import soundfile
 
-    if clip.path is not None and os.path.isdir(clip.path):
-        raise AudioError(f"{name(clip)}: a folder; name an audio file")
-    if clip.path is not None and not os.path.exists(clip.path):
-        raise AudioError(f"{name(clip)}: missing; check the path, or the folder that relative paths start from")
+    if clip.path is not None and not os.path.isfile(clip.path):
+        missing = "missing; check the path, or the folder that relative paths start from"
+        raise AudioError(f"{name(clip)}: {'a folder; name an audio file' if os.path.isdir(clip.path) else missing}")
     size = os.path.getsize(clip.path) if clip.path is not None else len(clip.data or b"")
     if size == 0:
         raise AudioError(f"{name(clip)}: empty (0 bytes); copy or download it again")
-    _check_pages(clip, size)
+    content = io.BytesIO(clip.data or b"")
+    if clip.path is None:
+        fault = _page_fault(content, size)
+        content.seek(0)
+    else:
+        fault = _file_fault(clip.path, os.stat(clip.path).st_mtime_ns, size)
+    if fault is not None:
+        raise _truncated(clip, fault)
     malformed = False
     try:
         # By its content alone: of a name libsndfile takes the ending for the format where it knows no other.
-        source = io.BytesIO(clip.data or b"") if clip.path is None else os.open(clip.path, os.O_RDONLY)
+        source = content if clip.path is None else os.open(clip.path, os.O_RDONLY)
         file = stack.enter_context(soundfile.SoundFile(source))
         # libsndfile takes an .au or .snd with a damaged header for raw samples.
         if (file.format, file.subtype) != ("RAW", "ULAW"):
@@ -366,8 +359,8 @@ def _decoder(clip: AudioClip, stack: ExitStack) -> _SoundFile | _Container:
         malformed = error.code == 3
     try:
         options = {"format_whitelist": FFMPEG_FORMATS}
-        content = clip.path or io.BytesIO(clip.data or b"")
-        container = stack.enter_context(av.open(content, "r", options=options, metadata_errors="replace"))
+        whole = clip.path or io.BytesIO(clip.data or b"")
+        container = stack.enter_context(av.open(whole, "r", options=options, metadata_errors="replace"))
     except av.FFmpegError as error:
         raise AudioError(f"{name(clip)}: not readable as audio; convert it to wav, flac, ogg, mp3 or m4a") from error
     if malformed and container.format.name in ("caf", "aiff", "au", "w64", "wav", "voc"):
@@ -376,8 +369,10 @@ def _decoder(clip: AudioClip, stack: ExitStack) -> _SoundFile | _Container:
 
 
 def _claimed(clip: AudioClip, seconds: float) -> float:
-    """Return the length that the Xing or Info header of an MP3 file claims, where that is more than rounding and an
-    encoder's padding explain: decoders compare it with what is there only where the rest of the header is in order."""
+    """Return the length that the Xing or Info header of an MP3 file claims, where that is more than rounding explains.
+
+    Decoders compare it with what is there only where the rest of the header is in order.
+    """
     with open(clip.path, "rb") if clip.path is not None else io.BytesIO(clip.data or b"") as file:
         head = file.read(64).ljust(64, b"\0")
     version, rate_index = head[1] >> 3 & 3, head[2] >> 2 & 3
@@ -391,17 +386,6 @@ def _claimed(clip: AudioClip, seconds: float) -> float:
     return claimed if claimed > seconds + SLACK else seconds
 
 
-def _check_pages(clip: AudioClip, size: int) -> None:
-    """Raise AudioError for an Ogg file with pages that are damaged, missing or cut, and for an AVI file that is shorter
-    than it says: decoders skip what is missing, and take the length from what is there."""
-    if clip.path is None:
-        fault = _page_fault(io.BytesIO(clip.data or b""), size)
-    else:
-        fault = _file_fault(clip.path, os.stat(clip.path).st_mtime_ns, size)
-    if fault is not None:
-        raise _truncated(clip, fault)
-
-
 @lru_cache(maxsize=65_536)
 def _file_fault(path: str, changed: int, size: int) -> str | None:
     """`_page_fault` of a file as it is at this moment: the chunks of a stream need not read all of it each time."""
@@ -410,7 +394,10 @@ def _file_fault(path: str, changed: int, size: int) -> str | None:
 
 
 def _page_fault(file: BinaryIO, size: int) -> str | None:
-    """Name what is wrong with the pages of an Ogg file (RFC 3533, section 6) or the length of an AVI file."""
+    """Name what is damaged, missing or cut of the pages of an Ogg file (RFC 3533, section 6) or of an AVI file.
+
+    Decoders skip what is missing, and take the length from what is there.
+    """
     flags, numbers = None, dict[bytes, int]()  # numbers: of the last page, by the stream's serial number
     while len(header := file.read(27)) == 27 and header.startswith(b"OggS"):
         segments = file.read(header[26])

@@ -200,22 +200,27 @@ def _flags(options: Any, args: Sequence[str]) -> list[str]:
 # -- values by name ----------------------------------------------------------------------------------------------------
 
 
-def with_values(default: T, values: Mapping[str, Any], where: Callable[[Place], str], place: Place = ()) -> T:
+def with_values(
+    default: T, values: Mapping[str, Any], where: Callable[[Place], str], place: Place = (), recorded: bool = False
+) -> T:
     """Return the dataclass `default` with nested plain `values`, whose types are checked.
 
-    Raises ValueError that begins with `where(place)` for a name that does not exist and a value that does not fit.
+    recorded: those of a run, of which options that are gone since are left out where they were off. Raises ValueError
+    that begins with `where(place)` for a name that does not exist and a value that does not fit.
     """
     kinds = get_type_hints(type(default), include_extras=True)
     changes: dict[str, Any] = {}
     for key, value in ((str(key), value) for key, value in values.items()):
         here, name = (*place, key), key.replace("-", "_")
+        if name not in kinds and recorded and not value:
+            continue
         if name not in kinds:
             _unknown(type(default), key, where(here), place)
         current = getattr(default, name)
         if dataclasses.is_dataclass(current) and not isinstance(value, Mapping):
             raise ValueError(f"{where(here)}{'.'.join(here)} is a group of options, not {value!r}")
         if dataclasses.is_dataclass(current):
-            changes[name] = with_values(current, value, where, here)
+            changes[name] = with_values(current, value, where, here, recorded)
             continue
         try:
             changes[name] = msgspec.convert(value, kinds[name], dec_hook=lambda kind, value: kind(value))

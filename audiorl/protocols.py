@@ -13,10 +13,7 @@ from audiorl.types import Rollout, Sample, Score
 
 
 class Reward(Protocol):
-    """Rewards are batched: they see all rollouts of a step at once and return one Score each, in order.
-
-    One whose attribute `by_group` is true sees a group as soon as its answers have ended
-    (`audiorl.rewards.concurrency`).
+    """Scores all rollouts of a step at once, in order; one whose attribute `by_group` is true a group at a time.
 
     None in place of a Score skips the rollout: it takes no part in its group's baseline nor in the update.
     """
@@ -43,10 +40,7 @@ class SpeechDecoder(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Hypothesis:
-    """What the model would write in a turn, before a schedule shortens it; filled in by the engine.
-
-    n tokens, A audio tokens.
-    """
+    """What the model would write in a turn, n tokens, before a schedule shortens it; filled in by the engine."""
 
     ids: tuple[int, ...]
     """[n], without the token that ends the turn."""
@@ -72,14 +66,12 @@ class Review(Protocol):
         ...
 
     def keep(self, hypothesis: Hypothesis) -> int:
-        """Return how many tokens are written, 0 to n. What is cut off is not written, and the model does not see it
-        later."""
+        """Return how many tokens are written, 0 to n. The model does not see later what is cut off."""
         ...
 
 
 class Schedule(Protocol):
-    """Decides when to write, in place of the policy: how many words before the model writes, as wait-k does, or how
-    much of what it wrote is kept, as AlignAtt does. In the last turn everything is kept."""
+    """Decides when to write, in place of the policy, as wait-k or AlignAtt do. In the last turn everything is kept."""
 
     def words(self, turn: int, turns: int, written: int) -> int | None:
         """Words to write in `turn` (from 0) of `turns` after `written`: 0 reads on, None leaves it to the model."""
@@ -126,10 +118,7 @@ Ended = Callable[[Sequence[Rollout]], None]
 
 
 class RolloutEngine(Protocol):
-    """Generates rollouts: `HFEngine` and `VLLMEngine` in one process, `GroupEngine` with all engines of a run.
-
-    How its weights follow the trainer's is the engine's own affair; those of one process have `update_weights`.
-    """
+    """Generates rollouts: `HFEngine` and `VLLMEngine` in one process, `GroupEngine` with all engines of a run."""
 
     def generate(self, requests: Sequence[Request], ended: Ended | None = None) -> list[Rollout]:
         """All rollouts of all requests, request by request, index ascending.

@@ -29,8 +29,7 @@ class Message:
 
 @dataclass(frozen=True)
 class Turn:
-    """One step of a stream: a chunk of audio, and what can be translated once it has been read. Made by the data
-    reader."""
+    """One step of a stream: a chunk of audio, and what can be translated once it has been read."""
 
     audio: AudioClip
     """The chunk."""
@@ -80,10 +79,7 @@ class Sample:
 
 @dataclass(frozen=True, eq=False)
 class Segment:
-    """Tokens that were observed, then tokens that were sampled. The engine fills in every field.
-
-    P observed and N sampled tokens, Q codebooks of a model that speaks.
-    """
+    """Tokens that were observed, then tokens that were sampled. The engine fills in every field."""
 
     prompt_ids: Tensor
     """[P] int64: observed tokens, audio placeholders expanded to the encoder's frame count."""
@@ -96,7 +92,7 @@ class Segment:
     audio: tuple[AudioClip, ...] = ()
     """The clips behind the placeholders of prompt_ids, in order."""
     stop_reason: StopReason = "eos"
-    """A stop token, a stop string, or the length limit; "paused" where the answer has not ended."""
+    """Why it ended."""
     policy_version: int = 0
     """Updates that the weights had received, those that sampled the last token."""
     source_time: float | None = None
@@ -135,17 +131,14 @@ class Score:
     segment_parts: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     """Named parts of per_segment for reports; NaN where a part is undefined."""
     weights: Mapping[str, float] = field(default_factory=dict)
-    """Of a weighted sum the weights of the parts that add up to the total, for advantages that treat them one by one.
-    """
+    """Weights of the parts of a weighted sum, for advantages that treat them one by one."""
     step_ends: tuple[int, ...] | None = None
-    """Of credit per token: which sampled tokens, from 0, end a step (a word, a thought), for advantages that compare
-    steps. A step's credit may be 0. None: the credit knows no steps."""
+    """Sampled tokens, from 0, that end a step (a word, a thought) of credit per token; None: it knows no steps."""
 
 
 @dataclass(frozen=True, eq=False)
 class Rollout:
-    """One trajectory of the policy on one sample. Made by the engine without a score; the collector adds the
-    reward's."""
+    """One trajectory of the policy on one sample, made by the engine."""
 
     sample: Sample
     """What was asked."""

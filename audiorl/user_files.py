@@ -7,7 +7,6 @@ import importlib.util
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 
@@ -18,11 +17,20 @@ def load_name(path: str | Path, name: str, what: str = "file") -> Any:
     is not Python or does not define the name.
     """
     file = Path(path).expanduser()
-    if not file.is_file():
-        raise ValueError(f"{what} {str(path)!r}: no such file")
-    if file.suffix != ".py":
-        raise ValueError(f"{what} {str(path)!r}: not a Python file (.py)")
-    module = _import(file.resolve())
+    if not file.is_file() or file.suffix != ".py":
+        raise ValueError(f"{what} {str(path)!r}: {'not a Python file (.py)' if file.is_file() else 'no such file'}")
+    file = file.resolve()
+    # The name carries the path: two files called reward.py must not replace each other.
+    module_name = f"audiorl_file_{file.stem}_{hashlib.sha256(str(file).encode()).hexdigest()[:8]}"
+    spec = importlib.util.spec_from_file_location(module_name, file)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[module_name] = module  # before running it: dataclasses look their own module up
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[module_name]
+        raise
     if not hasattr(module, name):
         raise ValueError(f"{what} {str(path)!r}: defines no module-level name {name!r}")
     return getattr(module, name)
@@ -34,19 +42,3 @@ def load_function(path: str | Path, name: str, what: str = "file") -> Callable[.
     if not callable(function):
         raise ValueError(f"{what} {str(path)!r}: {name!r} is a {type(function).__name__}, expected a function")
     return function
-
-
-def _import(file: Path) -> ModuleType:
-    # The name carries the path: two files called reward.py must not replace each other.
-    name = f"audiorl_file_{file.stem}_{hashlib.sha256(str(file).encode()).hexdigest()[:8]}"
-    spec = importlib.util.spec_from_file_location(name, file)
-    if spec is None or spec.loader is None:
-        raise ValueError(f"file {str(file)!r}: cannot be imported")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # before running it: dataclasses look their own module up
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[name]
-        raise
-    return module

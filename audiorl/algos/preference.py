@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy, logsigmoid, softplus
+from torch.nn.functional import cross_entropy, logsigmoid
 
 from audiorl.algos.shapes import check_shapes
 
@@ -237,19 +237,16 @@ def kto_weights(desirable: int, undesirable: int) -> tuple[float, float]:
 # -- reward models -----------------------------------------------------------------------------------------------------
 
 
-def bradley_terry(
-    chosen: Tensor, rejected: Tensor, margin: Tensor | float = 0.0, log_exp: bool = False, regulariser: float = 0.0
-) -> Tensor:
+def bradley_terry(chosen: Tensor, rejected: Tensor, margin: Tensor | float = 0.0, regulariser: float = 0.0) -> Tensor:
     """Return a reward model's loss on scores [P]: -log σ(r_w - r_l - margin) (Ouyang et al. 2022, eq. 1).
 
-    `log_exp` asks for log(1 + exp(r_l - r_w)), which knows no margin. `regulariser` c adds c·(r_w² + r_l²)/2, the mean
-    of the squared scores, which keeps them near 0 (the code of Safe RLHF, Dai et al. 2023, arXiv 2310.12773).
+    `regulariser` c adds c·(r_w² + r_l²)/2, the mean of the squared scores, which keeps them near 0 (the code of Safe
+    RLHF, Dai et al. 2023, arXiv 2310.12773).
     """
-    assert not log_exp or not (isinstance(margin, Tensor) or margin), "the LogExp form knows no margin"
     check_shapes(
         "bradley_terry", chosen=chosen, rejected=rejected, margin=margin if isinstance(margin, Tensor) else None
     )
-    loss = softplus(rejected - chosen) if log_exp else -logsigmoid(chosen - rejected - margin)
+    loss = -logsigmoid(chosen - rejected - margin)
     return loss + regulariser * (chosen**2 + rejected**2) / 2 if regulariser else loss
 
 

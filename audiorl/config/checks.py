@@ -14,6 +14,13 @@ def require(ok: bool, name: str, value: Any, what: str) -> None:
         raise ValueError(f"{name} is {value!r}; it must be {what}")
 
 
+def refuse(faults: Mapping[str, object]) -> None:
+    """Raise ValueError with the first message whose condition holds."""
+    for message, holds in faults.items():
+        if holds:
+            raise ValueError(message)
+
+
 def require_counts(config: Any, names: tuple[str, ...], prefix: str = "") -> None:
     for name in names:
         require(getattr(config, name) > 0, prefix + name, getattr(config, name), "at least 1")

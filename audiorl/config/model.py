@@ -43,8 +43,7 @@ class ModelConfig:
     autocast: bool = False
     """Run forward passes in bfloat16 over float32 weights."""
     audio: Literal["frozen", "projector", "full"] = "frozen"
-    """What of the audio side is trained: nothing, the projector, or projector and audio encoder. A frozen audio encoder
-    encodes each clip once."""
+    """What of the audio side is trained: nothing (each clip is encoded once), the projector, or the encoder too."""
     lora: LoraConfig = LoraConfig(rank=0)
     """Low-rank adapters, trained instead of all decoder weights where their rank is above 0."""
     gradient_checkpointing: bool = False
@@ -52,9 +51,8 @@ class ModelConfig:
     only: tuple[str, ...] = ()
     """Train only those of the trainable weights whose names match one of these regular expressions; empty: all."""
     attention: Literal["auto", "varlen", "flex", "sdpa", "eager"] = "auto"
-    """Kernel of a packed row's attention. varlen: FlashAttention over all spans in one call (on a GPU, with `autocast`
-    or a 16-bit `dtype`); flex: compiled FlexAttention (on a GPU); sdpa: one call for each span; eager: transformers'
-    own under a mask of T x T. auto takes the first of varlen, flex and sdpa that can run; `audiorl doctor` names it."""
+    """Kernel of a packed row's attention: FlashAttention over all spans (16 bits, GPU), compiled FlexAttention (GPU), a
+    call for each span, or a mask of T x T. auto takes the first that can run (`audiorl doctor` names it)."""
     audio_cache_mb: int = 4096
     """Memory in MiB for the outputs of a frozen audio encoder."""
 

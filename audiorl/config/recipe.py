@@ -21,14 +21,12 @@ class RecipeConfig:
     path: str = "Qwen/Qwen2.5-Omni-3B"
     """The model: a local folder, a hub id, or `tiny` for a small random one."""
     data: tuple[str, ...] = ()
-    """What to train on: files, folders, or the bundled speech by name. PATH:COUNT draws so many rows of a set, for
-    example `avqa.jsonl:5000 musicbench.jsonl:5000`; PATH:xWEIGHT or PATH:COUNTxWEIGHT shows its rows WEIGHT times an
-    epoch (2.5: all rows twice and a drawn half once more; 0.5: a drawn half)."""
+    """What to train on: files, folders, or the bundled speech by name. PATH:COUNT draws so many rows of a set;
+    PATH:xWEIGHT or PATH:COUNTxWEIGHT shows its rows WEIGHT times an epoch (2.5: twice, and a drawn half once more)."""
     held_out: tuple[str, ...] = ()
     """Sets to measure on, named like `data`; without any, `held_out_count` training rows are held out."""
     held_out_count: int = 200
-    """Rows held out of `data` where no `held_out` is given, drawn from every set, task and frequent answer in
-    proportion. Other rows about their recordings are left out of training."""
+    """Rows held out of `data` without `held_out`: of every set, task and frequent answer in proportion."""
     data_seed: int = 0
     """Seed of which rows are held out and which a PATH:COUNT or a weight draws: the same rows for every `seed`."""
     audio_root: str | None = None
@@ -63,10 +61,7 @@ class RecipeConfig:
         return replace(self.model, lora=replace(lora, rank=rank))
 
     def with_steps_for(self, training: Training, items: int) -> Training:
-        """Return `training` with the steps that show each of `items` rows `epochs` times, at most `max_steps`.
-
-        Raises ValueError where the options set the steps themselves: they would be ignored.
-        """
+        """Return `training` with the steps that show each of `items` rows `epochs` times, at most `max_steps`."""
         config: Any = training
         if config.steps != type(config)().steps:
             name = next((f.name for f in fields(self) if getattr(self, f.name) == training), "")
@@ -95,8 +90,7 @@ class HeldOutOptions:
     outside_file: str | None = None
     """A Python file that defines `reward`: a measure, higher is better, that is never optimised, only reported."""
     retention_text: str | None = None
-    """Text without audio, measured before and after as the set `text`: `bundled` (passages of Python's documentation
-    and simple questions), or passages, a .txt file divided by empty lines or rows with `text`."""
+    """Text without audio, measured before and after: `bundled`, a .txt file, or rows with `text`."""
 
 
 @dataclass(frozen=True)
@@ -104,8 +98,7 @@ class ControlOptions:
     """Options of recipes that can compare reinforcement learning with SFT from the same start."""
 
     control: bool = False
-    """Also train the control: SFT on the rows' reference answers from the same start, for as much compute: CPU seconds
-    of all processes, or wall-clock seconds where a GPU computes."""
+    """Also train the control: SFT on the rows' reference answers from the same start, for as much compute."""
     control_sft: SFTConfig = SFTConfig(batch_size=8, save_every=100)
     """The batches of the control."""
     control_optim: OptimConfig = OptimConfig(lr=1e-5, warmup_steps=10)
@@ -117,5 +110,4 @@ class PtxOptions:
     """Options of recipes whose updates can add a supervised loss (PPO-ptx, arXiv 2203.02155)."""
 
     ptx_data: tuple[str, ...] = ()
-    """Supervised rows for `ptx.coef`, named like `data` and read like those of sft_audio: questions with their answers,
-    or speech with its transcripts."""
+    """Supervised rows for `ptx.coef`, named like `data` and read like those of sft_audio."""

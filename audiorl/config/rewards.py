@@ -16,16 +16,13 @@ class RewardModelConfig:
     """Optimizer updates."""
     batch_size: int = 16
     """Pairs per update."""
-    log_exp: bool = False
-    """log(1 + exp(r_rejected - r_chosen)) instead of Bradley-Terry with the pairs' margins."""
     margins: bool = True
     """Use the pairs' margins."""
     regulariser: float = 0.0
     """Weight c of c·(r_chosen² + r_rejected²)/2, which keeps scores near 0; 0 leaves it out."""
     length_debias: bool = False
-    """Leave to a fixed model of the answers' lengths what length explains of the pairs (product of experts, arXiv
-    2310.05199), so that the score does not learn it. That model is fitted to the pairs before training and not saved.
-    """
+    """Leave to a model of the answers' lengths, fitted before training, what length explains of the pairs (product of
+    experts, arXiv 2310.05199)."""
     sort: bool = False
     """Batches of pairs of similar length."""
     micro_batch_tokens: int = 8192
@@ -36,8 +33,6 @@ class RewardModelConfig:
     def __post_init__(self) -> None:
         require_counts(self, ("steps", "batch_size", "micro_batch_tokens", "save_every"))
         require_ranges(self)
-        if self.length_debias and self.log_exp:
-            raise ValueError("length_debias moves the margin, which log_exp does not know; set one of them")
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from audiorl.config.checks import require, require_counts, require_ranges
+from audiorl.config.checks import refuse, require, require_counts, require_ranges
 from audiorl.config.optim import OptimConfig
 
 KLKind = Literal["k1", "k2", "k3"]
@@ -22,8 +22,7 @@ class CriticConfig:
     """The critic of `advantage="gae"`."""
 
     shared: bool = False
-    """One linear layer on the policy's own trunk, trained with it; otherwise a copy of the policy with its own
-    optimizer."""
+    """One linear layer on the policy's own trunk; otherwise a copy of the policy with its own optimizer."""
     coef: float = 0.5
     """Weight of the value loss relative to the policy's, for a shared trunk."""
     clip: float | None = 0.2
@@ -39,8 +38,8 @@ class CriticConfig:
 
 @dataclass(frozen=True)
 class DistillConfig:
-    """On-policy distillation: a teacher reads the same question under a view, such as its transcript in place of the
-    audio, and says how it would have continued the policy's own answer, token by token (GKD, arXiv 2306.13649)."""
+    """On-policy distillation: a teacher that reads the question under a view, such as its transcript in place of the
+    audio, says how it would have continued the policy's own answer (GKD, arXiv 2306.13649)."""
 
     coef: float = 0.0
     """Weight of the divergence in the loss, or with `sampled` of the advantage; 0: no distillation."""
@@ -54,11 +53,9 @@ class DistillConfig:
     top_k_of: Literal["teacher", "student"] = "teacher"
     """Whose most probable tokens these are."""
     teacher: str = "reference"
-    """`reference` (the policy as the phase begins, the same as the KL's), `policy` (as each step begins), or the folder
-    or hub id of another model with the same tokenizer."""
+    """`reference` (the KL's), `policy` (as each step begins), or another model with the same tokenizer."""
     view: str = "transcript"
-    """What the teacher reads: a view of `audiorl.data.views` by name, FILE.py:FUNCTION, or `none` for the prompt as it
-    is."""
+    """What the teacher reads: a view of `audiorl.data.views`, FILE.py:FUNCTION, or `none` for the prompt as it is."""
     tokens: Literal["all", "thought", "answer"] = "all"
     """Which tokens of a response count: all, those up to `</think>`, or those after it."""
     entropy_gate: float | None = None
@@ -76,9 +73,7 @@ class DistillConfig:
             name = "top_k" if self.top_k else "off_policy"
             raise ValueError(f"distill.{name} needs a distill.divergence over the vocabulary, not 'sampled'")
         if self.coef and (self.teacher, self.view) == ("policy", "none"):
-            raise ValueError(
-                "distill: the policy under its own prompt is no teacher; give distill.view or another teacher"
-            )
+            raise ValueError("distill: the policy under its own prompt is no teacher; give distill.view or a teacher")
 
     @property
     def loss_kind(self) -> Literal["reverse", "forward", "jsd"] | None:
@@ -96,8 +91,7 @@ class EstimatorConfig:
     """What advantage estimators read."""
 
     std: bool = True
-    """Divide advantages within a group by the group's standard deviation (`grpo`, `process`, `step-index`,
-    `time-index`)."""
+    """Divide advantages in a group by its standard deviation (`grpo`, `process`, `step-index`, `time-index`)."""
     eps: float = 1e-4
     """Added to that standard deviation."""
     gamma: float = 1.0
@@ -138,8 +132,7 @@ class LossOptions:
     frame_ratio: Literal["code", "frame"] = "code"
     """Models that speak: one ratio (and clip) per sampled code, or one per codec frame."""
     codebook_weights: tuple[float, ...] = ()
-    """Models that speak, with `frame_ratio` code: weight of each codebook in the surrogate, in their order; empty: 1
-    each. `1 0 0 0` trains the first of four alone. The KL in the loss stays that of all codes."""
+    """Models that speak, with `frame_ratio` code: weight of each codebook in the surrogate; empty: 1 each."""
 
     def __post_init__(self) -> None:
         positive = ("ratio_cap", "sapo_positive", "sapo_negative", "cov_fraction")
@@ -147,14 +140,18 @@ class LossOptions:
         if self.dual_clip is not None:
             require(self.dual_clip > 1, "loss_options.dual_clip", self.dual_clip, "greater than 1")
         require(self.cov_fraction <= 1, "loss_options.cov_fraction", self.cov_fraction, "at most 1")
-        if not self.cov_low < self.cov_high:
-            raise ValueError(f"loss_options: cov_low {self.cov_low:g} must lie below cov_high {self.cov_high:g}")
-        if self.codebook_weights and (self.frame_ratio != "code" or min(self.codebook_weights) < 0):
-            raise ValueError(
-                "loss_options.codebook_weights are numbers of at least 0, with loss_options.frame_ratio 'code'"
-            )
-        if self.codebook_weights and not any(self.codebook_weights):
-            raise ValueError("loss_options.codebook_weights: every weight is 0; give at least one")
+        weights = self.codebook_weights
+        refuse(
+            {
+                f"loss_options: cov_low {self.cov_low:g} must lie below cov_high {self.cov_high:g}": (
+                    self.cov_low >= self.cov_high
+                ),
+                "loss_options.codebook_weights are numbers of at least 0, with loss_options.frame_ratio 'code'": (
+                    weights and (self.frame_ratio != "code" or min(weights) < 0)
+                ),
+                "loss_options.codebook_weights: every weight is 0; give at least one": weights and not any(weights),
+            }
+        )
 
 
 @dataclass(frozen=True)
@@ -210,15 +207,11 @@ class GenerationConfig:
     """Rollouts of weights that are older than those that learn from them. Both need `tis_cap`."""
 
     overlap: bool = False
-    """Generate the next step's rollouts while this step trains, with weights of one update ago, which `tis_cap`
-    corrects. Saves time with dedicated engines; without them both run one after the other. Rollouts are not part of a
-    checkpoint: the step after one (every `save_every`, and after Ctrl-C) uses the current weights, so that a resumed
-    run repeats it."""
+    """Generate the next step's rollouts while this step trains, with weights of one update ago. Saves time with
+    dedicated engines. The step after a checkpoint uses the current weights, so that a resumed run repeats it."""
     partial_tokens: int | None = None
-    """Tokens that an answer may sample in one step. One that has not ended by then is paused: its group waits, the next
-    step continues it with its own weights, and `tis_cap` corrects each token for the weights that sampled it. A step
-    then trains the groups that have ended, and the last step ends all. Paused answers are part of a checkpoint. For
-    long answers of text; None: every answer ends in its step."""
+    """Tokens that an answer may sample in one step; the next step continues one that has not ended by then. A step
+    trains the groups that have ended. For long answers of text; None: every answer ends in its step."""
 
     def __post_init__(self) -> None:
         if self.partial_tokens is not None:
@@ -231,7 +224,7 @@ class ListeningConfig:
 
     every: int = 0
     """After the first step and then every so many, measure what the right audio adds to sampled answers over silence,
-    noise and the audio of another prompt: `audio/gain_*`, in nats per token; 0: never."""
+    noise and another prompt's audio: `audio/gain_*`, in nats per token; 0: never."""
     prompts: int = 16
     """Prompts of the step that are measured, one answer each."""
     min_gain: float = 0.05
@@ -298,8 +291,7 @@ class RLConfig:
     scores: ScoreConfig = ScoreConfig()
     """Clipping and normalisation of scores."""
     dynamic_sampling: int = 0
-    """Rounds in which groups with equal scores are dropped and other prompts asked instead (DAPO); 0 keeps all
-    groups."""
+    """Rounds in which groups with equal scores are replaced by those of other prompts (DAPO); 0 keeps all groups."""
     generation: GenerationConfig = GenerationConfig()
     """Overlapped and partial rollouts."""
     distill: DistillConfig = DistillConfig()
@@ -333,61 +325,55 @@ class RLConfig:
             name = getattr(self, option)
             if name not in known and ".py:" not in name:
                 raise ValueError(f"{option} {name!r}: give one of {', '.join(known)}, or FILE.py:FUNCTION")
-        if self.group_size == 1 and self.advantage in GROUP_ADVANTAGES and self.advantage != "process":
-            raise ValueError(
-                f"advantage {self.advantage!r} compares the rollouts of a prompt, so group_size must be at least 2: a "
-                "single rollout has advantage 0 and trains nothing"
-            )
-        if self.advantage == "gdpo" and (self.scores.clip is not None or self.scores.normalize):
-            raise ValueError("advantage 'gdpo' normalises each term: scores.clip and scores.normalize do not apply")
-        if self.advantage in ("maxrl", "gdpo") and self.kl.place == "reward" and self.kl_beta:
-            raise ValueError(f"advantage {self.advantage!r} compares scores, not token rewards: set kl.place 'loss'")
-        self._check_distillation()
-        if (self.sampled_prompts * self.group_size) % self.mini_batches:
-            raise ValueError(
-                f"mini_batches {self.mini_batches} does not divide the {self.sampled_prompts} x "
-                f"{self.group_size} rollouts of a step"
-            )
-        if self.tis_cap is None and self.generation != GenerationConfig():
-            option = "overlap" if self.generation.overlap else "partial_tokens"
-            raise ValueError(
-                f"generation.{option} trains on tokens of older weights, which tis_cap corrects: set tis_cap, for "
-                "example 2"
-            )
         if self.ema_decay is not None:
             require(0 < self.ema_decay < 1, "ema_decay", self.ema_decay, "between 0 and 1")
+        compares_groups = self.advantage in GROUP_ADVANTAGES and self.advantage != "process"
+        kl_in_reward = self.kl.place == "reward" and self.kl_beta
+        distill, none = self.distill, self.advantage == "none"
+        of_reference = distill.coef and (distill.teacher, distill.view) == ("reference", "none")
+        shares = f"{distill.off_policy:g} of {self.prompts_per_step} prompts is {self.reference_prompts}"
+        some_of_each = 0 < self.reference_prompts < self.prompts_per_step
+        refuse(
+            {
+                f"advantage {self.advantage!r} compares the rollouts of a prompt, so group_size must be at least 2: a "
+                "single rollout has advantage 0": self.group_size == 1 and compares_groups,
+                "advantage 'gdpo' normalises each term: scores.clip and scores.normalize do not apply": (
+                    self.advantage == "gdpo" and self.scores != ScoreConfig()
+                ),
+                f"advantage {self.advantage!r} compares scores, not token rewards: set kl.place 'loss'": (
+                    self.advantage in ("maxrl", "gdpo") and kl_in_reward
+                ),
+                "advantage 'none' trains nothing without distillation: set distill.coef": none and not distill.coef,
+                "advantage 'none' reads no rewards: set kl.place 'loss'": none and kl_in_reward,
+                "advantage 'none' reads no rewards, by which dynamic_sampling drops groups: set it to 0": (
+                    none and self.dynamic_sampling
+                ),
+                "kl_beta and distill.coef both hold the policy to its reference under the same prompt: set kl_beta 0, "
+                "or give the teacher a distill.view": self.kl_beta and of_reference,
+                f"distill.off_policy {shares}; some must be answered by their reference, and some by the policy": (
+                    distill.coef and distill.off_policy and not some_of_each
+                ),
+                f"mini_batches {self.mini_batches} does not divide the {self.sampled_prompts} x {self.group_size} "
+                "rollouts of a step": (self.sampled_prompts * self.group_size) % self.mini_batches,
+                f"generation.{'overlap' if self.generation.overlap else 'partial_tokens'} trains on tokens of older "
+                "weights, which tis_cap corrects: set tis_cap, for example 2": (
+                    self.tis_cap is None and self.generation != GenerationConfig()
+                ),
+            }
+        )
 
     def check_separate_critic(self, critics: int) -> None:
         """Raise ValueError where `runtime.critics` processes cannot hold the critic: there is none, or only a head."""
         option = f"runtime.critics {critics}"
-        if self.advantage != "gae":
-            raise ValueError(f"{option}: advantage {self.advantage!r} has no critic; leave the option out, or take gae")
-        if self.critic.shared:
-            raise ValueError(
+        refuse(
+            {
+                f"{option}: advantage {self.advantage!r} has no critic; leave the option out, or take gae": (
+                    self.advantage != "gae"
+                ),
                 f"{option}: the critic is a head on the policy's trunk (critic.shared), which the trainers hold; leave "
-                "one of the two out"
-            )
-
-    def _check_distillation(self) -> None:
-        distill = self.distill
-        if self.advantage == "none" and not distill.coef:
-            raise ValueError("advantage 'none' trains nothing without distillation: set distill.coef")
-        if self.advantage == "none" and self.kl.place == "reward" and self.kl_beta:
-            raise ValueError("advantage 'none' reads no rewards: set kl.place 'loss'")
-        if self.advantage == "none" and self.dynamic_sampling:
-            raise ValueError("advantage 'none' reads no rewards, by which dynamic_sampling drops groups: set it to 0")
-        if not distill.coef:
-            return
-        if self.kl_beta and (distill.teacher, distill.view) == ("reference", "none"):
-            raise ValueError(
-                "kl_beta and distill.coef both hold the policy to its reference under the same prompt: set kl_beta 0, "
-                "or give the teacher a distill.view"
-            )
-        if distill.off_policy and not 0 < self.reference_prompts < self.prompts_per_step:
-            raise ValueError(
-                f"distill.off_policy {distill.off_policy:g} of {self.prompts_per_step} prompts is "
-                f"{self.reference_prompts}; some must be answered by their reference, and some by the policy"
-            )
+                "one of the two out": self.critic.shared,
+            }
+        )
 
     @property
     def reference_prompts(self) -> int:

@@ -23,12 +23,11 @@ class SamplingConfig:
     stop: tuple[str, ...] = ()
     """Strings that end a response; they stay in it."""
     max_batch_tokens: int = 65_536
-    """The most tokens that the key-value cache of the rows decoded together may hold, with the longest prompt and the
-    maximum response counted for all of them. The samples of a prompt hold it once, where they can (see Performance). A
-    single request may need more."""
+    """Tokens that the key-value cache of the rows decoded together may hold, with the longest prompt and the maximum
+    response counted for all of them. A single request may need more."""
     compile: bool = False
-    """Compile the decode step of the `hf` engine with `torch.compile`: CUDA graphs on a GPU, C++ on a CPU. The first
-    steps take a minute or more. Not for streams, models that speak, sliding windows, linear attention and Whisper."""
+    """Compile the decode step of the `hf` engine, which takes a minute. Not for streams, models that speak, sliding
+    windows, linear attention and Whisper."""
     max_frames: int = 500
     """Codec frames of a response or of one turn of a stream; longer speech is cut there."""
     audio_temperature: float | None = None
@@ -39,9 +38,8 @@ class SamplingConfig:
     """`top_k` of codec codes."""
     ras_window: int = 0
     """Frames of the window of repetition-aware sampling (VALL-E 2, arXiv 2406.05370); Higgs Audio uses 7, 0 is off. A
-    code that occurs `ras_repeats` times in the window of its codebook is sampled again from the model's plain
-    distribution. Log-probs are those of this mixture, which the trainer does not compute: for evaluation, or with
-    `tis_cap`."""
+    code that occurs `ras_repeats` times in the window of its codebook is sampled again from the plain distribution,
+    which the trainer does not compute: for evaluation, or with `tis_cap`."""
     ras_repeats: int = 2
     """Occurrences in the window that cause a second draw."""
 

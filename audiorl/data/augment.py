@@ -1,13 +1,15 @@
 """Waveform augmentation: pure functions on mono float32 [T] that draw from a numpy Generator you pass.
 
 They make synthetic or studio speech less clean, so that a model trained on it survives a telephone. Each returns a new
-float32 array and leaves its input as it was; only `speed` changes the length.
+float32 array and leaves its input as it was; only `speed` changes the length. Rooms and telephones are for RATE Hz.
 """
 
 from __future__ import annotations
 
 import numpy as np
 import soxr
+
+RATE = 16_000
 
 
 def add_noise(wav: np.ndarray, snr_db: float, rng: np.random.Generator, color: float = 0.0) -> np.ndarray:
@@ -31,16 +33,13 @@ def gain(wav: np.ndarray, db: float) -> np.ndarray:
 
 def speed(wav: np.ndarray, factor: float) -> np.ndarray:
     """Play `factor` times as fast, pitch included (Ko et al. 2015 use 0.9, 1, 1.1): [T] becomes about [T / factor]."""
-    if factor <= 0:
-        raise ValueError(f"speed factor must be > 0, got {factor}")
     return soxr.resample(wav.astype(np.float32), factor, 1.0)
 
 
-def telephone(wav: np.ndarray, sample_rate: int = 16_000) -> np.ndarray:
-    """Return what a narrow-band call leaves: 300 to 3400 Hz, with 100 Hz wide slopes, and 8-bit mu-law steps (ITU-T
-    G.711)."""
+def telephone(wav: np.ndarray) -> np.ndarray:
+    """Return what a narrow-band call leaves: 300 to 3400 Hz with 100 Hz wide slopes, 8-bit mu-law steps (G.711)."""
     spectrum = np.fft.rfft(wav.astype(np.float64))
-    frequency = np.fft.rfftfreq(len(wav), 1 / sample_rate)
+    frequency = np.fft.rfftfreq(len(wav), 1 / RATE)
     band = np.clip((frequency - 200) / 100, 0, 1) * np.clip((3500 - frequency) / 100, 0, 1)
     narrow = np.clip(np.fft.irfft(spectrum * band, n=len(wav)), -1, 1)
     companded = np.sign(narrow) * np.log1p(255 * np.abs(narrow)) / np.log1p(255)
@@ -48,21 +47,12 @@ def telephone(wav: np.ndarray, sample_rate: int = 16_000) -> np.ndarray:
     return (np.sign(steps) * np.expm1(np.abs(steps) * np.log1p(255)) / 255).astype(np.float32)
 
 
-def reverb(
-    wav: np.ndarray,
-    rng: np.random.Generator,
-    decay_seconds: float = 0.3,
-    wet: float = 0.3,
-    sample_rate: int = 16_000,
-) -> np.ndarray:
-    """Return a simple room: the sound plus an exponentially decaying noise tail that is 60 dB down after
-    `decay_seconds`.
+def reverb(wav: np.ndarray, rng: np.random.Generator, decay_seconds: float, wet: float) -> np.ndarray:
+    """Return a simple room: the sound [T] plus a decaying noise tail that is 60 dB down after `decay_seconds`.
 
-    `wet` is the tail's level against the direct sound. The length stays [T]: what rings on after the end is cut.
+    `wet` is the tail's level against the direct sound.
     """
-    if decay_seconds <= 0:
-        raise ValueError(f"decay_seconds must be > 0, got {decay_seconds}")
-    taps = max(1, round(decay_seconds * sample_rate))
+    taps = max(1, round(decay_seconds * RATE))
     tail = rng.standard_normal(taps) * 10 ** (-3 * np.arange(taps) / taps)
     tail *= wet / np.sqrt(np.sum(tail**2))
     size = 1 << (len(wav) + taps).bit_length()
@@ -70,26 +60,23 @@ def reverb(
     return (wav + echo[: len(wav)]).astype(np.float32)
 
 
-def silence_pieces(
-    wav: np.ndarray, share: float, rng: np.random.Generator, piece_seconds: float = 0.1, sample_rate: int = 16_000
-) -> np.ndarray:
-    """Silence a random `share` of the pieces of `piece_seconds`, at least one, without moving the others.
+def silence_pieces(wav: np.ndarray, share: float, rng: np.random.Generator) -> np.ndarray:
+    """Silence a random `share` of the pieces of 0.1 s at RATE, at least one, without moving the others.
 
     The distortion of OPA-DPO's pairs of prompts (arXiv 2501.09695), which masks 30 % of an image's patches.
     """
-    size = max(1, round(piece_seconds * sample_rate))
+    size = RATE // 10
     pieces = -(-len(wav) // size)
     silent = rng.choice(pieces, min(pieces, max(1, round(share * pieces))), replace=False)
     return np.where(np.isin(np.arange(len(wav)) // size, silent), 0.0, wav).astype(np.float32)
 
 
-def augment(wav: np.ndarray, rng: np.random.Generator, sample_rate: int = 16_000) -> np.ndarray:
-    """Return a random chain: speed 0.9 to 1.1, often a room, sometimes a telephone, noise at 5 to 40 dB, gain -12 to 3
-    dB."""
+def augment(wav: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Return a random chain: speed, often a room, sometimes a telephone, noise at 5 to 40 dB, gain -12 to 3 dB."""
     wav = speed(wav, rng.uniform(0.9, 1.1))
     if rng.random() < 0.5:
-        wav = reverb(wav, rng, rng.uniform(0.1, 0.6), rng.uniform(0.1, 0.5), sample_rate)
+        wav = reverb(wav, rng, rng.uniform(0.1, 0.6), rng.uniform(0.1, 0.5))
     if rng.random() < 0.25:
-        wav = telephone(wav, sample_rate)
+        wav = telephone(wav)
     wav = add_noise(wav, rng.uniform(5, 40), rng, color=rng.uniform(0, 1.5))
     return gain(wav, rng.uniform(-12, 3))

@@ -1,17 +1,12 @@
-"""Tasks on the bundled speech, for trying a recipe before there is data of one's own.
+"""Tasks on the bundled speech, for trying a recipe before there is data of one's own, by name.
 
-By name, for every kind of training::
-
-    bundled_set("bundled:languages/train")           # prompts
-    bundled_examples("bundled", think=True)          # prompts with the turn to learn
-    bundled_pairs("bundled:languages/train")         # a right and a wrong answer
-    bundled_steps("bundled")                         # a thought and an answer, right or wrong
+bundled_set("bundled:languages/train")           # prompts
+bundled_pairs("bundled:languages/train")         # a right and a wrong answer
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 from typing import Literal
 
 from audiorl.audio import AudioClip
@@ -25,10 +20,10 @@ SPOKEN = {code: LANGUAGES[code] for code in ("en", "es", "fr")}
 LANGUAGE_QUESTION = "Which language is spoken: English, Spanish or French?"
 
 
-def bundled_questions(think: bool = True, max_seconds: float = 3.0, seed: int = 0) -> list[Sample]:
+def bundled_questions(think: bool = True, seed: int = 0) -> list[Sample]:
     """Which of four phrases was said? One question per bundled recording, the wrong choices in the same language."""
     rng = random.Random(seed)
-    utterances = bundled_speech(max_seconds=max_seconds)
+    utterances = bundled_speech(max_seconds=3.0)
     texts: dict[str, list[str]] = {}
     for u in utterances:
         if u.text not in texts.setdefault(u.language, []):
@@ -36,19 +31,18 @@ def bundled_questions(think: bool = True, max_seconds: float = 3.0, seed: int = 
     samples = []
     for u in utterances:
         others = rng.sample([t for t in texts[u.language] if t != u.text], 3)
-        choices = _shuffled([u.text, *others], rng)
+        choices = [u.text, *others]
+        rng.shuffle(choices)
         messages = choice_question(u.clip, "Which phrase is spoken?", choices, think=think)
         samples.append(Sample(u.id, messages, (u.text,), tuple(choices), "phrase", _about(u)))
     return samples
 
 
-def bundled_transcripts(
-    languages: Sequence[str] = ("en", "es", "fr"), think: bool = False, max_seconds: float = 3.0
-) -> list[Sample]:
+def bundled_transcripts(think: bool = False, max_seconds: float = 3.0) -> list[Sample]:
     """Speech recognition on the bundled recordings."""
     return [
         Sample(u.id, asr_prompt(u.clip, u.language, think=think), (u.text,), (), "asr", _about(u))
-        for u in bundled_speech(languages, max_seconds=max_seconds)
+        for u in bundled_speech(max_seconds=max_seconds)
     ]
 
 
@@ -62,8 +56,6 @@ def bundled_languages(
 
     "unseen": recordings of five other speakers, which a clone of the repository has; see `unseen_speakers`.
     """
-    if split not in ("train", "test", "unseen"):
-        raise ValueError(f'split must be "train", "test" or "unseen", got {split!r}')
     if split == "unseen":
         return [language_question(u.clip, u, "human") for u in unseen_speakers() if u.duration <= max_seconds]
     train, test = split_by_key(language_phrases(max_seconds, max_phrases), held_out, seed=0)  # one split for all seeds
@@ -89,26 +81,12 @@ def language_question(clip: AudioClip, u: Utterance, voice: str) -> Sample:
 
 
 def bundled_set(name: str, think: bool = True, seed: int = 0) -> list[Sample]:
-    """Return the samples of one of NAMES; `think` and `seed` shape `bundled` only. Raises ValueError for another
-    name."""
+    """Return the samples of one of NAMES, else raise ValueError; `think` and `seed` shape `bundled` only."""
+    if name not in NAMES:
+        raise ValueError(f"no bundled set is called {name!r}; choose from {', '.join(NAMES)}")
     if name == "bundled":
-        return bundled_questions(think, seed=seed)
-    if name == "bundled:languages/train":
-        return bundled_languages("train")
-    if name == "bundled:languages/test":
-        return bundled_languages("test")
-    if name == "bundled:languages/unseen":
-        return bundled_languages("unseen")
-    raise ValueError(f"no bundled set is called {name!r}; choose from {', '.join(NAMES)}")
-
-
-def bundled_examples(name: str, think: bool = True, seed: int = 0) -> list[tuple[Sample, str]]:
-    """Return each sample of a set with the turn to learn: the answer, after the first words of the speech if `think`.
-
-    >>> bundled_examples("bundled:languages/train")[0][1]
-    '<think>agent logged</think><answer>English</answer>'
-    """
-    return [(s, _turn(s, s.references[0], think)) for s in bundled_set(name, think, seed)]
+        return bundled_questions(think, seed)
+    return bundled_languages(name.rpartition("/")[2])  # type: ignore[arg-type]
 
 
 def bundled_pairs(name: str, think: bool = False, seed: int = 0) -> list[Pair]:
@@ -154,11 +132,6 @@ def _first_words(sample: Sample) -> str:
 
 def _wrong(sample: Sample) -> list[str]:
     return [choice for choice in sample.choices if choice not in sample.references]
-
-
-def _shuffled(items: list[str], rng: random.Random) -> list[str]:
-    rng.shuffle(items)
-    return items
 
 
 def _about(u: Utterance) -> dict[str, str]:

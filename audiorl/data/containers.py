@@ -41,53 +41,45 @@ def librispeech_rows(folder: Path) -> Iterator[AnyRow]:
             except UnicodeDecodeError as error:
                 yield BadRow(str(transcripts), number, "", f"not UTF-8 ({error.reason}); save the file as UTF-8")
                 continue
-            if not text.strip():
-                yield BadRow(str(transcripts), number, "text", "no transcript after the id; write `ID WORDS`")
-                continue
             files = (transcripts.parent / f"{key}{suffix}" for suffix in AUDIO_SUFFIXES)
             audio = next((file for file in files if file.exists()), None)
-            if audio is None:
+            if not text.strip():
+                yield BadRow(str(transcripts), number, "text", "no transcript after the id; write `ID WORDS`")
+            elif audio is None:
                 message = f"no {key}.flac (or {', '.join(AUDIO_SUFFIXES[1:])}) next to this file; download it again"
                 yield BadRow(str(transcripts), number, "audio", message)
-                continue
-            data = {"id": key, "audio": str(audio.absolute()), "text": text.strip(), "language": "en"}
-            reader, *rest = key.split("-")
-            yield Row(str(transcripts), number, data | ({"speaker": reader} if len(rest) == 2 else {}))
+            else:
+                data = {"id": key, "audio": str(audio.absolute()), "text": text.strip(), "language": "en"}
+                reader, *rest = key.split("-")
+                yield Row(str(transcripts), number, data | ({"speaker": reader} if len(rest) == 2 else {}))
 
 
 def wenetspeech_rows(path: Path, document: Any) -> Iterator[AnyRow]:
     """Yield the segments of a WenetSpeech file, counted over all recordings from 1. Raises ValueError without any."""
     if not document["audios"]:
         raise ValueError(f"{path}: field 'audios': empty; give the recordings with their segments")
-    number = 0
+    number = 1
     for audio in document["audios"]:
-        number += 1
         try:
             recording = check(audio, WenetSpeechRecording)
         except FieldError as error:
             yield BadRow(str(path), number, error.field, error.message)
+            number += 1
             continue
         for index, data in enumerate(recording.segments):
             try:
-                yield Row(str(path), number + index, _wenetspeech_columns(recording, data, index))
+                segment = check(data, WenetSpeechSegment)
+                begin, end = segment.begin_time, segment.end_time
+                if end <= begin:
+                    message = f"{end} does not lie after begin_time {begin}; correct the times"
+                    raise FieldError("end_time", message)
+                rest = {k: value for k, value in data.items() if k not in ("sid", "begin_time", "end_time")}
+                id = segment.sid or f"{recording.aid or recording.path}_{index}"
+                part = {"audio": recording.path, "offset": begin, "duration": round(end - begin, 6)}
+                yield Row(str(path), number, {"language": "zh", **rest, "id": id, **part})
             except FieldError as error:
-                yield BadRow(str(path), number + index, error.field, error.message)
-        number += len(recording.segments) - 1
-
-
-def _wenetspeech_columns(recording: WenetSpeechRecording, data: Any, index: int) -> dict[str, Any]:
-    segment = check(data, WenetSpeechSegment)
-    begin, end = segment.begin_time, segment.end_time
-    if end <= begin:
-        raise FieldError("end_time", f"{end} does not lie after begin_time {begin}; correct the times")
-    return {
-        "language": "zh",
-        **{name: value for name, value in data.items() if name not in ("sid", "begin_time", "end_time")},
-        "id": segment.sid or f"{recording.aid or recording.path}_{index}",
-        "audio": recording.path,
-        "offset": begin,
-        "duration": round(end - begin, 6),
-    }
+                yield BadRow(str(path), number, error.field, error.message)
+            number += 1
 
 
 # -- Kaldi -------------------------------------------------------------------------------------------------------------
@@ -114,41 +106,34 @@ def kaldi_rows(folder: Path) -> Iterator[AnyRow]:
         utterance = recording = data["id"]
         part = {}
         if segments:
-            recording, part["start"], part["duration"] = _kaldi_segment(segments, utterance)
-        audio = str(_kaldi_file(folder, recordings, recording))
+            if utterance not in segments:
+                raise FieldError("segments", f"no line for {utterance!r}; write `{utterance} RECORDING START END`")
+            number, value = segments[utterance]
+            try:
+                recording, start, end = value.split()[0], float(value.split()[1]), float(value.split()[2])
+            except (IndexError, ValueError):
+                message = f"line {number}: {value!r} is not `RECORDING START END` in seconds"
+                raise FieldError("segments", message) from None
+            if not 0 <= start < end < 1e9:
+                message = f"line {number}: from {start:g} to {end:g} s; the end must lie after the start"
+                raise FieldError("segments", message)
+            part = {"start": start, "duration": round(end - start, 6)}
+        if recording not in recordings:
+            raise FieldError("wav.scp", f"no line for {recording!r}; write `{recording} FILE`")
+        number, value = recordings[recording]
+        if value.endswith("|"):
+            message = f"line {number}: a command, which is not run; convert its output and name the file"
+            raise FieldError("wav.scp", message)
+        head, colon, offset = value.rpartition(":")
+        if colon and offset.isdecimal() and head.endswith((".ark", ".scp")):
+            raise FieldError("wav.scp", f"line {number}: a part of the archive {head}; write the recordings as files")
         known = {"speaker": speakers.get(utterance), "language": languages.get(utterance)}
-        return {**data, **part, "audio": audio, **{name: value[1] for name, value in known.items() if value}}
+        audio = str((folder / value).absolute())
+        return {**data, **part, "audio": audio, **{name: entry[1] for name, entry in known.items() if entry}}
 
     lines = _kaldi_table(folder / "text")
     rows = (Row(str(folder / "text"), number, {"id": key, "text": text}) for number, key, text in lines)
     yield from converted(rows, columns)
-
-
-def _kaldi_segment(segments: dict[str, tuple[int, str]], utterance: str) -> tuple[str, float, float]:
-    """(recording, start, duration) of an utterance."""
-    if utterance not in segments:
-        raise FieldError("segments", f"no line for {utterance!r}; write `{utterance} RECORDING START END`")
-    number, value = segments[utterance]
-    parts = value.split()
-    try:
-        recording, start, end = parts[0], float(parts[1]), float(parts[2])
-    except (IndexError, ValueError):
-        raise FieldError("segments", f"line {number}: {value!r} is not `RECORDING START END` in seconds") from None
-    if not 0 <= start < end < 1e9:
-        raise FieldError("segments", f"line {number}: from {start:g} to {end:g} s; the end must lie after the start")
-    return recording, start, round(end - start, 6)
-
-
-def _kaldi_file(folder: Path, recordings: dict[str, tuple[int, str]], recording: str) -> Path:
-    if recording not in recordings:
-        raise FieldError("wav.scp", f"no line for {recording!r}; write `{recording} FILE`")
-    number, value = recordings[recording]
-    if value.endswith("|"):
-        raise FieldError("wav.scp", f"line {number}: a command, which is not run; convert its output and name the file")
-    head, colon, offset = value.rpartition(":")
-    if colon and offset.isdecimal() and head.endswith((".ark", ".scp")):
-        raise FieldError("wav.scp", f"line {number}: a part of the archive {head}; write the recordings as files")
-    return (folder / value).absolute()
 
 
 def _kaldi_table(path: Path) -> Iterator[tuple[int, str, str]]:
@@ -260,7 +245,7 @@ def shar_rows(folder: Path) -> Iterator[AnyRow]:
 
 
 def cut_columns(data: Mapping[str, Any], recording: str | None = None) -> dict[str, Any]:
-    """Return the columns of an `asr` manifest for a cut: its audio, the texts of its supervisions in their order.
+    """Return the columns of an `asr` manifest for a cut, with the texts of its supervisions in their order.
 
     recording: where its audio is, if the cut does not say it.
     """
@@ -270,20 +255,13 @@ def cut_columns(data: Mapping[str, Any], recording: str | None = None) -> dict[s
     if recording is None:
         (source, *more) = cut.recording.sources
         if more or source.type != "file":
-            raise FieldError(
-                "recording.sources", f"of type {source.type!r}; only one file is read: save the audio with the cuts"
-            )
+            message = f"of type {source.type!r}; only one file is read: save the audio with the cuts"
+            raise FieldError("recording.sources", message)
         recording = source.source
-    columns = {
-        "id": cut.id,
-        "audio": recording,
-        "start": cut.start,
-        "duration": cut.duration,
-        "text": " ".join(s.text.strip() for s in sorted(cut.supervisions, key=lambda s: s.start) if s.text.strip()),
-    }
-    for name, values in (
-        ("language", {s.language for s in cut.supervisions if s.language}),
-        ("speaker", {s.speaker for s in cut.supervisions if s.speaker}),
-    ):
+    said = sorted(cut.supervisions, key=lambda s: s.start)
+    text = " ".join(s.text.strip() for s in said if s.text.strip())
+    columns = {"id": cut.id, "audio": recording, "start": cut.start, "duration": cut.duration, "text": text}
+    languages, speakers = {s.language for s in said if s.language}, {s.speaker for s in said if s.speaker}
+    for name, values in (("language", languages), ("speaker", speakers)):
         columns |= {name: values.pop()} if len(values) == 1 else {}
     return columns | {name: value for name, value in (cut.custom or {}).items() if name not in columns}

@@ -1,7 +1,6 @@
 """Parallel human speech: the recordings that come with the package, and folders that `audiorl data build` writes.
 
-Studio recordings of telephone prompts with transcripts. The same `key` is the same prompt in every language, so two
-languages are parallel speech and parallel text::
+The same `key` is the same prompt in every language::
 
     speech = bundled_speech(("en", "es"))
     train, held_out = split_by_key(speech, held_out_fraction=0.2, seed=0)
@@ -12,16 +11,18 @@ Sources and licences are in the folder's ATTRIBUTION.md (CC BY-SA 3.0 for the bu
 
 from __future__ import annotations
 
-import hashlib
 import unicodedata
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 from audiorl.audio import AudioClip
-from audiorl.data.schema import FieldError, check, parse_json
+from audiorl.data.rows import read_checked
+from audiorl.data.schema import check
 from audiorl.data.schema.results import RecordingRow
+from audiorl.data.sets import draw
 
 
 @dataclass(frozen=True)
@@ -29,8 +30,7 @@ class Utterance:
     """One recording with its transcript, from a row of a manifest.
 
     `id` is unique; `key` is shared by all recordings of the same prompt, in any language. `duration` in seconds.
-    `translation` is the text in English, "" for English speech and where there is none. `licence` is that of the
-    recording, an SPDX identifier where there is one; "" for speech that no manifest lists.
+    `translation`: the text in English, "" where there is none. `licence`: an SPDX identifier where there is one.
     """
 
     id: str
@@ -53,12 +53,10 @@ def bundled_speech(
 
 
 def unseen_speakers(folder: str | Path | None = None) -> list[Utterance]:
-    """Return the test set of five speakers that the bundled recordings lack: one of English, two of Spanish and two of
-    French.
+    """Return the test set of five speakers that the bundled recordings lack (one English, two Spanish, two French).
 
-    Their licences are those of the recordings, among them the GPL, so a clone of the repository holds them in
-    `unseen_speakers/` and the installed package does not. `folder`: where `audiorl data build FOLDER --unseen` wrote
-    them. Whoever trains on more than the bundled recordings leaves these speakers out, see `check_unseen_speakers`.
+    A clone of the repository holds them in `unseen_speakers/`; the installed package does not, since some are under the
+    GPL. `folder`: where `audiorl data build FOLDER --unseen` wrote them.
     """
     if folder is None:
         folder = Path(str(resources.files("audiorl"))).parent / "unseen_speakers"
@@ -82,19 +80,19 @@ def corpus(
     if not manifest.exists():
         raise ValueError(f"{manifest}: missing; build the folder with `audiorl data build`")
     utterances = []
-    with open(manifest, encoding="utf-8") as file:
-        for number, line in enumerate(file, start=1):
-            utterances.append(_utterance(manifest, number, line))
+    for _, row in read_checked(manifest, lambda row: check(row, RecordingRow)):
+        part: dict[str, Any] = {} if row.start is None else {"start": row.start, "duration": row.duration}
+        clip = AudioClip(path=str(folder / row.audio), **part)
+        about = (row.duration, row.speaker, row.translation, row.licence)
+        utterances.append(Utterance(row.id, row.key or row.id, row.language, row.text, clip, *about))
     present = sorted({u.language for u in utterances})
-    for language in languages or ():
+    wanted = present if languages is None else languages
+    for language in wanted:
         if language not in present:
-            raise ValueError(
-                f"{manifest}: no language {language!r}, only {', '.join(present)}; `audiorl data build` builds others"
-            )
+            known = ", ".join(present)
+            raise ValueError(f"{manifest}: no language {language!r}, only {known}; `audiorl data build` builds others")
     longest = float("inf") if max_seconds is None else max_seconds
-    return [
-        u for u in utterances if (languages is None or u.language in languages) and min_seconds <= u.duration <= longest
-    ]
+    return [u for u in utterances if u.language in wanted and min_seconds <= u.duration <= longest]
 
 
 def parallel(utterances: Iterable[Utterance], source: str, target: str) -> list[tuple[Utterance, Utterance]]:
@@ -119,72 +117,16 @@ def split_by_key(
 ) -> tuple[list[Utterance], list[Utterance]]:
     """(training, held-out) utterances such that no text held out is in training.
 
-    All languages of a key stay together, and so do keys with an equal text ("second" is digits/h-2, a rank, and
-    second, a time): wording is compared without case, accents and punctuation. The held-out side is the
-    smallest set of whole groups, in an order drawn by `seed`, that reaches the fraction. Order is kept on both sides.
+    All languages of a key stay together, and so do keys with an equal text but for case, accents and punctuation
+    ("second" is a rank and a time). The held-out side is the smallest set of whole groups, in an order drawn by `seed`,
+    that reaches the fraction. Order is kept on both sides.
     """
     if not 0 <= held_out_fraction < 1:
         raise ValueError(f"held_out_fraction must be in [0, 1), got {held_out_fraction}")
     group_of = _group_keys(utterances)
-    sizes: dict[str, int] = {}
-    for u in utterances:
-        sizes[group_of[u.key]] = sizes.get(group_of[u.key], 0) + 1
-    # A hash, not a random generator: the order of a group does not depend on which others there are.
-    order = sorted(sizes, key=lambda group: hashlib.sha256(f"{seed}:{group}".encode()).digest())
-    held_out, count = set(), 0
-    for group in order:
-        if count >= held_out_fraction * len(utterances):
-            break
-        held_out.add(group)
-        count += sizes[group]
-    train = [u for u in utterances if group_of[u.key] not in held_out]
-    return train, [u for u in utterances if group_of[u.key] in held_out]
-
-
-@dataclass(frozen=True)
-class SpeakerSplit:
-    """Three sets without a common text in training and test. `split_by_speaker_and_key` fills it in."""
-
-    train: list[Utterance]
-    known_speakers: list[Utterance]
-    """Keys that are held out, said by speakers of training."""
-    unseen_speakers: list[Utterance]
-    """Keys that are held out, said by the speakers that are held out."""
-
-
-def split_by_speaker_and_key(
-    utterances: Sequence[Utterance], held_out_speakers: Collection[str], held_out_fraction: float, seed: int = 0
-) -> SpeakerSplit:
-    """Hold out speakers and, for all speakers, the keys of a fraction of the utterances.
-
-    Keys with an equal text stay together, also those of different sources, as in `split_by_key`. What the held-out
-    speakers say of the other keys is in no set. Raises ValueError for a speaker who is not there and for a split that
-    leaves one of the sets empty.
-    """
-    speakers = {u.speaker for u in utterances}
-    for speaker in held_out_speakers:
-        if speaker not in speakers:
-            raise ValueError(f"held_out_speakers: no speaker {speaker!r}, only {', '.join(sorted(speakers))}")
-    train, held_out = split_by_key(utterances, held_out_fraction, seed)
-    split = SpeakerSplit(
-        train=[u for u in train if u.speaker not in held_out_speakers],
-        known_speakers=[u for u in held_out if u.speaker not in held_out_speakers],
-        unseen_speakers=[u for u in held_out if u.speaker in held_out_speakers],
-    )
-    for name, subset in vars(split).items():
-        if not subset:
-            raise ValueError(
-                f"{name}: no utterances; hold out {'fewer' if name != 'unseen_speakers' else 'more'} speakers, "
-                f"or a {'smaller' if name == 'train' else 'larger'} fraction than {held_out_fraction}"
-            )
-    return split
-
-
-def check_unseen_speakers(train: Iterable[str], held_out: Iterable[str]) -> None:
-    """Raises ValueError if a speaker of `held_out` occurs in `train`; both are speakers' names."""
-    shared = sorted(set(train) & set(held_out))
-    if shared:
-        raise ValueError(f"speakers in training and in the held-out set: {', '.join(shared)}; hold out whole speakers")
+    held_out = draw({i: group_of[u.key] for i, u in enumerate(utterances)}, held_out_fraction * len(utterances), seed)
+    train = [u for i, u in enumerate(utterances) if i not in held_out]
+    return train, [u for i, u in enumerate(utterances) if i in held_out]
 
 
 def normalised(text: str) -> str:
@@ -213,27 +155,3 @@ def _group_keys(utterances: Iterable[Utterance]) -> dict[str, str]:
         a, b = root(u.key), root(first.setdefault(normalised(u.text), u.key))
         parent[max(a, b)] = min(a, b)
     return {key: root(key) for key in parent}
-
-
-def _utterance(manifest: Path, number: int, line: str) -> Utterance:
-    try:
-        row = check(parse_json(line), RecordingRow)
-    except FieldError as error:
-        raise ValueError(f"{manifest}: row {number}: field {error.field!r}: {error.message}") from error
-    except ValueError as error:
-        raise ValueError(f"{manifest}: row {number}: not JSON ({error}); build the folder again") from error
-    return Utterance(
-        id=row.id,
-        key=row.key or row.id,
-        language=row.language,
-        text=row.text,
-        clip=AudioClip(
-            path=str(manifest.parent / row.audio),
-            start=row.start or 0.0,
-            duration=None if row.start is None else row.duration,
-        ),
-        duration=row.duration,
-        speaker=row.speaker,
-        translation=row.translation,
-        licence=row.licence,
-    )

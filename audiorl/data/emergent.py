@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from audiorl.data.rows import read_checked
-from audiorl.data.schema import check_limit
+from audiorl.data.schema import check, check_limit
 from audiorl.data.schema.results import CaseRow
 
 CATEGORIES = ("Emotions", "Paralinguistics", "Foreign Words", "Syntactic Complexity", "Questions", "Pronunciation")
@@ -33,27 +33,27 @@ class Case:
 def read_cases(
     path: str | Path, categories: Collection[str] = CATEGORIES, limit: int | None = None
 ) -> tuple[Case, ...]:
-    """Return the first `limit` texts of a file (JSON lines, a JSON list or Parquet). A row without an id is called by
-    its number from 0, as the benchmark calls its recordings.
+    """Return the first `limit` texts of a file (JSON lines, a JSON list or Parquet).
 
-    Raises ValueError naming file, row and field, for a category that is not among `categories` and for an id that
-    occurs twice.
+    A row without an id is called by its number from 0, as the benchmark calls its recordings.
     """
     check_limit(limit)
     cases: dict[str, Case] = {}
     rows: dict[str, int] = {}
-    for number, row in read_checked(Path(path), CaseRow):
-        where = f"{path}: row {number}"
+    for number, row in read_checked(Path(path), lambda row: check(row, CaseRow)):
         text = row.text_to_synthesize or row.text
-        if text is None:
-            raise ValueError(f"{where}, field 'text_to_synthesize': missing; give the text to say, there or as 'text'")
-        if row.category not in categories:
-            raise ValueError(f"{where}, field 'category': {row.category!r} is none of {', '.join(sorted(categories))}")
         given = row.unique_id_eval if row.unique_id_eval is not None else row.id
         name = str(len(cases)) if given is None else str(given).strip()
-        if name in cases:
-            raise ValueError(f"{where}: {name!r} is also the id of row {rows[name]}; give every row its own")
-        cases[name], rows[name] = Case(name, text.strip(), row.category, row.evolution_depth), number
-        if len(cases) == limit:
-            break
+        if text is None:
+            fault = "field 'text_to_synthesize': missing; give the text to say, there or as 'text'"
+        elif row.category not in categories:
+            fault = f"field 'category': {row.category!r} is none of {', '.join(sorted(categories))}"
+        elif name in cases:
+            fault = f"field 'id': {name!r} is also the id of row {rows[name]}; give every row its own"
+        else:
+            cases[name], rows[name] = Case(name, text.strip(), row.category, row.evolution_depth), number
+            if len(cases) == limit:
+                break
+            continue
+        raise ValueError(f"{path}: row {number}, {fault}")
     return tuple(cases.values())

@@ -1,36 +1,10 @@
 """Formats of manifests: a row becomes a Sample, or a FieldError that names the field and the remedy.
 
-Fields (others are kept in `Sample.metadata`):
-
-    native      id?, audio, question?, choices?, answer | text | transcript, language?, start?, duration?, sample_rate?;
-                for views of the prompt: clean_audio? (the same part of a recording without noise), rationale?
-    avqa        id, video_name, audio_path?, question_text, multi_choice, answer (an index), question_relation,
-                question_type; questions about the video are asked about the audio
-    musicbench  id, audio_path, question_text, multi_choice, answer (an index or the text); or, as published, location,
-                key, prompt_bpm, prompt_bt
-    mmau        id, audio_id, question, choices, answer (the text), task, category, difficulty, …
-    mmar        id, audio_path, question, choices, answer (the text), modality, category, …
-    mmsu        id, audio | audio_path, question, choice_a, choice_b, choice_c?, choice_d?, answer_gt (the text),
-                task_name, category, …
-    asr         audio_filepath | audio | audio_path, text | transcript | sentence, offset?, duration? (NeMo); an empty
-                text only in a row whose task is "no_speech"
-
-`audio` is a path, or {"path"} or {"bytes"} or {"array", "sampling_rate"} as `datasets` stores it. A row with `start` or
-`offset` selects `duration` seconds from there; `duration` alone only describes the file. MMAU and MMAR have rows that
-offer a choice twice or an empty one: it is offered once, or not at all.
-
-AVQA and MusicBench as their authors publish them become questions about audio as Ke-Omni-R made them. AVQA's
-`train_qa.json` asks about videos: a question is left out if the picture alone answers it (`question_relation` is View)
-or if it asks for a color; the audio is in a file of the video's name, such as `-HIPq7T3eFI_000011.wav`. A row of
-MusicBench's `MusicBench_train.json` gives up to three questions about the clip at `location`:
-
-    key     which of four keys of the same mode; from `key`
-    tempo   which of four tempo marks whose ranges do not overlap the right one's; from the mark in `prompt_bpm`
-    metre   which of four time signatures; from the one in `prompt_bt`; 3/4 and 6/8 are never both offered
-
-The wrong choices and their order are drawn from the question's id, so that every reading gives the same. Different from
-Ke-Omni-R: the questions are in our words, keys that sound the same (F# and Gb) are one choice, and a question that two
-rows ask about one clip is asked once.
+docs/reference/data.md lists the columns of each format; others are kept in `Sample.metadata`. MMAU and MMAR have rows
+that offer a choice twice or an empty one: it is offered once, or not at all. AVQA and MusicBench as their authors
+publish them become questions about audio as Ke-Omni-R made them, with these differences: the questions are in our
+words, keys that sound the same (F# and Gb) are one choice, and a question that two rows ask about one clip is asked
+once. Wrong choices and their order are drawn from the question's id, so that every reading gives the same.
 """
 
 from __future__ import annotations
@@ -55,33 +29,6 @@ from audiorl.types import Sample
 
 AUDIO_FIELDS = ("audio", "audio_path", "audio_filepath", "audio_id")
 TEXT_FIELDS = ("text", "transcript", "sentence")
-KEYS = ("C", "Db", "D", "Eb", "E", "F", "F#", "G", "Ab", "A", "Bb", "B")
-SAME_KEY = {"B#": "C", "C#": "Db", "D#": "Eb", "Fb": "E", "E#": "F", "Gb": "F#", "G#": "Ab", "A#": "Bb", "Cb": "B"}
-TIME_SIGNATURES = ("2/4", "3/4", "4/4", "5/4", "6/8", "7/8", "9/8", "12/8")
-TEMPO_MARKS: Mapping[str, tuple[float, float]] = {
-    "Larghissimo": (0, 25),
-    "Grave": (25, 45),
-    "Largo": (40, 60),
-    "Lento": (45, 60),
-    "Larghetto": (60, 66),
-    "Adagio": (66, 76),
-    "Adagietto": (72, 76),
-    "Andante": (76, 108),
-    "Andantino": (80, 108),
-    "Andante moderato": (92, 112),
-    "Moderato": (108, 120),
-    "Allegretto": (112, 120),
-    "Allegro moderato": (116, 120),
-    "Allegro": (120, 168),
-    "Vivace": (140, 176),
-    "Vivacissimo": (172, 176),
-    "Allegrissimo": (172, 176),
-    "Presto": (168, 200),
-    "Prestissimo": (200, float("inf")),
-}
-"""Beats per minute of each mark, from Ke-Omni-R."""
-_MARK = re.compile(r"\b(" + "|".join(sorted(TEMPO_MARKS, key=len, reverse=True)) + r")\b", re.IGNORECASE)
-_COPY = re.compile(r"(.{11})_\d+")  # a YouTube id; the number tells copies at another pitch, tempo or volume
 _PART = ("start", "offset", "duration", "sample_rate", "sampling_rate")
 
 
@@ -100,7 +47,7 @@ def native(row: Row, style: Style) -> Sample:
     columns = check(row.data, SampleColumns)
     asks = columns.question is not None or columns.choices is not None
     if asks or (style.question and not any(row.data.get(name) for name in TEXT_FIELDS)):
-        sample = _question_sample(row, style, audio_field(row), "question", "choices", open_ended=True)
+        sample = _question_sample(row, style, columns, audio_field(row), open_ended=True)
     else:
         sample = asr(row, style)
     if row.data.get("clean_audio") is None:
@@ -115,71 +62,64 @@ def avqa(row: Row, style: Style) -> Sample:
     if columns.video_name is not None:
         data.setdefault("recording", columns.video_name)
         if data.get("audio_path") is None:
-            data["audio_path"] = _sound_of(columns.video_name, style.root)
+            files = (columns.video_name + suffix for suffix in (*AUDIO_SUFFIXES, ".m4a", ".mp4", ".webm", ".mkv"))
+            there = (file for file in files if (style.root / file).exists())
+            data["audio_path"] = next(there, f"{columns.video_name}.wav")
         if columns.question_text is not None:
-            data["question_text"] = about_audio(columns.question_text)
+            data["question_text"] = _about_audio(columns.question_text)
     if columns.multi_choice:
         choices = [str(choice).strip() for choice in columns.multi_choice]
-        answer = _published_answer(columns.answer, choices)
+        answer = columns.answer
+        if isinstance(answer, str) and answer.strip().isdecimal() and answer.strip() not in choices:
+            answer = float(answer)
+        if isinstance(answer, float) and answer.is_integer():  # an index, as some files hold it
+            answer = int(answer)
         if 1 < len(set(choices)) < len(choices):  # some questions offer a choice twice
             if isinstance(answer, int) and 0 <= answer < len(choices):
                 answer = choices[answer]
             choices = list(dict.fromkeys(choices))
         data |= {"multi_choice": choices, "answer": answer}
-    return _question_sample(replace(row, data=data), style, "audio_path", "question_text", "multi_choice")
+    row = replace(row, data=data)
+    columns = check(data, SampleColumns)
+    return _question_sample(row, style, columns, "audio_path", "question_text", "multi_choice")
 
 
-def _sound_of(video: str, root: Path) -> str:
-    """Return the file in `root` that has the video's name and sound: .wav, unless there is only another."""
-    suffixes = (*AUDIO_SUFFIXES, ".m4a", ".mp4", ".webm", ".mkv")
-    return video + next((suffix for suffix in suffixes if (root / f"{video}{suffix}").exists()), ".wav")
-
-
-def about_audio(question: str) -> str:
-    """Return a question about a video as one about its audio.
-
-    >>> about_audio("What are the main sound sources in the video?")
+def _about_audio(question: str) -> str:
+    """
+    >>> _about_audio("What are the main sound sources in the video?")
     'What are the main sound sources in the audio?'
     """
     return re.sub(r"\bvideo(s?)\b", lambda m: ("A" if m[0][0] == "V" else "a") + "udio", question, flags=re.IGNORECASE)
 
 
-def _published_answer(answer: Any, choices: Sequence[Any]) -> Any:
-    """Return an index as a whole number, which some files hold as text or as a float; a text as it is."""
-    if isinstance(answer, float) and answer.is_integer():
-        return int(answer)
-    if isinstance(answer, str) and answer.strip().isdecimal() and answer.strip() not in choices:
-        return int(answer)
-    return answer
-
-
 def mmau(row: Row, style: Style) -> Sample:
-    return _question_sample(_distinct_choices(row), style, "audio_id", "question", "choices")
+    return _benchmark_sample(row, style, "audio_id")
 
 
 def mmar(row: Row, style: Style) -> Sample:
-    return _question_sample(_distinct_choices(row), style, "audio_path", "question", "choices")
+    return _benchmark_sample(row, style, "audio_path")
 
 
 def mmsu(row: Row, style: Style) -> Sample:
     check(row.data, SampleColumns)  # columns of other formats, which are replaced here
     columns = check(row.data, MMSUColumns)
-    choices = [c.strip() for c in (columns.choice_a, columns.choice_b, columns.choice_c, columns.choice_d) if c]
+    choices = [columns.choice_a, columns.choice_b, columns.choice_c, columns.choice_d]
     replaced = ("choice_a", "choice_b", "choice_c", "choice_d", "answer_gt")
     data = {name: value for name, value in row.data.items() if name not in replaced}
-    data |= {"choices": choices, "answer": (columns.answer_gt or "").strip() or None, "task": columns.task_name}
-    row = _distinct_choices(replace(row, data=data))
+    answer = (columns.answer_gt or "").strip() or None
+    data |= {"choices": [c for c in choices if c], "answer": answer, "task": columns.task_name}
     try:
-        return _question_sample(row, style, audio_field(row), "question", "choices")
+        return _benchmark_sample(replace(row, data=data), style, audio_field(row))
     except FieldError as error:
         column = {"answer": "answer_gt", "choices": "choice_a"}.get(error.field, error.field)
         raise FieldError(column, error.message) from error
 
 
-def _distinct_choices(row: Row) -> Row:
-    """Return the row with every choice once and without empty ones."""
+def _benchmark_sample(row: Row, style: Style, audio: str) -> Sample:
+    """Return a question with every choice once and without empty ones."""
     choices = [str(choice).strip() for choice in check(row.data, SampleColumns).choices or ()]
-    return replace(row, data={**row.data, "choices": list(dict.fromkeys(c for c in choices if c))})
+    row = replace(row, data={**row.data, "choices": list(dict.fromkeys(c for c in choices if c))})
+    return _question_sample(row, style, check(row.data, SampleColumns), audio)
 
 
 def asr(row: Row, style: Style) -> Sample:
@@ -191,13 +131,9 @@ def asr(row: Row, style: Style) -> Sample:
     if not transcript and columns.task != "no_speech":
         raise FieldError(text, "empty; give the transcript")
     clip = clip_of(row, style, audio_field(row))
-    return Sample(
-        id=_id(row, clip),
-        messages=asr_prompt(clip, columns.language or columns.lang or "", style.think, ask=style.question or ""),
-        references=(transcript,),
-        task=columns.task or "asr",
-        metadata={**_rest(row, text), "text": transcript},
-    )
+    messages = asr_prompt(clip, columns.language or columns.lang or "", style.think, ask=style.question or "")
+    metadata = {**_rest(row, text), "text": transcript}
+    return Sample(_id(row, clip), messages, (transcript,), task=columns.task or "asr", metadata=metadata)
 
 
 FORMATS: Mapping[str, Callable[[Row, Style], Sample]] = {
@@ -214,20 +150,18 @@ FORMATS: Mapping[str, Callable[[Row, Style], Sample]] = {
 def detect(row: Row) -> str:
     """Return the format that has this row's columns. Raises ValueError for none."""
     columns = row.data.keys()
-    if "multi_choice" in columns:
-        return "avqa" if "video_name" in columns else "musicbench"
-    if {"location", "prompt_key"} <= columns:
-        return "musicbench"
-    if {"choice_a", "choice_b"} <= columns:
-        return "mmsu"
-    if "audio_id" in columns and "question" in columns:
-        return "mmau"
-    if "audio_filepath" in columns and "question" not in columns:
-        return "asr"
-    if {"audio_path", "question", "choices"} <= columns and "modality" in columns:
-        return "mmar"
-    if any(name in columns for name in AUDIO_FIELDS):
-        return "native"
+    for kind, present, absent in (
+        ("avqa", {"multi_choice", "video_name"}, None),
+        ("musicbench", {"multi_choice"}, None),
+        ("musicbench", {"location", "prompt_key"}, None),
+        ("mmsu", {"choice_a", "choice_b"}, None),
+        ("mmau", {"audio_id", "question"}, None),
+        ("asr", {"audio_filepath"}, "question"),
+        ("mmar", {"audio_path", "question", "choices", "modality"}, None),
+        *(("native", {name}, None) for name in AUDIO_FIELDS),
+    ):
+        if present <= columns and absent not in columns:
+            return kind
     raise ValueError(
         f"{row.file}: row {row.number}: no known kind of manifest has the columns {', '.join(columns)}; "
         "give at least audio with text, or audio with question and answer"
@@ -288,68 +222,62 @@ def existing_columns(row: Row) -> str:
 
 
 def _question_sample(
-    row: Row, style: Style, audio: str, question: str, choices: str, open_ended: bool = False
+    row: Row,
+    style: Style,
+    columns: SampleColumns,
+    audio: str,
+    question: str = "question",
+    choices: str = "choices",
+    open_ended: bool = False,
 ) -> Sample:
     """`open_ended`: questions without choices are allowed."""
-    columns = check(row.data, SampleColumns)
-    question_text = getattr(columns, question) or style.question
-    if not question_text:
-        raise FieldError(
-            question, f"missing; give the question, here or for all rows with question=…{existing_columns(row)}"
-        )
-    options = _choices(row, choices, open_ended)
+    text = (getattr(columns, question) or style.question or "").strip()
+    if not text:
+        remedy = "missing; give the question, here or for all rows with question=…"
+        raise FieldError(question, remedy + existing_columns(row))
+    values = row.data.get(choices)
+    if not values and not open_ended:
+        raise FieldError(choices, f"{_lack(row, choices)}; give the list of choices{existing_columns(row)}")
+    options = tuple(str(choice).strip() for choice in values or ())
+    if not all(options):
+        raise FieldError(choices, f"{values!r} is not a list of texts; give every choice as a text that is not empty")
     unanswered = not style.need_answer and columns.answer in (None, "")
-    references = () if unanswered else _answers(row, "answer", options)
+    references = () if unanswered else _answers(row, options)
     clip = clip_of(row, style, audio)
     try:
-        messages = (
-            choice_question(clip, question_text.strip(), options, style.think)
-            if options
-            else open_question(clip, question_text.strip(), style.think)
-        )
+        if options:
+            messages = choice_question(clip, text, options, style.think)
+        else:
+            messages = open_question(clip, text, style.think)
     except ValueError as error:
         raise FieldError(choices, str(error)) from error
-    return Sample(
-        id=_id(row, clip),
-        messages=messages,
-        references=references,
-        choices=options,
-        task=columns.task or "qa",
-        metadata=_rest(row, question, choices, "answer"),
-    )
+    metadata = _rest(row, question, choices, "answer")
+    return Sample(_id(row, clip), messages, references, options, columns.task or "qa", metadata)
 
 
-def _choices(row: Row, field: str, optional: bool) -> tuple[str, ...]:
-    values = row.data.get(field)
-    if not values and not optional:
-        state, columns = ("empty", "") if field in row.data else ("missing", existing_columns(row))
-        raise FieldError(field, f"{state}; give the list of choices{columns}")
-    choices = tuple(str(choice).strip() for choice in values or ())
-    if not all(choices):
-        raise FieldError(field, f"{values!r} is not a list of texts; give every choice as a text that is not empty")
-    return choices
+def _lack(row: Row, field: str) -> str:
+    return "empty" if field in row.data else "missing"
 
 
-def _answers(row: Row, field: str, choices: tuple[str, ...]) -> tuple[str, ...]:
+def _answers(row: Row, choices: tuple[str, ...]) -> tuple[str, ...]:
     """Return the gold text: of an index the choice it points to. An open question may list several."""
-    value = row.data.get(field)
-    if value is None:
-        state, columns = ("empty", "") if field in row.data else ("missing", existing_columns(row))
-        raise FieldError(field, f"{state}; give the text of the answer, or its index from 0{columns}")
+    value = row.data.get("answer")
     if isinstance(value, int) and choices:
         if not 0 <= value < len(choices):
-            raise FieldError(field, f"index {value} lies outside the {len(choices)} choices; count from 0")
+            raise FieldError("answer", f"index {value} lies outside the {len(choices)} choices; count from 0")
         return (choices[value],)
-    if isinstance(value, list) and choices:
-        raise FieldError(field, f"{value!r} is a list; a question with choices has one answer, give its text")
     texts = tuple(str(v).strip() for v in (value if isinstance(value, list) else [value]))
-    if not texts or not all(texts):
-        raise FieldError(field, "empty; give the text of the answer")
-    if choices and texts[0] not in choices:
-        raise FieldError(
-            field, f"{texts[0]!r} is not among the choices {list(choices)}; give the exact text, or its index from 0"
-        )
-    return texts
+    if value is None:
+        fault = f"{_lack(row, 'answer')}; give the text of the answer, or its index from 0{existing_columns(row)}"
+    elif isinstance(value, list) and choices:
+        fault = f"{value!r} is a list; a question with choices has one answer, give its text"
+    elif not texts or not all(texts):
+        fault = "empty; give the text of the answer"
+    elif choices and texts[0] not in choices:
+        fault = f"{texts[0]!r} is not among the choices {list(choices)}; give the exact text, or its index from 0"
+    else:
+        return texts
+    raise FieldError("answer", fault)
 
 
 def _id(row: Row, clip: AudioClip) -> str:
@@ -372,9 +300,23 @@ def _rest(row: Row, *used: str) -> dict[str, Any]:
 
 # -- AVQA and MusicBench as published ----------------------------------------------------------------------------------
 
+KEYS = ("C", "Db", "D", "Eb", "E", "F", "F#", "G", "Ab", "A", "Bb", "B")
+SAME_KEY = {"B#": "C", "C#": "Db", "D#": "Eb", "Fb": "E", "E#": "F", "Gb": "F#", "G#": "Ab", "A#": "Bb", "Cb": "B"}
+TIME_SIGNATURES = ("2/4", "3/4", "4/4", "5/4", "6/8", "7/8", "9/8", "12/8")
+_TEMPI = """Larghissimo 0-25, Grave 25-45, Largo 40-60, Lento 45-60, Larghetto 60-66, Adagio 66-76, Adagietto 72-76,
+    Andante 76-108, Andantino 80-108, Andante moderato 92-112, Moderato 108-120, Allegretto 112-120,
+    Allegro moderato 116-120, Allegro 120-168, Vivace 140-176, Vivacissimo 172-176, Allegrissimo 172-176,
+    Presto 168-200, Prestissimo 200-inf"""
+TEMPO_MARKS = {
+    name: (float(low), float(high)) for name, low, high in re.findall(r"([A-Z][a-z]+(?: [a-z]+)?) (\d+)-(\w+)", _TEMPI)
+}
+"""Beats per minute of each mark, from Ke-Omni-R."""
+_MARK = re.compile(r"\b(" + "|".join(sorted(TEMPO_MARKS, key=len, reverse=True)) + r")\b", re.IGNORECASE)
+_COPY = re.compile(r"(.{11})_\d+")  # a YouTube id; the number tells copies at another pitch, tempo or volume
 
-def avqa_rows(rows: Iterable[AnyRow]) -> Iterator[AnyRow]:
-    """Yield the rows whose questions the audio may answer."""
+
+def _avqa_rows(rows: Iterable[AnyRow]) -> Iterator[AnyRow]:
+    """Yield the rows whose questions the audio may answer: neither by the picture alone, nor about a color."""
     for row in rows:
         if isinstance(row, Row) and row.data.get("audio_path") is None:
             question = row.data.get("question_text")
@@ -385,8 +327,8 @@ def avqa_rows(rows: Iterable[AnyRow]) -> Iterator[AnyRow]:
         yield row
 
 
-def musicbench_rows(rows: Iterable[AnyRow]) -> Iterator[AnyRow]:
-    """Yield the questions that each row gives."""
+def _musicbench_rows(rows: Iterable[AnyRow]) -> Iterator[AnyRow]:
+    """Yield the questions that each row gives, up to three about the clip at `location`."""
     ids: set[str] = set()
     for row in rows:
         if not isinstance(row, Row) or "multi_choice" in row.data:
@@ -397,69 +339,61 @@ def musicbench_rows(rows: Iterable[AnyRow]) -> Iterator[AnyRow]:
         except FieldError as error:
             yield BadRow.of(row, error)
             continue
-        questions = list(_music_questions(columns, PurePosixPath(columns.location).stem))
+        clip = PurePosixPath(columns.location).stem
+        questions = list(_music_questions(columns, clip))
         if not questions:
             yield LeftOut(row.file, row.number, "gives no key, tempo mark or time signature")
+        copy_of = _COPY.fullmatch(clip)
+        about = {"recording": copy_of[1] if copy_of else clip, "audio_path": columns.location}
         for question in questions:
             if question["id"] in ids:
                 yield LeftOut(row.file, row.number, "asks what an earlier row asks")
                 continue
             ids.add(question["id"])
-            yield Row(row.file, row.number, {**question, "audio_path": columns.location, "dataset_name": "MusicBench"})
+            yield Row(row.file, row.number, {**question, **about, "dataset_name": "MusicBench"})
 
 
 def _music_questions(columns: MusicBenchColumns, clip: str) -> Iterator[dict[str, Any]]:
+    mark = _MARK.search(columns.prompt_bpm or "")
+    metre = re.search(r"\b\d+/\d+\b", columns.prompt_bt or "")
     for kind, text, right, wrong in (
         ("key", "Which key is this piece in?", *_key(columns.key or ())),
-        ("tempo", "Which tempo mark fits this piece?", *_tempo(columns.prompt_bpm or "")),
-        ("metre", "Which time signature fits this piece?", *_metre(columns.prompt_bt or "")),
+        ("tempo", "Which tempo mark fits this piece?", *_tempo(mark[0].capitalize() if mark else "")),
+        ("metre", "Which time signature fits this piece?", *_metre(metre[0] if metre else "")),
     ):
-        if len(wrong) < 3:
+        if not right or len(wrong) < 3:
             continue
         id = f"{kind}_{clip}"
         draw = random.Random(id)
         choices = [right, *draw.sample(wrong, 3)]
         draw.shuffle(choices)
-        copy_of = _COPY.fullmatch(clip)
-        yield {
-            "id": id,
-            "question_text": text,
-            "multi_choice": choices,
-            "answer": choices.index(right),
-            "task": kind,
-            "recording": copy_of[1] if copy_of else clip,
-        }
+        answer = choices.index(right)
+        yield {"id": id, "question_text": text, "multi_choice": choices, "answer": answer, "task": kind}
 
 
 def _key(key: Sequence[str | None]) -> tuple[str, list[str]]:
-    """(the right choice, the wrong ones); no wrong ones where there is no question."""
-    if len(key) != 2 or key[0] is None or key[1] is None:
-        return "", []
-    root, mode = SAME_KEY.get(key[0], key[0]), key[1].lower()
+    """(the right choice, the wrong ones of its mode); "" where there is no question."""
+    root, mode = (str(part) for part in key) if len(key) == 2 else ("", "")
+    root, mode = SAME_KEY.get(root, root), mode.lower()
     if root not in KEYS or mode not in ("major", "minor"):
         return "", []
     return f"{root} {mode}", [f"{other} {mode}" for other in KEYS if other != root]
 
 
-def _tempo(sentence: str) -> tuple[str, list[str]]:
-    match = _MARK.search(sentence)
-    if match is None:
-        return "", []
-    right = match[0].capitalize()
-    low, high = TEMPO_MARKS[right]
+def _tempo(right: str) -> tuple[str, list[str]]:
+    """(the right mark, those whose ranges do not overlap its)."""
+    low, high = TEMPO_MARKS.get(right, (0.0, float("inf")))
     return right, [mark for mark, (start, end) in TEMPO_MARKS.items() if start > high or end < low]
 
 
-def _metre(sentence: str) -> tuple[str, list[str]]:
-    match = re.search(r"\b\d+/\d+\b", sentence)
-    if match is None:
-        return "", []
-    ambiguous = {"3/4", "6/8"} if match[0] in ("3/4", "6/8") else {match[0]}
-    return match[0], [other for other in TIME_SIGNATURES if other not in ambiguous]
+def _metre(right: str) -> tuple[str, list[str]]:
+    """(the right signature, the others); 3/4 and 6/8 are never both offered."""
+    ambiguous = {"3/4", "6/8"} if right in ("3/4", "6/8") else {right}
+    return right, [other for other in TIME_SIGNATURES if other not in ambiguous]
 
 
 QUESTIONS_OF: Mapping[str, Callable[[Iterable[AnyRow]], Iterator[AnyRow]]] = {
-    "avqa": avqa_rows,
-    "musicbench": musicbench_rows,
+    "avqa": _avqa_rows,
+    "musicbench": _musicbench_rows,
 }
 """Functions that make questions of a format's rows as published; rows that were prepared before stay as they are."""

@@ -1,25 +1,18 @@
 """Manifests in, samples out, with one clear line for every row that cannot be used.
 
     loaded = read_samples("train.jsonl")                              # the kind is found from the columns
-    loaded = read_samples("mmau-test-mini.json", audio_root="audio")
-    loaded = read_samples("LibriSpeech/test-clean", think=False)
     loaded = read_samples("rows.parquet", on_error="skip", check_audio=True)
     print(loaded.summary())                                           # rows.parquet: 998 samples, 2 rows skipped (…)
 
-A native manifest is JSON lines with a question or a transcript for each audio file::
-
-    {"id": "q1", "audio": "clips/q1.wav", "question": "Which animal?", "choices": ["a dog", "a cat"], "answer": "a cat"}
-    {"id": "u1", "audio": "clips/u1.flac", "text": "good morning", "language": "en"}
-
-`audiorl.data.formats` and `audiorl.data.containers` list the other kinds and their columns. Relative audio paths start
-from `audio_root`, by default the manifest's folder. Audio is not opened unless `check_audio` is set.
+`audiorl.data.formats` and `audiorl.data.containers` read the kinds. Relative audio paths start from `audio_root`, by
+default the manifest's folder. Audio is not opened unless `check_audio` is set.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, Literal, TypedDict, TypeVar, Unpack, get_args
@@ -47,28 +40,15 @@ from audiorl.data.rows import (
     dataset_rows,
     hub_rows,
     is_dataset,
-    json_document,
     read_rows,
 )
-from audiorl.data.schema import FieldError, check_limit
+from audiorl.data.schema import FieldError, check_limit, parse_json
 from audiorl.types import Sample
 
 Kind = Literal[
-    "auto",
-    "native",
-    "avqa",
-    "musicbench",
-    "mmau",
-    "mmar",
-    "mmsu",
-    "asr",
-    "librispeech",
-    "wenetspeech",
-    "kaldi",
-    "shar",
-    "webdataset",
-]
-SkippedRow = BadRow
+    "auto", "native", "avqa", "musicbench", "mmau", "mmar", "mmsu", "asr",
+    "librispeech", "wenetspeech", "kaldi", "shar", "webdataset",
+]  # fmt: skip
 Format = Callable[[Row, Style], Sample]
 T = TypeVar("T")
 
@@ -96,14 +76,13 @@ class ReadOptions(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Loaded(Generic[T]):
-    """What a manifest holds: usable samples in their order, and the rows that were skipped with the reason for each.
+    """What a manifest holds, in order: usable samples (or what another reader makes of a row), and skipped rows.
 
-    `samples` are `Sample`s, or what another reader makes of each row (`audiorl.data.preferences`). `left_out` counts
-    the sound rows that its kind does not use, by the reason.
+    `left_out` counts the sound rows that its kind does not use, by the reason.
     """
 
     samples: tuple[T, ...]
-    skipped: tuple[SkippedRow, ...]
+    skipped: tuple[BadRow, ...]
     path: str
     left_out: Mapping[str, int] = field(default_factory=dict)
 
@@ -112,10 +91,10 @@ class Loaded(Generic[T]):
         line = f"{self.path}: {len(self.samples)} sample{'' if len(self.samples) == 1 else 's'}"
         if self.left_out:
             line += f", left out: {', '.join(f'{count} ({reason})' for reason, count in self.left_out.items())}"
-        if not self.skipped:
-            return line
-        rows = f"{len(self.skipped)} row{'' if len(self.skipped) == 1 else 's'} skipped"
-        return f"{line}, {rows} (first: {self.skipped[0]})"
+        if self.skipped:
+            rows = f"{len(self.skipped)} row{'' if len(self.skipped) == 1 else 's'} skipped"
+            line += f", {rows} (first: {self.skipped[0]})"
+        return line
 
     def listing(self, most: int = 20) -> str:
         """Return the skipped rows, one line each; beyond `most` only their number."""
@@ -123,30 +102,23 @@ class Loaded(Generic[T]):
         return "\n".join([*lines, f"  and {len(self.skipped) - most} more"] if len(self.skipped) > most else lines)
 
 
-def read_samples(path: str | Path | Any, kind: Kind | str = "auto", **options: Unpack[ReadOptions]) -> Loaded[Sample]:
-    """Read the samples of a manifest, dataset or corpus folder, of `hf://NAME:SPLIT`, or of a `datasets.Dataset`.
+def read_samples(data: Any, kind: Kind | str = "auto", **options: Unpack[ReadOptions]) -> Loaded[Sample]:
+    """Read the samples of a manifest, corpus folder, `hf://NAME:SPLIT`, `datasets.Dataset`, or of row
+    dictionaries, whose audio paths start from the working directory.
 
-    kind: which format it is, found from its columns when "auto"; "asr" stands for any corpus of transcripts. The other
-    options: see `ReadOptions`.
-
-    Raises ValueError naming file, row and field. A file that cannot be read at all raises whatever `on_error` says.
+    kind: which format it is, found from its columns when "auto"; "asr" stands for any corpus of transcripts. Raises
+    ValueError naming file, row and field; of a file that cannot be read at all whatever `on_error` says.
     """
-    return read_values(path, kind, _itself, **options)
 
+    def sample_twice(row: Row, style: Style, to_sample: Format) -> tuple[Sample, Sample]:
+        sample = to_sample(row, style)
+        return sample, sample
 
-def samples_from_rows(
-    rows: Iterable[Mapping[str, Any]] | Any, kind: Kind | str = "auto", **options: Unpack[ReadOptions]
-) -> Loaded[Sample]:
-    """Make samples of dictionaries, or of a `datasets.Dataset`, as `read_samples` does of a file's rows.
-
-    Relative audio paths start from `audio_root`, by default the working directory. Raises ValueError naming the row,
-    counted from 1, and the field.
-    """
-    return read_values(rows, kind, _itself, **options)
+    return read_values(data, kind, sample_twice, **options)
 
 
 def read_values(
-    path: str | Path | Any,
+    data: Any,
     kind: Kind | str,
     value_of: Callable[[Row, Style, Format], tuple[Sample, T]],
     *,
@@ -169,63 +141,67 @@ def read_values(
     check_limit(limit)
     if root is not None and not Path(root).is_dir():
         raise ValueError(f"audio_root {root}: no such folder")
-    name, folder, rows, kind = _source(path, kind)
+    name, folder, rows, kind = _source(data, kind)
     if columns := options.get("columns"):
-        rows = converted(rows, lambda data: _renamed(data, columns))
+        rows = converted(rows, lambda row: _renamed(row, columns))
     if kind == "auto":
-        kind, rows = _detected(name, rows, detect)
+        seen: list[AnyRow] = []
+        for row in rows:
+            seen.append(row)
+            if isinstance(row, Row):
+                kind = "cut" if is_cut(row) else detect(row)
+                break
+        else:
+            raise ValueError(f"{name}: no readable row; {seen[0] if seen else 'the file holds none'}")
+        rows = itertools.chain(seen, rows)
+        if kind == "cut":
+            kind, rows = "asr", converted(rows, cut_columns)
     rows, to_sample = QUESTIONS_OF.get(kind, iter)(rows), FORMATS[kind]
-    style = Style(
-        Path(root) if root is not None else folder,
-        options.get("think", True),
-        options.get("question"),
-        options.get("need_answer", True),
-    )
+    think, question = options.get("think", True), options.get("question")
+    style = Style(folder if root is None else Path(root), think, question, options.get("need_answer", True))
 
     values: list[T] = []
-    skipped: list[SkippedRow] = []
+    skipped: list[BadRow] = []
     left_out: Counter[str] = Counter()
-    first: dict[str, tuple[int, Sample]] = {}
+    first: dict[str, tuple[int, Sample]] = {}  # not the row, which may hold the recording
     for row in rows:
         if limit is not None and len(values) >= limit:
             break
         if isinstance(row, LeftOut):
             left_out[row.reason] += 1
             continue
-        bad = row if isinstance(row, BadRow) else None
         if isinstance(row, Row):
             try:
                 sample, value = value_of(row, style, to_sample)
-                _check_id(sample, first, repeats)
+                earlier, same = first.get(sample.id, (row.number, sample))
+                if same is not sample and not (repeats and _prompt(same) == _prompt(sample)):
+                    own = "prompt" if repeats else "row"
+                    raise FieldError("id", f"{sample.id!r} also names row {earlier}; give every {own} its own id")
                 if options.get("check_audio"):
                     _check_audio(row, sample, value)
             except FieldError as error:
-                bad = BadRow.of(row, error)
+                row = BadRow.of(row, error)
             else:
-                first.setdefault(sample.id, (row.number, sample))  # not the row, which may hold the recording
+                first[sample.id] = (earlier, same)
                 values.append(value)
-        if bad is not None and on_error == "raise":
-            raise ValueError(str(bad))
-        skipped += [] if bad is None else [bad]
+                continue
+        if on_error == "raise":
+            raise ValueError(str(row))
+        skipped.append(row)
     return Loaded(tuple(values), tuple(skipped), name, left_out)
 
 
-def _itself(row: Row, style: Style, to_sample: Format) -> tuple[Sample, Sample]:
-    sample = to_sample(row, style)
-    return sample, sample
-
-
-def _source(path: Any, kind: str) -> tuple[str, Path, Iterator[AnyRow], str]:
+def _source(data: Any, kind: str) -> tuple[str, Path, Iterator[AnyRow], str]:
     """(name, folder, rows, kind where the container decides it) of what a user names."""
-    if is_dataset(path):
-        return "dataset", Path(), dataset_rows(path), kind
-    if not isinstance(path, str | Path):
-        return "rows", Path(), (Row("rows", number, row) for number, row in enumerate(path, 1)), kind
-    if str(path).startswith(HUB):
-        return str(path), Path(), hub_rows(str(path)), kind
-    file = Path(path)
+    if is_dataset(data):
+        return "dataset", Path(), dataset_rows(data), kind
+    if not isinstance(data, str | Path):
+        return "rows", Path(), (Row("rows", number, row) for number, row in enumerate(data, 1)), kind
+    if str(data).startswith(HUB):
+        return str(data), Path(), hub_rows(str(data)), kind
+    file = Path(data)
     rows, kind = _rows_and_kind(file, kind)
-    return str(path), file if file.is_dir() else file.parent, rows, kind
+    return str(data), file if file.is_dir() else file.parent, rows, kind
 
 
 def _rows_and_kind(path: Path, kind: str) -> tuple[Iterator[AnyRow], str]:
@@ -233,25 +209,31 @@ def _rows_and_kind(path: Path, kind: str) -> tuple[Iterator[AnyRow], str]:
     if not path.exists():
         raise ValueError(f"{path}: missing; check the path")
     transcribed = path.is_dir() and next(path.rglob("*.trans.txt"), None) is not None
-    if kind == "librispeech" and not transcribed:
-        raise ValueError(f"{path}: no *.trans.txt below it; name the folder of a LibriSpeech subset")
-    if transcribed and kind in ("auto", "asr", "librispeech"):
-        return librispeech_rows(path), "asr"
-    if path.is_dir() and kind in ("auto", "asr", "kaldi", "shar"):
-        if is_kaldi(path):
-            return kaldi_rows(path), "asr"
-        if is_shar(path):
-            return shar_rows(path), "asr"
+    for name, rows_of, fits in (
+        ("librispeech", librispeech_rows, transcribed),
+        ("kaldi", kaldi_rows, is_kaldi(path)),
+        ("shar", shar_rows, is_shar(path)),
+    ):
+        if fits and kind in ("auto", "asr", name):
+            return rows_of(path), "asr"
     if path.suffix == ".tar" or path.name.endswith((".tar.gz", ".tgz")):
         return webdataset_rows(path), "auto" if kind == "webdataset" else kind
-    if kind in ("auto", "asr", "wenetspeech"):
-        document = json_document(path)
+    if kind in ("auto", "asr", "wenetspeech") and path.suffix == ".json" and path.is_file():
+        try:
+            document = parse_json(path.read_bytes())
+        except ValueError:
+            document = None  # JSON lines, perhaps
         if isinstance(document, dict) and isinstance(document.get("audios"), list):
             return wenetspeech_rows(path, document), "asr"
-        if kind == "wenetspeech":
-            raise ValueError(f'{path}: no WenetSpeech file; it is one .json object with a list "audios"')
-    if kind in ("kaldi", "shar", "webdataset"):
-        raise ValueError(f"{path}: no {kind} data; give a folder with wav.scp, one with cuts.*.jsonl.gz, or a .tar")
+    wanted = {
+        "librispeech": "*.trans.txt below it; name the folder of a LibriSpeech subset",
+        "wenetspeech": 'WenetSpeech file; it is one .json object with a list "audios"',
+        "kaldi": "Kaldi data; give a folder with wav.scp",
+        "shar": "Shar data; give a folder with cuts.*.jsonl.gz",
+        "webdataset": "archive; give a .tar",
+    }
+    if kind in wanted:
+        raise ValueError(f"{path}: no {wanted[kind]}")
     return read_rows(path), kind
 
 
@@ -262,26 +244,6 @@ def _renamed(data: Mapping[str, Any], columns: Mapping[str, str]) -> dict[str, A
             raise FieldError(name, f"missing; --columns names it, and the columns are {', '.join(data)}")
     rest = {name: value for name, value in data.items() if name not in {*columns.values(), *columns}}
     return {**{wanted: data[name] for wanted, name in columns.items()}, **rest}
-
-
-def _detected(path: str, rows: Iterator[AnyRow], detect: Callable[[Row], str]) -> tuple[str, Iterator[AnyRow]]:
-    """(the format of the first readable row, all rows)."""
-    seen: list[AnyRow] = []
-    for row in rows:
-        seen.append(row)
-        if isinstance(row, Row):
-            all_rows = itertools.chain(seen, rows)
-            return ("asr", converted(all_rows, cut_columns)) if is_cut(row) else (detect(row), all_rows)
-    raise ValueError(f"{path}: no readable row; {seen[0] if seen else 'the file holds none'}")
-
-
-def _check_id(sample: Sample, first: Mapping[str, tuple[int, Sample]], repeats: bool) -> None:
-    if sample.id not in first:
-        return
-    earlier, same = first[sample.id]
-    if not repeats or _prompt(same) != _prompt(sample):
-        own = "prompt" if repeats else "row"
-        raise FieldError("id", f"{sample.id!r} also names row {earlier}; give every {own} its own id")
 
 
 def _check_audio(row: Row, sample: Sample, value: Any) -> None:

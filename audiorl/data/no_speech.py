@@ -15,6 +15,7 @@ import numpy as np
 
 from audiorl.audio import AudioClip, seconds
 from audiorl.data.augment import add_noise
+from audiorl.data.containers import AUDIO_SUFFIXES
 from audiorl.data.prompts import asr_prompt
 from audiorl.types import Sample
 
@@ -28,7 +29,6 @@ TASK = "no_speech"
 RATE = 16_000
 SHORTEST, LONGEST = 2.0, 8.0
 """Seconds."""
-SUFFIXES = (".wav", ".flac", ".ogg", ".opus", ".mp3")
 
 
 def no_speech_samples(
@@ -49,17 +49,28 @@ def no_speech_samples(
         raise ValueError(f"no speech: give at least 1 clip, got {count}")
     pairs: list[tuple[Kind, float | None]] = [("silence", None)] if "silence" in kinds else []
     pairs += product((kind for kind in kinds if kind != "silence"), LEVELS)
-    samples = []
+    files = sorted(p for p in Path(music).rglob("*") if p.suffix.lower() in AUDIO_SUFFIXES) if music else []
+    if music and not files:
+        raise ValueError(f"{music}: no recordings ({', '.join(AUDIO_SUFFIXES)}) in this folder")
+    samples: list[Sample] = []
     language = cycle(languages or ("",))
+
+    def add(id: str, clip: AudioClip, kind: str, level: float | None) -> None:
+        request = asr_prompt(clip, next(language), ask=question)
+        samples.append(Sample(id, request, ("",), task=kind, metadata={"kind": kind, "level": level}))
+
     for number, (kind, level) in enumerate(islice(cycle(pairs), count)):
         rng = np.random.default_rng((seed, number))
         wav = sound(kind, rng.uniform(SHORTEST, LONGEST), level, rng)
         name = kind if level is None else f"{kind} {level:g} dB"
-        clip = AudioClip(array=wav, sample_rate=RATE)
-        samples.append(_sample(f"no-speech/{number}/{name}", clip, kind, level, next(language), question))
-    for number, clip in enumerate(_music(music, max(1, count // len(kinds)), seed) if music else ()):
-        name = f"{Path(str(clip.path)).name}@{clip.start:.2f}"
-        samples.append(_sample(f"no-speech/music/{number}/{name}", clip, "music", None, next(language), question))
+        add(f"no-speech/{number}/{name}", AudioClip(array=wav, sample_rate=RATE), kind, level)
+    for number in range(max(1, count // len(kinds)) if music else 0):
+        rng = np.random.default_rng((seed, number, 1))
+        file = files[number % len(files)]
+        length = seconds(AudioClip(path=str(file)))
+        duration = min(length, rng.uniform(SHORTEST, LONGEST))
+        clip = AudioClip(path=str(file), start=rng.uniform(0, length - duration), duration=duration)
+        add(f"no-speech/music/{number}/{file.name}@{clip.start:.2f}", clip, "music", None)
     return samples
 
 
@@ -89,22 +100,3 @@ def sound(kind: Kind, duration: float, level: float | None, rng: np.random.Gener
         raise ValueError(f"no kind of sound is called {kind!r}; choose from {', '.join(KINDS)}")
     loudness = np.abs(wav).max() if kind == "clicks" else np.sqrt(np.mean(np.square(wav, dtype=np.float64)))
     return np.clip(wav * 10 ** (level / 20) / loudness, -1, 1).astype(np.float32)
-
-
-def _music(folder: str | Path, count: int, seed: int) -> list[AudioClip]:
-    """`count` parts of 2 to 8 s of the files in turn. Raises ValueError for a folder without any."""
-    files = sorted(p for p in Path(folder).rglob("*") if p.suffix.lower() in SUFFIXES)
-    if not files:
-        raise ValueError(f"{folder}: no recordings ({', '.join(SUFFIXES)}) in this folder")
-    clips = []
-    for number, file in enumerate(islice(cycle(files), count)):
-        rng = np.random.default_rng((seed, number, 1))
-        length = seconds(AudioClip(path=str(file)))
-        duration = min(length, rng.uniform(SHORTEST, LONGEST))
-        clips.append(AudioClip(path=str(file), start=rng.uniform(0, length - duration), duration=duration))
-    return clips
-
-
-def _sample(id: str, clip: AudioClip, kind: str, level: float | None, language: str, question: str) -> Sample:
-    request = asr_prompt(clip, language, ask=question)
-    return Sample(id, request, ("",), task=kind, metadata={"kind": kind, "level": level})

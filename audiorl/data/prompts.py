@@ -12,49 +12,18 @@ from collections.abc import Sequence
 from audiorl.audio import AudioClip
 from audiorl.types import Message
 
-LANGUAGES = {
-    "ar": "Arabic",
-    "be": "Belarusian",
-    "bg": "Bulgarian",
-    "ca": "Catalan",
-    "cs": "Czech",
-    "da": "Danish",
-    "de": "German",
-    "el": "Greek",
-    "en": "English",
-    "es": "Spanish",
-    "fi": "Finnish",
-    "fr": "French",
-    "hi": "Hindi",
-    "hu": "Hungarian",
-    "id": "Indonesian",
-    "it": "Italian",
-    "ja": "Japanese",
-    "ko": "Korean",
-    "nl": "Dutch",
-    "no": "Norwegian",
-    "pl": "Polish",
-    "pt": "Portuguese",
-    "ro": "Romanian",
-    "ru": "Russian",
-    "sv": "Swedish",
-    "th": "Thai",
-    "tr": "Turkish",
-    "uk": "Ukrainian",
-    "vi": "Vietnamese",
-    "zh": "Chinese",
-}
+_NAMES = """ar Arabic, be Belarusian, bg Bulgarian, ca Catalan, cs Czech, da Danish, de German, el Greek, en English,
+    es Spanish, fi Finnish, fr French, hi Hindi, hu Hungarian, id Indonesian, it Italian, ja Japanese, ko Korean,
+    nl Dutch, no Norwegian, pl Polish, pt Portuguese, ro Romanian, ru Russian, sv Swedish, th Thai, tr Turkish,
+    uk Ukrainian, vi Vietnamese, zh Chinese"""
+LANGUAGES: dict[str, str] = dict(pair.split() for pair in _NAMES.split(","))
 """Names for the prompt; a language that is not listed is written as given."""
-
-
 TRANSLATE = "Translate what is said in this recording into English, the words only."
 """The request of `asr_prompt(ask=…)` for a translation."""
 _TRANSCRIBE = "Write down exactly what is said in this{} recording, the words only."
 
 
-def choice_question(
-    clip: AudioClip, question: str, choices: Sequence[str], think: bool = True, word_limit: int = 50
-) -> tuple[Message, ...]:
+def choice_question(clip: AudioClip, question: str, choices: Sequence[str], think: bool = True) -> tuple[Message, ...]:
     """One user turn: the audio, the question and its options, answered with the text of one option.
 
     Raises ValueError for an empty question, fewer than two choices, or choices that read the same.
@@ -63,32 +32,26 @@ def choice_question(
         raise ValueError(f"a question needs two or more different choices, got {list(choices)}")
     options = "\n".join(f"- {choice.strip()}" for choice in choices)
     ask = f"Listen to the audio and choose the right option, in its exact words:\n{options}"
-    return _turn(clip, f"{_stated(question)}\n{ask}", think, word_limit)
+    return _turn(clip, f"{_stated(question)}\n{ask}", think)
 
 
-def open_question(clip: AudioClip, question: str, think: bool = True, word_limit: int = 50) -> tuple[Message, ...]:
+def open_question(clip: AudioClip, question: str, think: bool = True) -> tuple[Message, ...]:
     """One user turn: the audio and a question without options."""
-    return _turn(clip, _stated(question), think, word_limit)
+    return _turn(clip, _stated(question), think)
 
 
-def asr_prompt(
-    clip: AudioClip, language: str = "", think: bool = False, word_limit: int = 50, ask: str = ""
-) -> tuple[Message, ...]:
-    """One user turn that asks for the transcript; `language` is an ISO code or a name, "" if unknown.
+def asr_prompt(clip: AudioClip, language: str = "", think: bool = False, ask: str = "") -> tuple[Message, ...]:
+    """One user turn that asks for the transcript, without think with no tags. `language`: an ISO code or a name, or "".
 
-    `ask` replaces the English request, for instance by one in the language of the recording. Without think the
-    transcript is asked for plain, with no tags: it is what recognition is scored on.
+    `ask` replaces the English request, for instance by one in the language of the recording.
     """
     spoken = f" {LANGUAGES.get(language, language)}" if language else ""
     ask = ask.strip() or _TRANSCRIBE.format(spoken)
-    if not think:
-        return (Message("user", (clip, ask)),)
-    return _turn(clip, ask, think, word_limit)
+    return _turn(clip, ask, think) if think else (Message("user", (clip, ask)),)
 
 
 def transcript_language(request: str) -> str | None:
-    """Return the language that a plain request of `asr_prompt` names, "" where it names none; None for another
-    request."""
+    """Return the language that a plain request of `asr_prompt` names, "" for none; None for another request."""
     before, after = _TRANSCRIBE.split("{}")
     if not (request.startswith(before) and request.endswith(after)):
         return None
@@ -102,14 +65,11 @@ def _stated(question: str) -> str:
     return question.strip()
 
 
-def _turn(clip: AudioClip, ask: str, think: bool, word_limit: int) -> tuple[Message, ...]:
-    if word_limit < 1:
-        raise ValueError(f"word_limit must be at least 1, got {word_limit}")
+def _turn(clip: AudioClip, ask: str, think: bool) -> tuple[Message, ...]:
+    how = "Give only the final answer, inside <answer> </answer>."
     if think:
         how = (
-            f"First think it over inside <think> </think>, in fewer than {word_limit} words. "
+            "First think it over inside <think> </think>, in fewer than 50 words. "
             "Then give only the final answer inside <answer> </answer>."
         )
-    else:
-        how = "Give only the final answer, inside <answer> </answer>."
     return (Message("user", (clip, f"{ask}\n{how}")),)

@@ -1,9 +1,8 @@
 """Speech without labels, for training and measuring codecs: files, folders and manifests in, crops out.
 
     recordings = read_recordings(("LibriTTS/train-clean-100", "own.jsonl"), sample_rate=24_000)
-    print(recordings.summary())                 # 33 236 recordings, 53.8 h; 12 too short, 310 resampled …
-    crops = Crops(recordings.clips, 24_000, seconds=1.0)
-    wavs = crops.read(places, step=17)          # [B, T] float32
+    crops = Crops(recordings, 24_000, samples=24_000)
+    wavs = crops.read([crops[0], crops[1]], step=17)          # [B, T] float32
 
 Any sample rate and number of channels is read; what was done to the recordings is counted, never silent.
 """
@@ -13,9 +12,9 @@ from __future__ import annotations
 import random
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from pathlib import Path
 from typing import Literal
@@ -78,33 +77,47 @@ def read_recordings(
     skipped: list[str] = []
     noted: Counter[str] = Counter()
     for path in paths:
-        for item, row in _clips(path, audio_root):
+        for item in _items(path):
             try:
                 if isinstance(item, BadRow):
                     raise ValueError(str(item))
-                try:
-                    reason = _look(item, sample_rate, check_audio, noted)
-                except AudioError as error:
-                    if row is None:
-                        raise
-                    raise ValueError(str(BadRow(row.file, row.number, audio_field(row), str(error)))) from error
+                if isinstance(item, Row):
+                    root = Path(audio_root) if audio_root is not None else Path(path).parent
+                    clip = clip_of(item, Style(root), audio_field(item))
+                else:
+                    clip = item
+                reason = _look(clip, sample_rate, check_audio, noted)
             except ValueError as error:
+                column = error.field if isinstance(error, FieldError) else ""
+                if isinstance(item, Row):
+                    error = ValueError(str(BadRow(item.file, item.number, column or audio_field(item), str(error))))
                 if on_error == "raise":
-                    raise
+                    raise error from None
                 skipped.append(str(error))
                 noted["unusable"] += 1
                 continue
             if reason:
-                skipped.append(f"{name(item)}: {reason}")
+                skipped.append(f"{name(clip)}: {reason}")
                 noted[reason] += 1
             else:
-                clips.append(item)
-                lengths.append(seconds(item))
+                clips.append(clip)
+                lengths.append(seconds(clip))
     return Recordings(tuple(clips), tuple(lengths), tuple(skipped), noted)
 
 
+def _items(path: str) -> Iterable[AudioClip | Row | BadRow]:
+    """Return the clips of a file or folder, or the rows of a manifest."""
+    file = Path(path)
+    if file.is_dir():
+        files = sorted(p for p in file.rglob("*") if p.suffix.lower() in AUDIO_SUFFIXES)
+        if not files:
+            raise ValueError(f"{path}: no audio files below it ({', '.join(AUDIO_SUFFIXES)})")
+        return [AudioClip(path=str(p)) for p in files]
+    return [AudioClip(path=path)] if file.suffix.lower() in AUDIO_SUFFIXES else read_rows(file)
+
+
 def _look(clip: AudioClip, sample_rate: int, decode: bool, noted: Counter[str]) -> str | None:
-    """Why a readable recording is left out, if it is; notes what will be done to it."""
+    """Return why a readable recording is left out, if it is; note what will be done to it."""
     about = probe(clip)
     if seconds(clip) < SHORTEST:
         return f"shorter than {SHORTEST:g} s"
@@ -121,29 +134,6 @@ def _look(clip: AudioClip, sample_rate: int, decode: bool, noted: Counter[str]) 
     if about.channels > 1:
         noted["mixed down to mono"] += 1
     return None
-
-
-def _clips(path: str, audio_root: str | Path | None) -> list[tuple[AudioClip | BadRow, Row | None]]:
-    """Return the clips of a file, folder or manifest, with the row of a manifest."""
-    file = Path(path)
-    if file.is_dir():
-        files = sorted(p for p in file.rglob("*") if p.suffix.lower() in AUDIO_SUFFIXES)
-        if not files:
-            raise ValueError(f"{path}: no audio files below it ({', '.join(AUDIO_SUFFIXES)})")
-        return [(AudioClip(path=str(p)), None) for p in files]
-    if file.suffix.lower() in AUDIO_SUFFIXES:
-        return [(AudioClip(path=path), None)]
-    style = Style(Path(audio_root) if audio_root is not None else file.parent, think=False, question=None)
-    rows: list[tuple[AudioClip | BadRow, Row | None]] = []
-    for row in read_rows(file):
-        if isinstance(row, BadRow):
-            rows.append((row, None))
-            continue
-        try:
-            rows.append((clip_of(row, style, audio_field(row)), row))
-        except FieldError as error:
-            rows.append((BadRow(row.file, row.number, error.field, error.message), None))
-    return rows
 
 
 @dataclass(frozen=True)
@@ -205,9 +195,6 @@ class Crops(Sequence[Place]):
                 self._decoded[place.clip] = load_clip(clip, self.sample_rate, max_seconds=float("inf"))
             wav = self._decoded[place.clip][round(start * self.sample_rate) :][: self.samples]
         else:
-            part = AudioClip(
-                path=clip.path, data=clip.data, array=clip.array, sample_rate=clip.sample_rate,
-                start=clip.start + start, duration=min(length, total - start),
-            )  # fmt: skip
+            part = replace(clip, start=clip.start + start, duration=min(length, total - start))
             wav = load_clip(part, self.sample_rate)[: self.samples]
         return np.pad(wav.clip(-1, 1), (0, self.samples - len(wav)))

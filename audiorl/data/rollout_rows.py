@@ -19,7 +19,6 @@ The last three fields of a segment hold a 16-bit float a token (`audiorl.train.r
 "advantage", "prompt", "audio" and "num_tokens" they are not read back. JSON has no NaN: in "per_segment" and
 "segment_parts", where NaN means "not defined here", it is null. What JSON cannot tell apart in the metadata of a sample
 is an object with one key: {"$clip": CLIP}, {"$tuple": […]}, {"$float": "nan"}, {"$dict": {"$key": …}}.
-
 `audiorl.data.serialization` sends the same fields to reward servers.
 """
 
@@ -29,7 +28,7 @@ import base64
 import io
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -42,15 +41,23 @@ import torch
 from torch import Tensor
 
 from audiorl.audio import AudioClip
-from audiorl.data.rows import BadRow, read_rows
+from audiorl.data.rows import read_checked
 from audiorl.data.schema import FieldError, check
 from audiorl.types import Rollout, Sample, Score, Segment, Turn
 
 NOT_SENT = "<audio that was not sent (RemoteReward(audio='none')) or not recorded>"
 """In place of a path: whoever loads such a clip gets an error that says why there is no audio."""
 _DTYPES = {"int64": torch.int64, "float32": torch.float32, "float16": torch.float16, "bool": torch.bool}
-_SUFFIXES = {b"RIFF": ".wav", b"fLaC": ".flac", b"OggS": ".ogg"}
-"""Suffixes of encoded audio by its first bytes."""
+_TENSORS: dict[str, tuple[tuple[int, ...], torch.dtype, int | None]] = {
+    "prompt_ids": ((1,), torch.int64, 0),
+    "ids": ((1,), torch.int64, 0),
+    "logprobs": ((1, 2), torch.float32, None),
+    "codes": ((2,), torch.int64, -1),
+    "prompt_codes": ((2,), torch.int64, -1),
+    "code_mask": ((2,), torch.bool, None),
+    "policy_versions": ((1,), torch.int64, 0),
+}
+"""Numbers of dimensions, type and least value of the tensors of a segment."""
 T = TypeVar("T")
 
 
@@ -74,7 +81,17 @@ def rollout_row(
 
     def saved(clip: AudioClip) -> dict[str, Any]:
         clip = parts.get(clip, clip)
-        return clip_fields(clip, NOT_SENT if clip.path is None and run_folder is None else _path(clip, run_folder))
+        if clip.path is not None:
+            return clip_fields(clip, os.path.abspath(clip.path))
+        if run_folder is None:
+            return clip_fields(clip, NOT_SENT)
+        content = file_bytes(clip)
+        suffix = {b"RIFF": ".wav", b"fLaC": ".flac", b"OggS": ".ogg"}.get(content[:4], ".audio")
+        path = Path("rollouts") / "audio" / f"{file_key(clip).partition('#')[0]}{suffix}"
+        if not (run_folder / path).exists():
+            (run_folder / path).parent.mkdir(parents=True, exist_ok=True)
+            (run_folder / path).write_bytes(content)
+        return clip_fields(clip, str(path))
 
     metadata = {}
     for key, value in rollout.sample.metadata.items():
@@ -88,9 +105,12 @@ def rollout_row(
         "".join(c if isinstance(c, str) else "[audio]" for c in m.content) for m in sample.messages
     )
     row["sample"]["audio"] = _joined([saved(clip) for clip in sample.audio])
-    for segment, held, at in zip(row["segments"], rollout.segments, _sampled(rollout), strict=True):
+    end = 0
+    for segment, held in zip(row["segments"], rollout.segments, strict=True):
+        start = end + len(held.prompt_ids)
+        end = start + len(held.ids)
         segment["num_tokens"] = len(held.ids)
-        segment |= {name: tensor_row(values[at].half()) for name, values in numbers.items()}
+        segment |= {name: tensor_row(values[start:end].half()) for name, values in numbers.items()}
     score = None if rollout.score is None else score_row(rollout.score)
     return {"step": step, **row, "text": rollout.text, "score": score, "advantage": round(float(advantage), 6)}
 
@@ -101,14 +121,8 @@ def read_rollouts(path: str | Path) -> list[Rollout]:
     Raises ValueError naming file, row and field.
     """
     path = Path(path)
-    rollouts = []
-    for row in read_rows(path):
-        if isinstance(row, BadRow):
-            raise ValueError(str(row))
-        try:
-            rollouts.append(rollout_from_row(row.data, path.resolve().parent.parent))
-        except FieldError as error:
-            raise ValueError(str(BadRow(row.file, row.number, error.field, error.message))) from error
+    folder = path.resolve().parent.parent
+    rollouts = [rollout for _, rollout in read_checked(path, lambda row: rollout_from_row(row, folder))]
     if not rollouts:
         raise ValueError(f"{path}: no rollouts")
     return rollouts
@@ -120,7 +134,7 @@ def rollout_from_row(row: Mapping[str, Any], run_folder: Path) -> Rollout:
     if not rollout.segments:
         raise FieldError("segments", "empty; a rollout has at least one segment")
     for number, segment in enumerate(rollout.segments):
-        check_tensors(segment, f"segments[{number}]")
+        check_segment(segment, f"segments[{number}]")
     check_finite(rollout.score, "score")
     rollout = replace(rollout, sample=decode_metadata(rollout.sample, "sample"))
 
@@ -130,53 +144,26 @@ def rollout_from_row(row: Mapping[str, Any], run_folder: Path) -> Rollout:
     return replace_clips(rollout, here)
 
 
-def _sampled(rollout: Rollout) -> Iterator[slice]:
-    """Yield where the sampled tokens of each segment stand in the rollout's L tokens."""
-    start = 0
-    for segment in rollout.segments:
-        start += len(segment.prompt_ids)
-        yield slice(start, start + len(segment.ids))
-        start += len(segment.ids)
-
-
-def _path(clip: AudioClip, run_folder: Path | None) -> str:
-    """Return the file of a clip; audio in memory is written below the run folder."""
-    if clip.path is not None:
-        return os.path.abspath(clip.path)
-    assert run_folder is not None
-    content = file_bytes(clip)
-    name = f"{file_key(clip).partition('#')[0]}{_SUFFIXES.get(content[:4], '.audio')}"
-    path = Path("rollouts") / "audio" / name
-    if not (run_folder / path).exists():
-        (run_folder / path).parent.mkdir(parents=True, exist_ok=True)
-        (run_folder / path).write_bytes(content)
-    return str(path)
-
-
 def _joined(clips: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Clips for people to hear: chunks of one recording that follow each other become one clip."""
     joined: list[dict[str, Any]] = []
     for clip in clips:
-        path, start, duration = clip["path"], clip.get("start", 0.0), clip.get("duration")
-        last = joined[-1] if joined else None
+        path = None if clip["path"] == NOT_SENT else clip["path"]
+        start, duration = clip.get("start", 0.0), clip.get("duration")
+        last: dict[str, Any] = joined[-1] if joined else {"path": None}
         # A chunk continues the last clip if it is of the same file, both have an end, and it begins where that ends.
-        if (
-            last is not None
-            and path == last["path"] != NOT_SENT
-            and duration is not None
-            and last["duration"] is not None
-            and abs(last["start"] + last["duration"] - start) < 1e-3
-        ):
+        both_end = path is not None and path == last["path"] and duration is not None and last["duration"] is not None
+        if both_end and abs(last["start"] + last["duration"] - start) < 1e-3:
             last["duration"] = start + duration - last["start"]
         else:
             joined.append({"path": path, "start": start, "duration": duration})
-    return [{**clip, "path": None if clip["path"] == NOT_SENT else clip["path"]} for clip in joined]
+    return joined
 
 
 def _as_parts_of_one_array(turns: Sequence[Turn]) -> dict[AudioClip, AudioClip]:
-    """For a stream in memory, whose chunks are arrays of their own: each chunk as a part of the whole recording.
+    """Return each chunk of a stream in memory as a part of the whole recording, so that one file holds the stream.
 
-    So one file holds the stream. Empty where the chunks do not follow each other.
+    Empty where the chunks do not follow each other.
     """
     chunks = [turn.audio for turn in turns]
     rates = {chunk.sample_rate for chunk in chunks}
@@ -190,13 +177,8 @@ def _as_parts_of_one_array(turns: Sequence[Turn]) -> dict[AudioClip, AudioClip]:
     for chunk, own in zip(chunks, samples, strict=True):
         if round(chunk.context * rate) > start:
             return {}
-        part = AudioClip(
-            array=recording,
-            sample_rate=rate,
-            start=start / rate,
-            duration=len(own) / rate,
-            context=chunk.context,
-        )
+        place: dict[str, Any] = {"start": start / rate, "duration": len(own) / rate, "context": chunk.context}
+        part = AudioClip(array=recording, sample_rate=rate, **place)
         if not np.array_equal(part.with_context().load(rate), chunk.with_context().load(rate)):
             return {}
         parts[chunk] = part
@@ -226,7 +208,9 @@ def from_json(value: Any, kind: type[T], where: str = "") -> T:
     def decode(hint: type, held: Any) -> Any:
         if hint is not Tensor:
             raise ValueError("samples cannot be given here; name a file")
-        return _tensor(held)
+        if not isinstance(held, dict) or not {"dtype", "shape", "data"} <= held.keys():
+            raise ValueError("is not a tensor; give {dtype, shape, data}")
+        return torch.from_numpy(array_of(held))
 
     return check(value, kind, where, decode)
 
@@ -274,61 +258,58 @@ def array_of(row: Mapping[str, Any]) -> np.ndarray:
     return flat.reshape(shape).astype(dtype)
 
 
-def _tensor(row: Any) -> Tensor:
-    if not isinstance(row, dict) or not {"dtype", "shape", "data"} <= row.keys():
-        raise ValueError("is not a tensor; give {dtype, shape, data}")
-    return torch.from_numpy(array_of(row))
-
-
 def base64_bytes(text: Any) -> bytes:
-    """Raises ValueError for what is not base64."""
+    """Decode base64. Raises ValueError for anything else."""
     try:
         return base64.b64decode(text, validate=True)
     except (ValueError, TypeError) as error:
         raise ValueError(f"not base64 ({error})") from None
 
 
-def check_tensors(segment: Segment, where: str) -> None:
-    """Raise FieldError for tensors of a segment that do not fit each other, and for ids that are none."""
-    names = ("prompt_ids", "ids", "logprobs", "codes", "prompt_codes", "code_mask", "policy_versions")
-    tensors = {name: t for name in names if (t := getattr(segment, name)) is not None}
-    widths = {t.shape[1] for t in tensors.values() if t.dim() == 2}
-    if ("codes" in tensors) != ("code_mask" in tensors):
+def check_segment(segment: Segment, where: str) -> None:
+    """Raise FieldError for tensors of a segment that do not fit each other, and for numbers that are none."""
+    if segment.policy_version < 0:
+        raise FieldError(f"{where}.policy_version", f"holds {segment.policy_version}, expected 0 or more")
+    if (segment.codes is None) != (segment.code_mask is None):
         raise FieldError(f"{where}.codes", "codes without code_mask, or code_mask without codes")
+    tensors = {name: t for name in _TENSORS if (t := getattr(segment, name)) is not None}
+    widths = {t.shape[1] for t in tensors.values() if t.dim() == 2}
     for name, tensor in tensors.items():
-        dims = (1, 2) if name == "logprobs" else (1,) if name.endswith(("ids", "versions")) else (2,)
+        dims, dtype, lowest = _TENSORS[name]
         ids = segment.prompt_ids if name.startswith("prompt") else segment.ids
-        kinds = {"logprobs": torch.float32, "code_mask": torch.bool}
         if tensor.dim() not in dims:
-            raise FieldError(f"{where}.{name}", f"shape {list(tensor.shape)}, expected {dims[-1]} dimension(s)")
-        if tensor.dtype != kinds.get(name, torch.int64):
-            raise FieldError(f"{where}.{name}", f"its numbers are {str(tensor.dtype).removeprefix('torch.')}")
-        if len(tensor) != len(ids):
-            raise FieldError(f"{where}.{name}", f"not as long as its ids, which have {len(ids)} entries")
-        if tensor.dim() == 2 and len(widths) > 1:
-            raise FieldError(f"{where}.{name}", f"another number of codebooks than the others ({sorted(widths)})")
-        lowest = -1 if name.endswith("codes") else 0
-        if name not in kinds and bool((tensor < lowest).any()):
-            raise FieldError(f"{where}.{name}", f"holds {int(tensor.min())}, expected {lowest} or more")
+            fault = f"shape {list(tensor.shape)}, expected {dims[-1]} dimension(s)"
+        elif tensor.dtype != dtype:
+            fault = f"its numbers are {str(tensor.dtype).removeprefix('torch.')}"
+        elif len(tensor) != len(ids):
+            fault = f"not as long as its ids, which have {len(ids)} entries"
+        elif tensor.dim() == 2 and len(widths) > 1:
+            fault = f"another number of codebooks than the others ({sorted(widths)})"
+        elif lowest is not None and bool((tensor < lowest).any()):
+            fault = f"holds {int(tensor.min())}, expected {lowest} or more"
+        else:
+            continue
+        raise FieldError(f"{where}.{name}", fault)
 
 
 def score_row(score: Score) -> dict[str, Any]:
-    """Return a score as JSON, with null for NaN; fields that are empty are left out."""
+    """Return a score as JSON, with null for NaN; fields that are not given are left out."""
 
     def defined(values: Sequence[float]) -> list[float | None]:
         return [None if math.isnan(x) else float(x) for x in values]
 
-    row: dict[str, Any] = {
-        "total": float(score.total),
-        "parts": {name: float(value) for name, value in score.parts.items()},
-        "per_segment": defined(score.per_segment or ()),
-        "per_token": [float(x) for x in score.per_token or ()],
-        "step_ends": list(score.step_ends or ()),
-        "segment_parts": {name: defined(values) for name, values in score.segment_parts.items()},
-        "weights": {name: float(value) for name, value in score.weights.items()},
-    }
-    given = {name for name in ("per_segment", "per_token", "step_ends") if getattr(score, name) is not None}
-    return {name: value for name, value in row.items() if value or name in ("total", "parts") or name in given}
+    row: dict[str, Any] = {"total": float(score.total), "parts": {name: float(x) for name, x in score.parts.items()}}
+    if score.per_segment is not None:
+        row["per_segment"] = defined(score.per_segment)
+    if score.per_token is not None:
+        row["per_token"] = [float(x) for x in score.per_token]
+    if score.step_ends is not None:
+        row["step_ends"] = list(score.step_ends)
+    if score.segment_parts:
+        row["segment_parts"] = {name: defined(values) for name, values in score.segment_parts.items()}
+    if score.weights:
+        row["weights"] = {name: float(x) for name, x in score.weights.items()}
+    return row
 
 
 def score_fields(row: Any) -> Any:
@@ -376,23 +357,24 @@ def decode_metadata(sample: Sample, where: str) -> Sample:
     """Return the sample with its metadata as it was before `encode_metadata`. Raises FieldError."""
 
     def decode(value: Any, place: str) -> Any:
-        if isinstance(value, list):
-            return [decode(held, f"{place}[{i}]") for i, held in enumerate(value)]
-        if not isinstance(value, dict):
+        marked = [key for key in value if key.startswith("$")] if isinstance(value, dict) else []
+        if not marked or len(value) == 1:
+            match value:
+                case list():
+                    return [decode(held, f"{place}[{i}]") for i, held in enumerate(value)]
+                case {"$clip": held}:
+                    return from_json(held, AudioClip, place)
+                case {"$float": "nan" | "inf" | "-inf" as held}:
+                    return float(held)
+                case {"$tuple": list(held)}:
+                    return tuple(decode(held, place))
+                case {"$dict": dict(held)}:
+                    return {key: decode(entry, f"{place}.{key}") for key, entry in held.items()}
+                case dict() if not marked:
+                    return {key: decode(held, f"{place}.{key}") for key, held in value.items()}
+        if not marked:
             return value
-        kind = next((key for key in value if key.startswith("$")), None)
-        if kind is None:
-            return {key: decode(held, f"{place}.{key}") for key, held in value.items()}
-        held = value[kind]
-        if len(value) == 1 and kind == "$clip":
-            return from_json(held, AudioClip, place)
-        if len(value) == 1 and kind == "$float" and held in ("nan", "inf", "-inf"):
-            return float(held)
-        if len(value) == 1 and kind == "$tuple" and isinstance(held, list):
-            return tuple(decode(held, place))
-        if len(value) == 1 and kind == "$dict" and isinstance(held, dict):
-            return {key: decode(entry, f"{place}.{key}") for key, entry in held.items()}
-        raise FieldError(place, f"{kind!r} is no kind of value")
+        raise FieldError(place, f"{marked[0]!r} is no kind of value")
 
     return replace(sample, metadata={k: decode(v, f"{where}.metadata.{k}") for k, v in sample.metadata.items()})
 

@@ -1,10 +1,6 @@
 """Rows of data as plain dictionaries, whatever holds them: JSON lines, a JSON list, Parquet, Arrow, a folder that the
 `datasets` library saved, a dataset of the hub or in memory (extra: `hub`).
 
-    read_rows("train.jsonl")
-    hub_rows("hf://mozilla-foundation/common_voice_17_0:en:validation")         NAME[:CONFIGURATION]:SPLIT
-    dataset_rows(datasets.load_dataset("openslr/librispeech_asr", split="test.clean"))
-
 A row that cannot be read is a `BadRow` in the stream, so that the caller can skip it, count it or stop; a file that
 cannot be read at all is a ValueError.
 """
@@ -22,13 +18,12 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from msgspec import Meta, Struct, field
 
-from audiorl.data.schema import FieldError, check, check_characters, parse_json
+from audiorl.data.schema import FieldError, check_characters, parse_json
 
 T = TypeVar("T")
 HUB = "hf://"
@@ -79,7 +74,7 @@ class LeftOut:
 AnyRow = Row | BadRow | LeftOut
 
 
-def converted(rows: Iterable[AnyRow], convert: Callable[[Mapping[str, Any]], Mapping[str, Any]]) -> Iterator[AnyRow]:
+def converted(rows: Iterable[AnyRow], convert: Callable[[Mapping[str, Any]], Any]) -> Iterator[AnyRow]:
     """Yield the rows with convert(columns) for their columns; where it raises FieldError, a BadRow."""
     for row in rows:
         if isinstance(row, Row):
@@ -91,8 +86,7 @@ def converted(rows: Iterable[AnyRow], convert: Callable[[Mapping[str, Any]], Map
 
 
 def read_rows(path: Path) -> Iterator[Row | BadRow]:
-    """Yield the rows of a file or saved dataset, in order. Raises ValueError when it is missing, empty or no known
-    kind."""
+    """Yield the rows of a file or saved dataset. Raises ValueError when it is missing, empty or no known kind."""
     if not path.exists():
         raise ValueError(f"{path}: missing; check the path")
     if path.is_dir() or path.suffix in (".parquet", ".arrow"):
@@ -118,79 +112,58 @@ def read_rows(path: Path) -> Iterator[Row | BadRow]:
         )
 
 
-def read_checked(path: Path, schema: type[T]) -> Iterator[tuple[int, T]]:
-    """(number, fields) of every row. Raises ValueError naming file, row and field of the first that cannot be used."""
-    for row in read_rows(path):
-        if isinstance(row, BadRow):
+def read_checked(path: Path, convert: Callable[[Mapping[str, Any]], T]) -> Iterator[tuple[int, T]]:
+    """Yield (number, convert(columns)) of every row. Raises ValueError naming the first that cannot be used."""
+    for row in converted(read_rows(path), convert):
+        if not isinstance(row, Row):
             raise ValueError(str(row))
-        try:
-            yield row.number, check(row.data, schema)
-        except FieldError as error:
-            raise ValueError(str(BadRow.of(row, error))) from error
+        yield row.number, row.data  # type: ignore[misc]
 
 
 def write_json_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Replace the file by one line of JSON a row, in one step. Half a surrogate pair, which UTF-8 cannot hold, becomes
-    a question mark."""
+    """Replace the file by one line of JSON a row, in one step; half a surrogate pair becomes a question mark."""
     partial = path.with_name(f".{path.name}.partial")
     with open(partial, "w", encoding="utf-8", errors="replace") as file:
         file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
     os.replace(partial, path)
 
 
-def json_document(path: Path) -> Any:
-    """Return the parsed .json file, None if it holds JSON lines or is no such file."""
-    if path.suffix != ".json" or not path.is_file():
-        return None
-    try:
-        return parse_json(path.read_bytes())
-    except ValueError:
-        return None
-
-
 def _objects(path: Path, content: bytes) -> Iterator[Row | BadRow]:
     content = content.removeprefix(b"\xef\xbb\xbf")
-    escapes = re.search(rb"\\u[dD][89a-fA-F]", content) is not None
-    if content.lstrip().startswith(b"["):
+    escapes = re.search(rb"\\u[dD][89a-fA-F]", content) is not None  # of halves of characters
+
+    def row(number: int, entry: Any) -> Row | BadRow:
+        if not isinstance(entry, dict):
+            return BadRow(str(path), number, "", f"a JSON {type(entry).__name__}, not an object; write {{…}}")
         try:
-            entries = json.loads(content.decode("utf-8"))
-        except (ValueError, RecursionError) as error:
+            if escapes:
+                check_characters(entry)
+        except FieldError as error:
+            return BadRow(str(path), number, error.field, error.message)
+        return Row(str(path), number, entry)
+
+    try:  # a list, or one object, perhaps over several lines
+        entries = json.loads(content.decode("utf-8"))
+    except (ValueError, RecursionError) as error:
+        if content.lstrip().startswith(b"["):
             raise ValueError(f"{path}: not a JSON list ({error}); correct it, or write one object a line") from error
-        if not entries:
+    else:
+        if entries == []:
             raise ValueError(f"{path}: an empty list; give one object a sample")
-        for number, entry in enumerate(entries, 1):
-            yield _row(path, number, entry, escapes)
-        return
-    try:
-        entry = json.loads(content.decode("utf-8"))
-    except (ValueError, RecursionError):
-        pass
-    else:  # one object, perhaps over several lines
-        yield _row(path, 1, entry, escapes)
+        for number, entry in enumerate(entries if isinstance(entries, list) else [entries], 1):
+            yield row(number, entry)
         return
     for number, line in enumerate(content.split(b"\n"), 1):
         if not line.strip():
             continue
         try:
-            yield _row(path, number, json.loads(line.decode("utf-8")), escapes)
+            yield row(number, json.loads(line.decode("utf-8")))
         except UnicodeDecodeError as error:
             bad = f"byte {line[error.start]:#04x} at column {error.start + 1} is not UTF-8"
             yield BadRow(str(path), number, "", f"{bad}; save the file as UTF-8")
         except (ValueError, RecursionError) as error:
             reason = f"{error.msg} at column {error.colno}" if isinstance(error, json.JSONDecodeError) else error
             yield BadRow(str(path), number, "", f"not valid JSON ({reason}); write one object a line")
-
-
-def _row(path: Path, number: int, entry: Any, escapes: bool) -> Row | BadRow:
-    """`escapes`: whether the file has escapes of surrogates."""
-    if not isinstance(entry, dict):
-        return BadRow(str(path), number, "", f"a JSON {type(entry).__name__}, not an object; write {{…}}")
-    try:
-        if escapes:
-            check_characters(entry)
-    except FieldError as error:
-        return BadRow(str(path), number, error.field, error.message)
-    return Row(str(path), number, entry)
 
 
 def _table(path: Path) -> Iterator[dict[str, Any]]:
@@ -225,49 +198,29 @@ def _batches(path: Path) -> Iterator[pa.RecordBatch]:
                 raise ValueError("cut: no end-of-stream marker")
 
 
-class _DataFile(Struct):
-    filename: Annotated[str, Meta(pattern=r"^[^/\\]+$", description="the name of a file in the folder; save it again")]
-
-
-class _SavedDataset(Struct):
-    """state.json of a folder that `datasets.save_to_disk` wrote."""
-
-    data_files: list[_DataFile] = field(name="_data_files")
-
-
-class _SavedSplits(Struct):
-    """dataset_dict.json."""
-
-    splits: list[str]
-
-
 def _dataset_files(path: Path) -> list[Path]:
     """Return the arrow files of a saved dataset, in order. They hold audio as {"bytes", "path"}, not decoded."""
-    if (path / "dataset_dict.json").exists():
-        splits = ", ".join(_document(path / "dataset_dict.json", _SavedSplits).splits)
-        raise ValueError(f"{path}: a dataset with the splits {splits}; name one of these folders inside it")
-    if not (path / "state.json").exists():
+    document = next((path / name for name in ("dataset_dict.json", "state.json") if (path / name).exists()), None)
+    if document is None:
         raise ValueError(f"{path}: neither a folder that datasets.save_to_disk wrote nor one with *.trans.txt files")
-    return [path / file.filename for file in _document(path / "state.json", _SavedDataset).data_files]
-
-
-def _document(path: Path, schema: type[T]) -> T:
     try:
-        return check(parse_json(path.read_bytes()), schema)
-    except FieldError as error:
-        raise ValueError(f"{path}: field {error.field!r}: {error.message}") from error
-    except ValueError as error:
-        raise ValueError(f"{path}: not valid JSON ({error}); save the dataset again") from error
+        state = parse_json(document.read_bytes())
+        splits = ", ".join(state["splits"]) if document.name == "dataset_dict.json" else ""
+        names = [] if splits else [Path(file["filename"]) for file in state["_data_files"]]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{document}: damaged ({error!r}); save the dataset again") from error
+    if splits:
+        raise ValueError(f"{path}: a dataset with the splits {splits}; name one of these folders inside it")
+    if outside := [str(name) for name in names if name.name != str(name)]:
+        raise ValueError(f"{document}: {outside[0]!r} is not the name of a file in the folder; save it again")
+    return [path / name for name in names]
 
 
 # -- the `datasets` library --------------------------------------------------------------------------------------------
 
 
 def hub_rows(name: str) -> Iterator[Row | BadRow]:
-    """Yield the rows of `hf://NAME[:CONFIGURATION]:SPLIT`, as they stream. Code of a dataset is never run.
-
-    Raises ValueError for a name without split and for one that does not load, ImportError without `datasets`.
-    """
+    """Yield the rows of `hf://NAME[:CONFIGURATION]:SPLIT`, as they stream. Code of a dataset is never run."""
     path, *rest = name.removeprefix(HUB).split(":")
     if not path or not 1 <= len(rest) <= 2 or not all(rest):
         raise ValueError(f"{name}: give hf://NAME:SPLIT or hf://NAME:CONFIGURATION:SPLIT, such as hf://me/talks:train")
@@ -319,8 +272,7 @@ def cache_folder() -> Path:
 
 
 def stored(data: bytes, suffix: str) -> Path:
-    """Return the file that holds encoded audio from an archive or a hub, kept by its content, so that rows refer to
-    paths like all others. Several processes may store the same at once."""
+    """Return the file that holds encoded audio, kept by its content. Several processes may store the same at once."""
     name = hashlib.sha256(data).hexdigest()[:40] + suffix.lower()
     path = cache_folder() / "audio" / name[:2] / name
     if path.is_file() and path.stat().st_size == len(data):

@@ -25,8 +25,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from audiorl.audio import AudioClip
-from audiorl.data.schema import FieldError, check, parse_json
-from audiorl.data.schema.results import ConversationRow, TurnRow
+from audiorl.data.rows import BadRow, read_checked
+from audiorl.data.schema import check
+from audiorl.data.schema.results import ConversationRow
 
 
 @dataclass(frozen=True)
@@ -64,88 +65,35 @@ def read_meta(path: str | Path) -> list[TextToSay]:
     path = Path(path)
     utterances: list[TextToSay] = []
     names: dict[str, int] = {}
-    for number, line in _lines(path):
-        where = f"{path}, line {number}"
+    for number, line in _lines(path, "utterance"):
         fields = [field.strip() for field in line.split("|")]
+        name, text = fields[0].removesuffix(".wav"), fields[3] if len(fields) > 3 else fields[-1]
         if len(fields) not in (2, 4, 5):
-            raise ValueError(
-                f"{where}: {len(fields)} fields; expected name|prompt text|prompt wav|text, or name|text alone"
+            fault = f"{len(fields)} fields; expected name|prompt text|prompt wav|text, or name|text alone"
+        elif not name or not text:
+            fault = f"the {'text' if name else 'name'} is empty"
+        elif Path(name).is_absolute() or ".." in Path(name).parts:
+            fault = f"{name!r} is no name of a file below the folder of generated audio"
+        elif name in names:
+            fault = f"{name!r} is also the name of line {names[name]}; give every line its own"
+        else:
+            names[name] = number
+            prompt, recording = (
+                AudioClip(path=str(path.parent / fields[i])) if len(fields) > i and fields[i] else None for i in (2, 4)
             )
-        name, text = fields[0].removesuffix(".wav"), fields[1] if len(fields) == 2 else fields[3]
-        if not name or not text:
-            raise ValueError(f"{where}: the {'text' if name else 'name'} is empty")
-        if Path(name).is_absolute() or ".." in Path(name).parts:
-            raise ValueError(f"{where}: {name!r} is no name of a file below the folder of generated audio")
-        if name in names:
-            raise ValueError(f"{where}: {name!r} is also the name of line {names[name]}; give every line its own")
-        names[name] = number
-        prompt, recording = (
-            AudioClip(path=str(path.parent / fields[i])) if len(fields) > i and fields[i] else None for i in (2, 4)
-        )
-        utterances.append(TextToSay(name, text, fields[1] if len(fields) > 2 else "", prompt, recording))
-    if not utterances:
-        raise ValueError(f"{path}: holds no utterance")
+            utterances.append(TextToSay(name, text, fields[1] if len(fields) > 2 else "", prompt, recording))
+            continue
+        raise ValueError(f"{path}, line {number}: {fault}")
     return utterances
 
 
 def read_texts(path: str | Path) -> list[TextToSay]:
     """Return the lines of a text file, named FILE-0001 by their number. Raises ValueError for a file without any."""
     path = Path(path)
-    texts = [TextToSay(f"{path.stem}-{number:04d}", line.strip()) for number, line in _lines(path)]
-    if not texts:
-        raise ValueError(f"{path}: holds no text; write one a line")
-    return texts
+    return [TextToSay(f"{path.stem}-{number:04d}", line.strip()) for number, line in _lines(path, "text")]
 
 
-def read_conversations(path: str | Path, script: bool = False) -> list[Conversation]:
-    """Return the conversations of a JSON-lines file; a `script`'s turns need no recordings, which are left out.
-
-    Raises ValueError naming file, line and field, and for a turn whose speaker is not among the voices; audio is not
-    opened.
-    """
-    path = Path(path)
-    conversations: list[Conversation] = []
-    ids: dict[str, int] = {}
-    for number, line in _lines(path):
-        where = f"{path}, line {number}"
-        try:
-            row = check(parse_json(line), ConversationRow)
-        except FieldError as error:
-            raise ValueError(f"{where}: {f'{error.field} ' if error.field else ''}{error.message}") from error
-        except ValueError as error:
-            raise ValueError(f"{where}: not JSON ({error})") from error
-        if row.id in ids:
-            raise ValueError(f"{where}: {row.id!r} is also the id of line {ids[row.id]}; give every line its own")
-        ids[row.id] = number
-        turns = [_turn(t, row, path.parent, f"{where}, turn {i}", script) for i, t in enumerate(row.turns, 1)]
-        voices = {
-            name: (v.text, AudioClip(path=str(path.parent / v.audio), start=v.start or 0.0, duration=v.duration))
-            for name, v in row.voices.items()
-        }
-        conversations.append(Conversation(row.id, tuple(turns), voices))
-    if not conversations:
-        raise ValueError(f"{path}: holds no conversation")
-    return conversations
-
-
-def _turn(turn: TurnRow, row: ConversationRow, folder: Path, where: str, script: bool) -> ConversationTurn:
-    if row.voices and turn.speaker not in row.voices:
-        names = ", ".join(row.voices)
-        raise ValueError(f"{where}, field 'speaker': {turn.speaker!r} is none of the voices ({names}); add its voice")
-    if script:
-        return ConversationTurn(turn.speaker, turn.text, None)
-    if turn.audio is not None:
-        return ConversationTurn(turn.speaker, turn.text, AudioClip(path=str(folder / turn.audio)))
-    if row.audio is None:
-        raise ValueError(f"{where}: no audio, neither here nor of the conversation")
-    if turn.start is None or turn.duration is None:
-        missing = "start" if turn.start is None else "duration"
-        raise ValueError(f"{where}: {missing}: missing; give seconds")
-    clip = AudioClip(path=str(folder / row.audio), start=turn.start, duration=turn.duration)
-    return ConversationTurn(turn.speaker, turn.text, clip)
-
-
-def _lines(path: Path) -> list[tuple[int, str]]:
+def _lines(path: Path, what: str) -> list[tuple[int, str]]:
     """Return the lines that are not empty, numbered from 1."""
     if not path.is_file():
         raise ValueError(f"{path}: missing; check the path")
@@ -153,4 +101,48 @@ def _lines(path: Path) -> list[tuple[int, str]]:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise ValueError(f"{path}: not UTF-8 ({error.reason}); save the file as UTF-8") from error
-    return [(i, line) for i, line in enumerate(text.splitlines(), 1) if line.strip()]
+    lines = [(i, line) for i, line in enumerate(text.splitlines(), 1) if line.strip()]
+    if not lines:
+        raise ValueError(f"{path}: holds no {what}; write one a line")
+    return lines
+
+
+def read_conversations(path: str | Path, script: bool = False) -> list[Conversation]:
+    """Return the conversations of a JSON-lines file; a `script`'s turns need no recordings, which are left out.
+
+    Raises ValueError naming file, row and field, and for a turn whose speaker is not among the voices; audio is not
+    opened.
+    """
+    path = Path(path)
+    conversations: list[Conversation] = []
+    ids: dict[str, int] = {}
+    for number, row in read_checked(path, lambda row: check(row, ConversationRow)):
+        if row.id in ids:
+            message = f"{row.id!r} is also the id of row {ids[row.id]}; give every row its own"
+            raise ValueError(str(BadRow(str(path), number, "id", message)))
+        ids[row.id] = number
+        turns = []
+        for index, turn in enumerate(row.turns):
+            recording = turn.audio or row.audio
+            missing = next((name for name in ("start", "duration") if getattr(turn, name) is None), None)
+            clip = None
+            if row.voices and turn.speaker not in row.voices:
+                names = ", ".join(row.voices)
+                fault = ("speaker", f"{turn.speaker!r} is none of the voices ({names}); add its voice")
+            elif not script and recording is None:
+                fault = ("audio", "missing, neither here nor of the conversation; give the recording")
+            elif not script and turn.audio is None and missing:
+                fault = (missing, "missing; give seconds")
+            else:
+                if not script:
+                    part = {} if turn.audio else {"start": turn.start, "duration": turn.duration}
+                    clip = AudioClip(path=str(path.parent / str(recording)), **part)  # type: ignore[arg-type]
+                turns.append(ConversationTurn(turn.speaker, turn.text, clip))
+                continue
+            raise ValueError(str(BadRow(str(path), number, f"turns[{index}].{fault[0]}", fault[1])))
+        voices = {
+            name: (v.text, AudioClip(path=str(path.parent / v.audio), start=v.start or 0.0, duration=v.duration))
+            for name, v in row.voices.items()
+        }
+        conversations.append(Conversation(row.id, tuple(turns), voices))
+    return conversations

@@ -31,7 +31,7 @@ from audiorl.data.rollout_rows import (
     NOT_SENT,
     base64_bytes,
     check_finite,
-    check_tensors,
+    check_segment,
     clip_fields,
     decode_metadata,
     encode_metadata,
@@ -91,8 +91,7 @@ def serialize_rollouts(rollouts: Sequence[Rollout], audio: AudioMode = "bytes") 
 
     Raises ValueError naming the sample for metadata that JSON cannot hold, AudioError or OSError for unreadable audio.
     """
-    files: list[str] = []  # in base64
-    places: dict[str, int] = {}  # of files by their keys
+    files: dict[str, tuple[int, str]] = {}  # by key: place in the document, content in base64
     clips: dict[AudioClip, dict[str, Any]] = {}
 
     def sent(clip: AudioClip) -> dict[str, Any]:
@@ -101,75 +100,76 @@ def serialize_rollouts(rollouts: Sequence[Rollout], audio: AudioMode = "bytes") 
         if audio == "none":
             return clip_fields(clip, NOT_SENT)
         if clip not in clips:
-            part = _cut_out(clip)
+            part = clip
+            if clip.array is None and not clip.context and clip.duration is not None:
+                about = probe(clip)
+                if 2 * clip.duration < about.seconds:
+                    cut_out, rate = clip.load(about.sample_rate), about.sample_rate
+                    part = AudioClip(array=cut_out, sample_rate=rate, duration=clip.duration)
             key = file_key(part)
-            if key not in places:
-                places[key] = len(files)
-                files.append(base64.b64encode(file_bytes(part)).decode())
-            clips[clip] = clip_fields(part, f"audio[{places[key]}]")
+            if key not in files:
+                files[key] = (len(files), base64.b64encode(file_bytes(part)).decode())
+            clips[clip] = clip_fields(part, f"audio[{files[key][0]}]")
         return clips[clip]
+
+    def metadata(sample: Sample) -> dict[str, Any]:
+        encoded = {}
+        for key, value in sample.metadata.items():
+            if key == "reference_audio" and isinstance(value, str) and value:  # a text that names a file
+                value = AudioClip(path=value)
+            try:
+                encoded[key] = encode_metadata(value)
+            except TypeError as error:
+                raise ValueError(
+                    f"sample {sample.id!r}: metadata[{key!r}] holds {error}, which cannot be sent to a reward server; "
+                    "leave it out of the sample, or make it text or numbers"
+                ) from None
+        return encoded
 
     samples = list({id(r.sample): r.sample for r in rollouts}.values())
     numbers = {id(sample): number for number, sample in enumerate(samples)}
-    document = {
+    document: dict[str, Any] = {
         "version": VERSION,
-        "samples": [to_json(replace(s, metadata=_metadata(s)), sent) for s in samples],
+        "samples": [to_json(replace(s, metadata=metadata(s)), sent) for s in samples],
         "rollouts": [
             {**to_json(replace(r, sample=None, score=None), sent), "sample": numbers[id(r.sample)]}  # type: ignore[arg-type]
             for r in rollouts
         ],
     }
+    document["audio"] = [content for _, content in files.values()]
     # Escaped, since what a model writes may be half a character, which UTF-8 has no bytes for.
-    return json.dumps(document | {"audio": files}, allow_nan=False).encode()
+    return json.dumps(document, allow_nan=False).encode()
 
 
-def _metadata(sample: Sample) -> dict[str, Any]:
-    """Return the metadata as JSON; a text that is known to name a file is sent as audio."""
-    metadata = {}
-    for key, value in sample.metadata.items():
-        if key == "reference_audio" and isinstance(value, str) and value:
-            value = AudioClip(path=value)
-        try:
-            metadata[key] = encode_metadata(value)
-        except TypeError as error:
-            raise ValueError(
-                f"sample {sample.id!r}: metadata[{key!r}] holds {error}, which cannot be sent to a reward server; "
-                "leave it out of the sample, or make it text or numbers"
-            ) from None
-    return metadata
-
-
-def _cut_out(clip: AudioClip) -> AudioClip:
-    """Return a clip that is less than half of its file as audio in memory, at the file's own rate; any other as it
-    is."""
-    if clip.array is not None or clip.context or clip.duration is None:
-        return clip
-    about = probe(clip)
-    if 2 * clip.duration >= about.seconds:
-        return clip
-    return AudioClip(array=clip.load(about.sample_rate), sample_rate=about.sample_rate, duration=clip.duration)
-
-
-def deserialize_rollouts(document: bytes, folders: Sequence[Path] = ()) -> list[Rollout]:
-    """Return what `serialize_rollouts` wrote; samples, clips and audio that were one object are one again.
-
-    Audio by path must lie in one of `folders`, links followed; PathNotAllowed otherwise. SerializationError names the
-    field that is missing or wrong.
-    """
+@contextmanager
+def _naming_fields() -> Iterator[None]:
+    """Raise what is wrong with a document as a SerializationError."""
     try:
-        with _naming_fields():
-            return _rollouts(json.loads(document, parse_constant=_not_json), folders)
+        yield
     except SerializationError:
         raise
+    except FieldError as error:
+        raise SerializationError(f"{error.field or 'document'}: {error.message}") from None
     except RecursionError:
         raise SerializationError("document: nested too deeply") from None
     except ValueError as error:  # not JSON, or not UTF-8
         raise SerializationError(f"document: not JSON ({error})") from None
 
 
-def _rollouts(document: Any, folders: Sequence[Path]) -> list[Rollout]:
-    _check_version(document, "this server speaks")
-    held: _Rollouts = from_json(document, _Rollouts)
+@_naming_fields()
+def deserialize_rollouts(document: bytes, folders: Sequence[Path] = ()) -> list[Rollout]:
+    """Return what `serialize_rollouts` wrote; samples, clips and audio that were one object are one again.
+
+    Audio by path must lie in one of `folders`, links followed; PathNotAllowed otherwise. SerializationError names the
+    field that is missing or wrong.
+    """
+
+    def not_json(constant: str) -> Any:
+        raise ValueError(f"{constant} is no JSON")
+
+    parsed = json.loads(document, parse_constant=not_json)
+    _check_version(parsed, "this server speaks")
+    held: _Rollouts = from_json(parsed, _Rollouts)
     audio: dict[str, bytes] = {}
     for number, text in enumerate(held.audio):
         try:
@@ -186,17 +186,23 @@ def _rollouts(document: Any, folders: Sequence[Path]) -> list[Rollout]:
             if path in audio:
                 clip = replace(clip, path=None, data=audio[path])
             elif path != NOT_SENT:
-                clip = replace(clip, path=_allowed(path, allowed))
+                real = os.path.realpath(path)
+                if not any(Path(real).is_relative_to(folder) for folder in allowed):
+                    where = ", ".join(map(str, allowed)) or "none"
+                    raise PathNotAllowed(
+                        f"path: {path} lies outside the folders that may be read ({where}); start the server with "
+                        "--audio-root, or send audio='bytes'"
+                    )
+                clip = replace(clip, path=real)
             clips[key] = clip
         return clips[key]
 
     samples = []
     for number, sample in enumerate(held.samples):
-        where = f"samples[{number}]"
-        sample = decode_metadata(sample, where)
+        sample = decode_metadata(sample, f"samples[{number}]")
         if isinstance(sample.metadata.get("reference_audio"), str) and sample.metadata["reference_audio"]:
             message = "is a text, expected a clip; a path must not get around --audio-root"
-            raise FieldError(f"{where}.metadata.reference_audio", message)
+            raise FieldError(f"samples[{number}].metadata.reference_audio", message)
         samples.append(replace_clips(sample, received))
     rollouts = []
     for number, sent in enumerate(held.rollouts):
@@ -204,20 +210,10 @@ def _rollouts(document: Any, folders: Sequence[Path]) -> list[Rollout]:
         if sent.sample >= len(samples):
             raise FieldError(f"{where}.sample", f"is {sent.sample}, there are {len(samples)}")
         for index, segment in enumerate(sent.segments):
-            check_tensors(segment, f"{where}.segments[{index}]")
+            check_segment(segment, f"{where}.segments[{index}]")
         segments, spoken = replace_clips((sent.segments, sent.spoken_audio), received)
         rollouts.append(Rollout(samples[sent.sample], segments, sent.group_id, sent.index, spoken_audio=spoken))
     return rollouts
-
-
-def _allowed(path: str, folders: Sequence[Path]) -> str:
-    real = Path(os.path.realpath(path))
-    if not any(real.is_relative_to(folder) for folder in folders):
-        raise PathNotAllowed(
-            f"path: {path} lies outside the folders that may be read ({', '.join(map(str, folders)) or 'none'}); start "
-            "the server with --audio-root, or send audio='bytes'"
-        )
-    return str(real)
 
 
 def serialize_scores(scores: Sequence[Score | None]) -> list[dict[str, Any] | None]:
@@ -225,33 +221,20 @@ def serialize_scores(scores: Sequence[Score | None]) -> list[dict[str, Any] | No
     return [None if s is None else score_row(s) for s in scores]
 
 
+@_naming_fields()
 def deserialize_scores(answer: Any) -> list[Score | None]:
     """Return the scores of a parsed answer. Raises SerializationError; `check_scores` finds what else is wrong."""
-    with _naming_fields():
-        _check_version(answer, "expected")
-        scores = answer.get("scores")
-        if isinstance(scores, list):
-            answer = {"scores": [score_fields(score) for score in scores]}
-        held = from_json(answer, _Scores).scores
-        for number, score in enumerate(held):
-            check_finite(score, f"scores[{number}]")
-        return held
+    _check_version(answer, "expected")
+    scores = answer.get("scores")
+    if isinstance(scores, list):
+        answer = {"scores": [score_fields(score) for score in scores]}
+    held = from_json(answer, _Scores).scores
+    for number, score in enumerate(held):
+        check_finite(score, f"scores[{number}]")
+    return held
 
 
 def _check_version(document: Any, other: str) -> None:
     version = document.get("version") if isinstance(document, dict) else None
     if type(version) is not int or version != VERSION:
         raise FieldError("document.version", f"is {version!r}, {other} {VERSION}; install the same audiorl")
-
-
-@contextmanager
-def _naming_fields() -> Iterator[None]:
-    """Raise a FieldError of the block as a SerializationError."""
-    try:
-        yield
-    except FieldError as error:
-        raise SerializationError(f"{error.field or 'document'}: {error.message}") from None
-
-
-def _not_json(constant: str) -> Any:
-    raise ValueError(f"{constant} is no JSON")

@@ -11,8 +11,9 @@ from __future__ import annotations
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -42,15 +43,11 @@ def parse_set(given: str) -> tuple[str, int | None, float]:
 
 def first_drawn(given: str, items: list[T], count: int, seed: int, usable: Callable[[T], bool]) -> list[T]:
     """`count` rows in the order of the data: the first usable ones in the order of their draw keys."""
-    chosen: list[int] = []
-    if count <= len(items):
-        for i in _draw_order(items, seed):
-            if len(chosen) == count:
-                break
-            if usable(items[i]):
-                chosen.append(i)
+    chosen = (
+        [] if count > len(items) else list(islice((i for i in _draw_order(items, seed) if usable(items[i])), count))
+    )
     if not 1 <= count == len(chosen):
-        rows = len(chosen) if 0 < len(chosen) < count <= len(items) else len(items)
+        rows = len(chosen) or len(items)
         raise ValueError(f"{given}: {count} rows are asked for, but {parse_set(given)[0]} has {rows} usable ones")
     return [items[i] for i in sorted(chosen)]
 
@@ -60,11 +57,10 @@ SET = "data_set"
 
 
 def weighted(sets: Sets[T], seed: int = 0) -> list[T]:
-    """Return the rows of all sets in order, each set's as often as the weight in its name says. Prints the shares of a
-    mix, whose samples name their set in metadata["data_set"].
+    """Return one epoch: the rows of all sets in order, each set's as often as the weight in its name says.
 
-    Weight 2 gives every row twice, 0.5 gives half of the rows, drawn by `seed`; 2.5 gives every row twice and a drawn
-    half a third time. One pass over the result is one epoch: a set with weight 2 is seen twice in it.
+    2.5 gives every row twice and a half, drawn by `seed`, a third time. Prints the shares of a mix, whose samples name
+    their set in metadata["data_set"].
     """
     mix: list[list[T]] = []
     for name, items in sets:
@@ -74,24 +70,18 @@ def weighted(sets: Sets[T], seed: int = 0) -> list[T]:
     total = sum(map(len, mix))
     if len(mix) == 1:
         return mix[0]
-    for (name, items), rows in zip(sets, mix, strict=True):
-        share = f"{len(rows)} rows ({len(rows) / max(total, 1):.0%})"
-        print(f"mix: {share} of {name}, which has {len(items)}", flush=True)
-    labels = _labels([parse_set(name)[0] for name, _ in sets])
-    return [_labelled(item, label) for label, rows in zip(labels, mix, strict=True) for item in rows]
-
-
-def _labels(paths: Sequence[str]) -> list[str]:
-    """Short names of sets: the stems of their files, or the whole paths where two have one stem."""
-    stems = [Path(path).stem for path in paths]
-    return stems if len(set(stems)) == len(stems) else list(paths)
-
-
-def _labelled(item: T, label: str) -> T:
-    """Return a sample with the name of its set; anything else as it is."""
-    if not isinstance(item, Sample):
-        return item
-    return cast(T, replace(item, metadata={**item.metadata, SET: label}))
+    paths = [parse_set(name)[0] for name, _ in sets]
+    labels = [Path(path).stem for path in paths]
+    if len(set(labels)) < len(labels):
+        labels = paths
+    rows: list[T] = []
+    for (name, items), label, part in zip(sets, labels, mix, strict=True):
+        print(f"mix: {len(part)} rows ({len(part) / max(total, 1):.0%}) of {name}, which has {len(items)}", flush=True)
+        for item in part:
+            if isinstance(item, Sample):
+                item = cast(T, replace(item, metadata={**item.metadata, SET: label}))
+            rows.append(item)
+    return rows
 
 
 def split_held_out(sets: Sets[T], held_out: Sets[T], count: int, seed: int = 0) -> tuple[list[T], list[T]]:
@@ -104,15 +94,15 @@ def split_held_out(sets: Sets[T], held_out: Sets[T], count: int, seed: int = 0) 
     for name, _ in held_out:
         if parse_set(name)[2] != 1:
             raise ValueError(f"{name}: a weight is for training data; leave it out")
+    rest: list[T]
     measured_rows = [item for _, items in held_out for item in items]
     rows = sum(len(items) for _, items in sets)
     if not held_out:
         rest, measured_rows = stratified(sets, count, seed)
-        remaining = {id(item) for item in rest}
         measured_recordings = {_recording(item) for item in measured_rows}
         training = {id(item) for item in rest if _recording(item) not in measured_recordings}
-        if len(training) < len(remaining):
-            print(f"left out of training: {len(remaining) - len(training)} rows about held-out recordings", flush=True)
+        if len(training) < len(rest):
+            print(f"left out of training: {len(rest) - len(training)} rows about held-out recordings", flush=True)
         sets = [(name, [item for item in items if id(item) in training]) for name, items in sets]
     rest = weighted(sets, seed)
     for use, part in (("train on", rest), ("measure on", measured_rows)):
@@ -133,51 +123,39 @@ def _recording(item: Any) -> str:
 def stratified(sets: Sets[T], count: int, seed: int = 0) -> tuple[list[T], list[T]]:
     """(the other rows, `count` rows drawn of every set, task and frequent answer in proportion), in the data's order.
 
-    An answer of choice questions is frequent if its share of `count` is a row or more. The draw follows a hash of
-    `seed` and a row's id, so a resumed run draws the same rows. Rows of one prompt stay together: a few more than
-    `count` may be drawn. Prints the counts.
+    An answer of choice questions is frequent if its share of `count` is a row or more. Rows of one prompt stay
+    together: a few more than `count` may be drawn. Prints the counts.
     """
     rows = [(name, item) for name, items in sets for item in items]
-    sizes = Counter((name, identity(item)[1], _answer_of(item)) for name, item in rows)
+    keys = []
+    for name, item in rows:
+        sample = getattr(item, "sample", item)
+        answers = sample.references if isinstance(sample, Sample) and sample.choices else ()
+        keys.append((name, identity(item)[1], answers[0] if answers else ""))
+    sizes = Counter(keys)
     strata: dict[tuple[str, str, str], list[int]] = {}
-    for i, (name, item) in enumerate(rows):
-        stratum = (name, identity(item)[1], _answer_of(item))
-        frequent = sizes[stratum] * count >= len(rows)
-        strata.setdefault(stratum if frequent else (*stratum[:2], ""), []).append(i)
+    for i, key in enumerate(keys):
+        frequent = sizes[key] * count >= len(rows)
+        strata.setdefault(key if frequent else (*key[:2], ""), []).append(i)
+    # Each stratum gives rows in proportion to its size; what rounding leaves goes to the largest remainders.
+    number = min(count, len(rows))
+    shares = [number * len(members) / max(len(rows), 1) for members in strata.values()]
+    quotas = [int(share) for share in shares]
+    by_remainder = sorted(range(len(shares)), key=lambda i: quotas[i] - shares[i])
+    for i in by_remainder[: number - sum(quotas)]:
+        quotas[i] += 1
     chosen_indices: set[int] = set()
     counts: dict[tuple[str, str], list[int]] = {}
-    for (name, task, _), members, quota in zip(strata, strata.values(), _quotas(strata.values(), count), strict=True):
-        chosen = _draw({i: identity(rows[i][1])[0] for i in members}, quota, seed)
+    for (name, task, _), members, quota in zip(strata, strata.values(), quotas, strict=True):
+        chosen = draw({i: identity(rows[i][1])[0] for i in members}, quota, seed)
         chosen_indices |= chosen
         drawn_and_size = counts.setdefault((name, task), [0, 0])
         drawn_and_size[0] += len(chosen)
         drawn_and_size[1] += len(members)
-    for (name, task), (number, size) in counts.items():
-        print(f"held out: {number} of {size} rows of {name}{task and f', {task}'}", flush=True)
+    for (name, task), (drawn, size) in counts.items():
+        print(f"held out: {drawn} of {size} rows of {name}{task and f', {task}'}", flush=True)
     items = [item for _, item in rows]
     return [item for i, item in enumerate(items) if i not in chosen_indices], [items[i] for i in sorted(chosen_indices)]
-
-
-def _answer_of(item: Any) -> str:
-    """Return the right choice of a question with choices, "" for any other row."""
-    sample = getattr(item, "sample", item)
-    return sample.references[0] if isinstance(sample, Sample) and sample.choices and sample.references else ""
-
-
-def _quotas(strata: Iterable[Sequence[int]], count: int) -> list[int]:
-    """Return how many of `count` rows each stratum gives, in proportion to its size."""
-    sizes = [len(members) for members in strata]
-    shares = [min(count, sum(sizes)) * size / max(sum(sizes), 1) for size in sizes]
-    quotas = [int(share) for share in shares]
-    by_remainder = sorted(range(len(shares)), key=lambda i: quotas[i] - shares[i])
-    for i in by_remainder[: min(count, sum(sizes)) - sum(quotas)]:
-        quotas[i] += 1
-    return quotas
-
-
-def _draw_order(items: Sequence[Any], seed: int) -> list[int]:
-    """Return the rows' indices in the order of their draw keys."""
-    return sorted(range(len(items)), key=[_draw_key(identity(item)[0], seed) for item in items].__getitem__)
 
 
 def _draw_key(id: str, seed: int) -> bytes:
@@ -185,17 +163,20 @@ def _draw_key(id: str, seed: int) -> bytes:
     return hashlib.sha256(f"{seed}:{id}".encode()).digest()
 
 
-def _draw(id_of: dict[int, str], quota: int, seed: int) -> set[int]:
+def _draw_order(items: Sequence[Any], seed: int) -> list[int]:
+    return sorted(range(len(items)), key=lambda i: _draw_key(identity(items[i])[0], seed))
+
+
+def draw(id_of: Mapping[int, str], quota: float, seed: int) -> set[int]:
     """Indices of at least `quota` rows, all of an id or none."""
-    groups: dict[str, list[int]] = {}
+    members: dict[str, set[int]] = {}
     for i, id in id_of.items():
-        groups.setdefault(id, []).append(i)
-    chosen_indices: set[int] = set()
-    for id in sorted(groups, key=lambda id: _draw_key(id, seed)):
-        if len(chosen_indices) >= quota:
-            break
-        chosen_indices |= set(groups[id])
-    return chosen_indices
+        members.setdefault(id, set()).add(i)
+    chosen: set[int] = set()
+    for id in sorted(members, key=lambda id: _draw_key(id, seed)):
+        if len(chosen) < quota:
+            chosen |= members[id]
+    return chosen
 
 
 def identity(item: Any) -> tuple[str, str]:

@@ -1,14 +1,10 @@
-"""Synthetic speech from text with espeak-ng: hundreds of "speakers", dozens of languages, no system package.
-
-The library and its voices come in the `espeakng-loader` wheel. It is formant synthesis: intelligible, robotic, a few
-hundred times faster than real time on one core. Use it to teach a model the words before it is trained on recordings of
-people, and for tests that need speech of a known text::
+"""Synthetic speech from text with espeak-ng, from the `espeakng-loader` wheel: many "speakers", dozens of languages.
 
     wav = synthesize("The conference is now locked.", "en", voice="en-us+f3", speed=170, pitch=60)   # [T] at 16 kHz
 
-A voice is an accent, optionally `+` a variant (timbre); `voices("en")` lists the combinations. The same request gives
-the same samples, whatever was spoken before and in whichever thread or process. The library has one global state, so a
-lock lets one thread speak at a time; `synthesize_many` uses processes. API: espeak-ng's `speak_lib.h`.
+It is formant synthesis: intelligible, robotic, a few hundred times faster than real time on one core. The same request
+gives the same samples, whatever was spoken before and in whichever thread or process. The library has one global state,
+so a lock lets one thread speak at a time; `synthesize_many` uses processes. API: espeak-ng's `speak_lib.h`.
 """
 
 from __future__ import annotations
@@ -63,10 +59,9 @@ def synthesize(
     language: ISO code such as "en" or "zh"; voice: an entry of `voices(language)`, or "" for the plain one; speed in
     words a minute, 80 to 450; pitch 0 to 99. Raises ValueError for anything else, and for text without a sound.
     """
-    if not SPEEDS[0] <= speed <= SPEEDS[1]:
-        raise ValueError(f"speed must be in {SPEEDS[0]}..{SPEEDS[1]} words a minute, got {speed}")
-    if not PITCHES[0] <= pitch <= PITCHES[1]:
-        raise ValueError(f"pitch must be in {PITCHES[0]}..{PITCHES[1]}, got {pitch}")
+    for name, value, (low, high) in (("speed", speed, SPEEDS), ("pitch", pitch, PITCHES)):
+        if not low <= value <= high:
+            raise ValueError(f"{name} must be in {low}..{high}, got {value}")
     if "\0" in text:
         raise ValueError(f"text holds a NUL character: {text!r}")
     accent, _, variant = voice.partition("+")
@@ -79,8 +74,7 @@ def synthesize(
 
 
 def synthesize_many(requests: Sequence[Speech], workers: int = 1) -> list[np.ndarray]:
-    """One array [T] a request, in order. With `workers` > 1 in that many processes, which start in a second or
-    two: as with everything that spawns processes, a script needs its `if __name__ == "__main__":`."""
+    """One array [T] a request, in order; `workers` > 1: in that many processes."""
     if workers <= 1 or len(requests) <= 1:
         return [_speak(request) for request in requests]
     chunk = max(1, len(requests) // (workers * 4))
@@ -95,10 +89,7 @@ def voices(language: str) -> list[str]:
 
 @cache
 def accents(language: str) -> tuple[str, ...]:
-    """Voices of a language without variant, the plain one first: ("en", "en-029", "en-gb-scotland", "en-us", …).
-
-    A few read another script: "cmn-latn-pinyin" wants pinyin, "cmn" characters.
-    """
+    """Voices of a language without variant, the plain one first: ("en", "en-029", "en-gb-scotland", "en-us", …)."""
     code = _NAMES.get(language, language).lower()
     voices = [name for name in _voice_files() if name == code or name.startswith(f"{code}-")]
     if not voices:
@@ -120,14 +111,7 @@ def _voice_files() -> tuple[str, ...]:
 
 
 def _speak(request: Speech) -> np.ndarray:
-    return synthesize(
-        request.text,
-        request.language,
-        voice=request.voice,
-        speed=request.speed,
-        pitch=request.pitch,
-        sample_rate=request.sample_rate,
-    )
+    return synthesize(**vars(request))
 
 
 _lock = threading.Lock()

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import random
 import re
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from audiorl.data.rows import read_checked
-from audiorl.data.schema import check_limit
+from audiorl.data.schema import check, check_limit
 from audiorl.data.schema.manifests import PassageColumns, TextQuestionColumns
 
 BUNDLED = "bundled"
@@ -34,13 +33,14 @@ class TextQuestion:
 
 
 def read_passages(source: str | Path, limit: int | None = None) -> list[str]:
-    """Passages of running text: `bundled`, a .txt file (divided by empty lines), or rows with `text`.
-
-    Raises ValueError naming file and row for what cannot be read, and where there is none.
-    """
+    """Passages of running text: `bundled`, a .txt file (divided by empty lines), or rows with `text`."""
     check_limit(limit)
     if str(source) == BUNDLED:
-        passages = list(_python_documentation())
+        from pydoc_data.topics import topics  # paragraphs of prose, without code and lists
+
+        paragraphs = (p for _, topic in sorted(topics.items()) for p in re.split(r"\n\s*\n", topic))
+        prose = (" ".join(p.split()) for p in paragraphs if p[:1].isalpha() and not re.search(r"[=<>_*`|]|::", p))
+        passages = [text for text in prose if text.endswith(".") and PASSAGE[0] <= len(text) <= PASSAGE[1]]
     elif Path(source).suffix == ".txt":
         try:
             text = Path(source).read_text(encoding="utf-8")
@@ -48,36 +48,19 @@ def read_passages(source: str | Path, limit: int | None = None) -> list[str]:
             raise ValueError(f"{source}: not UTF-8 ({error.reason}); save the file as UTF-8") from error
         passages = [" ".join(p.split()) for p in re.split(r"\n\s*\n", text) if p.strip()]
     else:
-        passages = [row.text.strip() for _, row in read_checked(Path(source), PassageColumns)]
+        passages = [row.text.strip() for _, row in read_checked(Path(source), lambda row: check(row, PassageColumns))]
     if not passages:
         raise ValueError(f"{source}: no passage of text in it")
     return passages[:limit]
 
 
-def _python_documentation() -> Iterator[str]:
-    """Paragraphs of prose, without code and lists."""
-    try:
-        from pydoc_data.topics import topics
-    except ImportError as error:
-        raise ValueError(f"{sys.executable} comes without its documentation (pydoc_data); give a text file") from error
-    for _, topic in sorted(topics.items()):
-        for paragraph in re.split(r"\n\s*\n", topic):
-            text = " ".join(paragraph.split())
-            prose = paragraph[:1].isalpha() and text.endswith(".") and not re.search(r"[=<>_*`|]|::", text)
-            if prose and PASSAGE[0] <= len(text) <= PASSAGE[1]:
-                yield text
-
-
 def read_questions(source: str | Path, limit: int | None = None) -> list[TextQuestion]:
-    """Questions with choices: `bundled`, or rows with question, choices and answer (the text of a choice).
-
-    Raises ValueError naming file, row and field.
-    """
+    """Questions with choices: `bundled`, or rows with question, choices and answer (the text of a choice)."""
     check_limit(limit)
     if str(source) == BUNDLED:
         return bundled_questions()[:limit]
     questions = []
-    for number, row in read_checked(Path(source), TextQuestionColumns):
+    for number, row in read_checked(Path(source), lambda row: check(row, TextQuestionColumns)):
         if row.answer not in row.choices:
             where = f"{source}: row {number}, field 'answer'"
             raise ValueError(f"{where}: {row.answer!r} is not among the choices; give one of their texts")
@@ -94,9 +77,8 @@ def bundled_questions() -> list[TextQuestion]:
     opposites = dict(pair.split() for pair in _OPPOSITES.split(","))
     plurals = dict(pair.split() for pair in _PLURALS.split(","))
     pasts = dict(pair.split() for pair in _PASTS.split(","))
-    groups = {name: words.split() for name, words in _GROUPS.items()}
     sums = [(i % 6 + 1, i % 7) for i in range(16)]
-    things = [(name, word) for name, words in groups.items() for word in words]
+    things = [(name, word) for name, words in _GROUPS.items() for word in words.split()]
     kinds: dict[str, tuple[list[tuple[str, str]], Sequence[str]]] = {
         "day": ([(f"Which day comes after {d}?", days[(i + 1) % 7]) for i, d in enumerate(days)], days),
         "month": ([(f"Which month comes after {m}?", months[(i + 1) % 12]) for i, m in enumerate(months)], months),
@@ -107,7 +89,7 @@ def bundled_questions() -> list[TextQuestion]:
         "past": ([(f"What is the past tense of {a}?", b) for a, b in pasts.items()], list(pasts.values())),
         "group": (
             [(f"What is a {word}: an animal, a fruit, a colour or a vehicle?", name) for name, word in things],
-            list(groups),
+            list(_GROUPS),
         ),
     }
     questions = []

@@ -9,6 +9,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import count
 
 import numpy as np
 
@@ -46,27 +47,21 @@ def transcript(sample: Sample) -> Sample:
     text = sample.metadata.get("text")
     if not isinstance(text, str) or not text.strip():
         raise ValueError(f'sample {sample.id!r}: no transcript in metadata "text" to put in place of the audio')
-    return with_clips(_one_clip(sample, "one transcript"), lambda clip, _: f"{text.strip()}\n")
+    return _with_one(sample, "one transcript", f"{text.strip()}\n")
 
 
 def clean(sample: Sample) -> Sample:
-    """metadata["clean_audio"], the recording without its noise, in place of the one clip.
-
-    Raises ValueError without it and for more clips.
-    """
+    """metadata["clean_audio"] in place of the one clip. Raises ValueError without it and for more clips."""
     recording = sample.metadata.get("clean_audio")
     if isinstance(recording, str) and recording:
         recording = AudioClip(path=recording)
     if not isinstance(recording, AudioClip):
         raise ValueError(f'sample {sample.id!r}: no "clean_audio" to put in place of its audio; give the column')
-    return with_clips(_one_clip(sample, "one clean recording"), lambda clip, _: recording)
+    return _with_one(sample, "one clean recording", recording)
 
 
 def rationale(sample: Sample) -> Sample:
-    """Return the prompt with metadata["rationale"], the reasons for the right answer, after the last turn's text.
-
-    Raises ValueError without it.
-    """
+    """Return the prompt with metadata["rationale"] after the last turn's text. Raises ValueError without it."""
     reasons = sample.metadata.get("rationale")
     if not isinstance(reasons, str) or not reasons.strip():
         raise ValueError(f'sample {sample.id!r}: no "rationale" to add to the prompt; give the column')
@@ -88,46 +83,37 @@ SWAP, SWAP_ALIKE = "swap", "swap-alike"
 
 
 def swapped(samples: Sequence[Sample]) -> list[Sample]:
-    """Return each sample with the clips of another one, whose audio and references differ and which is most like it in
-    length.
+    """Return each sample with the clips of the one most like it in length, whose audio and references differ.
 
     Raises ValueError where a sample has no such partner, and for prompts with different numbers of clips.
     """
-
-    def other_answers(sample: Sample, others: list[Sample]) -> list[Sample]:
-        return [o for o in others if not sample.references or o.references != sample.references]
-
-    return _swapped(samples, other_answers, "other audio and another answer")
+    return _swapped(samples, alike=False)
 
 
 def swapped_alike(samples: Sequence[Sample]) -> list[Sample]:
-    """Return each sample with the clips of another one, whose audio differs, if possible with the same references, and
-    then most like it in length: what the right audio adds over it is not the answer.
+    """Return each sample with other clips, if possible of a sample with its references, and most like it in length.
 
-    Raises ValueError as `swapped` does.
+    What the right audio adds over them is not the answer. Raises ValueError as `swapped` does.
     """
-
-    def same_answers(sample: Sample, others: list[Sample]) -> list[Sample]:
-        return [o for o in others if o.references == sample.references] or others
-
-    return _swapped(samples, same_answers, "other audio")
+    return _swapped(samples, alike=True)
 
 
-def _swapped(
-    samples: Sequence[Sample], choose: Callable[[Sample, list[Sample]], list[Sample]], wanted: str
-) -> list[Sample]:
-    """Return each sample with the clips of the one nearest in length among choose(sample, samples with other audio)."""
+def _swapped(samples: Sequence[Sample], alike: bool) -> list[Sample]:
     if len({len(s.audio) for s in samples}) > 1:
         raise ValueError("the view swap needs samples with equally many clips")
     lengths = [sum(map(seconds, s.audio)) for s in samples]
     keys = [tuple(c.key for c in s.audio) for s in samples]
     views = []
     for sample, length, key in zip(samples, lengths, keys, strict=True):
-        length_of = {id(s): n for s, n, k in zip(samples, lengths, keys, strict=True) if k != key}
-        others = choose(sample, [s for s in samples if id(s) in length_of])
+        others = [(s, abs(n - length)) for s, n, k in zip(samples, lengths, keys, strict=True) if k != key]
+        if alike:
+            others = [o for o in others if o[0].references == sample.references] or others
+        elif sample.references:
+            others = [o for o in others if o[0].references != sample.references]
         if not others:
+            wanted = "other audio" if alike else "other audio and another answer"
             raise ValueError(f"sample {sample.id!r}: no other sample has {wanted} to swap with")
-        clips = min(others, key=lambda s: abs(length_of[id(s)] - length)).audio
+        clips = min(others, key=lambda other: other[1])[0].audio
         views.append(with_clips(sample, lambda clip, number, clips=clips: clips[number]))  # type: ignore[misc]
     return views
 
@@ -139,11 +125,10 @@ def view_named(name: str) -> View:
     """One of `VIEWS`, or FILE.py:FUNCTION of the user's. Raises ValueError for anything else."""
     if name in VIEWS:
         return VIEWS[name]
-    file, colon, function = name.rpartition(":")
-    if not colon or not file.endswith(".py"):
-        raise ValueError(
-            f"no view is called {name!r}; choose from {', '.join((*VIEWS, *_SWAPS))}, or give FILE.py:FUNCTION"
-        )
+    file, _, function = name.rpartition(":")
+    if not file.endswith(".py"):
+        known = ", ".join((*VIEWS, *_SWAPS))
+        raise ValueError(f"no view is called {name!r}; choose from {known}, or give FILE.py:FUNCTION")
     return load_function(file, function, "view")
 
 
@@ -174,25 +159,19 @@ def with_clips(sample: Sample, other: Callable[[AudioClip, int], AudioClip | str
     if sample.turns or not sample.audio:
         what = "is a stream; views are of single prompts" if sample.turns else "has no audio to view differently"
         raise ValueError(f"sample {sample.id!r} {what}")
-    number = 0
+    numbers = count()
     messages = []
     for message in sample.messages:
-        content: list[str | AudioClip] = []
-        for piece in message.content:
-            if isinstance(piece, AudioClip):
-                piece = other(piece, number)
-                number += 1
-            if piece != "":
-                content.append(piece)
-        messages.append(replace(message, content=tuple(content)))
+        pieces = [other(c, next(numbers)) if isinstance(c, AudioClip) else c for c in message.content]
+        messages.append(replace(message, content=tuple(piece for piece in pieces if piece != "")))
     return replace(sample, messages=tuple(messages))
 
 
-def _one_clip(sample: Sample, replacement: str) -> Sample:
-    """Return the sample. Raises ValueError if it has several clips, for which one replacement cannot stand."""
+def _with_one(sample: Sample, what: str, replacement: AudioClip | str) -> Sample:
+    """Return the sample with a replacement of its only clip. Raises ValueError if it has several clips."""
     if len(sample.audio) > 1:
-        raise ValueError(f"sample {sample.id!r}: {replacement} cannot stand for {len(sample.audio)} clips")
-    return sample
+        raise ValueError(f"sample {sample.id!r}: {what} cannot stand for {len(sample.audio)} clips")
+    return with_clips(sample, lambda clip, _: replacement)
 
 
 def _content(sample: Sample) -> list[str]:

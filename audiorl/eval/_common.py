@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -46,11 +45,11 @@ class InferenceOptions:
     """A run folder as `model` stands for its newest checkpoint."""
 
     data: Path | None = None
-    """What `audiorl.data.manifest.read_samples` reads. Evaluations of questions (audit, gap, passk) also take the
-    bundled questions by name: `bundled`, `bundled:languages/test` or `bundled:languages/unseen`."""
+    """What `audiorl.data.manifest.read_samples` reads; in audit, gap and passk also `bundled`, `bundled:languages/test`
+    or `bundled:languages/unseen`."""
     model: str | None = None
-    """A Hugging Face model folder or hub id, a checkpoint, or a run folder (its newest checkpoint). Evaluations of
-    questions also take `tiny`, a small random model."""
+    """A model folder or hub id, a checkpoint, or a run folder (its newest checkpoint); in audit, gap and passk also
+    `tiny`, a small random model."""
     out: Path | None = None
     """Folder for predictions and scores."""
     kind: str = "auto"
@@ -81,10 +80,7 @@ class InferenceOptions:
         check_settings(self.out / "settings.json", {**settings, "max_new_tokens": self.max_new_tokens})
 
     def read(self, question: str | None = None) -> manifest.Loaded:
-        """Return the usable samples, every clip decoded once; print those that are skipped to stderr.
-
-        question: asked instead of the usual request for a transcript.
-        """
+        """Return the usable samples, every clip decoded once; print those that are skipped. `question` is asked."""
         self.check()
         self.check_settings(question)
         assert self.data
@@ -132,9 +128,12 @@ class JudgeOptions:
             if value is not None and value < 1:
                 raise ValueError(f"--{name.replace('_', '-')}: give at least 1")
 
-    def judges(self, language: str | None = None) -> Judges:
-        """Load the speech models that the options name."""
-        return Judges.load(self.asr, self.speaker, language, self.device)
+
+def refuse(*faults: tuple[object, str]) -> None:
+    """Raise ValueError with the message of the first fault (is it there, message) that is there."""
+    for there, message in faults:
+        if there:
+            raise ValueError(message)
 
 
 def options_type(main: Callable[..., object]) -> type[Any]:
@@ -184,18 +183,16 @@ def generate_all(
     batch_size: int = 8,
     seed: int = 0,
     describe: Callable[[Rollout], Mapping[str, Any]] = lambda rollout: {},
-    progress: bool = True,
 ) -> list[Row]:
     """Return a row {id, text, tokens, stop_reason, **describe(rollout)} for each sample, in order.
 
     Rows are kept in `out_path` as `complete_rows` does; rows of other samples stay in the file and are not returned.
     Raises ValueError for ids that repeat and for a damaged file.
     """
-    if batch_size < 1:
-        raise ValueError(f"batch_size must be at least 1, got {batch_size}")
-    repeated = [id for id, count in Counter(s.id for s in samples).items() if count > 1]
-    if repeated:
-        raise ValueError(f"sample ids must be unique to tell results apart; repeated: {', '.join(repeated[:5])}")
+    items = {s.id: s for s in samples}
+    if len(items) < len(samples):
+        ids = [s.id for s in samples]
+        raise ValueError(f"sample ids must be unique to tell results apart; repeated: {max(ids, key=ids.count)}")
 
     def evaluate(batch: Sequence[Sample]) -> list[Row]:
         rollouts = engine.generate([Request(sample, n=1, seed=seed) for sample in batch])
@@ -206,8 +203,7 @@ def generate_all(
             for r in rollouts
         ]
 
-    rows = complete_rows(out_path, {s.id: s for s in samples}, evaluate, batch_size, progress=progress)
-    return [rows[s.id] for s in samples]
+    return list(complete_rows(out_path, items, evaluate, batch_size).values())
 
 
 def complete_rows(
@@ -217,19 +213,20 @@ def complete_rows(
     batch_size: int,
     *,
     is_current: Callable[[T, Row], bool] = lambda item, row: True,
-    progress: bool = True,
 ) -> dict[str, Row]:
     """Return the row of every item by id: from `out_path` (JSON lines) where it is there, else from `evaluate`.
 
     Rows are appended and flushed batch by batch; a later call evaluates only what is missing, and what
-    `is_current(item, row)` calls outdated. A torn last line, the trace of a kill, is cut off. `evaluate` gives rows
-    with the key "id"; one with a "problem" is not written, and a later call tries it again.
+    `is_current(item, row)` calls outdated. `evaluate` gives rows with the key "id"; one with a "problem" is not
+    written, and a later call tries it again.
     """
+    if batch_size < 1:
+        raise ValueError(f"batch_size must be at least 1, got {batch_size}")
     path = Path(out_path)
     rows = finished_rows(path)
     missing = [item for id, item in items.items() if id not in rows or not is_current(item, rows[id])]
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a", encoding="utf-8") as file, progress_display(progress) as display:
+    with path.open("a", encoding="utf-8") as file, progress_display() as display:
         bar = display.add_task(path.name, total=len(items), completed=len(items) - len(missing))
         for start in range(0, len(missing), batch_size):
             batch = missing[start : start + batch_size]
@@ -244,7 +241,7 @@ def complete_rows(
 
 
 def finished_rows(path: Path) -> dict[str, Row]:
-    """Return the complete rows of a results file by id, and make it ready for appending."""
+    """Return the complete rows of a results file by id; cut off a torn last line, the trace of a kill."""
     if not path.exists():
         return {}
     rows, intact = _parse(path)
@@ -284,10 +281,7 @@ def _parse(path: Path) -> tuple[list[Row], int]:
 
 
 def check_settings(path: str | Path, settings: Mapping[str, Any]) -> None:
-    """Write `settings` to `path` (JSON), or check that the run which continues there has the same ones.
-
-    Raises ValueError naming the settings that differ: results of two models must not mix in one file.
-    """
+    """Write `settings` to `path` (JSON). Raises ValueError where others lie there: two models must not mix."""
     path = Path(path)
     new = json.loads(json.dumps(settings))
     if not path.exists():
@@ -304,17 +298,10 @@ def check_settings(path: str | Path, settings: Mapping[str, Any]) -> None:
         raise ValueError(f"{path} belongs to a run with other settings ({changes}); choose another output folder")
 
 
-def progress_display(enabled: bool) -> Progress:
+def progress_display(enabled: bool = True) -> Progress:
     """Return a bar on stderr with the count, the time taken and the time left; it shows nothing unless `enabled`."""
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        console=Console(stderr=True),
-        disable=not enabled,
-    )
+    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    return Progress(TextColumn("{task.description}"), *columns, console=Console(stderr=True), disable=not enabled)
 
 
 # -- judges ------------------------------------------------------------------------------------------------------------
@@ -336,10 +323,7 @@ class Judges:
         device: str = "auto",
         numerals: bool = True,
     ) -> Judges:
-        """Load those that are named; see `audiorl.speech_models`. `language`: what a multilingual recogniser expects.
-
-        `numerals` False: it writes numbers as words, where it can.
-        """
+        """Load those that are named; see `audiorl.speech_models`. Without `numerals`: numbers as words, if possible."""
         return cls(
             load_recogniser(asr, language, device, numerals=numerals) if asr else None,
             load_speaker_encoder(speaker, device) if speaker else None,
@@ -363,10 +347,7 @@ class Judges:
 def summarize(
     values: Sequence[float], name: str = "mean", others: Mapping[str, Sequence[float]] | None = None
 ) -> dict[str, Any]:
-    """Return {name: mean, n, low, high, **means of `others`}; `low` and `high` are the mean's 95% bootstrap interval.
-
-    Raises ValueError without values.
-    """
+    """Return {name: mean, n, low, high, **means of `others`} with the mean's 95% bootstrap interval."""
     if not len(values):
         raise ValueError("nothing to evaluate: there is no held-out data, or the reward skipped all of it")
     low, high = bootstrap_interval(values)
@@ -375,10 +356,7 @@ def summarize(
 
 
 def summarize_outside(rows: Sequence[Mapping[str, float]]) -> dict[str, Any]:
-    """Return {measure: mean, …, outside: {measure: [low, high]}} of measures that no phase optimises; {} without any.
-
-    A row without a measure, which could not be judged, does not count.
-    """
+    """Return {measure: mean, …, outside: {measure: [low, high]}} of the rows that have a measure; {} without any."""
     columns: dict[str, list[float]] = {}
     for row in rows:
         for name, value in row.items():
@@ -420,11 +398,9 @@ def with_interval(
     return f"{value} ({low}{to}{high})"
 
 
-def print_table(
-    head: Sequence[str], rows: Sequence[Sequence[str]], title: str = "", *, caption: str = "", width: int = 0
-) -> None:
+def print_table(head: Sequence[str], rows: Sequence[Sequence[str]], title: str = "", width: int = 0) -> None:
     """Print a table: names to the left, numbers to the right, at least `width` columns. An empty row is a line."""
-    table = Table(title=title or None, caption=caption or None, show_header=any(head))
+    table = Table(title=title or None, show_header=any(head))
     for number, heading in enumerate(head):
         table.add_column(heading, justify="right" if number else "left")
     for row in rows:

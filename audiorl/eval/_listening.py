@@ -2,16 +2,14 @@
 
 The same answer is measured under the prompt's own audio and under other views of it (`audiorl.data.views`). A model
 that was trained without its audio, or with that of other prompts, gains nothing from the right one.
-
-Shapes: N tokens of an answer.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 
@@ -24,8 +22,6 @@ from audiorl.models import AudioPolicy
 from audiorl.models.examples import Example, answer_logprobs, experience
 from audiorl.types import Rollout, Sample
 
-Answer = Example | Rollout
-"""An answer that is given, or one that was sampled."""
 DEFAULT_VIEWS = ("silence", "noise", SWAP)
 MIN_GAIN = 0.05
 """Nats per token that the right audio must add, by default."""
@@ -54,51 +50,37 @@ class ListeningVerdict:
     reason: str
 
 
-def answered_by_reference(samples: Sequence[Sample]) -> list[Example]:
-    """Give the samples their first reference as the answer. Raises ValueError for a sample without reference."""
-    for sample in samples:
-        if not sample.references:
-            raise ValueError(f"sample {sample.id!r}: no reference; give rows with answers")
-    return [Example(s, s.references[0]) for s in samples]
-
-
-def answered_by_rollout(policy: AudioPolicy, rollout: Rollout, sample: Sample) -> Experience:
-    """Lay the tokens that a rollout sampled after the prompt of `sample`. Raises ValueError for streams and speech."""
-    if len(rollout.segments) != 1 or rollout.speaks:
-        raise ValueError(f"{rollout.name}: views are of answers in text to single prompts")
-    prompt, ids = policy.prompt(sample), rollout.segments[0].ids
-    mask = torch.arange(len(prompt) + len(ids)) >= len(prompt)
-    return Experience(
-        torch.cat([prompt.ids, ids]), mask, len(prompt), prompt.audio, rollout.group_id, name=rollout.name
-    )
-
-
 def audio_gains(
-    policy: AudioPolicy, answers: Sequence[Answer], views: Sequence[str] = DEFAULT_VIEWS, budget: int = 8192
+    policy: AudioPolicy, answers: Sequence[Example | Rollout], views: Sequence[str] = DEFAULT_VIEWS, budget: int = 8192
 ) -> list[Gain]:
-    """Measure for each view the gain of the right audio over it, on given or sampled answers.
+    """Measure for each view the gain of the right audio over it, on answers that are given or sampled.
 
-    budget: tokens in a forward pass.
-
-    Raises ValueError for no answers and for what `views_of` and `answered_by_rollout` refuse.
+    A rollout is an answer in text to a single prompt; the tokens that it sampled are laid after the prompt of each
+    view. budget: tokens in a forward pass. Raises ValueError for no answers and for what `views_of` refuses.
     """
     if not answers:
         raise ValueError("no answers to measure the audio's gain on")
     samples = [a.sample for a in answers]
 
+    def laid_out(answer: Example | Rollout, sample: Sample) -> Experience:
+        if isinstance(answer, Example):
+            return experience(policy, Example(sample, answer.target))
+        assert len(answer.segments) == 1 and not answer.speaks, answer.name
+        prompt, ids = policy.prompt(sample), answer.segments[0].ids
+        mask = torch.arange(len(prompt) + len(ids)) >= len(prompt)
+        whole = torch.cat([prompt.ids, ids])
+        return Experience(whole, mask, len(prompt), prompt.audio, answer.group_id, name=answer.name)
+
     def under(prompts: Sequence[Sample]) -> list[float]:
-        laid_out = [
-            answered_by_rollout(policy, a, s) if isinstance(a, Rollout) else experience(policy, Example(s, a.target))
-            for a, s in zip(answers, prompts, strict=True)
-        ]
-        return [float(values.mean()) for values in answer_logprobs(policy, laid_out, budget, share_prompts=True)]
+        turns = [laid_out(answer, sample) for answer, sample in zip(answers, prompts, strict=True)]
+        return [float(values.mean()) for values in answer_logprobs(policy, turns, budget, share_prompts=True)]
 
     right = under(samples)
     gains = []
     for view in views:
         differences = [r - o for r, o in zip(right, under(views_of(samples, view)), strict=True)]
         interval = bootstrap_interval(differences)
-        gains.append(Gain(view, sum(differences) / len(differences), (interval[0], interval[1]), tuple(differences)))
+        gains.append(Gain(view, sum(differences) / len(differences), interval, tuple(differences)))
     return gains
 
 
@@ -145,16 +127,3 @@ def gain_metrics(gains: Sequence[Gain], tasks: Sequence[str]) -> dict[str, float
         if len(by_task) > 1:
             metrics |= {f"audio/{gain.name}/{task}": sum(v) / len(v) for task, v in by_task.items()}
     return metrics
-
-
-def rows_of(answers: Sequence[Answer], gains: Sequence[Gain]) -> list[Mapping[str, Any]]:
-    """Return a row for each answer: id, task, text, and the gain over each view."""
-    return [
-        {
-            "id": a.sample.id,
-            "task": a.sample.task,
-            "answer": a.text if isinstance(a, Rollout) else a.target,
-            **{gain.name: gain.per_sample[i] for gain in gains},
-        }
-        for i, a in enumerate(answers)
-    ]

@@ -87,31 +87,26 @@ class Evaluation:
                 raise ValueError(f"outside measure {term.name!r}: the reward optimises it; give another")
 
     def measure(self, run: Run, when: str, policy: AudioPolicy) -> None:
-        """Measure every set once, as phases of the run; the held-out data last."""
+        """Measure every set once, as phases of the run, into eval/NAME.jsonl and eval.json; the held-out data last."""
         if self.passages or self.questions:
             measure_text_phase(run, f"text_{when}", policy, self.passages, self.questions, "text_before")
-        for name, samples in [*self.sets.items(), ("", self.held_out)]:
-            prefix = f"{name}_" if name else ""
-            self._measure_set(run, prefix + when, policy, samples, f"{prefix}before")
-
-    def _measure_set(self, run: Run, name: str, policy: AudioPolicy, samples: Sequence[Sample], baseline: str) -> None:
-        """Write eval/NAME.jsonl and the entry NAME of eval.json, unless the phase NAME is finished."""
-        if not run.finished(name):
-            rollouts = answer(policy, samples, self.reward, self.max_new_tokens, name)
-            outside: list[dict[str, float]] = [{} for _ in rollouts]
-            if self.outside:
-                scores = check_scores("outside", self.outside(rollouts), rollouts)
-                outside = [{} if score is None else dict(score.parts) for score in scores]
-            results = summarize_answers(rollouts, self.metric) | summarize_outside(outside)
-            run.write_eval(name, results, rollouts, self.metric, outside)
-            earlier = run.dir / "eval" / f"{baseline}.jsonl"
-            if name != baseline and earlier.exists():
-                later = run.dir / "eval" / f"{name}.jsonl"
-                results |= {"changes": paired_changes(measures_of(earlier), measures_of(later))}
-                run.write_result(name, results)
-            run.finish(name, {self.metric: results[self.metric], "n": results["n"]})
-        result = run.result(name)
-        print(f"{name}: {self.metric} {result[self.metric]:.3f} on {result['n']} samples", flush=True)
+        for prefix, samples in [*((f"{name}_", samples) for name, samples in self.sets.items()), ("", self.held_out)]:
+            name, baseline = prefix + when, f"{prefix}before"
+            if not run.finished(name):
+                rollouts = answer(policy, samples, self.reward, self.max_new_tokens, name)
+                outside: list[dict[str, float]] = [{} for _ in rollouts]
+                if self.outside:
+                    scores = check_scores("outside", self.outside(rollouts), rollouts)
+                    outside = [{} if score is None else dict(score.parts) for score in scores]
+                results = summarize_answers(rollouts, self.metric) | summarize_outside(outside)
+                run.write_eval(name, results, rollouts, self.metric, outside)
+                earlier, later = (run.dir / "eval" / f"{phase}.jsonl" for phase in (baseline, name))
+                if name != baseline and earlier.exists():
+                    results |= {"changes": paired_changes(measures_of(earlier), measures_of(later))}
+                    run.write_result(name, results)
+                run.finish(name, {self.metric: results[self.metric], "n": results["n"]})
+            result = run.result(name)
+            print(f"{name}: {self.metric} {result[self.metric]:.3f} on {result['n']} samples", flush=True)
 
     def probe(self, policy: AudioPolicy) -> Probe:
         """Return what the training loop calls to measure the held-out data with the policy as it is at the moment."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from audiorl.models import AudioPolicy, load_policy
 from audiorl.models.examples import Example, answer_logprobs, experience
 from audiorl.models.families.qwen_omni import tiny
 from audiorl.protocols import Request, RolloutEngine
+from audiorl.report.listening import question_card
 from audiorl.rewards import AnswerAccuracy
 from audiorl.types import Sample
 
@@ -87,8 +89,7 @@ def sample_answers(
         raise ValueError("two questions have one id; give every question its own")
 
     def answers(batch: Sequence[Sample]) -> list[Row]:
-        rollouts = engine.generate([Request(s, n=count, seed=seed) for s in batch])
-        texts = [r.text for r in rollouts]
+        texts = [r.text for r in engine.generate([Request(s, n=count, seed=seed) for s in batch])]
         return [{"id": s.id, "answers": texts[i * count : (i + 1) * count]} for i, s in enumerate(batch)]
 
     def is_current(sample: Sample, row: Row) -> bool:
@@ -98,7 +99,7 @@ def sample_answers(
         return len(answers) >= count
 
     rows = complete_rows(path, by_id, answers, batch_size, is_current=is_current)
-    return [rows[s.id]["answers"][:count] for s in samples]
+    return [row["answers"][:count] for row in rows.values()]
 
 
 def right_answers(samples: Sequence[Sample], answers: Sequence[Sequence[str]]) -> list[list[bool]]:
@@ -110,21 +111,19 @@ def right_answers(samples: Sequence[Sample], answers: Sequence[Sequence[str]]) -
 
 
 def choice_logprobs(
-    policy: AudioPolicy, samples: Sequence[Sample], answers: Sequence[str], budget: int = 8192
+    policy: AudioPolicy, samples: Sequence[Sample], answers: Sequence[str]
 ) -> list[NDArray[np.float64] | None]:
     """Return log-probs [C] of the choices as the answer to each question, in nats; None for one without choices.
 
     A choice is measured as a whole turn, in <answer> tags where the prompt asks for them, after the thought in
     `answers`, what the model wrote. The log-probs of a question's choices add up to 1.
     """
-
-    def turns(sample: Sample, answer: str) -> list[str]:
+    written = []
+    for sample, answer in zip(samples, answers, strict=True):
         tags = any("<answer>" in c for m in sample.messages for c in m.content if isinstance(c, str))
         thought = answer[: answer.index("<answer>")] if "<think>" in answer and "<answer>" in answer else ""
-        return [thought + (f"<answer>{choice}</answer>" if tags else choice) for choice in sample.choices]
-
-    written = [turns(sample, answer) for sample, answer in zip(samples, answers, strict=True)]
-    totals = _turn_logprobs(policy, samples, written, budget)
+        written.append([thought + (f"<answer>{choice}</answer>" if tags else choice) for choice in sample.choices])
+    totals = _turn_logprobs(policy, samples, written)
     return [log_distribution(totals_C) if len(totals_C) else None for totals_C in totals]
 
 
@@ -136,8 +135,8 @@ def most_probable_choices(
     Harnesses for text models call it ranking by log-likelihood. It is no measure of what a user gets: a model is right
     here that writes "Oulio" for the choice "Julio", if that is the nearest of the four.
 
-    answered: the turn that gives a choice, with its tags. budget: row tokens in a pass; the choices of a sample share
-    its prompt. Raises ValueError for a sample without choices.
+    answered: the turn that gives a choice, with its tags. budget: row tokens in a pass. Raises ValueError for a sample
+    without choices.
     """
     for sample in samples:
         if not sample.choices:
@@ -147,9 +146,9 @@ def most_probable_choices(
 
 
 def _turn_logprobs(
-    policy: AudioPolicy, samples: Sequence[Sample], turns: Sequence[Sequence[str]], budget: int
+    policy: AudioPolicy, samples: Sequence[Sample], turns: Sequence[Sequence[str]], budget: int = 8192
 ) -> list[NDArray[np.float64]]:
-    """Return the log-prob of each turn of each sample, in nats."""
+    """Return the log-prob of each turn of each sample, in nats; the turns of a sample share its prompt."""
     both = zip(samples, turns, strict=True)
     laid_out = [experience(policy, Example(s, turn), s.id) for s, own in both for turn in own]
     logprobs = answer_logprobs(policy, laid_out, budget, share_prompts=True)
@@ -157,7 +156,17 @@ def _turn_logprobs(
     return [np.array([next(totals) for _ in own]) for own in turns]
 
 
-# -- a manifest of selected questions ----------------------------------------------------------------------------------
+# -- an article of a page, and a manifest of selected questions --------------------------------------------------------
+
+
+def question_article(sample: Sample, shown: Sample, answers: Sequence[tuple[bool, str, str]]) -> str:
+    """Return a card with the question as `shown` has it and the (right, title, text) of some answers, side by side."""
+    sides = (
+        f"<div class='side {'right' if right else 'wrong'}'><p class='when'>{escape(title)}</p>"
+        f"<p class='written'>{escape(text)}</p></div>"
+        for right, title, text in answers
+    )
+    return question_card(sample, shown, "".join(sides))
 
 
 def write_manifest(
@@ -167,48 +176,39 @@ def write_manifest(
 
     Audio paths become absolute. Audio that lies inside of the data is written to `path`'s folder.
     """
-    rows = _bundled_rows(samples) if _bundled(options) else _source_rows(options)
+    fields: dict[str, str] = {}
+    rows: dict[str, Mapping[str, Any]] = {}
+    if _bundled(options):
+        for s in samples:
+            prompt = next(c for m in reversed(s.messages) for c in m.content if isinstance(c, str) and c)
+            shown = {"question": prompt.partition("\n")[0], "choices": list(s.choices), "answer": s.references[0]}
+            rows[s.id] = {"id": s.id, "audio": "", **shown, "task": s.task, **s.metadata}
+    else:
+        assert options.data is not None
+        loaded = read_values(
+            options.data,
+            options.kind,
+            lambda row, style, to_sample: ((sample := to_sample(row, style)), (sample.id, row)),
+            think=options.think,
+            audio_root=options.audio_root,
+            on_error="skip",
+            need_answer=False,
+        )
+        for id, row in loaded.samples:
+            rows[id] = {**row.data, "id": id}
+            fields[id] = audio_field(row)
     lines = []
     for number, sample in enumerate(samples, 1):
-        field, row = rows[sample.id]
-        clip = sample.audio[0]
+        field, row_out, clip = fields.get(sample.id, "audio"), dict(rows[sample.id]), sample.audio[0]
+        field = "audio_path" if field == "video_name" else field
         if clip.path is not None and not Path(clip.path).is_relative_to(cache_folder()):
-            row = {**row, field: str(Path(clip.path).resolve())}
+            row_out[field] = str(Path(clip.path).resolve())
         else:  # inside of the data, or in the cache, which may be emptied
             name = f"{path.stem}-{number}.flac"
             soundfile.write(path.parent / name, clip.load(_RATE), _RATE)
-            row = {k: v for k, v in row.items() if k not in ("start", "offset", "duration")} | {field: name}
+            row_out = {k: v for k, v in row_out.items() if k not in ("start", "offset", "duration")} | {field: name}
         try:
-            lines.append(json.dumps({**row, **columns[sample.id]}, ensure_ascii=False) + "\n")
+            lines.append(json.dumps({**row_out, **columns[sample.id]}, ensure_ascii=False) + "\n")
         except TypeError as error:
             raise ValueError(f"{options.data}: row {sample.id!r} cannot be written as JSON ({error})") from error
     path.write_text("".join(lines), encoding="utf-8")
-
-
-def _source_rows(options: InferenceOptions) -> dict[str, tuple[str, Mapping[str, Any]]]:
-    """Return {id: (the column that names the audio, the row)}."""
-    assert options.data is not None
-    loaded = read_values(
-        options.data,
-        options.kind,
-        lambda row, style, to_sample: ((sample := to_sample(row, style)), (sample.id, row)),
-        think=options.think,
-        audio_root=options.audio_root,
-        on_error="skip",
-        need_answer=False,
-    )
-    rows: dict[str, tuple[str, Mapping[str, Any]]] = {}
-    for id, row in loaded.samples:
-        field = audio_field(row)
-        rows[id] = ("audio_path" if field == "video_name" else field, {**row.data, "id": id})
-    return rows
-
-
-def _bundled_rows(samples: Sequence[Sample]) -> dict[str, tuple[str, Mapping[str, Any]]]:
-    rows: dict[str, tuple[str, Mapping[str, Any]]] = {}
-    for s in samples:
-        prompt = next(c for m in reversed(s.messages) for c in m.content if isinstance(c, str) and c)
-        question = prompt.partition("\n")[0]
-        columns = {"question": question, "choices": list(s.choices), "answer": s.references[0], "task": s.task}
-        rows[s.id] = ("audio", {"id": s.id, "audio": "", **columns, **s.metadata})
-    return rows

@@ -4,14 +4,7 @@
         --model runs/simul/checkpoints/stage2/step_000040 --source-language en --target-language es \\
         --source-segment-size 960 --source wavs.txt --target references.txt --output results --quality-metrics BLEU
 
-`--source-segment-size` is the chunk in ms that the policy was trained with; `--device` is where it lives. Audio of any
-rate and number of channels is read as in the rest of audiorl. `python -m eval.simul --score results` computes
-the same scores and more, `python -m eval.simul --model …` does without SimulEval.
-
-SimulEval pins an older tqdm than `datasets` can use and works with any; `make install` does this:
-
-    pip install textgrid tornado pydub
-    pip install --no-deps simuleval==1.1.4
+`--source-segment-size` is the chunk in ms that the policy was trained with; `--device` is where it lives.
 """
 
 from __future__ import annotations
@@ -51,9 +44,8 @@ class InterpreterAgent(SpeechToTextAgent):  # type: ignore[misc]
         parser.add_argument("--model", required=True, help="folder or hub id of a speech language model")
         parser.add_argument("--source-language", required=True, help="ISO code")
         parser.add_argument("--target-language", required=True, help="ISO code")
-        parser.add_argument(
-            "--context", type=float, default=ChunkConfig().context, help="seconds encoded before a chunk"
-        )
+        context = ChunkConfig().context
+        parser.add_argument("--context", type=float, default=context, help="seconds encoded before a chunk")
         parser.add_argument("--history", type=float, help="most seconds of the past that are carried; default: all")
         parser.add_argument("--max-new-tokens", type=int, default=48, help="maximum number of tokens after one chunk")
 
@@ -80,12 +72,6 @@ class InterpreterAgent(SpeechToTextAgent):  # type: ignore[misc]
         if not len(new):
             return
         if self._interpreter is None:
-            self._interpreter = Interpreter(
-                self._policy,
-                *self._languages,
-                self._chunks,
-                self._sampling,
-                rate=states.source_sample_rate,
-                history=self._history,
-            )
+            given = (self._policy, *self._languages, self._chunks, self._sampling)
+            self._interpreter = Interpreter(*given, rate=states.source_sample_rate, history=self._history)
         self._interpreter.observe(new if new.ndim == 1 else new.mean(axis=1, dtype=np.float32))

@@ -7,9 +7,8 @@
     speech_chunk_size: 0.96
 
 in the YAML of `--speech-processor-config`. `speech_chunk_size` (s) is the chunk that the policy was trained with;
-`context` (s), `history` (the most seconds of the past that are carried; by default the whole stream), `max_new_tokens`
-and `device` are optional. A client may name other languages. Tokens are words, or
-characters of languages without spaces, as simulstream's detokenizer "simuleval" joins them.
+`context` (s), `history` (seconds of the past that are carried), `max_new_tokens` and `device` are optional. Tokens are
+words, or characters of languages without spaces, as simulstream's detokenizer "simuleval" joins them.
 """
 
 from __future__ import annotations
@@ -68,17 +67,13 @@ class InterpreterProcessor(SpeechProcessor):  # type: ignore[misc]
         return self._output(self._interpreter.text)
 
     def tokens_to_string(self, tokens: list[str]) -> str:
-        """Join tokens to a text.
-
-        simulstream joins the last outputs of a stream with it, which then begin with the space that parts them from the
-        text before.
-        """
+        """Join tokens to a text; the last outputs of a stream begin with the space that parts them from the rest."""
         space = separator(self._target)
         follow = 0 < len(tokens) < len(self._written) and tokens == self._written[-len(tokens) :]
         return space * follow + space.join(tokens)
 
     def clear(self) -> None:
-        """Ready for a new stream."""
+        """Get ready for a new stream."""
         if self.policy is None:
             self.load_model(self.config)
         assert self.policy is not None

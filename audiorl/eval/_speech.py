@@ -34,14 +34,12 @@ from audiorl.protocols import Request, RolloutEngine, SpeechDecoder
 from audiorl.rollout.hf import HFEngine
 from audiorl.rollout.speech import CodecSpeechDecoder
 from audiorl.run.folder import Run
-from audiorl.speech_models.protocol import SpeakerEncoder
 from audiorl.types import Rollout, Sample
 from tokenizers_audio import load as load_codec
 
 RATE = 16_000
 """Hz at which reference recordings are read."""
 ROWS = "generated.jsonl"
-SETTINGS = "generation.json"
 SUFFIXES = (".wav", ".flac", ".ogg", ".opus", ".mp3")
 """Suffixes of recordings that a system generated, by preference."""
 Speak = Callable[[AudioPolicy, Sequence[Sample], SamplingConfig], list[Rollout]]
@@ -51,11 +49,7 @@ Speak = Callable[[AudioPolicy, Sequence[Sample], SamplingConfig], list[Rollout]]
 
 
 def load_speaking(model: str | Path, codec: str | Path | None = None, device: str = "auto") -> AudioPolicy:
-    """Load a checkpoint that writes codes, with its codec, for evaluation.
-
-    Without a `codec` it is the folder codec/ in or above the checkpoint's, as `tts_quickstart` leaves it. Raises
-    ValueError for a model that writes text only and where no codec is found, or not the model's.
-    """
+    """Load a checkpoint as `load_with_codec` does. Raises ValueError for a model that writes text only."""
     policy = load_with_codec(model, codec, device)
     if policy.speech is None:
         raise ValueError(f"{model}: writes text only; give a model that speaks (see audiorl/recipes/tts_sft.py)")
@@ -63,19 +57,20 @@ def load_speaking(model: str | Path, codec: str | Path | None = None, device: st
 
 
 def load_with_codec(model: str | Path, codec: str | Path | None = None, device: str = "auto") -> AudioPolicy:
-    """Load a checkpoint for evaluation, and its codec where it speaks (see `load_speaking`)."""
+    """Load a checkpoint for evaluation, and its codec where it speaks.
+
+    Without a `codec` it is the folder codec/ in or above the checkpoint's, as `tts_quickstart` leaves it. Raises
+    ValueError where none is found, or not the model's.
+    """
     policy = load_policy(model, evaluation_config(device))
     if policy.speech is not None:
-        policy.set_codec(load_codec(codec or _codec_above(Path(model))))
+        model = Path(model)
+        folders = [model, *model.resolve().parents[:3]] if model.is_dir() else []
+        codec = codec or next((f / "codec" for f in folders if (f / "codec" / "config.json").is_file()), None)
+        if codec is None:
+            raise ValueError(f"{model}: no folder codec/ in it or above it; name its audio tokenizer with --codec")
+        policy.set_codec(load_codec(codec))
     return policy
-
-
-def _codec_above(model: Path) -> Path:
-    folders = [model, *model.resolve().parents[:3]] if model.is_dir() else []
-    codec = next((f / "codec" for f in folders if (f / "codec" / "config.json").is_file()), None)
-    if codec is None:
-        raise ValueError(f"{model}: no folder codec/ in it or above it; name its audio tokenizer with --codec")
-    return codec
 
 
 def recording_of(folder: Path, name: str) -> AudioClip | None:
@@ -87,28 +82,24 @@ def generate_speech(
     engine: RolloutEngine,
     speech_decoder: SpeechDecoder,
     samples: Sequence[Sample],
-    folder: str | Path,
+    folder: Path,
     settings: Mapping[str, Any],
     *,
-    batch_size: int = 8,
-    seed: int = 0,
+    batch_size: int,
+    seed: int,
     describe: Callable[[Rollout], Mapping[str, float]] = lambda rollout: {},
 ) -> list[Row]:
     """Say every sample once: FOLDER/ID.wav, and a row {id, seconds, stop_reason, tokens, …} in FOLDER/generated.jsonl.
 
-    `describe` adds columns to the rows of samples that said something.
-
-    A sample that said nothing has 0 seconds and no file. A later call with the same `settings` says what is missing; a
-    kill loses no recording that was written. Raises ValueError for ids that are no names of files, for a
-    folder that holds anything else, and for one that was generated with other settings.
+    A sample that said nothing has 0 seconds and no file; `describe` adds columns to the rows of the others. A later
+    call with the same `settings` says what is missing. Raises ValueError for a folder that holds anything else.
     """
-    folder = Path(folder)
     for sample in samples:
         if Path(sample.id).is_absolute() or ".." in Path(sample.id).parts:
             raise ValueError(f"{sample.id!r} is no name of a file below {folder}; give the text another id")
-    if not (folder / SETTINGS).exists() and folder.is_dir() and any(folder.iterdir()):
+    if not (folder / "generation.json").exists() and folder.is_dir() and any(folder.iterdir()):
         raise ValueError(f"{folder}: holds files that were not generated here; choose an empty folder")
-    check_settings(folder / SETTINGS, {**settings, "seed": seed})
+    check_settings(folder / "generation.json", {**settings, "seed": seed})
     rows = finished_rows(folder / ROWS)
     present = {id: row for id, row in rows.items() if not row["seconds"] or (folder / f"{id}.wav").is_file()}
     if len(present) < len(rows):  # forget the rows whose recordings are gone
@@ -131,9 +122,9 @@ def generate_speech(
 # -- held-out texts as a phase of a run --------------------------------------------------------------------------------
 
 
-def say(policy: AudioPolicy, samples: Sequence[Sample], sampling: SamplingConfig, seed: int = 0) -> list[Rollout]:
-    """Return one rollout a text, as `sampling` says; `seed` fixes each of them."""
-    return HFEngine(policy, sampling).generate([Request(s, seed=seed) for s in samples])
+def say(policy: AudioPolicy, samples: Sequence[Sample], sampling: SamplingConfig) -> list[Rollout]:
+    """Return one rollout a text, each with seed 0."""
+    return HFEngine(policy, sampling).generate([Request(s, seed=0) for s in samples])
 
 
 def measure_speech(
@@ -148,19 +139,13 @@ def measure_speech(
     outside: bool = True,
     speak: Speak = say,
 ) -> dict[str, Any]:
-    """Say every text once, as a phase of the run.
+    """Say every text once, as a phase of the run: eval/NAME/*.wav, eval/NAME.jsonl and the entry NAME of eval.json.
 
-    eval/NAME/*.wav hold the recordings, eval/NAME.jsonl what the recogniser understood of each, and the entry NAME of
-    eval.json {accuracy: mean of 1 - min(CER, 1), low, high (95% bootstrap), wer, cer, seconds, cut, n}. With a
-    speaker encoder also similarity, the cosine with the voice of metadata["reference_audio"]: 0 for silence, and left
-    out for texts that have none. f0_range, energy_range and pauses (`audiorl.eval.metrics.prosody`) are left out for
-    speech without voice; `reference_prosody` is that of the metadata's recordings. Where eval/BASELINE.jsonl is there,
-    `changes` are the paired differences from it.
-
-    outside: no phase asks these judges, and the entry says so. speak: another way to say the texts, such as the best of
-    several samples.
+    The entry has accuracy (mean of 1 - min(CER, 1)) with its 95 % interval, wer, cer, seconds, cut and n, prosody of
+    speech with voice, and with a speaker encoder similarity, the cosine with the voice of metadata["reference_audio"]:
+    0 for silence. Where eval/BASELINE.jsonl is there, `changes` are the paired differences from it. outside: no phase
+    asks these judges, and the entry says so. speak: another way to say the texts, such as the best of several samples.
     """
-    assert judges.recogniser is not None, "speech is measured by what a recogniser understands"
     if not run.finished(name):
         rollouts, waves, transcripts = _transcribed(policy, samples, sampling, judges, speak)
         rate = CodecSpeechDecoder.of(policy).sample_rate
@@ -175,9 +160,15 @@ def measure_speech(
                 | {"wer": word_errors(reference, text, normalizer).rate}
                 | {"seconds": len(wav) / rate, "cut": rollout.segments[-1].stop_reason == "length"}
                 | prosody_columns(wav, rate)
-                | _reference(rollout.sample, run.dir)
             )
-            rows.append(row if judges.encoder is None else row | _similarity(judges.encoder, rollout.sample, wav, rate))
+            clip = rollout.sample.metadata.get("reference_audio")
+            if isinstance(clip, AudioClip):
+                row["reference_audio"] = _place(clip, run.dir)
+                row["reference_prosody"] = prosody_columns(clip.load(RATE), RATE)
+                if judges.encoder is not None:
+                    silent = silent_share(wav, rate) == 1.0
+                    row["similarity"] = 0.0 if silent else cosine(*judges.encoder.embed([clip.load(rate), wav], rate))
+            rows.append(row)
         write_json_lines(run.dir / "eval" / f"{name}.jsonl", rows)
         result = summarize_speech(rows)
         measures = {row["id"]: speech_measures(row) for row in rows}
@@ -193,13 +184,23 @@ def measure_speech(
     recordings = f" (references {r['f0_range']:.1f})" if (r := result.get("reference_prosody")) else ""
     lively = f"F0 range {result['f0_range']:.1f} semitones{recordings}, " if "f0_range" in result else ""
     alike = f"voice {result['similarity']:.2f}, " if "similarity" in result else ""
+    listener = judges.recogniser.name if judges.recogniser else ""
     print(
-        f"{name}: {result['accuracy']:.1%} of characters understood ({judges.recogniser.name}), "
-        f"WER {result['wer']:.1%}, {alike}{lively}{result['seconds']:.2f} s, {result['cut']:.0%} cut off, "
-        f"{result['n']} texts",
+        f"{name}: {result['accuracy']:.1%} of characters understood ({listener}), WER {result['wer']:.1%}, "
+        f"{alike}{lively}{result['seconds']:.2f} s, {result['cut']:.0%} cut off, {result['n']} texts",
         flush=True,
     )
     return result
+
+
+def _place(clip: AudioClip, folder: Path) -> dict[str, Any]:
+    """Return where a recording lies; one without a file is written into `folder` once."""
+    if clip.path is not None:
+        return {"path": clip.path, "start": clip.start, "duration": clip.duration}
+    path = Path("eval") / "reference" / f"{hashlib.sha256(clip.key.encode()).hexdigest()[:16]}.wav"
+    if not (folder / path).exists():
+        write_wav(folder / path, clip.load(RATE), RATE)
+    return {"path": str(path)}
 
 
 def prosody_columns(wav: np.ndarray, rate: int) -> dict[str, float]:
@@ -217,8 +218,7 @@ def speech_measures(row: Mapping[str, Any]) -> dict[str, float]:
 def summarize_speech(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return `summarize` of the share of characters understood, with means of the other columns of `measure_speech`.
 
-    Error rates count as 1 at most: babble is not worse than silence. `intervals` are the 95% bootstrap
-    intervals of prosody, of the rows that have voice; `reference_prosody` has the means of the reference recordings.
+    Error rates count as 1 at most: babble is not worse than silence. `intervals` are those of prosody.
     """
     columns = {name: [min(row[name], 1.0) for row in rows] for name in ("wer", "cer")}
     columns |= {name: [row[name] for row in rows] for name in ("seconds", "cut")}
@@ -226,40 +226,16 @@ def summarize_speech(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         if values := [row[name] for row in rows if name in row]:
             columns[name] = values
     result = summarize([1 - cer for cer in columns["cer"]], "accuracy", columns)
-    intervals = {name: list(bootstrap_interval(columns[name])) for name in MEASURES if name in columns}
-    recordings = [row["reference_prosody"] for row in rows if row.get("reference_prosody")]
-    if recordings:
+    if recordings := [row["reference_prosody"] for row in rows if row.get("reference_prosody")]:
         result["reference_prosody"] = mean_prosody(recordings)
-    return result | ({"intervals": intervals} if intervals else {})
+    if intervals := {name: list(bootstrap_interval(columns[name])) for name in MEASURES if name in columns}:
+        result["intervals"] = intervals
+    return result
 
 
 def mean_prosody(recordings: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Return the mean of each measure of prosody over recordings."""
     return {name: float(np.mean([r[name] for r in recordings])) for name in MEASURES}
-
-
-def _reference(sample: Sample, folder: Path) -> dict[str, Any]:
-    """Return where metadata["reference_audio"] lies, and its prosody; a recording without a file is written once."""
-    clip = sample.metadata.get("reference_audio")
-    if not isinstance(clip, AudioClip):
-        return {}
-    place: dict[str, Any] = {"path": clip.path, "start": clip.start, "duration": clip.duration}
-    if clip.path is None:
-        path = Path("eval") / "reference" / f"{hashlib.sha256(clip.key.encode()).hexdigest()[:16]}.wav"
-        if not (folder / path).exists():
-            write_wav(folder / path, clip.load(RATE), RATE)
-        place = {"path": str(path)}
-    return {"reference_audio": place, "reference_prosody": prosody_columns(clip.load(RATE), RATE)}
-
-
-def _similarity(encoder: SpeakerEncoder, sample: Sample, wav: np.ndarray, rate: int) -> dict[str, float]:
-    clip = sample.metadata.get("reference_audio")
-    if not isinstance(clip, AudioClip):
-        return {}
-    if silent_share(wav, rate) == 1.0:
-        return {"similarity": 0.0}
-    reference, spoken = encoder.embed([clip.load(rate), wav], rate)
-    return {"similarity": cosine(reference, spoken)}
 
 
 def probe_speech(
@@ -272,7 +248,7 @@ def probe_speech(
     """Return a function for the training loop that measures the policy as it is at the moment."""
 
     def now() -> dict[str, float]:
-        rollouts, _, texts = _transcribed(policy, samples, sampling, judges)
+        rollouts, _, texts = _transcribed(policy, samples, sampling, judges, say)
         rates = [char_errors(r.sample.references[0], t, normalizer).rate for r, t in zip(rollouts, texts, strict=True)]
         return {"accuracy": float(np.mean([1 - min(rate, 1.0) for rate in rates]))}
 
@@ -280,11 +256,11 @@ def probe_speech(
 
 
 def _transcribed(
-    policy: AudioPolicy, samples: Sequence[Sample], sampling: SamplingConfig, judges: Judges, speak: Speak = say
+    policy: AudioPolicy, samples: Sequence[Sample], sampling: SamplingConfig, judges: Judges, speak: Speak
 ) -> tuple[list[Rollout], list[np.ndarray], list[str]]:
     """Return (rollouts, waveforms [T], transcripts); a rollout without speech has an empty waveform."""
+    assert judges.recogniser is not None, "speech is measured by what a recogniser understands"
     rollouts = speak(policy, samples, sampling)
     speech_decoder = CodecSpeechDecoder.of(policy)
     waves = [np.zeros(0, np.float32) if wav is None else wav for wav in speech_decoder.waveforms(rollouts)]
-    assert judges.recogniser is not None, "speech is measured by what a recogniser understands"
     return rollouts, waves, judges.recogniser.transcribe(waves, speech_decoder.sample_rate)

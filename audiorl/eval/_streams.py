@@ -6,9 +6,7 @@ A folder of interpreted streams holds what SimulEval and the tools of long-form 
     segments.yaml, segments.es     the streams' units as MuST-C's segments: {wav, offset, duration, reference}, and one
                                    reference a line (segments.en: the source texts, where all are known)
 
-Speech is judged by what is heard: the quality of a transcript (ASR-BLEU, …), the voice, and how long it lasts. A
-translation is to sound like the speaker of its source, more than like the other speakers of the set. In a stream of
-several speakers this is asked of each: the text of the policy says whose words a turn translates.
+Speech is judged by what is heard: the quality of a transcript (ASR-BLEU, …), the voice, and how long it lasts.
 """
 
 from __future__ import annotations
@@ -30,7 +28,7 @@ from audiorl.data.rollout_rows import read_rollouts, rollout_row
 from audiorl.data.rows import write_json_lines
 from audiorl.eval._common import Judges, Row, generate_all
 from audiorl.eval.metrics.corpus import TRANSLATION, bootstrap_interval, estimate, ratio
-from audiorl.eval.metrics.latency import laal, latency_unit, reference_length, text_units
+from audiorl.eval.metrics.latency import laal, latency_unit, reference_length, separator, text_units
 from audiorl.eval.metrics.longform import ReferenceSegment, chunks, soft_cuts
 from audiorl.eval.metrics.text import normalize
 from audiorl.models import AudioPolicy
@@ -53,7 +51,6 @@ MAX_WORDS_PER_SECOND = 5
 """Nobody says more. A recogniser that repeats itself for ever writes more; that is cut off."""
 RATE = 16_000
 """Hz of the sources for the speaker encoder."""
-Interval = tuple[float, float]
 
 
 def interpret(
@@ -96,10 +93,9 @@ def interpret_into(
     only the number is kept. `batch_size`: streams side by side. Emit times are those of a single stream with 1 only.
     """
     samples = [interpretation_sample(s, chunks) for s in streams]
-    generate_all(
-        _Scheduled(engine, schedule), samples, path, batch_size, describe=lambda rollout: rollout_row(rollout, 0, 0.0)
-    )
-    written = {r.sample.id: r for r in read_rollouts(path)} if samples else {}
+    scheduled = _Scheduled(engine, schedule)
+    generate_all(scheduled, samples, path, batch_size, describe=lambda rollout: rollout_row(rollout, 0, 0.0))
+    written = {r.sample.id: r for r in read_rollouts(path)}
     return [replace(written[s.id], sample=s) for s in samples]
 
 
@@ -123,18 +119,17 @@ def instance_of(rollout: Rollout, index: int, source: str = "") -> Instance:
     seconds = float(sample.metadata.get("seconds", sample.turns[-1].end))
     delays: list[float] = []
     elapsed: list[float] = []
-    computed = 0.0
+    computed = heard = 0.0
     for count, segment in enumerate(rollout.segments, 1):
         assert segment.source_time is not None and segment.emit_time is not None
-        last = rollout.segments[count - 2].source_time if count > 1 else 0.0
-        if segment.source_time < (last or 0.0) or segment.emit_time - segment.source_time < computed - 1e-6:
+        if segment.source_time < heard or segment.emit_time - segment.source_time < computed - 1e-6:
             raise ValueError(
                 f"stream {sample.id!r}: turn {count}: written at {segment.emit_time:g} s after "
                 f"{segment.source_time:g} s of source, {computed:g} s of computing until the turn before: time goes "
                 "backwards; interpret it again"
             )
         so_far = split_words(settled(rollout.segments[:count], language), language)
-        computed = segment.emit_time - segment.source_time
+        heard, computed = segment.source_time, segment.emit_time - segment.source_time
         while len(delays) < len(so_far) and so_far[len(delays)] == final[len(delays)]:
             delays.append(1000 * segment.source_time)
             elapsed.append(1000 * segment.emit_time)
@@ -143,7 +138,7 @@ def instance_of(rollout: Rollout, index: int, source: str = "") -> Instance:
     elapsed += [1000 * (seconds + computed)] * left
     return Instance(
         index=index,
-        prediction=("" if latency_unit(language) == "char" else " ").join(final),
+        prediction=separator(language).join(final),
         delays=tuple(delays),
         elapsed=tuple(elapsed),
         prediction_length=len(final),
@@ -154,15 +149,11 @@ def instance_of(rollout: Rollout, index: int, source: str = "") -> Instance:
 
 
 def measure(streams: Sequence[Stream], rollouts: Sequence[Rollout]) -> Row:
-    """Return the scores of audiorl.tasks.simul.scoring, and what reports read.
+    """Return the `scores` of audiorl.tasks.simul.scoring, and what reports read.
 
-    That is `laal`, `stream_laal` (s), the qualities `chrf`, `bleu`, `chrf++`, `ter` and `word_f1` (of English also
-    `semantic`, where the encoder is installed), `length_ratio` and `repetition`, and the signs of `degeneracy`.
-    Latencies are None where nothing was said.
-
-    Computation-aware ones count the computing since the last write: a stream is read on while the policy computes.
-    `low`, `high`: 95% bootstrap interval of the streams' mean chrF. `cut`: share of turns that did not end by
-    themselves. `spoken`: share of turns with text. Raises ValueError for streams without reference.
+    Latencies are None where nothing was said; computation-aware ones count the computing since the last write. `low`,
+    `high`: 95% bootstrap interval of the streams' mean chrF. `cut`: share of turns that did not end by themselves.
+    `spoken`: share of turns with text. Raises ValueError for streams without reference.
     """
     for stream in streams:
         if not stream.reference:
@@ -176,8 +167,7 @@ def measure(streams: Sequence[Stream], rollouts: Sequence[Rollout]) -> Row:
     qualities = default_quality(language)
     whole = score(instances, "text", language, quality=qualities)
     long = score(instances, "text", language, segments=references, cumulative_elapsed=True)
-    each = [100 * sentence_chrf(i.prediction, i.reference or "") for i in instances]
-    low, high = bootstrap_interval(each)
+    low, high = bootstrap_interval([100 * sentence_chrf(i.prediction, i.reference or "") for i in instances])
     turns = [s for r in rollouts for s in r.segments]
     return {
         "laal": None if math.isnan(whole["LAAL"]) else whole["LAAL"] / 1000,
@@ -210,15 +200,14 @@ def measure_streams(
 ) -> Row:
     """Measure once, as a phase of the run: eval/NAME.jsonl, a SimulEval log in eval/NAME/, an entry in eval.json.
 
-    With the `speech_decoder` of a policy that speaks also its tracks, with a log of their own, in eval/NAME/speech/.
-    `optimised`: the quality that the rewards compare with. `baseline`: the phase of the same streams from which changes
-    are measured.
+    With a `speech_decoder` also tracks, with a log of their own, in eval/NAME/speech/. `optimised`: the quality that
+    the rewards compare with. `baseline`: the phase of the same streams from which changes are measured.
     """
     if not run.finished(name):
         rollouts = interpret(policy, streams, chunks, sampling, schedule)
         scores = score_rollouts(reward, rollouts)
-        scored = [r if s is None else r.with_score(s) for r, s in zip(rollouts, scores, strict=True)]
         write_interpreted(run.dir / "eval" / name, streams, rollouts)
+        scored = [r if s is None else r.with_score(s) for r, s in zip(rollouts, scores, strict=True)]
         rows = [rollout_row(r, 0, 0.0) for r in scored]
         if speech_decoder is not None:
             tracks = write_speech_log(run.dir / "eval" / name / "speech", rollouts, speech_decoder)
@@ -246,8 +235,7 @@ def outside_quality(
 ) -> Row:
     """Return `outside`, the intervals of the qualities that no reward asks, and `changes` since the `baseline`.
 
-    The changes are those of all qualities and of `laal` (s), each with its paired interval. The qualities are those of
-    `TRANSLATION` and `default_quality`, over all streams; the streams are drawn.
+    The changes are those of all qualities and of `laal` (s), each with its paired interval over streams.
     """
     language = streams[0].target_language
     later, earlier = read_log(folder / name), read_log(folder / baseline) if name != baseline else []
@@ -265,8 +253,7 @@ def outside_quality(
             change = estimate(counts, quality, baseline_NK=before[0])
             changes[metric] = [change.value, change.low, change.high]
     if paired and all(any(i.delays for i in log) for log in (later, earlier)):
-        after_NK, before_NK = (laal_counts(log, language) for log in (later, earlier))
-        change = estimate(after_NK, ratio, baseline_NK=before_NK)
+        change = estimate(laal_counts(later, language), ratio, baseline_NK=laal_counts(earlier, language))
         changes["laal"] = [change.value, change.low, change.high]
     return {"outside": outside} | ({"changes": changes} if changes else {})
 
@@ -274,11 +261,12 @@ def outside_quality(
 def laal_counts(instances: Sequence[Instance], language: str) -> NDArray[np.float64]:
     """Return [N, 2]: LAAL in seconds and 1; zeros where nothing was written."""
     unit = latency_unit(language)
-    lags = [
-        (laal(i.delays, i.source_length, reference_length(i.reference or "", unit)) / 1000, 1.0) if i.delays else (0, 0)
-        for i in instances
-    ]
-    return np.array(lags, np.float64)
+    counts_N2 = np.zeros((len(instances), 2))
+    for i, instance in enumerate(instances):
+        if instance.delays:
+            wanted = reference_length(instance.reference or "", unit)
+            counts_N2[i] = laal(instance.delays, instance.source_length, wanted) / 1000, 1.0
+    return counts_N2
 
 
 def probe_streams(
@@ -303,25 +291,20 @@ def write_interpreted(folder: Path, streams: Sequence[Stream], rollouts: Sequenc
     names = [s.audio.path if s.audio.path and paths[s.audio.path] == 1 and not s.audio.start else s.id for s in streams]
     instances = [instance_of(r, i, name) for i, (r, name) in enumerate(zip(rollouts, names, strict=True))]
     write_log(folder, instances, "speech", "text")
-    units = [(name, stream, unit) for name, stream in zip(names, streams, strict=True) for unit in stream.units]
-    if not units:
+    rows, targets, sources = [], [], []
+    for name, stream in zip(names, streams, strict=True):
+        for u in stream.units:
+            targets.append(" ".join(u.target.split()))
+            sources.append(" ".join(u.source.split()))
+            rows.append({"wav": name, "offset": u.start, "duration": u.end - u.start, "reference": targets[-1]})
+    if not rows:
         return
-    rows = [
-        {"wav": name, "offset": u.start, "duration": u.end - u.start, "reference": _line(u.target)}
-        for name, _, u in units
-    ]
-    (folder / SEGMENTS).write_text(
-        yaml.safe_dump(rows, default_flow_style=None, sort_keys=False, allow_unicode=True, width=math.inf), "utf-8"
-    )
-    texts = {units[0][1].target_language: [_line(u.target) for _, _, u in units]}
-    if all(u.source.strip() for _, _, u in units):
-        texts = {units[0][1].source_language: [_line(u.source) for _, _, u in units]} | texts
-    for language, lines in texts.items():
+    segments = yaml.safe_dump(rows, default_flow_style=None, sort_keys=False, allow_unicode=True, width=math.inf)
+    (folder / SEGMENTS).write_text(segments, "utf-8")
+    first = next(stream for stream in streams if stream.units)
+    texts = {first.source_language: sources} if all(sources) else {}
+    for language, lines in (texts | {first.target_language: targets}).items():
         (folder / SEGMENTS).with_suffix(f".{language}").write_text("".join(f"{x}\n" for x in lines), "utf-8")
-
-
-def _line(text: str) -> str:
-    return " ".join(text.split())
 
 
 # -- speech ------------------------------------------------------------------------------------------------------------
@@ -332,57 +315,47 @@ def measure_spoken(
 ) -> tuple[Row, list[str]]:
     """Return scores, with their 95 % bootstrap intervals over streams in `intervals`, and the raw transcripts.
 
-    With a recogniser ASR-BLEU and the other qualities of `default_quality`, ASR-LengthRatio, and ASR-Cut, the share of
-    transcripts with more than MAX_WORDS_PER_SECOND, of which the rest is not counted. With an encoder
-    SourceSimilarity, and where there are several speakers those of `own_voice`, by stream and speaker. Where streams
-    have several, OwnVoiceInStream: whether a speaker's translation is nearer to the own source than to any other of the
-    same stream; and MixedTurns, the share of spoken turns that translate several, which no voice is compared
-    with. Always those of `durations`. Raises ValueError for a stream without reference.
+    With a recogniser ASR-BLEU and the like, and ASR-Cut, the share of transcripts with more than MAX_WORDS_PER_SECOND,
+    of which the rest is not counted. With an encoder `own_voice`, and where streams have several speakers MixedTurns,
+    the share of spoken turns that translate several. Always DurationWithin20: whether a spoken turn lasts as long as
+    its spoken reference, to 20 %; and DurationRatio: all speech of a stream over that of all references.
     """
+    rate, language = speech_decoder.sample_rate, streams[0].target_language
     waves = speech_decoder.waveforms(rollouts)
     spoken = [np.zeros(0, np.float32) if wav is None else wav for wav in waves]
     scores: Row = {}
-    intervals: dict[str, Interval] = {}
+    intervals: dict[str, list[float]] = {}
     transcripts: list[str] = []
+    values: dict[str, list[float]] = {}
     if judges.recogniser:
-        texts = judges.recogniser.transcribe(spoken, speech_decoder.sample_rate)
-        transcripts = [" ".join(text.split()) for text in texts]
-        limits = [math.ceil(MAX_WORDS_PER_SECOND * len(wav) / speech_decoder.sample_rate) for wav in spoken]
+        transcripts = [" ".join(text.split()) for text in judges.recogniser.transcribe(spoken, rate)]
+        limits = [math.ceil(MAX_WORDS_PER_SECOND * len(wav) / rate) for wav in spoken]
         counted = [" ".join(text.split()[:limit]) for text, limit in zip(transcripts, limits, strict=True)]
-        asr, intervals = transcript_quality(counted, [s.reference for s in streams], streams[0].target_language)
-        scores |= asr | {"ASR-Cut": float(np.mean([a != b for a, b in zip(counted, transcripts, strict=True)]))}
+        # References in words, as they are said, do not compare with digits; SimulEval only drops case and punctuation.
+        references = [stream.reference for stream in streams]
+        said, wanted = ([normalize(text, "basic", language) for text in texts] for texts in (counted, references))
+        metrics: dict[str, str] = {metric: NAMES[metric] for metric in default_quality(language)}
+        for metric, name in (metrics | {"length_ratio": "LengthRatio"}).items():
+            quality = estimate(*quality_counts(metric, said, wanted, language))
+            scores[f"ASR-{name}"], intervals[f"ASR-{name}"] = quality.value, [quality.low, quality.high]
+        scores["ASR-Cut"] = float(np.mean([a != b for a, b in zip(counted, transcripts, strict=True)]))
     if judges.encoder:
-        parts, mixed = speaker_parts(streams, rollouts, speech_decoder)
-        if mixed:
-            scores["MixedTurns"], intervals["MixedTurns"] = float(np.mean(mixed)), bootstrap_interval(mixed)
-        sources = np.asarray(judges.encoder.embed([part.source for part in parts], RATE))
-        voices = np.asarray(judges.encoder.embed([part.spoken for part in parts], speech_decoder.sample_rate))
-        values_of = own_voice(voices, sources, [part.speaker for part in parts])
-        values_of |= own_voice_in_stream(voices, sources, [part.stream for part in parts])
-        for name, values in values_of.items():
-            scores[name], intervals[name] = float(np.mean(values)), bootstrap_interval(values)
-    for name, values in durations(rollouts, speech_decoder).items():
-        scores[name], intervals[name] = float(np.mean(values)), bootstrap_interval(values)
-    return scores | {"intervals": {name: list(interval) for name, interval in intervals.items()}}, transcripts
-
-
-def transcript_quality(
-    transcripts: Sequence[str], references: Sequence[str], language: str
-) -> tuple[dict[str, float], dict[str, Interval]]:
-    """Return ASR-BLEU, ASR-chrF, … of transcripts, and their intervals.
-
-    Both sides go through Whisper's multilingual normaliser, which spells numbers out: references in words, as they are
-    said, do not compare with digits. SimulEval only drops case and punctuation.
-    """
-    said, wanted = ([normalize(text, "basic", language) for text in texts] for texts in (transcripts, references))
-    scores: dict[str, float] = {}
-    intervals: dict[str, Interval] = {}
-    metrics: dict[str, str] = {metric: NAMES[metric] for metric in default_quality(language)}
-    for metric, name in (metrics | {"length_ratio": "LengthRatio"}).items():
-        counts_NK, score = quality_counts(metric, said, wanted, language)
-        quality = estimate(counts_NK, score)
-        scores[f"ASR-{name}"], intervals[f"ASR-{name}"] = quality.value, (quality.low, quality.high)
-    return scores, intervals
+        parts, values["MixedTurns"] = speaker_parts(streams, rollouts, speech_decoder)
+        sources_ND = np.asarray(judges.encoder.embed([part.source for part in parts], RATE))
+        voices_ND = np.asarray(judges.encoder.embed([part.spoken for part in parts], rate))
+        values |= own_voice(voices_ND @ sources_ND.T, [part.speaker for part in parts], [p.stream for p in parts])
+    within, ratios = [], []
+    for rollout in rollouts:
+        lengths = [len(wav) / rate for wav in speech_decoder.by_segment(rollout)]
+        asked = [turn.reference_seconds or 0.0 for turn in rollout.sample.turns]
+        pairs = [(a, b) for a, b in zip(lengths, asked, strict=True) if a and b]
+        within += [float(abs(a - b) <= DURATION_TOLERANCE * b) for a, b in pairs]
+        ratios += [sum(lengths) / sum(asked)] if sum(asked) else []
+    values |= {"DurationWithin20": within, "DurationRatio": ratios}
+    for name, column in values.items():
+        if column:
+            scores[name], intervals[name] = float(np.mean(column)), list(bootstrap_interval(column))
+    return scores | {"intervals": intervals}, transcripts
 
 
 @dataclass(frozen=True)
@@ -413,10 +386,10 @@ def speaker_parts(
             speaker = str(stream.metadata.get("speaker", "")) or next(iter(speakers), "")
             parts += [] if whole is None else [SpeakerPart(index, speaker, source, whole)]
             continue
-        owners = turn_speakers(stream, rollout)
-        mixed += [float(len(of_turn) > 1) for of_turn, wav in zip(owners, waves, strict=True) if len(wav)]
+        spoken = [(of_turn, w) for of_turn, w in zip(turn_speakers(stream, rollout), waves, strict=True) if len(w)]
+        mixed += [float(len(of_turn) > 1) for of_turn, _ in spoken]
         for speaker in speakers:
-            said = [wav for of_turn, wav in zip(owners, waves, strict=True) if of_turn == {speaker} and len(wav)]
+            said = [wav for of_turn, wav in spoken if of_turn == {speaker}]
             own = [source[round(u.start * RATE) : round(u.end * RATE)] for u in stream.units if u.speaker == speaker]
             if said:
                 parts.append(SpeakerPart(index, speaker, np.concatenate(own), np.concatenate(said)))
@@ -435,67 +408,28 @@ def turn_speakers(stream: Stream, rollout: Rollout) -> list[set[str]]:
     return [set(speaker_of_word[end - len(turn) : end]) for end, turn in zip(ends, written, strict=True)]
 
 
-def own_voice_in_stream(
-    voices_ND: NDArray[np.float32], sources_ND: NDArray[np.float32], streams: Sequence[int]
-) -> dict[str, list[float]]:
-    """Return OwnVoiceInStream of each part with others in its stream: 1 where no other source is nearer."""
-    cosines_NN = voices_ND @ sources_ND.T
-    values = []
-    for i, stream in enumerate(streams):
-        others = [cosines_NN[i, j] for j, other in enumerate(streams) if other == stream and j != i]
-        if others:
-            values.append(float(cosines_NN[i, i] >= max(others)))
-    return {"OwnVoiceInStream": values} if values else {}
-
-
 def own_voice(
-    voices_ND: NDArray[np.float32], sources_ND: NDArray[np.float32], speakers: Sequence[str]
+    cosines_NN: NDArray[np.float32], speakers: Sequence[str], streams: Sequence[int]
 ) -> dict[str, list[float]]:
-    """Compare embeddings of length 1 of N translations and of their sources, part by part.
+    """Compare N translations (rows) with their sources (columns), by speaker and stream of each.
 
     SourceSimilarity: cosine of the translation and its source. Of parts whose speaker has others, and where there are
     several speakers: OwnSimilarity, the mean cosine with that speaker's other sources; OtherSimilarity, the same of the
     other speakers, as the mean over them; SimilarityDifference between the two; OwnVoice, 1 where no other speaker's
-    mean is above the own.
+    mean is above the own. OwnVoiceInStream, of parts with others in their stream: 1 where no other source is nearer.
     """
-    cosines_NN = voices_ND @ sources_ND.T
     values: dict[str, list[float]] = {"SourceSimilarity": np.diag(cosines_NN).tolist()}
     names = sorted(set(speakers))
-    if len(names) < 2 or "" in names:
-        return values
     for i, speaker in enumerate(speakers):
-        means = {
-            name: np.mean(
-                [cosines_NN[i, j] for j, other in enumerate(speakers) if other == name and j != i] or [np.nan]
-            )
-            for name in names
-        }
-        own, others = means.pop(speaker), list(means.values())
-        if np.isnan(own):
-            continue
-        columns = {
-            "OwnSimilarity": own,
-            "OtherSimilarity": np.mean(others),
-            "SimilarityDifference": own - np.mean(others),
-            "OwnVoice": float(own >= max(others)),
-        }
-        for name, value in columns.items():
-            values.setdefault(name, []).append(float(value))
+        rest = [j for j in range(len(speakers)) if j != i]
+        by_name = {name: [cosines_NN[i, j] for j in rest if speakers[j] == name] for name in names}
+        if len(names) > 1 and "" not in names and by_name[speaker]:
+            own = np.mean(by_name.pop(speaker))
+            others = [np.mean(column) for column in by_name.values()]
+            values.setdefault("OwnSimilarity", []).append(float(own))
+            values.setdefault("OtherSimilarity", []).append(float(np.mean(others)))
+            values.setdefault("SimilarityDifference", []).append(float(own - np.mean(others)))
+            values.setdefault("OwnVoice", []).append(float(own >= max(others)))
+        if beside := [cosines_NN[i, j] for j in rest if streams[j] == streams[i]]:
+            values.setdefault("OwnVoiceInStream", []).append(float(cosines_NN[i, i] >= max(beside)))
     return values
-
-
-def durations(rollouts: Sequence[Rollout], speech_decoder: CodecSpeechDecoder) -> dict[str, list[float]]:
-    """Return DurationWithin20 and DurationRatio.
-
-    The first is of each turn that is spoken and has a spoken reference: whether its speech lasts as long, to 20 %. The
-    second is of each stream: all speech over that of all references.
-    """
-    within, ratios = [], []
-    for rollout in rollouts:
-        seconds = [len(wav) / speech_decoder.sample_rate for wav in speech_decoder.by_segment(rollout)]
-        wanted = [turn.reference_seconds or 0.0 for turn in rollout.sample.turns]
-        pairs = [(a, b) for a, b in zip(seconds, wanted, strict=True) if a and b]
-        within += [float(abs(a - b) <= DURATION_TOLERANCE * b) for a, b in pairs]
-        if sum(wanted):
-            ratios.append(sum(seconds) / sum(wanted))
-    return {name: values for name, values in (("DurationWithin20", within), ("DurationRatio", ratios)) if values}

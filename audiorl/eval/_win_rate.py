@@ -10,24 +10,27 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from audiorl.audio import AudioClip, load_clip
-from audiorl.data.emergent import CATEGORIES, Case
-from audiorl.data.schema import FieldError, check, parse_json
-from audiorl.eval._common import Row, check_settings, complete_rows, read_rows, summarize, with_interval
-from audiorl.eval._speech import RATE, recording_of
-from audiorl.eval._speech import ROWS as GENERATED
+from audiorl.data.emergent import Case
+from audiorl.data.schema import check, parse_json
+from audiorl.eval._common import Row, check_settings, complete_rows, print_table, read_rows, summarize, with_interval
+from audiorl.eval._speech import RATE, ROWS, recording_of
 from audiorl.report.listening import Card, Take, listening_page
 from audiorl.rewards.chat import ChatEndpoint, JudgeAnswer, JudgeError, JudgeQuestion
 from audiorl.rewards.llm_judge import Choice, Content, comparison
 
-ROWS = "comparisons.jsonl"
 BATCH = 64
 """Comparisons after which the answers are written."""
+TRIES = 4
+"""Tries for each comparison, before it counts as failed."""
+TIMEOUT = 120.0
+"""Seconds after which a try fails."""
 
 _COMMON = (
     "Two systems were asked to say the same text. Listen to both recordings to the end. Judge what is heard and not "
@@ -49,7 +52,6 @@ RUBRICS: Mapping[str, str] = {
     "said right, completely and at a pace at which they can be followed.",
 }
 """What the judge listens for, by category."""
-assert set(RUBRICS) == set(CATEGORIES)
 
 
 @dataclass(frozen=True)
@@ -64,44 +66,17 @@ class ListeningJudge:
     """Environment variable with the key; a server on this machine needs none."""
     answer_format: Literal["json_schema", "json_object", "text"] = "json_schema"
     """How the server is told to answer in JSON: by schema, by JSON mode, or by the prompt alone."""
-    max_tokens: int = 4096
-    """Most tokens of an answer, with the thinking of a model that thinks."""
-    timeout: float = 120.0
-    """Seconds after which a request fails."""
-    tries: int = 4
-    """Tries for each comparison, before it counts as failed."""
-    concurrency: int = 8
-    """Most requests that are open at a time."""
     rubrics: Path | None = None
-    """A JSON file {category: what matters most} instead of the six categories of EmergentTTS-Eval and their rubrics,
-    for texts of your own."""
-
-    def endpoint(self) -> ChatEndpoint:
-        """Return the endpoint. Raises ValueError for options that no endpoint can have."""
-        return ChatEndpoint(
-            self.model,
-            self.url,
-            self.api_key_env,
-            max_tokens=self.max_tokens,
-            answer_format=self.answer_format,
-            timeout=self.timeout,
-            tries=self.tries,
-            concurrency=self.concurrency,
-            max_seconds=BATCH * self.tries * self.timeout,  # each request has its own limit
-        )
+    """A JSON file {category: what matters most} instead of the six categories of EmergentTTS-Eval and their rubrics."""
 
     def read_rubrics(self) -> Mapping[str, str]:
-        """Read the rubrics by category. Raises ValueError for a file that is no object of texts."""
+        """Return the rubrics by category. Raises ValueError for a file that is no object of texts."""
         if self.rubrics is None:
             return RUBRICS
-        if not self.rubrics.is_file():
-            raise ValueError(f"{self.rubrics}: missing; check the path")
         try:
             rubrics = check(parse_json(self.rubrics.read_bytes()), dict[str, str])
-        except FieldError as error:
-            raise ValueError(f"{self.rubrics}: {error.message}; give {{category: rubric}}, both texts") from error
         except ValueError as error:
-            raise ValueError(f"{self.rubrics}: not JSON ({error})") from error
+            raise ValueError(f"{self.rubrics}: {error}; give {{category: rubric}}, both texts") from error
         if not rubrics or not all(text.strip() for text in rubrics.values()):
             raise ValueError(f"{self.rubrics}: holds no rubric for a category; give {{category: rubric}}")
         return rubrics
@@ -127,68 +102,33 @@ class ComparedPair:
         return hashlib.sha256(f"{seed}:{self.case.name}".encode()).digest()[0] % 2 == 0
 
 
-def pairs_of(cases: Sequence[Case], ours: Path, theirs: Path) -> list[ComparedPair]:
-    """Return each text with its recordings, ID.wav (or .flac, .ogg, .opus, .mp3) in each folder.
-
-    A text that `generated.jsonl` of a folder says to be silent has none. Raises ValueError naming the texts that one
-    system or both lack.
-    """
-    folders = [(folder, _recordings(cases, folder)) for folder in (ours, theirs)]
-    (_, of_ours), (_, of_theirs) = folders
-    for (folder, mine), (other, others) in ((folders[0], folders[1]), (folders[1], folders[0])):
-        alone = [case.name for case in cases if case.name not in mine and case.name in others]
-        if alone:
-            raise ValueError(
-                f"{folder}: lacks {len(alone)} of the {len(others)} texts that {other} has ({_some(alone)}); generate "
-                f"{alone[0]}.wav too, or leave the texts out of the list"
-            )
-    lost = [case.name for case in cases if case.name not in of_ours]
-    if lost:
-        raise ValueError(
-            f"{ours} and {theirs}: no recordings of {len(lost)} of the {len(cases)} texts ({_some(lost)}), such as "
-            f"{lost[0]}.wav; generate them, or leave the texts out of the list"
-        )
-    return [ComparedPair(case, of_ours[case.name], of_theirs[case.name]) for case in cases]
-
-
-def _recordings(cases: Sequence[Case], folder: Path) -> dict[str, AudioClip | None]:
-    """Return the recordings by name, None for a text that was said as silence."""
-    if not folder.is_dir():
-        raise ValueError(f"{folder}: no folder; name the one that holds what a system generated")
-    rows = read_rows(folder / GENERATED) if (folder / GENERATED).is_file() else []
-    silent = {row["id"] for row in rows if not row.get("seconds", 1)}
-    clips: dict[str, AudioClip | None] = {}
-    for case in cases:
-        clip = recording_of(folder, case.name)
-        if clip is not None or case.name in silent:
-            clips[case.name] = clip
-    return clips
-
-
-def _some(names: Sequence[str]) -> str:
-    return ", ".join(names[:5]) + (", …" if len(names) > 5 else "")
-
-
 def compare(
-    pairs: Sequence[ComparedPair], judge: ListeningJudge, out: Path, settings: Mapping[str, Any], *, seed: int = 0
-) -> dict[str, Row]:
-    """Return a row a pair, by name: {id, category, depth, first, winner, win, reason}, or {id, …, problem}.
+    cases: Sequence[Case], ours: Path, theirs: Path, judge: ListeningJudge, out: Path, listed: str, seed: int, most: int
+) -> Row:
+    """Return {"win_rates": `win_rates`} of the recordings in `ours` over those in `theirs`; write OUT/comparisons.html.
 
-    `win` is 1, 0.5 or 0 for our system; `first` says whose recording was played first, "ours" or "theirs". Rows with a
-    win are kept in OUT/comparisons.jsonl; a later call with the same judge, seed and `settings` asks for the others and
-    for recordings that changed. Raises AudioError for a recording that cannot be read, JudgeError for a judge that
-    cannot be asked and where it answered nothing at all, and ValueError for other settings than those of OUT.
+    OUT/comparisons.jsonl has a row a text, {id, category, depth, first, winner, win, reason}: `win` is 1, 0.5 or 0 for
+    our system; `first` says whose recording was played first. A later call asks for those that failed and for
+    recordings that changed. `most`: comparisons on the page. Raises AudioError for a recording that cannot be read,
+    JudgeError where the judge answered nothing at all, ValueError for lost recordings and other settings.
     """
+    pairs = _pairs(cases, ours, theirs)
     rubrics = judge.read_rubrics()
-    endpoint = judge.endpoint()
-    check_settings(
-        out / "comparison.json",
-        {**settings, "judge": judge.model, "seed": seed, "rubrics": dict(sorted(rubrics.items()))},
+    settings = {"list": listed, "audio": str(ours), "against": str(theirs), "judge": judge.model, "seed": seed}
+    check_settings(out / "comparison.json", {**settings, "rubrics": dict(sorted(rubrics.items()))})
+    for clip in (clip for pair in pairs for clip in (pair.ours, pair.theirs) if clip is not None):
+        load_clip(clip, RATE)  # before any question is paid for
+    endpoint = ChatEndpoint(
+        judge.model,
+        judge.url,
+        judge.api_key_env,
+        max_tokens=4096,  # with the thinking of a model that thinks
+        answer_format=judge.answer_format,
+        timeout=TIMEOUT,
+        tries=TRIES,
+        concurrency=8,
+        max_seconds=BATCH * TRIES * TIMEOUT,
     )
-    for pair in pairs:  # before any question is paid for
-        for clip in (pair.ours, pair.theirs):
-            if clip is not None:
-                load_clip(clip, RATE)
     prints = {pair.case.name: pair.fingerprint() for pair in pairs}
 
     def ask(batch: Sequence[ComparedPair]) -> list[Row]:
@@ -196,19 +136,50 @@ def compare(
         return [_row(pair, answer, prints[pair.case.name], seed) for pair, answer in zip(batch, answers, strict=True)]
 
     rows = complete_rows(
-        out / ROWS,
+        out / "comparisons.jsonl",
         {pair.case.name: pair for pair in pairs},
         ask,
         BATCH,
         is_current=lambda pair, row: row.get("file") == prints[pair.case.name],
     )
-    if all("problem" in row for row in rows.values()):
-        first = next(iter(rows.values()))
+    failed = [row for row in rows.values() if "problem" in row]
+    if len(failed) == len(rows):
         raise JudgeError(
             f"judge {judge.model} at {judge.url}: none of the {len(rows)} comparisons was answered; the first, "
-            f"{first['id']!r}: {first['problem']}"
+            f"{failed[0]['id']!r}: {failed[0]['problem']}"
         )
-    return rows
+    for row in failed:
+        print(f"not compared: {row['id']}: {row['problem']}", file=sys.stderr)
+    rates = {"judge": judge.model, **win_rates(list(rows.values()))}
+    title = f"{ours} against {theirs}, by {judge.model}"
+    head, table = _rate_table(rates)
+    print_table(head, table, title)
+    judged = [(pair, rows[pair.case.name]) for pair in pairs if "problem" not in rows[pair.case.name]]
+    judged.sort(key=lambda item: item[1]["win"])
+    cards = [_card(pair, row) for pair, row in judged[:most]]
+    page = listening_page("Two systems compared", f"{title}. Lost comparisons first.", head, table, cards, out)
+    (out / "comparisons.html").write_text(page, encoding="utf-8")
+    return {"win_rates": rates}
+
+
+def _pairs(cases: Sequence[Case], ours: Path, theirs: Path) -> list[ComparedPair]:
+    """Return each text with its recordings; a text that FOLDER/generated.jsonl says to be silent has none."""
+    found: list[dict[str, AudioClip | None]] = []
+    for folder in (ours, theirs):
+        if not folder.is_dir():
+            raise ValueError(f"{folder}: no folder; name the one that holds what a system generated")
+        rows = read_rows(folder / ROWS) if (folder / ROWS).is_file() else []
+        silent = {row["id"] for row in rows if not row.get("seconds", 1)}
+        clips = {case.name: recording_of(folder, case.name) for case in cases}
+        lost = [name for name, clip in clips.items() if clip is None and name not in silent]
+        if lost:
+            some = ", ".join(lost[:5]) + (", …" if len(lost) > 5 else "")
+            raise ValueError(
+                f"{folder}: lacks {len(lost)} of the {len(cases)} texts ({some}); generate {lost[0]}.wav too, or leave "
+                "the texts out of the list"
+            )
+        found.append(clips)
+    return [ComparedPair(case, *(clips[case.name] for clips in found)) for case in cases]
 
 
 def _question(pair: ComparedPair, rubrics: Mapping[str, str], seed: int) -> JudgeQuestion:
@@ -221,42 +192,36 @@ def _question(pair: ComparedPair, rubrics: Mapping[str, str], seed: int) -> Judg
 
 
 def _row(pair: ComparedPair, answer: Any, fingerprint: str, seed: int) -> Row:
-    ours_first = pair.ours_first(seed)
-    row: Row = {
-        "id": pair.case.name,
-        "category": pair.case.category,
-        "depth": pair.case.depth,
-        "file": fingerprint,
-        "first": "ours" if ours_first else "theirs",
-    }
+    case, ours_first = pair.case, pair.ours_first(seed)
+    row: Row = {"id": case.name, "category": case.category, "depth": case.depth, "file": fingerprint}
+    row["first"] = "ours" if ours_first else "theirs"
     if not isinstance(answer, JudgeAnswer):
         return row | {"problem": f"{answer.kind}: {answer.message}"}
     choice: Choice = answer.value
     win = choice.points if ours_first else 1 - choice.points
-    winner = {1.0: "ours", 0.5: "tie", 0.0: "theirs"}[win]
-    return row | {"winner": winner, "win": win, "reason": choice.reason}
+    return row | {"winner": {1.0: "ours", 0.5: "tie", 0.0: "theirs"}[win], "win": win, "reason": choice.reason}
 
 
-def win_rates(rows: Iterable[Mapping[str, Any]]) -> Row:
+def win_rates(rows: Sequence[Mapping[str, Any]]) -> Row:
     """Return {win_rate: {mean, n, low, high}, tie_rate, first_won, failed, by_category, by_depth} of rows of `compare`.
 
-    mean: (wins + ties / 2) / n over the n comparisons that were answered; low and high: its 95% bootstrap interval.
-    first_won: the share of comparisons without a tie that the recording played first won; far from 1/2 the judge
-    prefers a place. by_category and by_depth: {name: {mean, n, low, high, tie_rate, failed}}; mean, low and high are
-    left out where no comparison was answered. Raises ValueError where none was answered at all.
+    mean: (wins + ties / 2) / n over the n comparisons that were answered. first_won: the share of comparisons without a
+    tie that the recording played first won; far from 1/2 the judge prefers a place.
     """
-    rows = list(rows)
     judged = [row for row in rows if "problem" not in row]
     decided = [row for row in judged if row["winner"] != "tie"]
-    categories = sorted({row["category"] for row in rows})
-    depths = sorted({row["depth"] for row in rows if row["depth"] is not None})
+
+    def by(column: str) -> Row:
+        labels = sorted({row[column] for row in rows if row[column] is not None})
+        return {str(label): _group([row for row in rows if row[column] == label]) for label in labels}
+
     return {
         "win_rate": summarize([row["win"] for row in judged]),
         "tie_rate": 1 - len(decided) / len(judged),
         "first_won": sum(row["first"] == row["winner"] for row in decided) / len(decided) if decided else None,
         "failed": len(rows) - len(judged),
-        "by_category": {c: _group([row for row in rows if row["category"] == c]) for c in categories},
-        "by_depth": {str(d): _group([row for row in rows if row["depth"] == d]) for d in depths},
+        "by_category": by("category"),
+        "by_depth": by("depth"),
     }
 
 
@@ -267,10 +232,7 @@ def _group(rows: Sequence[Mapping[str, Any]]) -> Row:
     return {**summarize(wins), "tie_rate": wins.count(0.5) / len(wins), "failed": len(rows) - len(wins)}
 
 
-# -- table and page ----------------------------------------------------------------------------------------------------
-
-
-def win_rate_table(rates: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
+def _rate_table(rates: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
     """Return (head, rows): all texts, each category and each depth, of what `win_rates` returns."""
     groups = {"all texts": {**rates["win_rate"], "tie_rate": rates["tie_rate"], "failed": rates["failed"]}}
     groups |= rates["by_category"] | {f"depth {depth}": group for depth, group in rates["by_depth"].items()}
@@ -283,33 +245,10 @@ def win_rate_table(rates: Mapping[str, Any]) -> tuple[list[str], list[list[str]]
     return ["", "win rate % (95 %)", "ties %", "compared", "failed"], rows
 
 
-def comparison_page(
-    title: str,
-    pairs: Sequence[ComparedPair],
-    rows: Mapping[str, Mapping[str, Any]],
-    rates: Mapping[str, Any],
-    out: Path,
-    most: int,
-) -> str:
-    """Return a page for the folder `out` with the rates and `most` comparisons, lost ones first."""
-    order = {"theirs": 0, "tie": 1, "ours": 2}
-    judged = [pair for pair in pairs if "problem" not in rows[pair.case.name]]
-    judged.sort(key=lambda pair: order[rows[pair.case.name]["winner"]])
-    cards = [_card(pair, rows[pair.case.name]) for pair in judged[:most]]
-    lead = f"{title}. Lost comparisons first."
-    return listening_page("Two systems compared", lead, *win_rate_table(rates), cards, out)
-
-
 def _card(pair: ComparedPair, row: Mapping[str, Any]) -> Card:
     depth = "" if pair.case.depth is None else f", depth {pair.case.depth}"
     result = {"ours": "won", "tie": "tie", "theirs": "lost"}[row["winner"]]
     a, b = ("A", "B") if row["first"] == "ours" else ("B", "A")
-    takes = (
-        Take(f"this system ({a})", _path(pair.ours), {}, row["reason"]),
-        Take(f"the other ({b})", _path(pair.theirs)),
-    )
+    ours, theirs = (None if c is None else str(Path(c.path or "").resolve()) for c in (pair.ours, pair.theirs))
+    takes = (Take(f"this system ({a})", ours, {}, row["reason"]), Take(f"the other ({b})", theirs))
     return Card(f"{pair.case.name} · {pair.case.category}{depth} · {result}", pair.case.text, takes)
-
-
-def _path(clip: AudioClip | None) -> str | None:
-    return None if clip is None or clip.path is None else str(Path(clip.path).resolve())

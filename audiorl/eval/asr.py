@@ -3,15 +3,11 @@
     audiorl eval asr --data test.jsonl --model MODEL --out results/asr --normalizer english
     audiorl eval asr --data test.jsonl --model TRAINED --baseline START --silence 40 --out results/asr \\
         --known-speakers train.jsonl --recognisers judges/whisper-base
-    audiorl eval asr --data test.jsonl --model MODEL --task translate --out results/translation
     audiorl eval asr --score results/asr/results.jsonl --baseline results/start/results.jsonl
 
 Writes to --out: predictions.jsonl (responses as they come; a second call continues from there), results.jsonl
 (reference, hypothesis, counts and rate per file), scores.json and worst.html (the worst files with audio to listen to).
 Run it before and after training on another task: transcription is what audio RL runs lose first.
-
-A row of results is {id, reference, hypothesis, language?, speaker?, group?, seconds?}. A slice is a part of the rows
-with a label.
 """
 
 from __future__ import annotations
@@ -26,7 +22,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from audiorl.audio import AudioClip, seconds
+from audiorl.audio import seconds
 from audiorl.data import manifest
 from audiorl.data.no_speech import no_speech_samples
 from audiorl.data.prompts import TRANSLATE
@@ -40,6 +36,7 @@ from audiorl.eval._common import (
     greedy_engine,
     print_table,
     read_rows,
+    refuse,
     run_evaluation,
     with_interval,
     write_scores,
@@ -53,17 +50,16 @@ from audiorl.rewards.asr import languages_of
 from audiorl.speech_models import load_recogniser
 from audiorl.types import Sample
 
-Task = Literal["transcribe", "translate"]
-Metric = Literal["wer", "cer"]
 Rows = Sequence[Mapping[str, Any]]
-Systems = Mapping[str, Rows]
+"""Rows {id, reference, hypothesis, language?, speaker?, group?, seconds?}."""
+Systems = dict[str, Rows]
 """Rows by the name of the system that wrote their hypotheses, in equal order; the first is the evaluated one."""
-METRICS: dict[Task, tuple[str, str]] = {"transcribe": ("wer", "cer"), "translate": ("bleu", "chrf")}
 NAMES = {"wer": "WER %", "cer": "CER %", "bleu": "BLEU", "chrf": "chrF"}
 """Names of the metrics in tables."""
-LOWER_IS_BETTER = ("wer", "cer")
 FEWEST_SPEAKERS = 3
 """Least number of speakers of an interval over speakers."""
+WORST = 30
+"""Files that worst.html shows."""
 _RATE = 16_000
 
 
@@ -76,86 +72,80 @@ class ASROptions(InferenceOptions):
     baseline: str | None = None
     """Compare with this model, or with this results.jsonl, on the same rows: differences with paired intervals."""
     recognisers: tuple[str, ...] = ()
-    """Recognisers that transcribe the same recordings for reference, as `audiorl.speech_models.load_recogniser`
-    reads them."""
-    task: Task = "transcribe"
+    """Recognisers that transcribe the same recordings, as `audiorl.speech_models.load_recogniser` reads them."""
+    task: Literal["transcribe", "translate"] = "transcribe"
     """`translate`: into English, compared with the column `translation`; rows without one are left out."""
     question: str | None = None
     """Asked instead of the usual request, for a model that was trained with another one."""
     known_speakers: tuple[str, ...] = ()
-    """Names of the speakers that training used, or manifests with their rows; others are unseen. Rows need a column
-    `speaker`."""
+    """Speakers that training used, or manifests with their rows; others are unseen. Rows need a column `speaker`."""
     silence: int = 0
-    """Also ask for transcripts of so many clips without speech: digital silence, noise, hum and clicks, at -60 to -20
-    dB."""
+    """Also ask for transcripts of so many clips of digital silence, noise, hum and clicks, at -60 to -20 dB."""
     music: Path | None = None
     """A folder of recordings without voices, such as music on hold, for `silence`."""
     kind: str = "asr"
     """How `read_samples` reads the data."""
-    metric: Metric = "wer"
-    """Errors in words (WER) or characters (CER): which of them results.jsonl and worst.html show."""
+    metric: Literal["wer", "cer"] = "wer"
+    """Which errors results.jsonl and worst.html show: in words (WER) or characters (CER)."""
     normalizer: Normalizer = "basic"
-    """What is left out before texts are compared: english (numbers, contractions, spelling), basic (case, punctuation)
-    or none. BLEU and chrF compare the texts as they are."""
-    language: str | None = None
-    """For spelling digits out with the basic normaliser, where the data does not name the language itself."""
-    worst: int = 30
-    """How many files worst.html shows."""
+    """What is left out before words are compared: see `audiorl.eval.metrics.text.normalize`."""
+
+    @property
+    def recorded_baseline(self) -> bool:
+        """Return whether the baseline is a results.jsonl."""
+        return self.baseline is not None and self.baseline.endswith(".jsonl")
 
 
 def main(options: ASROptions, engine: RolloutEngine | None = None) -> Row:
     """Do what the options say and return the scores."""
-    check(options)
+    score, silence, recorded = options.score is not None, options.silence, options.recorded_baseline
+    names = [Path(path).name for path in options.recognisers]
+    recordings = "needs recordings; give --data, --model and --out instead of --score"
+    same = len({*names, "model", "baseline"}) < len(names) + 2
+    refuse(
+        (score and names, f"--recognisers: {recordings}"),
+        (score and silence, f"--silence: {recordings}"),
+        (score and options.baseline and not recorded, "--baseline: with --score give the baseline's results.jsonl too"),
+        (silence < 0 or (options.music and not silence), "--silence: give the number of clips, also with --music"),
+        (same, f"--recognisers: two of {', '.join(names)} have one name; rename a folder"),
+    )
     samples: Sequence[Sample] = ()
-    skipped = None
+    about: Row = {}
     if options.score is not None:
         systems: Systems = {"model": read_rows(options.score)}
         if not systems["model"]:
             raise ValueError(f"{options.score}: no rows")
     else:
-        samples, skipped = read(options)
+        samples, about["skipped"] = read(options)
         engine = engine or options.engine()
         systems = transcripts(options, engine, samples, "predictions")
-    if options.baseline and _is_file(options.baseline):
-        baseline = paired_rows(systems["model"], read_rows(options.baseline), options.baseline)
-        systems = {"model": systems["model"], "baseline": baseline, **systems}
-    corpora, compared = compare(systems, options)
-    results = [dict(row) for row in corpora["model"].rows]
+    if options.baseline and recorded:
+        start = paired_rows(systems["model"], read_rows(options.baseline), options.baseline)
+        systems = {"model": systems["model"], "baseline": start, **systems}
+    if options.known_speakers:
+        systems = with_groups(systems, options)
+    corpora = {name: SystemScores(rows, options) for name, rows in systems.items()}
+    corpus, parts = corpora["model"], list(slices(systems["model"]))
+    results = [dict(row) for row in corpus.rows]
     scores: Row = {"task": options.task, "files": len(results)}
     if options.task == "transcribe":
-        results, scores = score_rows(corpora["model"].rows, corpora["model"], options)
-    scores |= compared
-    if skipped is not None:
-        scores["skipped"] = skipped
+        results, scores = score_rows(corpus, options)
+    scores["systems"] = {name: {label: c.scores(i) for label, i in parts} for name, c in corpora.items()}
+    if "baseline" in corpora:
+        scores["difference"] = {label: corpus.difference(corpora["baseline"], i) for label, i in parts}
+    scores |= about
     if options.silence:
-        silent = no_speech_samples(
-            options.silence, music=options.music, question=options.question or "", languages=languages_of(samples)
-        )
+        assert engine is not None
+        question, languages = options.question or "", languages_of(samples)
+        silent = no_speech_samples(options.silence, music=options.music, question=question, languages=languages)
         written = transcripts(options, engine, silent, "no_speech")
         scores["no_speech"] = {name: no_speech_scores(rows) for name, rows in written.items()}
     if options.out is not None:
-        pages = {}
-        if options.task == "transcribe":
-            pages["worst.html"] = worst_page(results, samples, scores, options.worst)
+        pages = {"worst.html": worst_page(results, samples, scores)} if options.task == "transcribe" else {}
         write_scores(options.out, scores, pages)
         write_json_lines(options.out / "results.jsonl", results)
     print_scores(scores, f"{options.data or options.score} · {options.model or 'scored'}")
     return scores
-
-
-def check(options: ASROptions) -> None:
-    """Raise ValueError for options that do not go together."""
-    if options.score is not None:
-        needing = {"recognisers": options.recognisers, "silence": options.silence}
-        for name in (name for name, value in needing.items() if value):
-            raise ValueError(f"--{name}: needs recordings; give --data, --model and --out instead of --score")
-        if options.baseline and not _is_file(options.baseline):
-            raise ValueError("--baseline: with --score give the baseline's results.jsonl too")
-    if options.silence < 0 or (options.music and not options.silence):
-        raise ValueError("--silence: give the number of clips, 1 or more; --music adds parts of recordings to them")
-    names = [Path(path).name for path in options.recognisers]
-    if len({*names, "model", "baseline"}) < len(names) + 2:
-        raise ValueError(f"--recognisers: two of {', '.join(names)} have one name; rename a folder")
 
 
 # -- transcripts -------------------------------------------------------------------------------------------------------
@@ -163,12 +153,11 @@ def check(options: ASROptions) -> None:
 
 def read(options: ASROptions) -> tuple[list[Sample], int]:
     """Return the samples, their first reference the text to compare with, and how many had no usable audio."""
-    question = options.question or (TRANSLATE if options.task == "translate" else None)
-    loaded = options.read(question)
+    loaded = options.read(options.question or (TRANSLATE if options.task == "translate" else None))
     samples = list(loaded.samples)
     if options.task == "translate":
-        texts = [(s, s.metadata.get("translation")) for s in samples]
-        samples = [replace(s, references=(text,)) for s, text in texts if isinstance(text, str) and text.strip()]
+        texts = [(s, str(s.metadata.get("translation") or "")) for s in samples]
+        samples = [replace(s, references=(text,)) for s, text in texts if text.strip()]
         if len(samples) < len(texts):
             print(f"{len(texts) - len(samples)} of {len(texts)} rows have no translation", file=sys.stderr)
     for sample in samples:
@@ -179,25 +168,47 @@ def read(options: ASROptions) -> tuple[list[Sample], int]:
     return samples, len(loaded.skipped)
 
 
-def rows_of(samples: Sequence[Sample], hypotheses: Mapping[str, str]) -> list[Row]:
-    """Return {id, reference, hypothesis, language, speaker} of each sample; without speech {kind, seconds} too."""
-    rows = []
+def transcripts(options: ASROptions, engine: RolloutEngine, samples: Sequence[Sample], name: str) -> Systems:
+    """Ask the model, the baseline model and the recognisers: OUT/NAME.jsonl and OUT/SYSTEM/NAME.jsonl.
+
+    Rows are {id, reference, hypothesis, language, speaker}; of clips without speech {kind, seconds} too.
+    """
+    assert options.out
+
+    def answers(engine: RolloutEngine, folder: Path) -> dict[str, str]:
+        file, size = folder / f"{name}.jsonl", options.batch_size
+        rows = generate_all(engine, samples, file, size, describe=lambda r: {"hypothesis": final_text(r.text)})
+        return {row["id"]: row["hypothesis"] for row in rows}
+
+    def folder_of(system: str, path: str) -> Path:
+        """Return the folder of another system's transcripts; ValueError where those of a third one lie there."""
+        assert options.out
+        folder = options.out / re.sub(r"[^\w.-]+", "_", system)
+        settings = {"model": path, "task": options.task, "question": options.question}
+        check_settings(folder / "settings.json", {**settings, "max_new_tokens": options.max_new_tokens})
+        return folder
+
+    written = {"model": answers(engine, options.out)}
+    if options.baseline and not options.recorded_baseline:
+        start = greedy_engine(options.baseline, options.max_new_tokens, options.device)
+        written["baseline"] = answers(start, folder_of("baseline", options.baseline))
+    for path in options.recognisers:
+        system = Path(path).name
+        written[system] = recognised(path, samples, options, folder_of(system, path) / f"{name}.jsonl")
+    rows: dict[str, list[Row]] = {system: [] for system in written}
     for sample in samples:
-        row = {"id": sample.id, "reference": sample.references[0], "hypothesis": hypotheses[sample.id]}
         about = {name: sample.metadata.get(name) for name in ("language", "speaker", "kind")}
-        row |= {name: value for name, value in about.items() if value} | {"language": about["language"]}
-        rows.append(row if not about["kind"] else row | {"seconds": sum(map(seconds, sample.audio))})
-    return rows
-
-
-def answers(engine: RolloutEngine, samples: Sequence[Sample], out: Path, batch_size: int) -> dict[str, str]:
-    """Return what a model writes, by id; kept in `out`, from which a later call continues."""
-    rows = generate_all(engine, samples, out, batch_size, describe=lambda r: {"hypothesis": final_text(r.text)})
-    return {row["id"]: row["hypothesis"] for row in rows}
+        more: Row = {name: value for name, value in about.items() if value} | {"language": about["language"]}
+        if about["kind"]:
+            more["seconds"] = sum(map(seconds, sample.audio))
+        for system, texts in written.items():
+            said = {"id": sample.id, "reference": sample.references[0], "hypothesis": texts[sample.id]}
+            rows[system].append(said | more)
+    return {**rows}
 
 
 def recognised(path: str, samples: Sequence[Sample], options: ASROptions, out: Path) -> dict[str, str]:
-    """Return what a recogniser writes, by id; each language with a recogniser for it. Kept in `out` like `answers`."""
+    """Return what a recogniser writes, by id; each language with a recogniser for it. Kept in `out`."""
     hypotheses: dict[str, str] = {}
     for language in dict.fromkeys(s.metadata.get("language") for s in samples):
         recogniser = load_recogniser(path, language, options.device, options.batch_size, options.task)
@@ -213,50 +224,39 @@ def recognised(path: str, samples: Sequence[Sample], options: ASROptions, out: P
     return hypotheses
 
 
-def transcripts(options: ASROptions, engine: RolloutEngine | None, samples: Sequence[Sample], name: str) -> Systems:
-    """Ask the model, the baseline model and the recognisers: OUT/NAME.jsonl and OUT/SYSTEM/NAME.jsonl."""
-    assert options.out
-    engine = engine or options.engine()
-    file = options.out / f"{name}.jsonl"
-    systems: dict[str, list[Row]] = {"model": rows_of(samples, answers(engine, samples, file, options.batch_size))}
-    if options.baseline and not _is_file(options.baseline):
-        start = greedy_engine(options.baseline, options.max_new_tokens, options.device)
-        file = _folder(options, "baseline", options.baseline) / f"{name}.jsonl"
-        systems["baseline"] = rows_of(samples, answers(start, samples, file, options.batch_size))
-    for path in options.recognisers:
-        file = _folder(options, Path(path).name, path) / f"{name}.jsonl"
-        systems[Path(path).name] = rows_of(samples, recognised(path, samples, options, file))
-    return systems
-
-
-def _folder(options: ASROptions, system: str, path: str) -> Path:
-    """Return the folder of another system's transcripts. Raises ValueError where those of a third one lie there."""
-    assert options.out
-    folder = options.out / re.sub(r"[^\w.-]+", "_", system)
-    settings = {"model": path, "task": options.task, "question": options.question}
-    check_settings(folder / "settings.json", {**settings, "max_new_tokens": options.max_new_tokens})
-    return folder
-
-
-def _is_file(baseline: str) -> bool:
-    return baseline.endswith(".jsonl")
-
-
-def known_speakers(options: ASROptions) -> frozenset[str]:
-    """Return the speakers that are named, and those in the rows of manifests."""
-    names: set[str] = set()
+def with_groups(systems: Systems, options: ASROptions) -> Systems:
+    """Add "group" to rows: known or unseen speakers. Raises ValueError for a row that names no speaker."""
+    known: set[object] = set()
     for given in options.known_speakers:
-        if not Path(given).exists():
-            if "/" in given or Path(given).suffix:
-                raise ValueError(f"--known-speakers {given}: missing; give a manifest that exists, or a speaker's name")
-            names.add(given)
-            continue
-        rows = manifest.read_samples(given, kind=options.kind, on_error="skip").samples
-        speakers = {row.metadata.get("speaker") for row in rows} - {None, ""}
+        speakers: set[object] = {given}
+        if Path(given).exists():
+            rows = manifest.read_samples(given, kind=options.kind, on_error="skip").samples
+            speakers = {row.metadata.get("speaker") for row in rows} - {None, ""}
+        elif "/" in given or Path(given).suffix:
+            raise ValueError(f"--known-speakers {given}: missing; give a manifest that exists, or a speaker's name")
         if not speakers:
             raise ValueError(f"--known-speakers {given}: no row of this manifest names a speaker")
-        names |= {str(speaker) for speaker in speakers}
-    return frozenset(names)
+        known |= speakers
+    grouped: dict[str, list[Row]] = {system: [] for system in systems}
+    for system, row in ((system, row) for system, rows in systems.items() for row in rows):
+        if not row.get("speaker"):
+            raise ValueError(f"row {row['id']!r} names no speaker; give the column, or leave --known-speakers out")
+        grouped[system].append({**row, "group": f"{'known' if row['speaker'] in known else 'unseen'} speakers"})
+    return {**grouped}
+
+
+def paired_rows(rows: Rows, baseline: Rows, name: str) -> Rows:
+    """Return the rows of `baseline` in the order of `rows`. Raises ValueError for other ids or other references."""
+    others, own = ({row["id"]: row.get("reference") for row in part} for part in (baseline, rows))
+    same = "two systems are compared on the same rows"
+    for id in own | others:
+        if id not in others or id not in own:
+            where = f"no row {id!r}" if id in own else f"row {id!r} is not among the others"
+            raise ValueError(f"{name}: {where}; {same}")
+        if others[id] != own[id]:
+            raise ValueError(f"{name}: row {id!r} has another reference; {same}")
+    by_id = {row["id"]: row for row in baseline}
+    return [by_id[row["id"]] for row in rows]
 
 
 # -- scores ------------------------------------------------------------------------------------------------------------
@@ -280,19 +280,6 @@ def slices(rows: Rows) -> Iterator[tuple[str, list[int]]]:
                 yield label, indices
 
 
-def with_groups(rows: Rows, trained: frozenset[str]) -> list[Row]:
-    """Add their group to rows, "known speakers" for those in `trained` and "unseen speakers" for others.
-
-    Raises ValueError for a row that names no speaker.
-    """
-    grouped = []
-    for row in rows:
-        if not row.get("speaker"):
-            raise ValueError(f"row {row['id']!r} names no speaker; give the column, or leave --known-speakers out")
-        grouped.append({**row, "group": "known speakers" if row["speaker"] in trained else "unseen speakers"})
-    return grouped
-
-
 def error_counts(row: Mapping[str, Any], normalizer: Normalizer, language: str | None, metric: str) -> ErrorCounts:
     """Count the errors of a transcript, both texts normalised; `language` is used where the row names none."""
     for key in ("reference", "hypothesis"):
@@ -305,25 +292,24 @@ def error_counts(row: Mapping[str, Any], normalizer: Normalizer, language: str |
 class SystemScores:
     """Counts of one system's rows, from which the scores of any slice follow."""
 
-    def __init__(self, rows: Rows, task: Task, normalizer: Normalizer = "basic", language: str | None = None):
+    def __init__(self, rows: Rows, options: ASROptions):
         self.rows = rows
-        self.metrics = METRICS[task]
         self.errors: dict[str, list[ErrorCounts]] = {}
         self._counts: dict[str, tuple[np.ndarray, Score]] = {}
-        for metric in self.metrics:
-            if task == "translate":
-                hypotheses, references = ([row[key] for row in rows] for key in ("hypothesis", "reference"))
+        if options.task == "translate":
+            hypotheses, references = ([row[key] for row in rows] for key in ("hypothesis", "reference"))
+            for metric in ("bleu", "chrf"):
                 self._counts[metric] = translation_counts(hypotheses, references, metric)
-            else:
-                counts = [error_counts(row, normalizer, language, metric) for row in rows]
+        else:
+            for metric in ("wer", "cer"):
+                counts = [error_counts(row, options.normalizer, None, metric) for row in rows]
                 self.errors[metric] = counts
                 self._counts[metric] = np.array([[c.errors, c.reference_length] for c in counts]), ratio
-        texts = [
-            [normalize(row[key], normalizer, row.get("language") or language) for key in ("hypothesis", "reference")]
-            for row in rows
+        self.texts = [
+            [normalize(row[key], options.normalizer, row.get("language")) for key in _COMPARED] for row in rows
         ]
-        self._lengths = np.array([[len(units(text)) for text in pair] for pair in texts])
-        self._repeated = np.array([repeated(pair[0]) for pair in texts])
+        self._lengths = np.array([[len(units(text)) for text in pair] for pair in self.texts])
+        self._repeated = np.array([repeated(hypothesis) for _, hypothesis in self.texts])
 
     def scores(self, indices: Sequence[int]) -> Row:
         """Return {files, METRIC: {value, low, high}, …, substitutions, …, length_ratio, repetition} of a slice.
@@ -334,8 +320,7 @@ class SystemScores:
         """
         speakers = [self.rows[i].get("speaker") for i in indices]
         result: Row = {"files": len(indices)}
-        for metric in self.metrics:
-            counts, score = self._counts[metric]
+        for metric, (counts, score) in self._counts.items():
             result[metric] = asdict(estimate(counts[indices], score))
             if None not in speakers and len(set(speakers)) >= FEWEST_SPEAKERS:
                 over = estimate(counts[indices], score, clusters=speakers)
@@ -343,34 +328,20 @@ class SystemScores:
         if "wer" in self.errors:
             total = sum((self.errors["wer"][i] for i in indices), ErrorCounts())
             result |= {name: getattr(total, name) for name in ("substitutions", "insertions", "deletions")}
-        written, spoken = self._lengths[indices].sum(0)
+        spoken, written = self._lengths[indices].sum(0)
         result["length_ratio"] = float(written / spoken) if spoken else None
         result["repetition"] = ratio(self._repeated[indices].sum(0))
         return result
 
     def difference(self, baseline: SystemScores, indices: Sequence[int]) -> Row:
         """Return {METRIC: {value, low, high}}: this system minus `baseline` on the same rows, with paired intervals."""
-        result = {}
-        for metric in self.metrics:
-            counts, score = self._counts[metric]
-            result[metric] = asdict(estimate(counts[indices], score, baseline_NK=baseline._counts[metric][0][indices]))
-        return result
+        return {
+            metric: asdict(estimate(counts[indices], score, baseline_NK=baseline._counts[metric][0][indices]))
+            for metric, (counts, score) in self._counts.items()
+        }
 
 
-def paired_rows(rows: Rows, baseline: Rows, name: str) -> list[Mapping[str, Any]]:
-    """Return the rows of `baseline` in the order of `rows`. Raises ValueError for other ids or other references."""
-    by_id = {row["id"]: row for row in baseline}
-    for row in rows:
-        if row["id"] not in by_id:
-            raise ValueError(f"{name}: no row {row['id']!r}; two systems are compared on the same rows")
-        if by_id[row["id"]].get("reference") != row.get("reference"):
-            raise ValueError(
-                f"{name}: row {row['id']!r} has another reference; two systems are compared on the same rows"
-            )
-    if len(by_id) > len(rows):
-        other = next(id for id in by_id if id not in {row["id"] for row in rows})
-        raise ValueError(f"{name}: row {other!r} is not among the others; two systems are compared on the same rows")
-    return [by_id[row["id"]] for row in rows]
+_COMPARED = ("reference", "hypothesis")
 
 
 def no_speech_scores(rows: Rows) -> dict[str, Row]:
@@ -379,9 +350,8 @@ def no_speech_scores(rows: Rows) -> dict[str, Row]:
     Words are counted as written, without normalisation; in scripts without spaces a character is a word.
     """
     counts = np.array([[len(units(row["hypothesis"])), row["seconds"] / 60] for row in rows])
-    kinds = ["all", *dict.fromkeys(row["kind"] for row in rows)]
     result = {}
-    for kind in kinds:
+    for kind in ["all", *dict.fromkeys(row["kind"] for row in rows)]:
         indices = [i for i, row in enumerate(rows) if kind in ("all", row["kind"])]
         words, minutes = counts[indices].sum(0)
         result[kind] = {
@@ -394,56 +364,45 @@ def no_speech_scores(rows: Rows) -> dict[str, Row]:
     return result
 
 
-def score_rows(rows: Rows, corpus: SystemScores, options: ASROptions) -> tuple[list[Row], Row]:
+def score_rows(corpus: SystemScores, options: ASROptions) -> tuple[list[Row], Row]:
     """Return the rows with their normalised texts, counts and rate, and the scores of the corpus.
 
     A file whose reference is empty after normalisation (a reference of pure filler, silence) has no length: its
     insertions count in the corpus rate, and its own rate is 0 or 1. `empty_references` tells how many there are.
     """
-    counts = corpus.errors[options.metric]
+    errors = CorpusErrors(tuple(corpus.errors[options.metric]))
     results = []
-    for row, count in zip(rows, counts, strict=True):
-        language = row.get("language") or options.language
-        texts = {
-            f"normalized_{key}": normalize(row[key], options.normalizer, language)
-            for key in ("reference", "hypothesis")
-        }
-        results.append({**row, **texts, "rate": count.rate, **asdict(count)})
-    errors = CorpusErrors(tuple(counts))
+    for row, texts, count in zip(corpus.rows, corpus.texts, errors.utterances, strict=True):
+        normalized = {f"normalized_{key}": text for key, text in zip(_COMPARED, texts, strict=True)}
+        results.append({**row, **normalized, "rate": count.rate, **asdict(count)})
     scores = {
         "metric": options.metric,
         "normalizer": options.normalizer,
         options.metric: errors.rate,
         f"mean_{options.metric}": errors.mean,
-        "files": len(rows),
+        "files": len(results),
         "reference_length": errors.total.reference_length,
         **asdict(errors.total),
-        "exact": sum(c.errors == 0 for c in counts),
-        "empty_references": sum(c.reference_length == 0 for c in counts),
+        "exact": sum(c.errors == 0 for c in errors.utterances),
+        "empty_references": sum(c.reference_length == 0 for c in errors.utterances),
     }
     return results, scores
 
 
-def compare(systems: Systems, options: ASROptions) -> tuple[dict[str, SystemScores], Row]:
-    """Return each system's counts, and {systems: {NAME: {SLICE: scores}}, difference: {SLICE: {METRIC: interval}}}."""
-    if options.known_speakers:
-        trained = known_speakers(options)
-        systems = {name: with_groups(rows, trained) for name, rows in systems.items()}
-    corpora = {n: SystemScores(rows, options.task, options.normalizer, options.language) for n, rows in systems.items()}
-    first, *_ = corpora.values()
-    parts = list(slices(first.rows))
-    scores: Row = {"systems": {name: {label: c.scores(i) for label, i in parts} for name, c in corpora.items()}}
-    if "baseline" in corpora:
-        scores["difference"] = {label: first.difference(corpora["baseline"], i) for label, i in parts}
-    return corpora, scores
+# -- tables and the page -----------------------------------------------------------------------------------------------
 
 
-def worst_page(results: Sequence[Row], samples: Sequence[Sample], scores: Mapping[str, Any], count: int) -> str:
-    """Return the `count` files with the highest rates as a self-contained HTML page, audio included."""
+def worst_page(results: Sequence[Row], samples: Sequence[Sample], scores: Mapping[str, Any]) -> str:
+    """Return the files with the highest rates as a self-contained HTML page, audio included."""
     clips = {s.id: s.audio for s in samples}
-    worst = sorted((r for r in results if r["rate"] > 0), key=lambda r: (-r["rate"], str(r["id"])))[:count]
     metric = scores["metric"]
-    articles = [_article(row, clips.get(row["id"], ()), metric) for row in worst]
+    articles = []
+    for row in sorted((r for r in results if r["rate"] > 0), key=lambda r: (-r["rate"], str(r["id"])))[:WORST]:
+        counts = f"{row['substitutions']} sub, {row['insertions']} ins, {row['deletions']} del"
+        compared = f"{row['normalized_reference']}\n{row['normalized_hypothesis']}"
+        entries = [("reference", row["reference"]), ("hypothesis", row["hypothesis"]), ("compared", compared)]
+        title = f"{row['id']} · {metric.upper()} {100 * row['rate']:.1f}% ({counts})"
+        articles.append(article(title, clips.get(row["id"], ()), entries))
     summary = (
         f"{metric.upper()} {100 * scores[metric]:.2f}% over {scores['files']} files "
         f"({scores['substitutions']} substitutions, {scores['insertions']} insertions, {scores['deletions']} deletions)"
@@ -451,22 +410,9 @@ def worst_page(results: Sequence[Row], samples: Sequence[Sample], scores: Mappin
     return clips_page("Worst transcripts", summary, articles, "No errors.")
 
 
-def _article(row: Row, clips: Sequence[AudioClip], metric: str) -> str:
-    counts = f"{row['substitutions']} sub, {row['insertions']} ins, {row['deletions']} del"
-    entries = [
-        ("reference", row["reference"]),
-        ("hypothesis", row["hypothesis"]),
-        ("compared", f"{row['normalized_reference']}\n{row['normalized_hypothesis']}"),
-    ]
-    return article(f"{row['id']} · {metric.upper()} {100 * row['rate']:.1f}% ({counts})", clips, entries)
-
-
-# -- tables ------------------------------------------------------------------------------------------------------------
-
-
 def interval_text(value: Mapping[str, float], metric: str = "", signed: bool = False) -> str:
     """Return `12.3 (10.1–14.5)`, error rates in percent."""
-    scale = 100 if metric in LOWER_IS_BETTER else 1
+    scale = 100 if metric in ("wer", "cer") else 1
     return with_interval(value, "+.1f" if signed else ".1f", "value", scale, " to " if signed else "–")
 
 
@@ -478,9 +424,8 @@ def print_scores(scores: Mapping[str, Any], title: str) -> None:
     rows = []
     for label, values in evaluated.items():
         length = "–" if values["length_ratio"] is None else f"{values['length_ratio']:.2f}"
-        rates = [interval_text(values[m], m) for m in metrics]
-        counts = [str(values[key]) for key in counted]
-        rows.append([label, str(values["files"]), *rates, *counts, length, f"{100 * values['repetition']:.1f}"])
+        cells = [interval_text(values[m], m) for m in metrics] + [str(values[key]) for key in counted]
+        rows.append([label, str(values["files"]), *cells, length, f"{100 * values['repetition']:.1f}"])
     head = ["", "files", *(NAMES[m] for m in metrics), *(key[:3] for key in counted), "length", "repeated %"]
     print_table(head, rows, title, width=120)  # narrower, the cells of a file's log would be cut
     if others:
@@ -489,7 +434,7 @@ def print_scores(scores: Mapping[str, Any], title: str) -> None:
         for label, values in evaluated.items():
             cells = [interval_text(values[metric], metric)]
             cells += [interval_text(difference[label][metric], metric, signed=True)] if difference else []
-            rows.append([label, *cells, *(interval_text(slices[label][metric], metric) for _, slices in others)])
+            rows.append([label, *cells, *(interval_text(parts[label][metric], metric) for _, parts in others)])
         head = ["", name, *(["model − baseline"] if difference else []), *(other for other, _ in others)]
         print_table(head, rows, f"{NAMES[metric]} on the same rows", width=120)
     if "no_speech" in scores:
@@ -509,19 +454,14 @@ def model_card_section(folder: Path) -> str:
     scores = json.loads((folder / "scores.json").read_text()) if (folder / "scores.json").is_file() else {}
     if "systems" not in scores:
         raise ValueError(f"{folder}: no scores of `audiorl eval asr` there; give its --out")
-    systems = {Path(name).name: slices for name, slices in scores["systems"].items()}
-    model = next(iter(systems.values()))
-    columns = [(name, metric) for name in systems for metric in NAMES if metric in model["all"]]
-    header = ["", "files", *(f"{name}: {NAMES[metric]}" for name, metric in columns)]
-    rows = [
-        [
-            label,
-            str(values["files"]),
-            *(interval_text(systems[name][label][metric], metric) for name, metric in columns),
-        ]
-        for label, values in model.items()
-    ]
-    lines = ["| " + " | ".join(cells) + " |" for cells in (header, ["---"] * len(header), *rows)]
+    model = next(iter(scores["systems"].values()))
+    columns = [(name, metric) for name in scores["systems"] for metric in NAMES if metric in model["all"]]
+    rows = [["", "files", *(f"{name}: {NAMES[metric]}" for name, metric in columns)]]
+    rows.append(["---"] * len(rows[0]))
+    for label, values in model.items():
+        cells = (interval_text(scores["systems"][name][label][metric], metric) for name, metric in columns)
+        rows.append([label, str(values["files"]), *cells])
+    lines = ["| " + " | ".join(cells) + " |" for cells in rows]
     title = {"transcribe": "Recognition", "translate": "Translation into English"}[scores.get("task", "transcribe")]
     return "\n".join([f"## {title}", "", *lines, "", "Values with 95 % bootstrap intervals over clips."])
 

@@ -3,27 +3,22 @@
     audiorl eval audit --model MODEL --data held_out.jsonl --out audits/model
     audiorl eval audit --model MODEL --data questions.jsonl --out audits/model --views silence text --filter 8
 
-The answers are the references of the data, or with --answers model the model's own greedy ones. For each view the table
-shows how many nats per token of the answer are lost when the audio is replaced, with a 95 % interval. The verdict is
-listens, ignores_audio or unclear. Every clip must also become as many audio tokens as its features have room for.
+The answers are the references of the data. For each view the table shows how many nats per token of the answer are lost
+when the audio is replaced, with a 95 % interval. The verdict is listens, ignores_audio or unclear. Every clip must also
+become as many audio tokens as its features have room for.
 
 Writes to --out: scores.json, results.jsonl (a row for each answer) and examples.html (the answers that gain least and
-most, to listen to).
-
---filter N answers every question N times with and without its audio. filter.jsonl has a row for each question with the
-shares of right answers and one of three words: `text` (right without the audio in --max-blind of the answers or more),
-`listening` (not so, and right more often with the audio) or `unanswered`. listening.jsonl holds the rows of the data
-that need listening and whose share of right answers lies between --min-pass and --max-pass: a manifest to train on or
-to measure with. The answers are kept, so the same command with other bounds selects without asking again.
+most, to listen to). --filter N answers every question N times with and without its audio, and writes filter.jsonl
+(shares of right answers, and what answers each question: text, listening or nothing) and listening.jsonl, a manifest of
+the questions that need listening. The same command with other bounds selects without asking again.
 """
 
 from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
 
 from audiorl.config import ModelConfig, SamplingConfig
 from audiorl.data.rows import write_json_lines
@@ -33,30 +28,23 @@ from audiorl.eval._common import (
     Row,
     check_settings,
     print_table,
+    refuse,
     run_evaluation,
     summarize,
+    with_interval,
     write_scores,
 )
-from audiorl.eval._listening import (
-    DEFAULT_VIEWS,
-    MIN_GAIN,
-    Gain,
-    ListeningVerdict,
-    answered_by_reference,
-    audio_gains,
-    check_frames,
-    gain_metrics,
-    rows_of,
-    verdict,
-)
+from audiorl.eval._listening import DEFAULT_VIEWS, MIN_GAIN, audio_gains, check_frames, gain_metrics, verdict
 from audiorl.eval._questions import question_policy, read_questions, right_answers, sample_answers, write_manifest
 from audiorl.eval.metrics.corpus import bootstrap_interval
 from audiorl.models import AudioPolicy
 from audiorl.models.examples import Example
-from audiorl.protocols import Request
 from audiorl.report.listening import article, clips_page
 from audiorl.rollout.hf import HFEngine
 from audiorl.types import Sample
+
+EXAMPLES = 5
+"""Answers with the least and with the greatest gain on the page, each."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,48 +56,39 @@ class AuditOptions(InferenceOptions):
     views: tuple[str, ...] = DEFAULT_VIEWS
     """Views that replace the audio: silence, noise, swap (that of another prompt), text (none), transcript (its text),
     clean (the column clean_audio), or FILE.py:FUNCTION, a function from a Sample to a Sample."""
-    answers: Literal["reference", "model"] = "reference"
-    """Whose answers are measured: the data's, or the model's own."""
     min_gain: float = MIN_GAIN
     """Nats per token that the right audio must add over every view."""
-    examples: int = 5
-    """Answers with the least and with the greatest gain on the page, each."""
     filter: int = 0
-    """Answers per question and view, sampled at temperature 1, by which questions that need listening are selected; 0:
-    none are selected."""
+    """Answers per question and view by which questions that need listening are selected; 0: none are selected."""
     max_blind: float = 0.5
-    """With --filter: a question needs no listening if this share of its answers, or more, is right under some view."""
+    """With --filter: questions need no listening of which this share of answers, or more, is right under some view."""
     min_pass: float = 0.0
     """With --filter: select questions with at least this share of right answers with their audio."""
     max_pass: float = 1.0
-    """With --filter: select questions with at most this share of right answers with their audio; 0.9 leaves out what
-    the model can do already."""
+    """With --filter: select questions with at most this share of right answers with their audio."""
 
 
 def main(options: AuditOptions, policy: AudioPolicy | None = None) -> Row:
     """Do what the options say and return the scores."""
-    for name in ("filter", "examples"):
-        if getattr(options, name) < 0:
-            raise ValueError(f"--{name}: give 0 or more")
-    if not 0 < options.max_blind <= 1:
-        raise ValueError(f"--max-blind {options.max_blind:g}: give a share above 0, at most 1")
-    if not 0 <= options.min_pass <= options.max_pass <= 1:
-        raise ValueError(
-            f"--min-pass {options.min_pass:g} --max-pass {options.max_pass:g}: give shares with 0 <= min <= max <= 1"
-        )
-    if not options.views:
-        raise ValueError("--views: give at least one")
-    options.check()
+    least, most = options.min_pass, options.max_pass
+    refuse(
+        (options.filter < 0, "--filter: give 0 or more"),
+        (not 0 < options.max_blind <= 1, f"--max-blind {options.max_blind:g}: give a share above 0, at most 1"),
+        (
+            not 0 <= least <= most <= 1,
+            f"--min-pass {least:g} --max-pass {most:g}: give shares with 0 <= min <= max <= 1",
+        ),
+        (not options.views, "--views: give at least one"),
+    )
+    samples = read_questions(options)
     assert options.out is not None and options.model is not None
-    samples = read_questions(options, need_answer=bool(options.filter) or options.answers == "reference")
-    check_settings(options.out / "audit.json", {"views": options.views, "answers": options.answers})
+    check_settings(options.out / "audit.json", {"views": options.views})
     policy = policy or question_policy(options.model, ModelConfig(device=options.device))
     check_frames(policy, [clip for s in samples for clip in s.audio])
-    answers = answers_of(policy, samples, options)
-    gains = audio_gains(policy, answers, options.views)
+    gains = audio_gains(policy, [Example(s, s.references[0]) for s in samples], options.views)
     result = verdict(gains, options.min_gain)
     scores: Row = {
-        "n": len(answers),
+        "n": len(samples),
         "verdict": result.word,
         "reason": result.reason,
         "gains": {g.view: {"nats_per_token": g.nats, "interval": g.interval} for g in gains},
@@ -117,26 +96,33 @@ def main(options: AuditOptions, policy: AudioPolicy | None = None) -> Row:
     }
     if options.filter:
         scores["filter"] = select(policy, samples, options)
-    rows = rows_of(answers, gains)
-    write_scores(options.out, scores, {"examples.html": examples_page(samples, rows, gains, result, options.examples)})
+    rows: list[Row] = []
+    for i, s in enumerate(samples):
+        row: Row = {"id": s.id, "task": s.task, "answer": s.references[0]}
+        rows.append(row | {g.name: g.per_sample[i] for g in gains})
+    order = sorted(range(len(rows)), key=lambda i: min(rows[i][g.name] for g in gains))
+    shown = order if len(order) <= 2 * EXAMPLES else order[:EXAMPLES] + order[len(order) - EXAMPLES :]
+    articles = []
+    for i in shown:
+        request = "\n".join(c for m in samples[i].messages for c in m.content if isinstance(c, str))
+        added = [(g.name.replace("gain_", "over "), f"{g.per_sample[i]:+.3f} nats per token") for g in gains]
+        entries = [("request", request), ("answer", str(rows[i]["answer"])), *added]
+        articles.append(article(samples[i].id, samples[i].audio, entries))
+    page = clips_page("What the audio adds", f"{result.word}: {result.reason}", articles, "No answers.")
+    write_scores(options.out, scores, {"examples.html": page})
     write_json_lines(options.out / "results.jsonl", rows)
-    shown = [[g.view, f"{g.nats:.3f}", f"{g.interval[0]:.3f} to {g.interval[1]:.3f}"] for g in gains]
-    title = f"{options.model} · {options.data} · {len(answers)} answers"
-    print_table(["audio replaced by", "nats per token lost", "95 % interval"], shown, title)
+    cells = [[g.view, f"{g.nats:.3f}", f"{g.interval[0]:.3f} to {g.interval[1]:.3f}"] for g in gains]
+    title = f"{options.model} · {options.data} · {len(samples)} answers"
+    print_table(["audio replaced by", "nats per token lost", "95 % interval"], cells, title)
     print(f"{result.word}: {result.reason}")
     if options.filter:
-        print_filter(scores["filter"])
+        kinds = {"text_answerable": "text-answerable", "need_listening": "need listening", "rest": "neither"}
+        found = [(label, scores["filter"][name]) for name, label in kinds.items()]
+        cells = [[label, str(c["n"]), with_interval(c, ".1%", "share")] for label, c in found]
+        title = f"questions by what answers them, {options.filter} answers each"
+        print_table(["", "questions", "share (95 % interval)"], cells, title)
         print(f"{scores['filter']['selected']} of {len(samples)} rows: {options.out / 'listening.jsonl'}")
     return scores
-
-
-def answers_of(policy: AudioPolicy, samples: Sequence[Sample], options: AuditOptions) -> list[Example]:
-    """Return each sample with the answer that is measured."""
-    if options.answers == "reference":
-        return answered_by_reference(samples)
-    sampling = SamplingConfig(temperature=0, max_new_tokens=options.max_new_tokens)
-    rollouts = HFEngine(policy, sampling).generate([Request(s, greedy=True) for s in samples])
-    return [Example(r.sample, r.text) for r in rollouts]
 
 
 def select(policy: AudioPolicy, samples: Sequence[Sample], options: AuditOptions) -> Row:
@@ -166,53 +152,16 @@ def select(policy: AudioPolicy, samples: Sequence[Sample], options: AuditOptions
     write_json_lines(out / "filter.jsonl", [{"id": id, **row} for id, row in rows.items()])
     write_manifest(out / "listening.jsonl", options, selected, rows)
     kinds = Counter(row["kind"] for row in rows.values())
-    return {
+    result: Row = {
         "answers_each": options.filter,
         "with_audio": sum(with_audio) / count,
         "interval": bootstrap_interval(with_audio),
         "without_audio": {view: sum(share) / count for view, share in without.items()},
         "chance": sum(1 / len(s.choices) if s.choices else 0 for s in samples) / count,
-        **{
-            name: {**summarize([float(row["kind"] == kind) for row in rows.values()], "share"), "n": kinds[kind]}
-            for name, kind in (("text_answerable", "text"), ("need_listening", "listening"), ("rest", "unanswered"))
-        },
-        "selected": len(selected),
     }
-
-
-def print_filter(result: Mapping[str, Any]) -> None:
-    """Print how many questions are of each kind."""
-    labels = {"text_answerable": "text-answerable", "need_listening": "need listening", "rest": "neither"}
-    cells = [(label, result[name]) for name, label in labels.items()]
-    rows = [[label, str(c["n"]), f"{c['share']:.1%}", f"{c['low']:.1%} to {c['high']:.1%}"] for label, c in cells]
-    title = f"questions by what answers them, {result['answers_each']} answers each"
-    print_table(["", "questions", "share", "95 % interval"], rows, title)
-
-
-def examples_page(
-    samples: Sequence[Sample],
-    rows: Sequence[Mapping[str, Any]],
-    gains: Sequence[Gain],
-    result: ListeningVerdict,
-    count: int,
-) -> str:
-    """Return a page with the `count` answers that gain least over their hardest view, and as many that gain most."""
-    names = [g.name for g in gains]
-    order = sorted(range(len(rows)), key=lambda i: min(rows[i][name] for name in names))
-    shown = order if 2 * count >= len(order) else order[:count] + order[len(order) - count :]
-    articles = [
-        article(
-            f"{rows[i]['id']}",
-            samples[i].audio,
-            [
-                ("request", "\n".join(c for m in samples[i].messages for c in m.content if isinstance(c, str))),
-                ("answer", str(rows[i]["answer"])),
-                *((name.replace("gain_", "over "), f"{rows[i][name]:+.3f} nats per token") for name in names),
-            ],
-        )
-        for i in shown
-    ]
-    return clips_page("What the audio adds", f"{result.word}: {result.reason}", articles, "No answers.")
+    for name, kind in (("text_answerable", "text"), ("need_listening", "listening"), ("rest", "unanswered")):
+        result[name] = {**summarize([float(row["kind"] == kind) for row in rows.values()], "share"), "n": kinds[kind]}
+    return result | {"selected": len(selected)}
 
 
 if __name__ == "__main__":

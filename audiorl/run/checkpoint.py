@@ -1,9 +1,8 @@
 """Checkpoints: a Hugging Face model folder plus the trainer's tensors, complete or not there at all.
 
-The trainer's tensors lie in one safetensors file for each rank that wrote them; a file of one process is the same
-without pieces. `torch.distributed.checkpoint` is not used: its index is a pickle, which runs code when it is read,
-its writer of safetensors keeps no offsets within flat buffers, which is what ZeRO has, and the folder would need this
-manifest and rename anyway.
+The trainer's tensors lie in one safetensors file for each rank that wrote them. `torch.distributed.checkpoint` is not
+used: its index is a pickle, which runs code when it is read, and its safetensors keep no offsets within flat buffers,
+which is what ZeRO has.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from torch import Tensor
 
 from audiorl.models import AudioPolicy, load_weights
 from audiorl.models.weights import check_finite_weights, naming_damage
-from audiorl.run.records import Count, Manifest, TrainerMeta, read_record
+from audiorl.run.records import Count, Manifest, read_record
 
 MANIFEST = "manifest.json"
 META = "trainer.json"
@@ -70,32 +69,25 @@ def save_checkpoint(folder: Path, model: Saved, trainer: TrainerState, meta: Map
         raise naming_full_disk(error, folder) from error
 
 
-def partial_folder(folder: Path) -> Path:
-    """Return where the files of a checkpoint are until it is complete."""
-    return folder.with_name(f".{folder.name}.partial")
-
-
 def begin_checkpoint(folder: Path) -> Path:
-    """Make an empty `partial_folder` for the files of a checkpoint."""
-    partial = partial_folder(folder)
+    """Make an empty folder for the files of a checkpoint until it is complete."""
+    partial = folder.with_name(f".{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     return partial
 
 
 def commit_checkpoint(folder: Path, files: Checksums, meta: Mapping[str, Any]) -> None:
-    """Make a checkpoint visible whose `files` are written and on the disk: a crash at any moment leaves the old state
-    or the new one."""
-    partial = partial_folder(folder)
+    """Make a checkpoint visible whose `files` are on the disk: a crash leaves the old state or the new one."""
+    partial = folder.with_name(f".{folder.name}.partial")
     for name, (size, _) in files.items():
         file = partial / name
         if not file.is_file() or file.stat().st_size != size:
             raise OSError(f"{file}: a rank wrote it, but it is not here; every node must see the run folder")
     (partial / META).write_text(json.dumps(dict(meta), indent=1))
     (partial / MANIFEST).write_text(json.dumps({**files, META: _checksum(partial / META)}, indent=1, sort_keys=True))
-    for name in (META, MANIFEST):
-        flush_to_disk(partial / name)
-    flush_to_disk(partial)
+    for path in (partial / META, partial / MANIFEST, partial):
+        flush_to_disk(path)
     shutil.rmtree(folder, ignore_errors=True)
     partial.rename(folder)
     flush_to_disk(folder.parent)
@@ -109,15 +101,19 @@ def checksums(partial: Path, files: Iterable[Path]) -> Checksums:
 
 
 def save_model(partial: Path, model: Saved) -> list[Path]:
-    """Write a model's folder. Returns its files: neither trainers' states, nor hidden ones, which other ranks are
-    writing now and rename."""
+    """Write a model's folder. Returns its files, not trainers' states and hidden ones, which other ranks write now."""
     model.save(partial)
     paths = (path for path in partial.rglob("[!.]*") if not path.match(STATE_FILES))
     return [path for path in paths if path.is_file()]
 
 
 def _checksum(file: Path) -> tuple[int, int]:
-    return file.stat().st_size, _crc32(file)
+    """Return size and CRC-32."""
+    crc = 0
+    with open(file, "rb") as stream:
+        while chunk := stream.read(1 << 20):
+            crc = zlib.crc32(chunk, crc)
+    return file.stat().st_size, crc
 
 
 # -- parts of a trainer's tensors --------------------------------------------------------------------------------------
@@ -144,8 +140,7 @@ class StatePiece:
 
 
 TrainerState = Mapping[str, Mapping[str, Tensor | StatePiece]]
-"""What a trainer needs on top of its weights, by part (such as "optimizer") and name. A tensor is the same on every
-rank, a piece is this rank's own."""
+"""What a trainer needs on top of its weights, by part (such as "optimizer") and name; a piece is this rank's own."""
 
 
 def share_of(tensor: Tensor | StatePiece, rank: int, size: int) -> StatePiece | None:
@@ -283,7 +278,11 @@ def read_state(folder: Path) -> dict[str, Joined]:
         raise ValueError(f"{folder}: {state_file(0, 1)} is missing; {_REMOVE}")
     for file in files:
         with naming_damage(file), safe_open(file, framework="pt") as stream:
-            pieces = _pieces(file, (stream.metadata() or {}).get(PIECES, "{}"))
+            try:
+                header = (stream.metadata() or {}).get(PIECES, "{}")
+                pieces = msgspec.json.decode(header, type=dict[str, Annotated[list[Count], msgspec.Meta(min_length=1)]])
+            except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+                raise ValueError(f"{file}: edited or damaged: its metadata {PIECES!r}: {error}") from error
             for key in stream.keys():  # noqa: SIM118
                 shape = tuple(stream.get_slice(key).get_shape())
                 start, *whole = pieces.get(key, [0, *shape])
@@ -298,31 +297,11 @@ def read_state(folder: Path) -> dict[str, Joined]:
     return {part: Joined(members) for part, members in ranges.items()}
 
 
-def _pieces(file: Path, text: str) -> dict[str, list[int]]:
-    try:
-        return msgspec.json.decode(text, type=dict[str, Annotated[list[Count], msgspec.Meta(min_length=1)]])
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise ValueError(f"{file}: edited or damaged: its metadata {PIECES!r}: {error}") from error
-
-
 # -- reading -----------------------------------------------------------------------------------------------------------
 
 
-def load_checkpoint(folder: Path, model: Saved) -> tuple[dict[str, dict[str, Tensor]], TrainerMeta]:
-    """Copy a checkpoint's weights into `model`; returns the trainer's state and the metadata.
-
-    Raises ValueError when the checkpoint is of another architecture, damaged or incomplete.
-    """
-    load_into(folder, model)
-    trainer = {part: dict(tensors) for part, tensors in read_state(folder).items()}
-    return trainer, read_record(folder / META, TrainerMeta)
-
-
 def load_into(folder: Path, model: Saved, verified: bool = False) -> None:
-    """Copy a checkpoint's weights into `model`, by the same code that loads a model for use.
-
-    Raises ValueError as `load_checkpoint` does. `verified`: `verify` has accepted the folder.
-    """
+    """Copy a checkpoint's weights into `model`. Raises ValueError for one of another architecture, or damaged."""
     if not verified:
         verify(folder)
     if isinstance(model, AudioPolicy):
@@ -336,28 +315,18 @@ def verify(folder: Path) -> None:
     if not (folder / MANIFEST).is_file():
         raise ValueError(f"{folder}: {MANIFEST} is missing; the checkpoint is not complete")
     manifest = read_record(folder / MANIFEST, Manifest)
-    for file in sorted(folder.rglob("*.safetensors")):
-        if str(file.relative_to(folder)) not in manifest:
-            raise ValueError(
-                f"{folder / MANIFEST}: edited or damaged: {file.relative_to(folder)} is not in it; {_REMOVE}"
-            )
+    for path in sorted(folder.rglob("*.safetensors")):
+        if (name := str(path.relative_to(folder))) not in manifest:
+            raise ValueError(f"{folder / MANIFEST}: edited or damaged: {name} is not in it; {_REMOVE}")
     for name, (size, crc) in manifest.items():
         file = folder / name
         if not file.is_file():
             raise ValueError(f"{folder}: {name} is missing; {_REMOVE}")
-        if file.stat().st_size != size or _crc32(file) != crc:
+        if file.stat().st_size != size or _checksum(file)[1] != crc:
             raise ValueError(f"{file}: damaged, it is not what was written; {_REMOVE}")
 
 
 _REMOVE = "copy it again, or remove the checkpoint's folder to go on from the one before it"
-
-
-def _crc32(file: Path) -> int:
-    crc = 0
-    with open(file, "rb") as stream:
-        while chunk := stream.read(1 << 20):
-            crc = zlib.crc32(chunk, crc)
-    return crc
 
 
 def naming_full_disk(error: Exception, folder: Path) -> Exception:
@@ -366,9 +335,8 @@ def naming_full_disk(error: Exception, folder: Path) -> Exception:
     code = int(match[1]) if match else getattr(error, "errno", None)
     if code not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return error
-    return OSError(
-        errno.ENOSPC, f"disk full while saving {folder}; free space and resume from the checkpoint before it"
-    )
+    message = f"disk full while saving {folder}; free space and resume from the checkpoint before it"
+    return OSError(errno.ENOSPC, message)
 
 
 def flush_to_disk(path: Path) -> None:

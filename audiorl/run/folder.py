@@ -1,16 +1,7 @@
-"""The run folder: what a run wrote, how far it is, and how it continues.
+"""The run folder: what a run wrote, how far it is, and how it continues (docs/reference/data.md lists its files).
 
 A run is a sequence of named phases (say sft, before, grpo, after). A finished phase is never done again; a training
 phase continues from its last checkpoint; what was logged after that checkpoint is dropped and written again.
-
-    config.json     recipe, arguments and the resolved config, with versions
-    state.json      finished phases with their results, the phase under way and its last checkpoint
-    metrics.jsonl   one line a step
-    rollouts/       step_*.jsonl
-    checkpoints/    PHASE/step_*/
-    eval/           NAME.jsonl, one line a held-out sample
-    eval.json       the results of every evaluation by name
-    report.html
 """
 
 from __future__ import annotations
@@ -21,7 +12,6 @@ import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from types import FrameType
@@ -38,7 +28,6 @@ from audiorl.run.checkpoint import (
     META,
     Checksums,
     Saved,
-    TrainerState,
     begin_checkpoint,
     commit_checkpoint,
     load_into,
@@ -54,6 +43,8 @@ if TYPE_CHECKING:
 
     from audiorl.run.trackers import Tracker
 
+KEPT_CHECKPOINTS = 2
+"""Of each phase; older ones are removed."""
 VERSIONS = ("audiorl", "torch", "transformers", "peft", "numpy")
 
 
@@ -70,10 +61,10 @@ def newest_checkpoint(folder: Path) -> Path:
     """
     check_run_folder(folder)
     paths = [folder / path for path in read_record(folder / "state.json", RunState).checkpoints.values()]
-    checkpoints = [path for path in paths if (path / "trainer.json").is_file()]
+    checkpoints = [path for path in paths if (path / META).is_file()]
     if not checkpoints:
         raise ValueError(f"{folder}: the run has no checkpoint yet; wait for the first one, or name a model")
-    return max(checkpoints, key=lambda path: read_record(path / "trainer.json", TrainerMeta).seq)
+    return max(checkpoints, key=lambda path: read_record(path / META, TrainerMeta).seq)
 
 
 def checkpoint_of(model: str) -> str:
@@ -85,19 +76,13 @@ def checkpoint_of(model: str) -> str:
     return str(checkpoint)
 
 
-@dataclass(frozen=True)
-class _Saving:
+class _Saving(NamedTuple):
     """A checkpoint that is being written, and the run as it was when that began."""
 
     folder: Path
-    phase: str
-    step: int
-    seq: int
+    meta: dict[str, Any]
     seconds: float
     cpu_seconds: float | None
-
-    def meta(self) -> dict[str, Any]:
-        return {"phase": self.phase, "step": self.step, "seq": self.seq}
 
 
 class ComputeTime(NamedTuple):
@@ -136,13 +121,11 @@ class Run:
     """One run folder, open for writing until `close`, or until the process ends.
 
     Opening it locks the folder, then drops what was logged after the last checkpoint. Raises ValueError and changes
-    nothing where it is open already, in this process or another. Readers need no `Run`: `read_record`, `read_metrics`,
-    `newest_checkpoint` and `audiorl.report.run.load_run` read the files.
+    nothing where it is open already, in this process or another. Readers of the files need no `Run`.
     """
 
-    def __init__(self, folder: Path, keep_checkpoints: int = 2):
+    def __init__(self, folder: Path):
         self.dir = folder
-        self.keep_checkpoints = keep_checkpoints
         self._closed = False
         self._stop = StopRequest()
         self._saving: _Saving | None = None
@@ -152,9 +135,8 @@ class Run:
             self._state = read_record(folder / "state.json", RunState)
             for path in self._state.checkpoints.values():
                 if "\0" in path or not (folder / path).resolve().is_relative_to(folder.resolve()):
-                    raise ValueError(
-                        f"{folder}/state.json: edited: the checkpoint {path!r} lies outside of the run folder"
-                    )
+                    outside = f"the checkpoint {path!r} lies outside of the run folder"
+                    raise ValueError(f"{folder}/state.json: edited: {outside}")
             self._log = MetricsLog(folder / "metrics.jsonl", self._state.seq)
             self._seq = self._state.seq
             self._lock = opened.pop_all()
@@ -245,26 +227,26 @@ class Run:
     # -- checkpoints -----------------------------------------------------------------------------------------------
 
     def last_checkpoint(self, phase: str) -> tuple[int, Path | None]:
-        """Return the steps done and the folder of the phase's last checkpoint, verified; (0, None) at its start."""
+        """Return the steps done and the folder of the phase's last checkpoint, verified; (0, None) at its start.
+
+        Where that was removed, the run goes back to the one before, and to what was logged until then.
+        """
         if phase not in self._state.checkpoints:
             return 0, None
-        if not self.checkpoint(phase).is_dir():
-            self._go_back(phase)
-        verify(self.checkpoint(phase))
-        return read_record(self.checkpoint(phase) / META, TrainerMeta).step, self.checkpoint(phase)
-
-    def _go_back(self, phase: str) -> None:
-        """To the checkpoint before one that was removed, and to what was logged until then."""
         lost = self.checkpoint(phase)
-        left = sorted(lost.parent.glob("step_*"))
-        if not left:
-            raise ValueError(f"{lost} is missing, and there is no checkpoint before it; start the run again")
-        print(f"{phase}: {lost.name} is gone; going on from {left[-1].name}", flush=True)
-        self._state.checkpoints[phase] = str(left[-1].relative_to(self.dir))
-        self._seq = read_record(left[-1] / "trainer.json", TrainerMeta).seq
-        self._log.close()
-        self._log = MetricsLog(self.dir / "metrics.jsonl", self._seq)
-        self._write_state()
+        if not lost.is_dir():
+            left = sorted(lost.parent.glob("step_*"))
+            if not left:
+                raise ValueError(f"{lost} is missing, and there is no checkpoint before it; start the run again")
+            print(f"{phase}: {lost.name} is gone; going on from {left[-1].name}", flush=True)
+            self._state.checkpoints[phase] = str(left[-1].relative_to(self.dir))
+            self._seq = read_record(left[-1] / META, TrainerMeta).seq
+            self._log.close()
+            self._log = MetricsLog(self.dir / "metrics.jsonl", self._seq)
+            self._write_state()
+        folder = self.checkpoint(phase)
+        verify(folder)
+        return read_record(folder / META, TrainerMeta).step, folder
 
     def load_result(self, phase: str, model: Saved) -> None:
         """Copy the weights that a finished training phase ended with into `model`."""
@@ -282,10 +264,6 @@ class Run:
         """Return where a model of its own lies, checkpoints/PHASE/NAME."""
         return self.dir / "checkpoints" / phase / name
 
-    def save_model(self, phase: str, name: str, model: Saved) -> None:
-        """Write a model folder of its own."""
-        save_checkpoint(self.model(phase, name), model, {}, {"phase": phase})
-
     def keep_model(self, phase: str, name: str, model: Saved) -> str:
         """Write a model of its own unless it is there. Returns its folder as every process finds it."""
         folder = self.model(phase, name)
@@ -293,18 +271,15 @@ class Run:
             self.save_model(phase, name, model)
         return str(folder.resolve())
 
-    def save(self, phase: str, step: int, model: Saved, trainer: TrainerState) -> None:
-        """Write a checkpoint of this process's model and trainer."""
-        self.begin_save(phase, step)
-        assert self._saving is not None
-        save_checkpoint(self._saving.folder, model, trainer, self._saving.meta())
-        self._saved(self._saving)
+    def save_model(self, phase: str, name: str, model: Saved) -> None:
+        """Write a model folder of its own."""
+        save_checkpoint(self.model(phase, name), model, {}, {"phase": phase})
 
     def begin_save(self, phase: str, step: int) -> Path:
         """Begin a checkpoint after `step` of the run as it is now. Returns the empty folder for its files."""
         folder = self.dir / "checkpoints" / phase / f"step_{step:06d}"
-        cpu_seconds = self._state.cpu_seconds.get(phase)
-        self._saving = _Saving(folder, phase, step, self._seq, self.seconds(phase), cpu_seconds)
+        meta = {"phase": phase, "step": step, "seq": self._seq}
+        self._saving = _Saving(folder, meta, self.seconds(phase), self._state.cpu_seconds.get(phase))
         return begin_checkpoint(folder)
 
     @property
@@ -315,23 +290,21 @@ class Run:
     def end_save(self, files: Checksums) -> Path:
         """Make the checkpoint visible, of which all `files` are on the disk. Returns its folder."""
         assert self._saving is not None, "begin_save first"
-        commit_checkpoint(self._saving.folder, files, self._saving.meta())
-        return self._saved(self._saving)
-
-    def _saved(self, saving: _Saving) -> Path:
+        folder, meta, seconds, cpu_seconds = self._saving
+        commit_checkpoint(folder, files, meta)
         self._saving = None
         self._log.sync()
-        self._state.checkpoints[saving.phase] = str(saving.folder.relative_to(self.dir))
+        phase = meta["phase"]
+        self._state.checkpoints[phase] = str(folder.relative_to(self.dir))
         # What was logged since belongs to steps that a resumed run repeats.
-        seconds = self._state.seconds | {saving.phase: saving.seconds}
-        cpu_seconds = {name: s for name, s in self._state.cpu_seconds.items() if name != saving.phase}
-        if saving.cpu_seconds is not None:
-            cpu_seconds[saving.phase] = saving.cpu_seconds
-        state = msgspec.structs.replace(self._state, seq=saving.seq, seconds=seconds, cpu_seconds=cpu_seconds)
+        state = msgspec.structs.replace(self._state, seq=meta["seq"], seconds=self._state.seconds | {phase: seconds})
+        state.cpu_seconds = {name: s for name, s in self._state.cpu_seconds.items() if name != phase}
+        if cpu_seconds is not None:
+            state.cpu_seconds[phase] = cpu_seconds
         self._write_state(state)
-        for old in sorted(saving.folder.parent.glob("step_*"))[: -self.keep_checkpoints]:
+        for old in sorted(folder.parent.glob("step_*"))[:-KEPT_CHECKPOINTS]:
             shutil.rmtree(old)
-        return saving.folder
+        return folder
 
     @property
     def asked_to_stop(self) -> bool:
@@ -366,19 +339,23 @@ class Run:
         numbers: of each rollout the numbers of its tokens, see `rollout_row`. N counts the steps of all phases: a
         second phase continues after the last recorded step of the first.
         """
-        number = self._rollout_offset(phase) + step
+        offsets = self._state.rollout_offsets  # kept in state.json: a resumed phase writes the same files
+        if phase not in offsets:
+            recorded = [int(f.stem.removeprefix("step_")) for f in (self.dir / "rollouts").glob("step_*.jsonl")]
+            offsets[phase] = max(recorded, default=0)
+            self._write_state()
+        number = offsets[phase] + step
         path = self.dir / "rollouts" / f"step_{number:06d}.jsonl"
         of_tokens = numbers or [{}] * len(rollouts)
-        rows = [
-            rollout_row(r, number, a, self.dir, tokens)
-            for r, a, tokens in zip(rollouts, advantages, of_tokens, strict=True)
-        ]
-        for index, (rollout, row) in enumerate(zip(rollouts, rows, strict=True)):
+        rows: list[dict[str, Any]] = []
+        for rollout, advantage, tokens in zip(rollouts, advantages, of_tokens, strict=True):
+            row = rollout_row(rollout, number, advantage, self.dir, tokens)
             wav = None if speech_decoder is None else speech_decoder.waveform(rollout)
             if speech_decoder is not None and wav is not None:
-                spoken_audio = Path("rollouts") / path.stem / f"{index:04d}.wav"
+                spoken_audio = Path("rollouts") / path.stem / f"{len(rows):04d}.wav"
                 write_wav(self.dir / spoken_audio, wav, speech_decoder.sample_rate)
                 row["spoken_audio"] = {"path": str(spoken_audio)}
+            rows.append(row)
         write_json_lines(path, rows)
         if self._trackers:
             from audiorl.run.trackers import rollout_table
@@ -386,16 +363,6 @@ class Run:
             table = rollout_table(rollouts, rows, self.dir)
             for tracker in self._trackers:
                 tracker.write_rollouts(self._seq, table)
-
-    def _rollout_offset(self, phase: str) -> int:
-        """Return the last step that earlier phases recorded, kept in state.json: a resumed phase writes the same
-        files."""
-        offsets = self._state.rollout_offsets
-        if phase not in offsets:
-            recorded = [int(f.stem.removeprefix("step_")) for f in (self.dir / "rollouts").glob("step_*.jsonl")]
-            offsets[phase] = max(recorded, default=0)
-            self._write_state()
-        return offsets[phase]
 
     def write_eval(
         self,
@@ -409,13 +376,11 @@ class Run:
         rows = []
         for i, r in enumerate(rollouts):
             assert r.score is not None
-            row = rollout_row(r, 0, 0.0)
-            rows.append(
-                {"id": r.sample.id, "prompt": row["sample"]["prompt"], "references": list(r.sample.references)}
-                | {"text": r.text, "correct": r.score.parts[metric] >= 1, "parts": dict(r.score.parts)}
-                | {"task": r.sample.task, "audio": row["sample"]["audio"]}
-                | ({"outside": dict(outside[i])} if outside else {})
-            )
+            sample, parts = rollout_row(r, 0, 0.0)["sample"], dict(r.score.parts)
+            row = {"id": r.sample.id, "prompt": sample["prompt"], "references": list(r.sample.references)}
+            row |= {"text": r.text, "correct": parts[metric] >= 1, "parts": parts}
+            row |= {"task": r.sample.task, "audio": sample["audio"]}
+            rows.append(row | ({"outside": dict(outside[i])} if outside else {}))
         write_json_lines(self.dir / "eval" / f"{name}.jsonl", rows)
         self.write_result(name, results)
 

@@ -30,19 +30,12 @@ class MetricsLine(msgspec.Struct):
 
 
 def numbered_rows(path: str | Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield (number of the line, object) of a JSON-lines file.
-
-    A last line that was cut off while being written is left out. Raises ValueError with file and row for any other line
-    that is not a JSON object.
-    """
+    """Yield (number of the line, object) of a JSON-lines file, without a last line that was cut while being written."""
     return ((number, row) for number, _, row in _lines(Path(path)))
 
 
 def read_metrics(path: str | Path) -> list[dict[str, Any]]:
-    """Return the lines of a metrics.jsonl, oldest first, with nan and inf as floats again.
-
-    Raises ValueError with file, row and field for a value that is neither a number nor a text.
-    """
+    """Return the lines of a metrics.jsonl, oldest first, with nan and inf as floats again."""
     return [
         {k: _NOT_FINITE.get(v, v) if isinstance(v, str) and k != "phase" else v for k, v in row.items()}
         for _, _, row in _metrics_lines(Path(path))
@@ -80,11 +73,7 @@ class MetricsLog:
     """Appends to metrics.jsonl, flushed line by line.
 
     Opening an existing file drops the lines from `seq` on, which a resumed run writes again, and an incomplete last
-    line; "time" counts on from the last one that stays. The file is replaced in one move: a crash leaves the old or the
-    new one. Raises ValueError for a file that lacks one of the lines 0 … seq - 1; one that is not there lacks nothing.
-
-        log = MetricsLog(run / "metrics.jsonl", seq=0)
-        log.write({"seq": 0, "phase": "grpo", "step": 1, "reward/mean": 0.25})
+    line; "time" counts on from the last one that stays. Raises ValueError for a file that lacks earlier lines.
     """
 
     def __init__(self, path: str | Path, seq: int):

@@ -33,9 +33,6 @@ class Progress:
     `step` counts finished steps, so the last update of a phase has `step == total`. A value that a step does not
     report (held-out accuracy is not measured every step) keeps its last reading. `spent`: where a time limit may end
     the phase before its last step, the fraction of it that is used so far.
-
-        with Progress("grpo", total=200) as progress:
-            progress.update(1, {"reward/mean": 0.25, "kl": 0.001})
     """
 
     def __init__(
@@ -48,13 +45,11 @@ class Progress:
         spent: float | None = None,
         console: Console | None = None,
     ):
-        self.phase, self.total, self.start = phase, total, start
-        self.interval = interval
+        self.phase, self.total, self.start, self.interval = phase, total, start, interval
         self._spent_before = self._spent = spent
         self.console = console or Console()
-        self._step = start
+        self._step, self._note = start, ""
         self._last: dict[str, float] = {}
-        self._note = ""
         self._live: Live | None = None
         self._began = self._printed = -math.inf
 
@@ -87,8 +82,9 @@ class Progress:
     def line(self) -> str:
         """Say the state in one plain line: ``grpo 12/200  reward 0.250  KL 0.0010  left 3:20``."""
         left = self._left()
-        parts = [f"{self.phase} {self._count()}", *(f"{label} {value}" for label, value in self._values())]
-        return "  ".join(parts + ([f"left {left}"] if left else []) + ([self._note] if self._note else []))
+        values = [f"{label} {value}" for label, value in self._values()]
+        parts = (f"{self.phase} {self._count()}", *values, left and f"left {left}", self._note)
+        return "  ".join(part for part in parts if part)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         if self._live is not None:
@@ -104,8 +100,7 @@ class Progress:
         return f"{self._step}/{self.total}" if self._spent is None else str(self._step)
 
     def _left(self) -> str:
-        """Time left at the pace since `start`, of the steps or of the limit; empty before the first step and after the
-        last."""
+        """Time left at the pace of the steps or of the limit; empty before the first step and after the last."""
         done = self._step - self.start
         if done <= 0 or self._step >= self.total:
             return ""

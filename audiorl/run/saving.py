@@ -8,8 +8,8 @@ makes the checkpoint visible (`checkpoint`).
 from __future__ import annotations
 
 import copy
-import threading
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -43,7 +43,6 @@ from audiorl.run.checkpoint import (
 from audiorl.run.folder import Run
 from tokenizers_audio import AudioTokenizer
 
-Pieces = Mapping[str, Mapping[str, StatePiece]]
 M = TypeVar("M", AudioPolicy, ValueModel)
 
 
@@ -58,55 +57,54 @@ class CheckpointWriter:
         self._model = model
         self._writers: Writers = writers
         self._saves_model = writers == "trainer" and self._world.rank == 0
+        trunk = model.trunk if isinstance(model, ValueModel) else model
+        on_gpu = isinstance(trunk, AudioPolicy) and trunk.device.type != "cpu"
+        self._background = current().async_save == "on" or (current().async_save == "auto" and on_gpu)
         self._skeleton: _Skeleton | None = None
-        self._background = _in_background(model)
         if self._background and self._saves_model and isinstance(model, (AudioPolicy, ValueModel)):
             self._skeleton = _Skeleton(model)
-        self._thread: threading.Thread | None = None
-        self._files: Checksums = {}
-        self._error: Exception | None = None
+        self._executor = ThreadPoolExecutor(1, "checkpoint")
+        self._files: Future[Checksums] = Future()
 
     def begin(self, folder: str, state: TrainerState) -> None:
         """Write this rank's files into `folder`: a copy in the background, or before this returns; see `async_save`.
 
         Models other than policies and value models are small: they are written before this returns.
         """
-        assert self._thread is None, "the checkpoint before this one is still being written"
-        self._error, self._files = None, {}
-        partial, rank, size = Path(folder), self._world.rank, self._world.size
-        shares = {part: _shares(members, rank, size) for part, members in state.items()}
         if not self._background:
-            self._write(partial, shares, {})
+            self._write_now(Path(folder), state)
             return
         weights = self._skeleton.copy_weights() if self._skeleton else {}
-        copies = {part: {n: _copied(p) for n, p in pieces.items()} for part, pieces in shares.items()}
+        copies: dict[str, dict[str, StatePiece]] = {}
+        for part, members in state.items():
+            pieces = {name: share_of(tensor, self._world.rank, self._world.size) for name, tensor in members.items()}
+            copies[part] = {n: replace(p, flat_N=_cpu_copy(p.flat_N)) for n, p in pieces.items() if p is not None}
         if torch.cuda.is_available():
             torch.cuda.synchronize()  # the copies are complete
         if self._skeleton is None and self._saves_model:
-            self._write(partial, copies, weights)
-            return
-        self._thread = threading.Thread(target=self._write, args=(partial, copies, weights), name="checkpoint")
-        self._thread.start()
+            self._write_now(Path(folder), copies)
+        else:
+            self._files = self._executor.submit(self._write, Path(folder), copies, weights)
 
-    def _write(self, partial: Path, state: Pieces, weights: Mapping[str, Tensor]) -> None:
+    def _write_now(self, partial: Path, state: TrainerState) -> None:
+        self._files = Future()
+        try:
+            self._files.set_result(self._write(partial, state, {}))
+        except Exception as error:
+            self._files.set_exception(error)
+
+    def _write(self, partial: Path, state: TrainerState, weights: Mapping[str, Tensor]) -> Checksums:
         try:
             files = [save_state(partial, state, self._world.rank, self._world.size, self._writers)]
             if self._saves_model:
                 files += self._skeleton.save(partial, weights) if self._skeleton else save_model(partial, self._model)
-            self._files = checksums(partial, files)
+            return checksums(partial, files)
         except Exception as error:
-            self._error = naming_full_disk(error, partial)
+            raise naming_full_disk(error, partial) from error
 
     def files(self, wait: bool) -> Checksums | None:
         """Return what `begin` wrote, once it is on the disk; None while it is not. Raises what stopped the writing."""
-        if self._thread is not None:
-            self._thread.join(None if wait else 0)
-            if self._thread.is_alive():
-                return None
-            self._thread = None
-        if self._error is not None:
-            raise self._error
-        return self._files
+        return self._files.result() if wait or self._files.done() else None
 
     def read_model(self, folder: Path) -> None:
         """Load the weights of a checkpoint into the model, if this writer writes the model."""
@@ -224,7 +222,7 @@ def completing_saves(run: Run, trainers: Group | Groups) -> Iterator[None]:
 
 
 def pull(model: Saved, trainers: Group) -> None:
-    """Give the driver's model the weights that the trainers have, where they are not the same."""
+    """Give the driver's model the trainers' weights, where they are not the same."""
     if not trainers.shared:
         model.load_weights(trainers.first(CheckpointedWorker.weights))
 
@@ -258,23 +256,6 @@ class ModelFile(Generic[M]):
 
 
 # -- copies that are written while training goes on -------------------------------------------------------------------
-
-
-def _in_background(model: Saved) -> bool:
-    option = current().async_save
-    if option != "auto":
-        return option == "on"
-    if not isinstance(model, (AudioPolicy, ValueModel)):
-        return False
-    return (model.trunk if isinstance(model, ValueModel) else model).device.type != "cpu"
-
-
-def _shares(members: Mapping[str, Tensor | StatePiece], rank: int, size: int) -> dict[str, StatePiece]:
-    return {name: piece for name, tensor in members.items() if (piece := share_of(tensor, rank, size)) is not None}
-
-
-def _copied(piece: StatePiece) -> StatePiece:
-    return StatePiece(_cpu_copy(piece.flat_N), piece.start, piece.shape)
 
 
 def _cpu_copy(tensor: Tensor) -> Tensor:

@@ -1,9 +1,7 @@
 """Experiment trackers: TensorBoard, Weights & Biases, Trackio and MLflow, one adapter each.
 
-Every tracker gets the curve of every metric, at the line number (`seq`) of metrics.jsonl, and at the steps whose
-rollouts are written a table of rollouts (prompt, text, reward and its parts, advantage) with audio players. Which
-trackers a run has is not part of its recipe: `audiorl train … --log wandb` and `audiorl resume … --log tensorboard`
-choose independently. A library is imported only when its tracker is opened.
+Every tracker gets the curve of every metric, at the line number (`seq`) of metrics.jsonl, and a table of the rollouts
+that are written, with audio players. Which trackers a run has is not part of its recipe.
 
 Where they write: TensorBoard to RUN/tensorboard; W&B to your account, or to RUN/wandb with WANDB_MODE=offline; Trackio
 to its own folder (TRACKIO_DIR); MLflow to MLFLOW_TRACKING_URI, or to RUN/mlflow.db without it. The project is "audiorl"
@@ -20,7 +18,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -39,37 +37,40 @@ NEXT_STEP = "audiorl.next_step"
 """Tag of an MLflow run: the line of metrics.jsonl that comes next."""
 
 
-class Tracker(Protocol):
-    """Shows a run's metrics and rollouts."""
-
-    def write(self, row: Mapping[str, Any]) -> None:
-        """Log the numbers of one line of metrics.jsonl."""
-        ...
-
-    def write_rollouts(self, seq: int, table: RolloutTable) -> None:
-        """Log the rollouts of one step."""
-        ...
-
-    def close(self) -> None: ...
-
-
-class Waveform(NamedTuple):
-    """Audio of one rollout."""
-
-    name: str
-    """input audio (what the model heard) or spoken audio (what it said)."""
-    samples_T: np.ndarray
-    """Mono float32 at `AUDIO_RATE`."""
-
-
 @dataclass(frozen=True)
 class RolloutTable:
     """Rollouts of one step, made by `rollout_table`."""
 
     columns: tuple[str, ...]
     rows: list[list[Any]]
-    audio: list[list[Waveform]]
-    """By row; empty after the first `MAX_AUDIO_ROWS`."""
+    audio: list[dict[str, np.ndarray]]
+    """By row "input audio" (what the model heard) and "spoken audio", mono float32 [T] at `AUDIO_RATE`; empty after the
+    first `MAX_AUDIO_ROWS`."""
+
+
+class Tracker:
+    """Shows a run's metrics and rollouts, from the line `first` of metrics.jsonl on; those before are there already."""
+
+    first = 0
+
+    def write(self, row: Mapping[str, Any]) -> None:
+        """Log the numbers of one line of metrics.jsonl."""
+        if row["seq"] >= self.first:
+            self.log(row, numbers(row))
+
+    def write_rollouts(self, seq: int, table: RolloutTable) -> None:
+        """Log the rollouts of one step."""
+        if seq >= self.first:
+            self.log_rollouts(seq, table)
+
+    def log(self, row: Mapping[str, Any], metrics: dict[str, float]) -> None:
+        raise NotImplementedError
+
+    def log_rollouts(self, seq: int, table: RolloutTable) -> None:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        raise NotImplementedError
 
 
 def open_trackers(
@@ -78,9 +79,8 @@ def open_trackers(
     """Open trackers by name (`TRACKERS`). `config`: the recipe's configuration as JSON values, which they show.
 
     A run that is resumed continues the same W&B, Trackio or MLflow run: ids are kept in RUN/trackers.json. `seq` is
-    the first line that it will log. Steps after the checkpoint that it continues from are computed again: TensorBoard
-    shows their new values, the others, which only append, keep the first ones. Raises ValueError for an unknown name
-    and for a library that is not installed.
+    the first line that it will log. Of steps that are computed again TensorBoard shows the new values, the others,
+    which only append, keep the first ones.
     """
     for name in names:
         if name not in TRACKERS:
@@ -98,7 +98,7 @@ def open_trackers(
     return tuple(trackers)
 
 
-class TensorBoard:
+class TensorBoard(Tracker):
     """Scalars, a text panel with the table, audio players."""
 
     def __init__(self, folder: Path, ids: dict[str, str], config: dict[str, Any], seq: int):
@@ -106,21 +106,26 @@ class TensorBoard:
 
         self._writer = SummaryWriter(str(folder / "tensorboard"), purge_step=seq or None)
 
-    def write(self, row: Mapping[str, Any]) -> None:
-        for name, value in numbers(row).items():
+    def log(self, row: Mapping[str, Any], metrics: dict[str, float]) -> None:
+        for name, value in metrics.items():
             self._writer.add_scalar(name, value, row["seq"])
 
-    def write_rollouts(self, seq: int, table: RolloutTable) -> None:
-        self._writer.add_text("rollouts", _markdown(table), seq)
-        for i, waveforms in enumerate(table.audio):
-            for name, samples_T in waveforms:
+    def log_rollouts(self, seq: int, table: RolloutTable) -> None:
+        def cell(value: Any) -> str:
+            text = f"{value:.4g}" if isinstance(value, float) else str(value)
+            return text.replace("|", "\\|").replace("\n", "<br>")
+
+        lines = [table.columns, ["---"] * len(table.columns), *table.rows]
+        self._writer.add_text("rollouts", "\n".join(f"| {' | '.join(map(cell, line))} |" for line in lines), seq)
+        for i, waves in enumerate(table.audio):
+            for name, samples_T in waves.items():
                 self._writer.add_audio(f"rollouts/{i} {name}", samples_T[None], seq, AUDIO_RATE)
 
     def close(self) -> None:
         self._writer.close()
 
 
-class Wandb:
+class Wandb(Tracker):
     """Metrics, and a wandb.Table with wandb.Audio cells."""
 
     def __init__(self, folder: Path, ids: dict[str, str], config: dict[str, Any], seq: int):
@@ -136,20 +141,20 @@ class Wandb:
             raise ValueError(f"--log wandb: {error}; log in with 'wandb login', or set WANDB_MODE=offline") from error
         # Each sitting of an offline run has a folder of its own, and wandb does not know what was logged.
         self._logged: Path | None = folder / "wandb" / "next_step"
-        self._first = max(self._run.step, int(self._logged.read_text()) if self._logged.is_file() else 0)
+        self.first = max(self._run.step, int(self._logged.read_text()) if self._logged.is_file() else 0)
 
-    def write(self, row: Mapping[str, Any]) -> None:
-        if row["seq"] < self._first:
-            return
-        self._run.log({**numbers(row), "phase": row.get("phase", "")}, step=row["seq"])
+    def log(self, row: Mapping[str, Any], metrics: dict[str, float]) -> None:
+        self._run.log({**metrics, "phase": row.get("phase", "")}, step=row["seq"])
         if self._logged is not None:
             self._logged.parent.mkdir(exist_ok=True)
             self._logged.write_text(str(row["seq"] + 1))
 
-    def write_rollouts(self, seq: int, table: RolloutTable) -> None:
-        if seq >= self._first:
-            columns, rows = _with_audio(table, self._audio)
-            self._run.log({"rollouts": self._library.Table(columns=columns, data=rows)}, step=seq)
+    def log_rollouts(self, seq: int, table: RolloutTable) -> None:
+        names = list(dict.fromkeys(name for waves in table.audio for name in waves))
+        players = [{name: self._audio(wave_T) for name, wave_T in waves.items()} for waves in table.audio]
+        players += [{}] * (len(table.rows) - len(players))
+        rows = [[*row, *(player.get(name) for name in names)] for row, player in zip(table.rows, players, strict=True)]
+        self._run.log({"rollouts": self._library.Table(columns=[*table.columns, *names], data=rows)}, step=seq)
 
     def _audio(self, samples_T: np.ndarray) -> Any:
         return self._library.Audio(samples_T, sample_rate=AUDIO_RATE)
@@ -165,14 +170,9 @@ class Trackio(Wandb):
         import trackio
 
         self._library = trackio
-        self._run = trackio.init(
-            project=os.environ.get("TRACKIO_PROJECT", PROJECT),
-            name=f"{folder.name}-{ids['id']}",
-            resume="allow",
-            config=config,
-            embed=False,
-        )
-        self._first = self._run._next_step  # after the last one that its database holds
+        project, name = os.environ.get("TRACKIO_PROJECT", PROJECT), f"{folder.name}-{ids['id']}"
+        self._run = trackio.init(project=project, name=name, resume="allow", config=config, embed=False)
+        self.first = self._run._next_step  # after the last one that its database holds
         self._logged = None
 
     def _audio(self, samples_T: np.ndarray) -> Any:
@@ -180,7 +180,7 @@ class Trackio(Wandb):
         return self._library.Audio(pcm_T, sample_rate=AUDIO_RATE)
 
 
-class MLflow:
+class MLflow(Tracker):
     """Metrics, the configuration, and as artifacts the tables and WAV files."""
 
     def __init__(self, folder: Path, ids: dict[str, str], config: dict[str, Any], seq: int):
@@ -189,11 +189,10 @@ class MLflow:
         experiment = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
         uri = os.environ.get("MLFLOW_TRACKING_URI")
         self._client = MlflowClient(uri or f"sqlite:///{folder / 'mlflow.db'}")
-        self._first = 0
         if "mlflow" in ids:
             self._id = ids["mlflow"]
             self._client.update_run(self._id, status="RUNNING")
-            self._first = int(self._client.get_run(self._id).data.tags.get(NEXT_STEP, 0))
+            self.first = int(self._client.get_run(self._id).data.tags.get(NEXT_STEP, 0))
             return
         existing = self._client.get_experiment_by_name(experiment)
         location = None if uri else (folder / "mlflow_artifacts").as_uri()
@@ -201,24 +200,20 @@ class MLflow:
         self._id = ids["mlflow"] = self._client.create_run(where, run_name=folder.name).info.run_id
         self._client.log_dict(self._id, config, "config.json")
 
-    def write(self, row: Mapping[str, Any]) -> None:
+    def log(self, row: Mapping[str, Any], metrics: dict[str, float]) -> None:
         from mlflow.entities import Metric, RunTag
 
-        if row["seq"] < self._first:
-            return
         now = int(time.time() * 1000)
-        named = {re.sub(r"[^\w\-. :/]", "_", name): value for name, value in numbers(row).items()}
-        metrics = [Metric(name, value, now, row["seq"]) for name, value in named.items()]
-        self._client.log_batch(self._id, metrics, tags=[RunTag(NEXT_STEP, str(row["seq"] + 1))])
+        named = {re.sub(r"[^\w\-. :/]", "_", name): value for name, value in metrics.items()}
+        logged = [Metric(name, value, now, row["seq"]) for name, value in named.items()]
+        self._client.log_batch(self._id, logged, tags=[RunTag(NEXT_STEP, str(row["seq"] + 1))])
 
-    def write_rollouts(self, seq: int, table: RolloutTable) -> None:
-        if seq < self._first:
-            return
+    def log_rollouts(self, seq: int, table: RolloutTable) -> None:
         columns = {name: [row[i] for row in table.rows] for i, name in enumerate(table.columns)}
         self._client.log_table(self._id, columns, f"rollouts/{seq:06d}.json")
         with tempfile.TemporaryDirectory() as folder:
-            for i, waveforms in enumerate(table.audio):
-                for name, samples_T in waveforms:
+            for i, waves in enumerate(table.audio):
+                for name, samples_T in waves.items():
                     file = Path(folder) / f"{i} {name}.wav"
                     write_wav(file, samples_T, AUDIO_RATE)
                     self._client.log_artifact(self._id, str(file), f"rollouts/{seq:06d}")
@@ -248,35 +243,12 @@ def rollout_table(rollouts: Sequence[Rollout], rows: Sequence[Mapping[str, Any]]
         + [row["advantage"]]
         for row, score in zip(rows, scores, strict=True)
     ]
-    return RolloutTable(
-        columns,
-        cells,
-        [_waveforms(r, row, run_folder) for r, row in zip(rollouts[:MAX_AUDIO_ROWS], rows, strict=False)],
-    )
-
-
-def _waveforms(rollout: Rollout, row: Mapping[str, Any], run_folder: Path) -> list[Waveform]:
-    clips = [clip.load(AUDIO_RATE) for clip in rollout.sample.audio]
-    waveforms = [Waveform("input audio", np.concatenate(clips))] if clips else []
-    if row.get("spoken_audio"):
-        spoken = AudioClip(path=str(run_folder / row["spoken_audio"]["path"]))
-        waveforms.append(Waveform("spoken audio", spoken.load(AUDIO_RATE)))
-    return waveforms
-
-
-def _with_audio(table: RolloutTable, audio: Any) -> tuple[list[Any], list[list[Any]]]:
-    """Columns and rows with a column of `audio(samples_T)` for each kind of audio that the table has."""
-    names = list(dict.fromkeys(waveform.name for waveforms in table.audio for waveform in waveforms))
-    players = [{w.name: audio(w.samples_T) for w in waveforms} for waveforms in table.audio]
-    players += [{}] * (len(table.rows) - len(players))
-    rows = [[*row, *(player.get(name) for name in names)] for row, player in zip(table.rows, players, strict=True)]
-    return [*table.columns, *names], rows
-
-
-def _markdown(table: RolloutTable) -> str:
-    def cell(value: Any) -> str:
-        text = f"{value:.4g}" if isinstance(value, float) else str(value)
-        return text.replace("|", "\\|").replace("\n", "<br>")
-
-    lines = [table.columns, ["---"] * len(table.columns), *table.rows]
-    return "\n".join("| " + " | ".join(map(cell, line)) + " |" for line in lines)
+    audio = []
+    for rollout, row in zip(rollouts[:MAX_AUDIO_ROWS], rows, strict=False):
+        clips = [clip.load(AUDIO_RATE) for clip in rollout.sample.audio]
+        waves = {"input audio": np.concatenate(clips)} if clips else {}
+        if row.get("spoken_audio"):
+            spoken = AudioClip(path=str(run_folder / row["spoken_audio"]["path"]))
+            waves["spoken audio"] = spoken.load(AUDIO_RATE)
+        audio.append(waves)
+    return RolloutTable(columns, cells, audio)

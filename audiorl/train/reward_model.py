@@ -46,12 +46,12 @@ def pair_score_loss(
         scores = model.scores(pack_experiences(part))
         chosen, rejected = scores[::2], scores[1::2]
         margin: Tensor | float = 0.0
-        if config.margins and not config.log_exp:
+        if config.margins:
             margin = torch.tensor([pairs[p].margin for p in places]).to(chosen)
         if config.length_debias:
             longer = torch.tensor([_excess(groups[p]) for p in places]).to(chosen)
             margin = margin - length_logit(longer, *expert)
-        total = bradley_terry(chosen, rejected, margin, config.log_exp, config.regulariser).sum() / count
+        total = bradley_terry(chosen, rejected, margin, config.regulariser).sum() / count
         gaps = {"accuracy": (chosen > rejected).sum(), "margin": (chosen - rejected).sum()}
         read = read_pass(part, total, {"loss": total, "mean": scores.sum(), **gaps})
         return total, {

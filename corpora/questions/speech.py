@@ -12,7 +12,7 @@ from functools import partial
 
 import numpy as np
 
-from audiorl.data.corpus import Utterance, split_by_speaker_and_key
+from audiorl.data.corpus import Utterance, split_by_key
 from audiorl.data.prompts import LANGUAGES
 from corpora.questions.choices import Draft
 from corpora.sources.voices import RATE
@@ -40,9 +40,9 @@ COUNTS = ("one", "two", "three", "four")
 
 def split_speech(utterances: Sequence[Utterance], seed: int) -> tuple[list[Utterance], list[Utterance]]:
     """(training, held-out) utterances that share neither a speaker nor a prompt nor a text."""
-    present = {u.speaker for u in utterances}
-    split = split_by_speaker_and_key(utterances, [s for s in HELD_OUT_SPEAKERS if s in present], 0.25, seed)
-    return split.train, split.unseen_speakers
+    train, held_out = split_by_key(utterances, 0.25, seed)
+    known = [u for u in train if u.speaker not in HELD_OUT_SPEAKERS]
+    return known, [u for u in held_out if u.speaker in HELD_OUT_SPEAKERS]
 
 
 def speech_drafts(split: str, count: int, seed: int, utterances: Sequence[Utterance]) -> list[Draft]:

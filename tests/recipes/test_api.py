@@ -110,11 +110,15 @@ def test_what_cannot_be_used(options: dict[str, Any], message: str) -> None:
 
 def test_names_of_options() -> None:
     config = api.audio_qa.AudioQAConfig()
-    assert api._nested(config, {"lr": 1, "temperature": 2, "rl__kl_beta": 3, "critic": {"coef": 4}, "seed": 5}) == {
-        "optim": {"lr": 1}, "sampling": {"temperature": 2}, "rl": {"kl_beta": 3, "critic": {"coef": 4}}, "seed": 5,
-    }  # fmt: skip
+    places = {
+        "lr": "optim.lr",
+        "temperature": "sampling.temperature",
+        "rl__kl_beta": "rl.kl_beta",
+        "critic": "rl.critic",
+    }
+    assert {name: ".".join(api._place(config, name)) for name in (*places, "seed")} == places | {"seed": "seed"}
     with pytest.raises(ValueError, match="coef is an option of several groups: rl__critic__coef, rl__distill__coef"):
-        api._nested(config, {"coef": 4})
+        api._place(config, "coef")
 
 
 def test_functions_of_trl_skip_and_are_counted() -> None:

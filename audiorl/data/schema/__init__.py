@@ -40,7 +40,7 @@ def check(data: Any, schema: type[T], prefix: str = "", decode: Callable[[type, 
     except (msgspec.ValidationError, OverflowError, RecursionError) as error:
         reason, _, place = str(error).partition(" - at `")
     place = place.partition("[...]")[0]  # a key of a mapping is not named
-    path: list[str | int] = [name or int(index) for name, index in re.findall(r"\.(\w+)|\[(\d+)\]", place)]
+    path: list[str | int] = [name or int(index) for name, index in re.findall(r"\.([\w-]+)|\[(\d+)\]", place)]
     missing = re.search(r"missing required field `(.+)`", reason)
     if missing:
         path.append(missing[1])

@@ -39,15 +39,8 @@ class CodebookUse:
 def count_codes(codes: Iterable[NDArray[Any]], num_codebooks: int, codebook_size: int) -> NDArray[np.int64]:
     """Count how often each code occurs, [Q, V], over recordings of codes [Q, F]. ValueError for codes out of range."""
     counts = np.zeros((num_codebooks, codebook_size), np.int64)
-    for number, frames in enumerate(codes):
-        array = np.asarray(frames)
-        if array.ndim != 2 or len(array) != num_codebooks:
-            raise ValueError(f"recording {number}: codes of shape {array.shape}, expected [{num_codebooks}, F]")
-        if array.size and not 0 <= int(array.min()) <= int(array.max()) < codebook_size:
-            raise ValueError(
-                f"recording {number}: codes from {array.min()} to {array.max()}, expected 0 to {codebook_size - 1}"
-            )
-        for book, row in enumerate(array):
+    for frames in codes:
+        for book, row in enumerate(frames):
             counts[book] += np.bincount(row, minlength=codebook_size)
     return counts
 

@@ -211,9 +211,8 @@ def cider_d(caption: str, references: Sequence[str], frequencies: DocumentFreque
 
 def _ngrams(text: str) -> Counter[Ngram]:
     words = text.split()
-    return Counter(
-        tuple(words[start : start + order]) for order in range(1, ORDERS + 1) for start in range(len(words) - order + 1)
-    )
+    lengths = range(1, ORDERS + 1)
+    return Counter(tuple(words[i : i + order]) for order in lengths for i in range(len(words) - order + 1))
 
 
 def _vectors(text: str, frequencies: DocumentFrequencies) -> list[dict[Ngram, float]]:

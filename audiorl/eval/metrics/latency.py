@@ -5,17 +5,13 @@ written source. Elapsed times instead of delays (delay plus the time spent compu
 variant of every metric here, named `AL_CA` and so on in tables. A unit is a word, a character of languages written
 without spaces, or, in speech output, one chunk of speech. X is the length of the source in the unit of the delays.
 
-    source                |--------- 2000 ms ---------|      X = 2000, two words written at 1000, two at 2000,
-    D                               1000 1000      2000 2000  reference of four words: gamma = 4 / 2000
-    D_i - (i - 1)·X/4               1000  500      1000       tau = 3, AL = 2500 / 3
-
 Silence has no latency: every function raises ValueError where no unit was written.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate, groupby
+from itertools import accumulate, groupby, takewhile
 from typing import Literal
 
 Unit = Literal["word", "char"]
@@ -107,11 +103,8 @@ def yaal(delays: Sequence[float], source_length: float, target_length: int, end:
     check_delays(delays, source_length)
     step = source_length / max(len(delays), target_length)
     end = source_length if end is None else end
-    lags: list[float] = []
-    for i, delay in enumerate(delays):
-        if delay >= end:
-            break
-        lags.append(delay - i * step)
+    early = takewhile(lambda delay: delay < end, delays)
+    lags = [delay - i * step for i, delay in enumerate(early)]
     return sum(lags) / len(lags) if lags else None
 
 
@@ -128,12 +121,6 @@ def end_offset(ends: Sequence[float], source_length: float) -> float:
     """
     check_delays(ends, source_length)
     return ends[-1] - source_length
-
-
-def num_chunks(delays: Sequence[float]) -> int:
-    """Count the units with a delay: chunks of speech output, but words or characters of text output (as SimulEval)."""
-    check_delays(delays)
-    return len(delays)
 
 
 def flal(times: Sequence[float], shown: Sequence[str] | None = None) -> float:
@@ -186,9 +173,6 @@ def join_texts(texts: Sequence[str], language: str) -> str:
     return separator(language).join(t.strip() for t in texts if t.strip())
 
 
-# -- average token delay -----------------------------------------------------------------------------------------------
-
-
 SPEECH_TOKEN = 300.0  # ms
 
 
@@ -204,11 +188,8 @@ def atd(
 
     Tokens of speech are pieces of 300 ms. What was read between two writes is one chunk of source, cut into pieces of
     which the last may be shorter; what was written after it is the chunk of target with the same number. Target token t
-    belongs to source token t, as long as
-
-    - a chunk of target has no more tokens than its source: tokens written beyond that are not held against later
-      chunks, so t is lowered by max(0, y - x) for y target and x source tokens of all chunks before;
-    - the source token has been read: at most the last one of the chunk.
+    belongs to source token t, but t is lowered by max(0, y - x) for y target and x source tokens of all chunks before,
+    so that tokens beyond the source's are not held against later chunks, and is at most the last one that was read.
 
     `durations` (ms per unit) mark speech output, whose tokens last `target_token` = 300 ms. Units of text take no time
     (`target_token` = 0) when the source is speech; when it is text, source and target tokens last 1 each. `elapsed`
@@ -252,9 +233,6 @@ def _pieces(length: float, piece: float) -> list[float]:
     return [piece] * int(count) + ([rest] if rest else [])
 
 
-# -- speech output that is played --------------------------------------------------------------------------------------
-
-
 Interval = tuple[float, float]
 """Start and duration of played speech, ms since the start of the source."""
 
@@ -267,8 +245,6 @@ def play(delays: Sequence[float], durations: Sequence[float]) -> list[Interval]:
     >>> play([1000, 2000, 2500], [1500, 200, 300])  # the second waits for the first, the third starts on the dot
     [(1000, 1500), (2500, 200), (2700, 300)]
     """
-    if len(delays) != len(durations):
-        raise ValueError(f"{len(delays)} delays but {len(durations)} durations")
     intervals: list[Interval] = []
     end = 0.0
     for delay, duration in zip(delays, durations, strict=True):
@@ -283,23 +259,9 @@ def ends(intervals: Sequence[Interval]) -> list[float]:
     return [start + duration for start, duration in intervals]
 
 
-def silences(intervals: Sequence[Interval]) -> list[float]:
-    """Return the lengths of the pauses between intervals, ms."""
-    pauses = [start - end for end, (start, _) in zip(ends(intervals), intervals[1:], strict=False)]
-    return [pause for pause in pauses if pause > 0]
-
-
-def discontinuity_sum(intervals: Sequence[Interval]) -> float:
-    """Return all pauses within the output together, ms. Source: SimulEval 1.1.4, DiscontinuitySum."""
-    return sum(silences(intervals))
-
-
-def discontinuity_ave(intervals: Sequence[Interval]) -> float:
-    """Return the mean pause within the output, ms; 0 without pauses. Source: SimulEval 1.1.4, DiscontinuityAve."""
-    pauses = silences(intervals)
-    return sum(pauses) / len(pauses) if pauses else 0.0
-
-
-def discontinuity_num(intervals: Sequence[Interval]) -> int:
-    """Count the pauses of the output. Source: SimulEval 1.1.4, DiscontinuityNum."""
-    return len(silences(intervals))
+def discontinuity(intervals: Sequence[Interval]) -> dict[str, float]:
+    """Return the pauses within the output: all together and their mean, ms, and their number; as SimulEval 1.1.4."""
+    gaps = [start - end for end, (start, _) in zip(ends(intervals), intervals[1:], strict=False)]
+    pauses = [gap for gap in gaps if gap > 0]
+    mean = sum(pauses) / len(pauses) if pauses else 0.0
+    return {"DiscontinuitySum": sum(pauses), "DiscontinuityAve": mean, "DiscontinuityNum": len(pauses)}

@@ -1,14 +1,8 @@
 """Latency of long, unsegmented streams: cut the output at the segments of its reference, then StreamLAAL and LongYAAL.
 
-Quality and latency are defined on sentences, but a system that translates a whole talk writes one long text. Two ways
-to cut it are in use, and each latency metric of long streams is defined on one of them:
-
-- `mwer_cuts`: the cuts with the least word errors against the references (Matusov et al. 2005, mwerSegmenter), for
-  StreamLAAL;
-- `soft_cuts`: an alignment that rewards similar words (Polák et al. 2025, SoftSegmenter), for LongYAAL.
-
+Each latency metric of long streams is defined on one way to cut: StreamLAAL on `mwer_cuts`, LongYAAL on `soft_cuts`.
 Both take units (words, or characters) and return K + 1 cuts c for K references: reference k gets the units
-c[k] : c[k + 1], so c[0] = 0 and c[K] is the number of units. Nothing is lost, nothing moves.
+c[k] : c[k + 1], so c[0] = 0 and c[K] is the number of units.
 
     references  "a b" | "c d"      hypothesis  "a b x d"      cuts  0, 2, 4      errors  0 + 1
 
@@ -122,17 +116,13 @@ def _align(similarity: np.ndarray) -> list[tuple[int | None, int | None]]:
 
 def _owners(pairs: Sequence[tuple[int | None, int | None]], owner: Sequence[int], similarity: np.ndarray) -> list[int]:
     """Return the reference that each hypothesis unit belongs to; it never falls."""
-    following: list[int | None] = []  # the next reference unit at or after each pair
-    after: int | None = None
-    for i, _ in reversed(pairs):
-        after = i if i is not None else after
-        following.append(after)
-    following.reverse()
-
+    coming_of: list[int | None] = [i for i, _ in pairs]  # the next reference unit at or after each pair
+    for place in reversed(range(len(pairs) - 1)):
+        coming_of[place] = coming_of[place + 1] if coming_of[place] is None else coming_of[place]
     owners: list[int] = []
     last: int | None = None
     ahead = False  # the units up to the next reference unit already belong to it
-    for (i, j), coming in zip(pairs, following, strict=True):
+    for (i, j), coming in zip(pairs, coming_of, strict=True):
         if i is not None:
             last, ahead = i, False
             chosen = i
@@ -194,7 +184,7 @@ def stream_laal(
     `cuts` from `mwer_cuts`. Source: Papi et al. 2024 (StreamAtt), section 4; version 2 as in simulstream 1.0.
     """
     return [
-        laal([delay - segment.start for delay in piece], segment.duration, length) if piece else None
+        laal(piece, segment.duration, length) if piece else None
         for piece, segment, length in _pieces(delays, cuts, segments, unit)
     ]
 
@@ -210,9 +200,7 @@ def long_yaal(
     """
     end = max(segment.end for segment in segments)
     return [
-        yaal([delay - segment.start for delay in piece], segment.duration, length, end - segment.start)
-        if piece
-        else None
+        yaal(piece, segment.duration, length, end - segment.start) if piece else None
         for piece, segment, length in _pieces(delays, cuts, segments, unit)
     ]
 
@@ -232,16 +220,15 @@ def elapsed_per_write(delays: Sequence[float], elapsed: Sequence[float]) -> list
 
 def _pieces(
     delays: Sequence[float], cuts: Sequence[int], segments: Sequence[ReferenceSegment], unit: Unit
-) -> list[tuple[Sequence[float], ReferenceSegment, int]]:
+) -> list[tuple[list[float], ReferenceSegment, int]]:
+    """Return (delays from the segment's start, the segment, units of its reference) of each segment.
+
+    Units lie between plain spaces, so a no-break space joins, as both sources count; an empty reference counts as 1.
+    """
     if len(cuts) != len(segments) + 1 or cuts[-1] != len(delays):
         raise ValueError(f"{len(cuts)} cuts up to {cuts[-1]} do not fit {len(segments)} segments, {len(delays)} delays")
-    return [
-        (piece, segment, _length(segment.reference, unit))
-        for piece, segment in zip(chunks(delays, cuts), segments, strict=True)
-    ]
-
-
-def _length(reference: str, unit: Unit) -> int:
-    """Units between plain spaces, so a no-break space joins, as both sources count; an empty reference counts as 1."""
-    pieces = reference.split(" ") if unit == "word" else text_units(reference, unit)
-    return max(1, sum(bool(piece) for piece in pieces))
+    pieces = []
+    for piece, segment in zip(chunks(delays, cuts), segments, strict=True):
+        words = segment.reference.split(" ") if unit == "word" else text_units(segment.reference, unit)
+        pieces.append(([delay - segment.start for delay in piece], segment, max(1, sum(map(bool, words)))))
+    return pieces

@@ -167,11 +167,11 @@ def prosody(
     pauses = gaps[gaps * FRAME_SECONDS >= PAUSE_SECONDS - 1e-9]
     frames = int(sounding[-1] - sounding[0]) + 1
     return Prosody(
-        f0_range=_range(semitones),
+        f0_range=float(np.ptp(np.percentile(semitones, [5, 95]))),
         f0_deviation=float(semitones.std()),
         f0_median=float(np.median(hertz)),
         voiced=min(len(hertz) * HOP_SECONDS / (frames * FRAME_SECONDS), 1.0),
-        energy_range=_range(levels[sounding]),
+        energy_range=float(np.ptp(np.percentile(levels[sounding], [5, 95]))),
         pauses=float(pauses.sum()) / frames,
         pause_count=len(pauses),
     )
@@ -186,22 +186,15 @@ def voiced_f0(
     an octave off: the idea of Hirst (De Looze and Hirst 2008), whose 0.75 and 1.5 would also cut off wild melodies.
     """
     hertz = f0(wav, sample_rate)
-    levels = frame_levels(wav, sample_rate)
-    frames = np.minimum((np.arange(len(hertz)) * HOP_SECONDS / FRAME_SECONDS).astype(int), len(levels) - 1)
     if not len(hertz):
         return hertz
-    loud = levels[frames] >= max(levels.max() - SILENT, QUIETEST)
-    hertz = np.where(loud, hertz, np.nan)
-    voiced = hertz[~np.isnan(hertz)]
-    if not len(voiced):
+    levels = frame_levels(wav, sample_rate)
+    frames = np.minimum((np.arange(len(hertz)) * HOP_SECONDS / FRAME_SECONDS).astype(int), len(levels) - 1)
+    hertz = np.where(levels[frames] >= max(levels.max() - SILENT, QUIETEST), hertz, np.nan)
+    if np.isnan(hertz).all():
         return hertz
-    low, high = np.percentile(voiced, [25, 75])
+    low, high = np.nanpercentile(hertz, [25, 75])
     return np.where((hertz >= 0.6 * low) & (hertz <= 2 * high), hertz, np.nan)
-
-
-def _range(values: NDArray[np.float64]) -> float:
-    low, high = np.percentile(values, [5, 95])
-    return float(high - low)
 
 
 # -- pieces of long speech ---------------------------------------------------------------------------------------------
@@ -215,23 +208,17 @@ QUIET = 1e-4
 
 def level_steps(before: NDArray[Any], after: NDArray[Any], rate: int) -> list[float]:
     """Return [|difference|] in dB of the root mean squares of the two sides of a joint; [] without speech on a side."""
-    sides = _sides(before, after, rate)
-    if not sides:
-        return []
-    a, b = (float(np.sqrt(np.mean(np.square(x, dtype=np.float64)))) for x in sides)
-    return [abs(20 * float(np.log10(a / b)))] if min(a, b) >= QUIET else []
+    levels = [float(np.sqrt(np.mean(np.square(x, dtype=np.float64)))) for x in _sides(before, after, rate)]
+    return [abs(20 * float(np.log10(levels[0] / levels[1])))] if min(levels, default=0) >= QUIET else []
 
 
 def pitch_steps(before: NDArray[Any], after: NDArray[Any], rate: int) -> list[float]:
     """Return [|difference|] in semitones of the median F0 of the two sides of a joint; [] without voice on a side."""
-    medians = []
-    for wav in _sides(before, after, rate):
-        f0 = yin(wav, rate)
-        voiced = f0[~np.isnan(f0)]
-        if len(voiced) < 10:
-            return []
-        medians.append(float(np.median(voiced)))
-    return [abs(12 * float(np.log2(medians[1] / medians[0])))] if medians else []
+    voiced = [f0[~np.isnan(f0)] for f0 in (yin(wav, rate) for wav in _sides(before, after, rate))]
+    if min(map(len, voiced), default=0) < 10:
+        return []
+    a, b = map(np.median, voiced)
+    return [abs(12 * float(np.log2(b / a)))]
 
 
 def _sides(before: NDArray[Any], after: NDArray[Any], rate: int) -> tuple[NDArray[Any], ...]:
@@ -248,8 +235,4 @@ def _sides(before: NDArray[Any], after: NDArray[Any], rate: int) -> tuple[NDArra
 def slope_per_minute(values: Sequence[float], seconds: Sequence[float]) -> float:
     """Return the change of a value per minute by least squares; NaN for fewer than three values or one time."""
     x, y = np.asarray(seconds, np.float64) / 60, np.asarray(values, np.float64)
-    if len(x) != len(y):
-        raise ValueError(f"slope_per_minute: {len(y)} values at {len(x)} times")
-    if len(x) < 3 or np.ptp(x) == 0:
-        return float("nan")
-    return float(np.polyfit(x, y, 1)[0])
+    return float(np.polyfit(x, y, 1)[0]) if len(x) >= 3 and np.ptp(x) else float("nan")

@@ -201,12 +201,10 @@ def _latencies(
     values |= {} if lag is None else {"YAAL": lag}
     if aware:
         return {f"{name}_CA": value for name, value in values.items()}
-    values["NumChunks"] = latency.num_chunks(times)
+    values["NumChunks"] = len(times)
     values["FLAL"] = latency.flal(times)  # a log holds one paragraph a line, and nothing in it is retracted
     if instance.intervals is not None:
-        values["DiscontinuitySum"] = latency.discontinuity_sum(instance.intervals)
-        values["DiscontinuityAve"] = latency.discontinuity_ave(instance.intervals)
-        values["DiscontinuityNum"] = latency.discontinuity_num(instance.intervals)
+        values |= latency.discontinuity(instance.intervals)
     return values
 
 

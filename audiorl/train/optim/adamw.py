@@ -38,25 +38,11 @@ MASTER = "master"
 
 
 def adamw(parameters: Mapping[str, nn.Parameter], config: OptimConfig, fused: bool = False) -> torch.optim.AdamW:
-    """Make torch's AdamW, with a group of parameters for each of `lr_factors` and one for the others.
-
-    `fused` is one kernel a weight on the CPU, and one for all weights on a GPU. Raises ValueError without parameters
-    and for a pattern of `lr_factors` that is in no name.
-    """
+    """Make torch's AdamW. `fused`: one kernel a weight on the CPU, and one for all weights on a GPU."""
     if not parameters:
         raise ValueError("nothing to train: every weight is frozen; set model.audio or model.lora")
-    factors = config.factors()
-    for pattern, _ in factors:
-        if not any(pattern.search(name) for name in parameters):
-            raise ValueError(
-                f"optim.lr_factors: {pattern.pattern!r} is in no name of a trained weight, such as {min(parameters)!r}"
-            )
-    groups: dict[float, list[nn.Parameter]] = {}
-    for name, p in parameters.items():
-        factor = next((factor for pattern, factor in factors if pattern.search(name)), 1.0)
-        groups.setdefault(factor, []).append(p)
     return torch.optim.AdamW(
-        [{"params": members, "factor": factor} for factor, members in groups.items()],
+        list(parameters.values()),
         lr=config.lr,
         betas=config.betas,
         eps=config.eps,
@@ -157,7 +143,7 @@ class Optimizer:
             raise FloatingPointError(f"{what} is not finite; this update changed no weight")
         lr = learning_rate(self.updates, self._total_steps, self._config)
         for group in self._adamw.param_groups:
-            group["lr"] = lr * group["factor"]
+            group["lr"] = lr
         for name, master in self._masters.items():
             gradient = self._parameters[name].grad
             master.grad = None if gradient is None else gradient.float()

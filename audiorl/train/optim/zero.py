@@ -58,8 +58,6 @@ class ZeroOptimizer:
         stage: int,
         offload: bool = False,
     ):
-        if config.lr_factors:
-            raise ValueError("optim.lr_factors: ZeRO keeps one learning rate; leave it out, or set --runtime.zero 0")
         deepspeed = _deepspeed()
         if isinstance(model, ValueModel) and not model.shared and stage == 3:
             _copy_frozen_weights(model.trunk.model)

@@ -29,13 +29,14 @@ from audiorl.models.weights import copy_weights, read_tensors
 from audiorl.recipes._loader import find_script, load_recipe, parse_config, recorded_recipe
 from audiorl.report import write_report
 from audiorl.report.view.labels import next_question
-from audiorl.run.checkpoint import load_checkpoint, save_checkpoint
+from audiorl.run.checkpoint import save_checkpoint
 from audiorl.run.folder import Run
 from audiorl.run.metrics_log import read_metrics
 from audiorl.types import Message, Rollout, Sample, Score, Segment, Turn
 from tests.support.attack.data import rows_of
 from tests.support.attack.mutation import mutate_json, mutate_safetensors
 from tests.support.attack.targets import Input, Target
+from tests.support.checkpoints import load_checkpoint, save_run
 from tests.support.reports import Checker
 from tests.support.views import client, viewed
 
@@ -96,7 +97,7 @@ def run_folder() -> Path:
             Rollout(question, r.segments, r.group_id, r.index, Score(1.0, {"accuracy": 1.0})) for r in rollouts[:1]
         ]
         run.write_eval(name, results, judged, "accuracy")
-    run.save("grpo", 4, _weights(), _trainer())
+    save_run(run, "grpo", 4, _weights(), _trainer())
     run.finish("before")
     run.close()
     return folder

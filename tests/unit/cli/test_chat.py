@@ -29,6 +29,7 @@ from audiorl.models import load_policy
 from audiorl.rollout.conversation import ChatSession
 from audiorl.run.folder import Run
 from tests.conftest import make_dual_omni, make_omni, make_qwen2_audio, make_text, make_whisper
+from tests.support.checkpoints import save_run
 from tests.support.codecs import save_mimi
 
 SHORT = ("--sampling.max-new-tokens", "10")
@@ -75,7 +76,7 @@ def test_a_run_folder_and_an_adapter(models: Path, tmp_path: Path, capsys: pytes
             for p in policy.trainable().values():
                 p.add_(0.1 * torch.randn(p.shape, generator=torch.Generator().manual_seed(len(phase))))
         run.log(phase, 1, {"loss": 1.0})
-        run.save(phase, 1, policy, {})
+        save_run(run, phase, 1, policy, {})
     newest = run.dir / "checkpoints" / "grpo" / "step_000001"
     capsys.readouterr()
     assert main(["chat", str(run.dir), "Why?", *SHORT]) == 0

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import av
 import numpy as np
@@ -161,19 +161,6 @@ def test_every_failure_of_a_decoder_is_an_audio_error(tmp_path: Path, speech: np
             assert str(error).startswith(f"{path}: ") and "\n" not in str(error)
 
 
-def test_a_failure_without_a_kind_of_its_own_is_an_audio_error(
-    tmp_path: Path, speech: np.ndarray, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = write(tmp_path / "a.m4a", speech)
-
-    def fail(*args: object, **options: object) -> None:
-        raise UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte")
-
-    monkeypatch.setattr(av, "open", fail)
-    with pytest.raises(AudioError, match=r"a\.m4a: cannot be decoded \(UnicodeDecodeError: .*\); copy or download"):
-        load_clip(AudioClip(path=str(path)))
-
-
 def test_a_sampling_rate_in_the_header_that_is_none_is_refused(tmp_path: Path, speech: np.ndarray) -> None:
     path = write(tmp_path / "a.wav", speech)
     for rate in (1, 2**31 - 1):
@@ -219,10 +206,20 @@ def test_samples_far_beyond_full_scale_are_refused(tmp_path: Path, speech: np.nd
         load_clip(AudioClip(path=str(tmp_path / "a.wav")))
 
 
-@pytest.mark.parametrize("rate", [-1, 999, 2**31 - 1])
-def test_a_sample_rate_that_is_none_is_refused(speech: np.ndarray, rate: int) -> None:
-    with pytest.raises(ValueError, match=f"sample_rate must be in Hz, 1000 to 1000000, got {rate}"):
-        AudioClip(array=speech, sample_rate=rate)
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"sample_rate": -1}, "sample_rate must be in Hz, 1000 to 1000000, got -1"),
+        ({"sample_rate": 2**31 - 1}, "sample_rate must be in Hz"),
+        ({"start": -1.0}, "start must be >= 0"),
+        ({"start": 1.0, "context": 2.0}, "context must be in 0..start"),
+        ({"array": np.zeros(9)}, "exactly one of path, data, array"),
+        ({"path": None, "array": np.zeros(9)}, "an array needs its sample_rate"),
+    ],
+)
+def test_clips_that_cannot_be(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        AudioClip(**({"path": "a.wav"} | fields))
 
 
 def test_a_playlist_reads_no_other_file(tmp_path: Path, speech: np.ndarray, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -256,38 +253,26 @@ def test_a_cut_container_with_its_index_in_front_is_refused(tmp_path: Path, spee
         load_clip(AudioClip(path=str(tmp_path / "a.m4a")))
 
 
-def make_text(path: Path) -> None:
-    path.write_text("no audio at all\n" * 100)
-
-
-def make_empty(path: Path) -> None:
-    path.write_bytes(b"")
-
-
-def make_header_only(path: Path) -> None:
-    soundfile.write(path, np.zeros(0), RATE)
-
-
-def make_nan(path: Path) -> None:
-    soundfile.write(path, np.array([0.1, np.nan, np.inf, 0.2]), RATE, subtype="FLOAT")
-
-
 @pytest.mark.parametrize(
-    ("make", "message"),
+    ("content", "message"),
     [
-        (make_text, "not readable as audio; convert it"),
-        (make_empty, r"empty \(0 bytes\)"),
-        (make_header_only, "holds no samples"),
-        (make_nan, "2 of 4 samples are NaN or infinite"),
-        (lambda path: None, "missing; check the path"),
-        (lambda path: path.mkdir(), "a folder; name an audio file"),
+        (b"no audio at all\n" * 100, "not readable as audio; convert it"),
+        (b"", r"empty \(0 bytes\)"),
+        (np.zeros(0), "holds no samples"),
+        (np.array([0.1, np.nan, np.inf, 0.2]), "2 of 4 samples are NaN or infinite"),
+        (None, "missing; check the path"),
     ],
 )
-def test_unusable_files(tmp_path: Path, make: Callable[[Path], None], message: str) -> None:
-    make(tmp_path / "x.wav")
+def test_unusable_files(tmp_path: Path, content: Any, message: str) -> None:
+    if isinstance(content, bytes):
+        (tmp_path / "x.wav").write_bytes(content)
+    elif content is not None:
+        soundfile.write(tmp_path / "x.wav", content, RATE, subtype="FLOAT")
     with pytest.raises(AudioError, match=rf"x\.wav: {message}") as caught:
         load_clip(AudioClip(path=str(tmp_path / "x.wav")))
     assert "\n" not in str(caught.value)
+    with pytest.raises(AudioError, match="a folder; name an audio file"):
+        load_clip(AudioClip(path=str(tmp_path)))
 
 
 def test_a_video_without_sound_is_refused(tmp_path: Path) -> None:
@@ -314,8 +299,7 @@ def test_a_wrong_declared_rate_is_refused_but_opus_has_none_of_its_own(tmp_path:
     [
         ({"start": 4.0}, r"start 4 s lies past the end at 3\.00 s"),
         ({"start": 2.0, "duration": 1.5}, r"the part from 2 to 3\.5 s reaches past the end"),
-        ({"start": -1.0}, "start must be >= 0"),
-        ({"duration": 0.0}, "duration > 0"),
+        ({"duration": 0.0}, "duration must be > 0"),
     ],
 )
 def test_parts_outside_the_file(tmp_path: Path, speech: np.ndarray, part: dict[str, float], message: str) -> None:

@@ -52,8 +52,6 @@ def test_speed_moves_length_and_pitch(factor: float) -> None:
     assert len(out) == pytest.approx(RATE / factor, abs=2)
     peak = np.argmax(np.abs(np.fft.rfft(out))) * RATE / len(out)
     assert peak == pytest.approx(500 * factor, abs=2)
-    with pytest.raises(ValueError, match="factor"):
-        speed(tone, 0)
 
 
 def test_telephone_keeps_only_its_band(speech: np.ndarray) -> None:
@@ -74,8 +72,6 @@ def test_reverb_adds_a_decaying_tail_at_the_asked_level() -> None:
     early, late = power(tail[100 : 100 + 480]), power(tail[100 + 2400 : 100 + 2880])  # 0.15 s apart: 30 dB
     assert 10 * np.log10(early / late) == pytest.approx(30, abs=2)
     assert np.abs(tail[100 + 4800 :]).max() < 1e-9
-    with pytest.raises(ValueError, match="decay_seconds"):
-        reverb(click, np.random.default_rng(0), decay_seconds=0)
 
 
 def test_augment_is_reproducible_varied_and_keeps_the_words(speech: np.ndarray) -> None:

@@ -7,7 +7,6 @@ import pytest
 from audiorl.data.bundled import (
     LANGUAGE_QUESTION,
     NAMES,
-    bundled_examples,
     bundled_languages,
     bundled_pairs,
     bundled_questions,
@@ -47,8 +46,6 @@ def test_language_options() -> None:
     assert len(few) == 25 and max(u.duration for u in few) <= 1.5
     train, test = bundled_languages("train", 1.5, 0.5, 24), bundled_languages("test", 1.5, 0.5, 24)
     assert len(train) + len(test) == 25 and len(test) >= 12.5
-    with pytest.raises(ValueError, match='split must be "train", "test" or "unseen", got \'dev\''):
-        bundled_languages("dev")  # type: ignore[arg-type]
 
 
 def test_unseen_speakers_ask_the_same_question() -> None:
@@ -71,7 +68,7 @@ def test_sets_by_name() -> None:
 @pytest.mark.parametrize("name", ["bundled:languages", "bundled:languages/dev", "bundled:", "bundledx"])
 def test_unknown_names_list_the_known(name: str) -> None:
     known = "choose from bundled, bundled:languages/train, bundled:languages/test"
-    for make in (bundled_set, bundled_examples, bundled_pairs, bundled_steps):
+    for make in (bundled_set, bundled_pairs, bundled_steps):
         with pytest.raises(ValueError, match=f"no bundled set is called '{name}'; {known}"):
             make(name)  # type: ignore[operator]
 
@@ -98,10 +95,8 @@ def test_thoughts_are_the_first_two_words_heard() -> None:
     pair = pairs["Followed by the pound key."]
     assert pair.chosen == "<think>followed by</think><answer>Followed by the pound key.</answer>"
     assert pair.rejected.startswith("<think>followed by</think><answer>")
-    examples = bundled_examples("bundled", think=True)
-    assert [t for _, t in examples] == [p.chosen for p in bundled_pairs("bundled", think=True)]
-    sample, target = bundled_examples("bundled:languages/train", think=False)[0]
-    assert target == f"<answer>{sample.task}</answer>"
+    first = bundled_pairs("bundled:languages/train", think=False)[0]
+    assert first.chosen == f"<answer>{first.sample.task}</answer>"
 
 
 @pytest.mark.parametrize("name", ["bundled", "bundled:languages/train"])

@@ -1,10 +1,11 @@
-"""Every kind of manifest over real recordings, and one clear line for every way a row can be wrong."""
+"""Every kind of manifest over real recordings becomes samples, the same at every reading."""
 
 from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,74 +17,95 @@ import soundfile
 
 from audiorl.audio import AudioClip
 from audiorl.data.corpus import Utterance, bundled_speech
-from audiorl.data.manifest import Loaded, read_samples, samples_from_rows
+from audiorl.data.formats import KEYS, TEMPO_MARKS
+from audiorl.data.manifest import read_samples
+from audiorl.data.sets import split_held_out
 from audiorl.data.views import views_of
 from audiorl.types import Sample
 
 UTTERANCES = bundled_speech(("en",), min_seconds=0.5, max_seconds=2)[:4]
 QUESTION = {"id": "q1", "audio": "a0.wav", "question": "Which?", "choices": ["a dog", "a cat"], "answer": "a cat"}
+AVQA = {
+    "id": 184,
+    "video_name": "-HIPq7T3eFI_000011",
+    "question_text": "What is the main source of sound in the video?",
+    "multi_choice": ["Car", "motorcycle", "siren", "gun fire"],
+    "answer": 0,
+    "question_relation": "Both",
+    "question_type": "Come From",
+}
+PREPARED = AVQA | {"audio_path": "a0.wav"}
+MUSIC = {
+    "location": "data_aug2/-0SdAVK79lg_1.wav",
+    "prompt_bt": "The time signature is 3/4.",
+    "prompt_bpm": "The tempo of this song is Allegro moderato.",
+    "prompt_key": "The key is F#m.",
+    "key": ["F#", "minor"],
+}
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """a0.wav … a3.wav: real recordings at 16 kHz."""
+    """a0.wav … a3.wav and the files that AVQA and MUSIC name: real recordings at 16 kHz."""
     for i, u in enumerate(UTTERANCES):
         soundfile.write(tmp_path / f"a{i}.wav", u.clip.load(16_000), 16_000)
+    (tmp_path / "data_aug2").mkdir()
+    shutil.copy(tmp_path / "a0.wav", tmp_path / "-HIPq7T3eFI_000011.wav")
+    shutil.copy(tmp_path / "a0.wav", tmp_path / MUSIC["location"])  # type: ignore[arg-type]
     return tmp_path
 
 
-def write_lines(path: Path, rows: Sequence[Mapping[str, Any] | str]) -> Path:
+def write(path: Path, *rows: Mapping[str, Any] | str) -> Path:
     path.write_text("".join((r if isinstance(r, str) else json.dumps(r)) + "\n" for r in rows), encoding="utf-8")
     return path
 
 
 def prompt(sample: Sample) -> str:
-    text = sample.messages[0].content[1]
-    assert isinstance(text, str)
-    return text
+    return str(sample.messages[0].content[1])
 
 
-def assert_hears(clip: AudioClip, utterance: Utterance) -> None:
-    expected = utterance.clip.load(16_000)
-    heard = clip.load(16_000)
-    assert len(heard) == len(expected)
-    np.testing.assert_allclose(heard, expected, atol=1e-4)
-
-
-def test_rows_give_what_views_of_a_prompt_need(folder: Path) -> None:
-    rows = [{**QUESTION, "clean_audio": "a1.wav", "rationale": "It meows."}]
-    (sample,) = read_samples(write_lines(folder / "m.jsonl", rows)).samples
-    (view,) = views_of([sample], "clean")
-    assert_hears(view.audio[0], UTTERANCES[1])
-    assert str(views_of([sample], "rationale")[0].messages[-1].content[-1]).endswith("answer: It meows.")
+def assert_hears(clip: AudioClip, utterance: Utterance, part: slice = slice(None)) -> None:
+    np.testing.assert_allclose(clip.load(16_000), utterance.clip.load(16_000)[part], atol=1e-4)
 
 
 def test_native_questions_and_transcripts_in_one_file(folder: Path) -> None:
-    rows = [
-        {**QUESTION, "answer": 1, "difficulty": "hard"},
+    rows = (
+        {**QUESTION, "answer": 1, "difficulty": "hard", "clean_audio": "a1.wav", "rationale": "It meows."},
         {"id": "u1", "audio": "a1.wav", "text": "good morning", "language": "en"},
         {"id": "o1", "audio": "a2.wav", "question": "Say it.", "answer": ["one", "a one"], "task": "open"},
-    ]
-    loaded = read_samples(write_lines(folder / "m.jsonl", rows), check_audio=True)
+    )
+    loaded = read_samples(write(folder / "m.jsonl", *rows), check_audio=True)
     assert loaded.summary() == f"{folder / 'm.jsonl'}: 3 samples"
     q, u, o = loaded.samples
     assert (q.id, q.references, q.choices, q.task) == ("q1", ("a cat",), ("a dog", "a cat"), "qa")
-    assert q.metadata == {"difficulty": "hard"}
+    assert q.metadata["difficulty"] == "hard" and "choices" not in q.metadata
     assert "Which?" in prompt(q) and "- a dog" in prompt(q) and "<think>" in prompt(q)
+    assert_hears(views_of([q], "clean")[0].audio[0], UTTERANCES[1])
+    assert str(views_of([q], "rationale")[0].messages[-1].content[-1]).endswith("answer: It meows.")
     assert (u.references, u.choices, u.task) == (("good morning",), (), "asr")
     assert u.metadata["language"] == "en" and "English" in prompt(u)
     assert (o.references, o.task) == (("one", "a one"), "open")
     for sample, utterance in zip(loaded.samples, UTTERANCES, strict=False):
         assert_hears(sample.audio[0], utterance)
+    in_memory = read_samples(rows, audio_root=folder).samples
+    assert [(s.references, s.audio[0].path) for s in in_memory] == [
+        (s.references, s.audio[0].path) for s in loaded.samples
+    ]
 
 
-def test_no_think_and_a_question_for_all(folder: Path) -> None:
-    rows = [{"id": "x", "audio": "a0.wav", "answer": "dog"}]
-    loaded = read_samples(write_lines(folder / "m.jsonl", rows), think=False, question="Which animal is it?")
-    assert "Which animal is it?" in prompt(loaded.samples[0]) and "think" not in prompt(loaded.samples[0])
-    rows = [{"audio": "a0.wav", "text": "hola"}]
-    loaded = read_samples(write_lines(folder / "m.jsonl", rows), think=False, question="Transcribe en español.")
-    assert prompt(loaded.samples[0]) == "Transcribe en español."
+def test_options_of_reading(folder: Path) -> None:
+    path = write(folder / "m.jsonl", {"id": "x", "audio": "a0.wav", "answer": "dog"})
+    (sample,) = read_samples(path, think=False, question="Which animal is it?").samples
+    assert "Which animal is it?" in prompt(sample) and "think" not in prompt(sample)
+    path = write(folder / "m.jsonl", {"audio": "gone.wav", "text": "hola"})  # not opened unless asked
+    (sample,) = read_samples(path, think=False, question="Transcribe en español.").samples
+    assert prompt(sample) == "Transcribe en español." and sample.audio[0].path == str(folder / "gone.wav")
+    path = write(folder / "m.jsonl", "{", *({**QUESTION, "id": str(i)} for i in range(5)))
+    loaded = read_samples(path, on_error="skip", limit=2)
+    assert [s.id for s in loaded.samples] == ["0", "1"] and len(loaded.skipped) == 1
+    second = json.dumps({**QUESTION, "id": "q2"})
+    path.write_bytes(b"\xef\xbb\xbf" + json.dumps(QUESTION).encode() + b"\r\n\r\n" + second.encode())
+    assert [s.id for s in read_samples(path).samples] == ["q1", "q2"]
 
 
 def test_json_list_parquet_arrow_and_saved_dataset_read_the_same(folder: Path) -> None:
@@ -98,19 +120,14 @@ def test_json_list_parquet_arrow_and_saved_dataset_read_the_same(folder: Path) -
     (folder / "list.json").write_text(json.dumps([{**r, "audio": f"a{i}.wav"} for i, r in enumerate(rows)]))
     table = pa.Table.from_pylist(rows)
     pq.write_table(table, folder / "t.parquet")
-    with pa.OSFile(str(folder / "stream.arrow"), "wb") as sink, pa.ipc.new_stream(sink, table.schema) as writer:
-        writer.write_table(table)
-    with pa.OSFile(str(folder / "file.arrow"), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
-        writer.write_table(table)
+    for name, new in (("stream", pa.ipc.new_stream), ("file", pa.ipc.new_file)):
+        with pa.OSFile(str(folder / f"{name}.arrow"), "wb") as sink, new(sink, table.schema) as writer:
+            writer.write_table(table)
     dataset = datasets.Dataset.from_list(rows).cast_column("audio", datasets.Audio())
     dataset.save_to_disk(str(folder / "saved"))
-
     for name in ("list.json", "t.parquet", "stream.arrow", "file.arrow", "saved"):
         samples = read_samples(folder / name, check_audio=True).samples
-        assert [(s.id, s.references, s.metadata) for s in samples] == [
-            ("1", ("b",), {"level": 3}),
-            ("2", ("b",), {"level": 3}),
-        ], name
+        assert [(s.id, s.references, s.metadata) for s in samples] == [(i, ("b",), {"level": 3}) for i in "12"], name
         assert_hears(samples[0].audio[0], UTTERANCES[0])
         assert_hears(samples[1].audio[0], UTTERANCES[1])
     datasets.DatasetDict(train=dataset, test=dataset).save_to_disk(str(folder / "splits"))
@@ -119,141 +136,45 @@ def test_json_list_parquet_arrow_and_saved_dataset_read_the_same(folder: Path) -
     assert len(read_samples(folder / "splits" / "test").samples) == 2
 
 
-def test_avqa_and_musicbench(folder: Path) -> None:
-    avqa = {
-        "id": 7,
-        "video_name": "v7",
-        "question_text": "What is heard?",
-        "multi_choice": ["rain", "a train", "a dog", "music"],
-        "answer": 2,
-        "question_relation": "Sound",
-        "question_type": "Which",
-        "dataset_name": "avqa",
-        "audio_path": "a0.wav",
-    }
-    (sample,) = read_samples(write_lines(folder / "avqa.jsonl", [avqa])).samples
-    assert (sample.id, sample.references, len(sample.choices)) == ("7", ("a dog",), 4)
-    assert sample.metadata["question_type"] == "Which" and sample.metadata["video_name"] == "v7"
-    music = {k: avqa[k] for k in ("id", "question_text", "multi_choice", "audio_path")} | {
-        "answer": "music",
-        "dataset_name": "musicbench",
-    }
-    for kind in ("auto", "musicbench"):
-        (sample,) = read_samples(write_lines(folder / "mb.jsonl", [music]), kind).samples
-        assert sample.references == ("music",) and sample.metadata == {"dataset_name": "musicbench"}
-        assert_hears(sample.audio[0], UTTERANCES[0])
-
-
-AVQA = {
-    "id": 183,
-    "video_name": "-HG3Omg_89c_000030",
-    "question_text": "What happened in the video?",
-    "multi_choice": ["motorboat", "Yacht consignment", "Sailboat set sail", "Consignment car"],
-    "answer": 1,
-    "question_relation": "View",
-    "question_type": "Happening",
-    "dataset_name": "AVQA",
-    "audio_path": "a0.wav",
-}
-MUSICBENCH = {
-    "id": 12,
-    "question_text": "What is the tempo of the piece?",
-    "multi_choice": ["90", "120", "60", "150"],
-    "answer": 1,
-    "audio_path": "a1.wav",
-    "dataset_name": "MusicBench",
-}
-
-
-def test_avqa_asks_about_the_audio(folder: Path) -> None:
-    questions = {
-        "What happened in the video?": "What happened in the audio?",
-        "Video: who speaks in these videos?": "Audio: who speaks in these audio?",
-        "Is it a videotape?": "Is it a videotape?",
-    }
-    rows = [AVQA | {"id": i, "question_text": q} for i, q in enumerate(questions)]
-    samples = read_samples(write_lines(folder / "avqa.jsonl", rows)).samples
-    asked = [str(s.messages[-1].content[1]).split("\n")[0] for s in samples]
-    assert asked == list(questions.values())
-    (sample,) = read_samples(write_lines(folder / "mb.jsonl", [MUSICBENCH | {"question_text": "Which video?"}])).samples
-    assert "Which video?" in str(sample.messages[-1].content[1]), "only AVQA's clips come from videos"
-
-
-@pytest.mark.parametrize(
-    ("row", "choices", "answer"),
-    [
-        (AVQA, tuple(AVQA["multi_choice"]), "Yacht consignment"),  # type: ignore[arg-type]
-        (AVQA | {"multi_choice": ["car", "bus ", "bus", "rain"], "answer": 2}, ("car", "bus", "rain"), "bus"),
-        (AVQA | {"multi_choice": [1, 2, 3, 4], "answer": 2}, ("1", "2", "3", "4"), "3"),
-        (AVQA | {"answer": 2.0}, tuple(AVQA["multi_choice"]), "Sailboat set sail"),  # type: ignore[arg-type]
-        (AVQA | {"answer": "3"}, tuple(AVQA["multi_choice"]), "Consignment car"),  # type: ignore[arg-type]
-        (MUSICBENCH, ("90", "120", "60", "150"), "120"),
-        (MUSICBENCH | {"answer": "60"}, ("90", "120", "60", "150"), "60"),
-    ],
-)
-def test_rows_as_published(folder: Path, row: dict[str, Any], choices: tuple[str, ...], answer: str) -> None:
-    pq.write_table(pa.Table.from_pylist([row]), folder / "rows.parquet")
-    for path in (write_lines(folder / "rows.jsonl", [row]), folder / "rows.parquet"):
-        (sample,) = read_samples(path, check_audio=True).samples
-        assert (sample.choices, sample.references) == (choices, (answer,))
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"answer": 4}, "index 4 lies outside the 4 choices"),
-        ({"answer": "9"}, "index 9 lies outside"),
-        ({"answer": 1.5}, "'1.5' is not among the choices"),
-        ({"multi_choice": ["a", "a", " a"]}, "two or more different choices"),
-        ({"multi_choice": ["a", ""]}, "not empty"),
-        ({"multi_choice": "a, b"}, "not a list of texts"),
-    ],
-)
-def test_published_rows_that_are_damaged(folder: Path, change: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=rf"row 1, field '.*': .*{message}"):
-        read_samples(write_lines(folder / "rows.jsonl", [AVQA | change]))
-
-
-def test_mmau_and_mmar(folder: Path) -> None:
-    (folder / "audio").mkdir()
-    shutil.copy(folder / "a2.wav", folder / "audio/x.wav")
-    mmau = {
-        "id": "9b4",
-        "audio_id": "./audio/x.wav",
-        "question": "Who speaks?",
-        "choices": ["A man", "A woman"],
-        "answer": "A woman",
-        "dataset": "d",
-        "task": "speech",
-        "split": "test-mini",
+@pytest.mark.parametrize("kind", ["mmau", "mmar"])
+def test_mmau_and_mmar(folder: Path, kind: str) -> None:
+    """27 rows of MMAU's test-mini offer a choice twice, 4 rows of MMAR an empty one; MMAU's test has no answers."""
+    row: dict[str, Any] = {
+        "id": "1",
+        "audio_id" if kind == "mmau" else "audio_path": "./a2.wav",
+        "question": "How often?",
+        "choices": ["one", "two ", "two", ""],
+        "answer": "two",
         "category": ["Reasoning"],
-        "sub-category": "s",
-        "difficulty": "easy",
+        **({"modality": "speech"} if kind == "mmar" else {"task": "speech"}),
     }
-    (folder / "mmau.json").write_text(json.dumps([mmau]))
-    (sample,) = read_samples(folder / "mmau.json", check_audio=True).samples
-    assert (sample.id, sample.references, sample.task) == ("9b4", ("A woman",), "speech")
-    assert sample.metadata["category"] == ["Reasoning"] and sample.metadata["difficulty"] == "easy"
-    assert_hears(sample.audio[0], UTTERANCES[2])
-    mmar = {k: mmau[k] for k in ("id", "question", "choices", "answer", "category")}
-    mmar |= {"audio_path": "./x.wav", "modality": "speech"}
-    path = write_lines(folder / "mmar.jsonl", [mmar])
-    for kind in ("auto", "mmar"):
-        (sample,) = read_samples(path, kind, audio_root=folder / "audio").samples
-        assert sample.choices == ("A man", "A woman") and sample.metadata["modality"] == "speech"
+    path = folder / f"{kind}.json"
+    for given in ("auto", kind):
+        path.write_text(json.dumps([row]))
+        (sample,) = read_samples(path, given, check_audio=True).samples
+        assert (sample.id, sample.choices, sample.references) == ("1", ("one", "two"), ("two",))
+        assert sample.task == ("speech" if kind == "mmau" else "qa") and sample.metadata["category"] == ["Reasoning"]
         assert_hears(sample.audio[0], UTTERANCES[2])
+    for answer in ("", None):
+        path.write_text(json.dumps([row | {"answer": answer}]))
+        (sample,) = read_samples(path, need_answer=False).samples
+        assert sample.references == () and sample.choices == ("one", "two")
+        with pytest.raises(ValueError, match="row 1, field 'answer': empty"):
+            read_samples(path)
+    path.write_text(json.dumps([row | {"choices": ["two", "two", ""]}]))
+    with pytest.raises(ValueError, match="two or more different choices"):
+        read_samples(path)
 
 
 def test_nemo_manifest_selects_parts(folder: Path) -> None:
-    rows = [
+    rows = (
         {"audio_filepath": "a0.wav", "offset": 0.1, "duration": 0.3, "text": "a part"},
         {"audio_filepath": "a0.wav", "duration": UTTERANCES[0].duration, "text": "the whole"},
-    ]
-    part, whole = read_samples(write_lines(folder / "asr.jsonl", rows), "asr", check_audio=True).samples
-    assert (part.references, part.task) == (("a part",), "asr")
-    np.testing.assert_allclose(part.audio[0].load(), UTTERANCES[0].clip.load()[1600:6400], atol=1e-4)
+    )
+    part, whole = read_samples(write(folder / "asr.jsonl", *rows), "asr", check_audio=True).samples
+    assert (part.references, part.task) == (("a part",), "asr") and part.id != whole.id
+    assert_hears(part.audio[0], UTTERANCES[0], slice(1600, 6400))
     assert_hears(whole.audio[0], UTTERANCES[0])
-    assert part.id != whole.id
 
 
 @pytest.mark.parametrize("kind", ["auto", "asr", "librispeech"])
@@ -263,15 +184,12 @@ def test_librispeech_folder(folder: Path, kind: str) -> None:
     for i in range(2):
         wav, rate = soundfile.read(folder / f"a{i}.wav")
         soundfile.write(chapter / f"1089-134686-000{i}.flac", wav, rate)
-    (chapter / "1089-134686.trans.txt").write_text("1089-134686-0000 HE HOPED\n1089-134686-0001 STUFF IT\n")
-    samples = read_samples(folder / "test-clean", kind, check_audio=True, think=False).samples
-    assert [(s.id, s.references) for s in samples] == [
-        ("1089-134686-0000", ("HE HOPED",)),
-        ("1089-134686-0001", ("STUFF IT",)),
-    ]
-    assert samples[0].metadata == {"language": "en", "speaker": "1089", "text": "HE HOPED"}
-    assert samples[0].task == "asr" and views_of(samples, "transcript")[0].messages[-1].content[0] == "HE HOPED\n"
-    assert_hears(samples[1].audio[0], UTTERANCES[1])
+    write(chapter / "1089-134686.trans.txt", "1089-134686-0000 HE HOPED", "1089-134686-0001 STUFF IT")
+    first, second = read_samples(folder / "test-clean", kind, check_audio=True, think=False).samples
+    assert (first.id, first.references, first.task) == ("1089-134686-0000", ("HE HOPED",), "asr")
+    assert first.metadata == {"language": "en", "speaker": "1089", "text": "HE HOPED"}
+    assert views_of([first], "transcript")[0].messages[-1].content[0] == "HE HOPED\n"
+    assert_hears(second.audio[0], UTTERANCES[1])
     (chapter / "1089-134686-0001.flac").unlink()
     with pytest.raises(ValueError, match=r"trans\.txt: row 2, field 'audio': no 1089-134686-0001\.flac"):
         read_samples(folder / "test-clean", kind)
@@ -287,137 +205,9 @@ def test_wenetspeech_segments(folder: Path) -> None:
     loaded = read_samples(path, on_error="skip", check_audio=True)
     (sample,) = loaded.samples
     assert (sample.id, sample.references, sample.metadata["language"]) == ("Y1_S0", ("你好",), "zh")
-    np.testing.assert_allclose(sample.audio[0].load(), UTTERANCES[3].clip.load()[1600:6400], atol=1e-4)
-    assert str(loaded.skipped[0]) == (
-        f"{path}: row 2, field 'end_time': 0.3 does not lie after begin_time 0.4; correct the times"
-    )
-
-
-BAD_ROWS: list[tuple[Mapping[str, Any] | str, str, str]] = [
-    ('{"id": "x", "audio": ', "", r"not valid JSON \(.*\); write one object a line"),
-    ("[1, 2]", "", r"a JSON list, not an object"),
-    ({**QUESTION, "answer": ""}, "answer", "empty"),
-    ({**QUESTION, "answer": None}, "answer", "empty"),
-    (
-        {k: v for k, v in QUESTION.items() if k != "answer"},
-        "answer",
-        r"missing; .* index from 0 \(the columns are .*question, choices\)",
-    ),
-    (
-        {k: v for k, v in QUESTION.items() if k != "question"},
-        "question",
-        r"missing; .* \(the columns are .*choices, answer\)",
-    ),
-    ({**QUESTION, "answer": "a cow"}, "answer", r"'a cow' is not among the choices \['a dog', 'a cat'\]"),
-    ({**QUESTION, "answer": 2}, "answer", "index 2 lies outside the 2 choices; count from 0"),
-    ({**QUESTION, "answer": -1}, "answer", "index -1 lies outside"),
-    ({**QUESTION, "choices": ["a cat"]}, "choices", "two or more different choices"),
-    ({**QUESTION, "choices": ["a cat", ""]}, "choices", "is not a list of texts"),
-    ({**QUESTION, "choices": "a cat, a dog"}, "choices", "is not a list of texts"),
-    ({**QUESTION, "question": 3}, "question", "3 is not a text; give the question"),
-    ({**QUESTION, "question": " "}, "question", "is not a text; give the question"),
-    ({**QUESTION, "id": ""}, "id", "is not an id; give a text or a whole number, or leave the column out"),
-    ({**QUESTION, "id": "good"}, "id", "'good' also names row 1; give every row its own id"),
-    ({**QUESTION, "audio": None}, "audio", "missing or empty; give a path"),
-    ({**QUESTION, "audio": {"bytes": None, "path": ""}}, "audio", "missing or empty"),
-    ({**QUESTION, "audio": "gone.wav"}, "audio", r"gone\.wav: missing"),
-    ({**QUESTION, "audio": "empty.wav"}, "audio", r"empty\.wav: empty \(0 bytes\)"),
-    ({**QUESTION, "audio": "cut.wav"}, "audio", r"cut\.wav: truncated"),
-    ({**QUESTION, "sample_rate": 8000}, "audio", "declared as 8000 Hz but the file has 16000 Hz"),
-    ({**QUESTION, "sample_rate": "16k"}, "sample_rate", "is not a sampling rate; give Hz"),
-    ({**QUESTION, "start": "0:10"}, "start", "is not a time; give seconds"),
-    ({**QUESTION, "start": 100, "duration": 1}, "audio", "lies past the end"),
-    ({"id": "t", "audio": "a0.wav", "text": ""}, "text", "empty; give the transcript"),
-    ({"id": "t", "audio": "a0.wav"}, "text", r"missing; give the transcript in text \(the columns are id, audio\)"),
-]
-
-
-@pytest.mark.parametrize(("row", "field", "message"), BAD_ROWS)
-def test_every_bad_row_is_named_or_skipped(
-    folder: Path, row: Mapping[str, Any] | str, field: str, message: str
-) -> None:
-    (folder / "empty.wav").write_bytes(b"")
-    (folder / "cut.wav").write_bytes((folder / "a0.wav").read_bytes()[:5000])
-    good = [{**QUESTION, "id": "good"}, {**QUESTION, "id": "last"}]
-    path = write_lines(folder / "m.jsonl", [good[0], row, good[1]])
-    where = rf"m\.jsonl: row 2, field '{field}': " if field else r"m\.jsonl: row 2: "
-    with pytest.raises(ValueError, match=where + ".*" + message) as caught:
-        read_samples(path, check_audio=True)
-    assert "\n" not in str(caught.value)
-    loaded = read_samples(path, check_audio=True, on_error="skip")
-    assert [s.id for s in loaded.samples] == ["good", "last"]
+    assert_hears(sample.audio[0], UTTERANCES[3], slice(1600, 6400))
     (skipped,) = loaded.skipped
-    assert (skipped.file, skipped.row, skipped.field) == (str(path), 2, field)
-    assert loaded.summary() == f"{path}: 2 samples, 1 row skipped (first: {skipped})"
-
-
-def test_rows_in_memory_are_read_like_a_file(folder: Path) -> None:
-    rows = [QUESTION, {"audio": "a0.wav", "text": "good morning"}]
-    loaded = samples_from_rows(rows, audio_root=folder, check_audio=True)
-    of_file = read_samples(write_lines(folder / "m.jsonl", rows)).samples
-    assert [s.references for s in loaded.samples] == [s.references for s in of_file] and len(of_file) == 2
-    assert [s.audio[0].path for s in loaded.samples] == [s.audio[0].path for s in of_file]
-    with pytest.raises(ValueError, match=r"rows: row 2, field 'text': missing; give the transcript"):
-        samples_from_rows([QUESTION, {"audio": "a0.wav"}], audio_root=folder)
-    with pytest.raises(TypeError, match="no option strict; they are think, audio_root"):
-        samples_from_rows(rows, strict=True)  # type: ignore[call-arg]
-
-
-def test_invalid_utf8_names_the_byte(folder: Path) -> None:
-    path = folder / "m.jsonl"
-    path.write_bytes(json.dumps(QUESTION).encode() + b'\n{"id": "caf\xe9"}\n')
-    with pytest.raises(ValueError, match=r"m\.jsonl: row 2: byte 0xe9 at column 12 is not UTF-8; save the file"):
-        read_samples(path)
-
-
-def test_a_byte_order_mark_and_blank_lines_do_not_matter(folder: Path) -> None:
-    path = folder / "m.jsonl"
-    second = json.dumps({**QUESTION, "id": "q2"})
-    path.write_bytes(b"\xef\xbb\xbf" + json.dumps(QUESTION).encode() + b"\r\n\r\n" + second.encode())
-    assert [s.id for s in read_samples(path).samples] == ["q1", "q2"]
-
-
-def test_a_bad_first_row_does_not_hide_the_kind(folder: Path) -> None:
-    loaded = read_samples(write_lines(folder / "m.jsonl", ["{", QUESTION]), on_error="skip")
-    assert len(loaded.samples) == len(loaded.skipped) == 1
-
-
-def test_audio_is_not_touched_unless_asked(folder: Path) -> None:
-    path = write_lines(folder / "m.jsonl", [{**QUESTION, "audio": "gone.wav"}])
-    assert read_samples(path).samples[0].audio[0].path == str(folder / "gone.wav")
-
-
-def test_limit_counts_samples(folder: Path) -> None:
-    path = write_lines(folder / "m.jsonl", ["{", *({**QUESTION, "id": str(i)} for i in range(5))])
-    loaded: Loaded = read_samples(path, on_error="skip", limit=2)
-    assert [s.id for s in loaded.samples] == ["0", "1"]
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "arguments", "message"),
-    [
-        ("gone.jsonl", None, {}, r"gone\.jsonl: missing; check the path"),
-        ("empty.jsonl", "\n", {}, r"empty\.jsonl: empty"),
-        ("list.json", "[]", {}, "an empty list"),
-        ("list.json", '[{"id": 1},', {}, "not a JSON list"),
-        ("m.csv", "id,audio\n", {}, r"m\.csv: no data file; give \.jsonl"),
-        ("m.jsonl", '{"name": "x"}\n', {}, "row 1: no known kind of manifest has the columns name"),
-        ("m.jsonl", "{\n{\n", {"on_error": "skip"}, "no readable row"),
-        ("m.parquet", "no parquet", {}, r"m\.parquet: not readable as parquet"),
-        ("m.jsonl", '{"audio": "a"}\n', {"kind": "nemo"}, "no kind of manifest is called 'nemo'; choose from auto"),
-        ("m.jsonl", '{"audio": "a"}\n', {"kind": "librispeech"}, r"no \*\.trans\.txt below it"),
-        ("m.jsonl", '{"audio": "a"}\n', {"kind": "wenetspeech"}, "no WenetSpeech file"),
-        ("m.jsonl", '{"audio": "a"}\n', {"on_error": "ignore"}, "on_error must be"),
-        ("m.jsonl", '{"audio": "a"}\n', {"audio_root": "no/such"}, "audio_root no/such: no such folder"),
-    ],
-)
-def test_unusable_files_and_arguments(
-    tmp_path: Path, name: str, content: str | None, arguments: dict[str, Any], message: str
-) -> None:
-    if content is not None:
-        (tmp_path / name).write_text(content)
-    with pytest.raises(ValueError, match=message):
-        read_samples(tmp_path / name, **arguments)
+    assert str(skipped) == f"{path}: row 2, field 'end_time': 0.3 does not lie after begin_time 0.4; correct the times"
 
 
 def test_the_bundled_manifest_is_readable_too() -> None:
@@ -427,3 +217,133 @@ def test_the_bundled_manifest_is_readable_too() -> None:
     loaded = read_samples(path, think=False, limit=50)
     assert [s.id for s in loaded.samples] == [u.id for u in bundled_speech()][:50]
     assert all(s.task == "asr" for s in loaded.samples)
+
+
+# -- AVQA and MusicBench -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["auto", "avqa"])
+def test_avqa_leaves_out_what_needs_the_picture(folder: Path, kind: str) -> None:
+    changes: tuple[dict[str, Any], ...] = (
+        {},
+        {"id": 1, "question_relation": "View"},
+        {"id": 2, "question_text": "What color is the car in the video?"},
+        {"id": 3, "question_relation": "Sound", "question_text": "Who speaks?", "answer": 2},
+    )
+    path = folder / "train_qa.json"
+    path.write_text(json.dumps([AVQA | change for change in changes]))
+    loaded = read_samples(path, kind, check_audio=True)
+    assert [(s.id, s.references) for s in loaded.samples] == [("184", ("Car",)), ("3", ("siren",))]
+    assert loaded.left_out == {"answered by the picture alone": 1, "asks for a color": 1} and not loaded.skipped
+    assert loaded.summary() == f"{path}: 2 samples, left out: 1 (answered by the picture alone), 1 (asks for a color)"
+    first = loaded.samples[0]
+    assert prompt(first).startswith("What is the main source of sound in the audio?")
+    assert first.audio[0].path == str(folder / "-HIPq7T3eFI_000011.wav")
+    assert first.metadata["recording"] == "-HIPq7T3eFI_000011" and first.metadata["question_type"] == "Come From"
+    path = write(folder / "avqa.jsonl", PREPARED | {"question_relation": "View"})
+    assert len(read_samples(path, check_audio=True).samples) == 1, "prepared rows are read as they are"
+
+
+def test_avqa_finds_other_kinds_of_files_and_names_a_missing_one(folder: Path) -> None:
+    path = write(folder / "avqa.jsonl", AVQA, AVQA | {"id": 1, "video_name": "gone_000001"})
+    with pytest.raises(ValueError, match=r"row 2, field 'video_name': .*gone_000001\.wav: missing"):
+        read_samples(path, check_audio=True)
+    wav, rate = soundfile.read(folder / "a0.wav")
+    soundfile.write(folder / "gone_000001.flac", wav, rate)
+    assert read_samples(path, check_audio=True).samples[1].audio[0].path == str(folder / "gone_000001.flac")
+
+
+def test_avqa_asks_about_the_audio(folder: Path) -> None:
+    questions = {
+        "What happened in the video?": "What happened in the audio?",
+        "Video: who speaks in these videos?": "Audio: who speaks in these audio?",
+        "Is it a videotape?": "Is it a videotape?",
+    }
+    rows = [PREPARED | {"id": i, "question_text": q} for i, q in enumerate(questions)]
+    samples = read_samples(write(folder / "avqa.jsonl", *rows)).samples
+    assert [prompt(s).split("\n")[0] for s in samples] == list(questions.values())
+    music = {name: value for name, value in PREPARED.items() if name != "video_name"}
+    (sample,) = read_samples(write(folder / "mb.jsonl", music | {"question_text": "Which video?"})).samples
+    assert "Which video?" in prompt(sample), "only AVQA's clips come from videos"
+
+
+@pytest.mark.parametrize(
+    ("change", "choices", "answer"),
+    [
+        ({}, AVQA["multi_choice"], "Car"),
+        ({"multi_choice": ["car", "bus ", "bus", "rain"], "answer": 2}, ["car", "bus", "rain"], "bus"),
+        ({"multi_choice": [1, 2, 3, 4], "answer": 2}, ["1", "2", "3", "4"], "3"),
+        ({"answer": 2.0}, AVQA["multi_choice"], "siren"),
+        ({"answer": "3"}, AVQA["multi_choice"], "gun fire"),
+        ({"multi_choice": ["90", "120", "60"], "answer": "60"}, ["90", "120", "60"], "60"),
+    ],
+)
+def test_answers_as_published(folder: Path, change: dict[str, Any], choices: list[str], answer: str) -> None:
+    row = PREPARED | change
+    pq.write_table(pa.Table.from_pylist([row]), folder / "rows.parquet")
+    for path in (write(folder / "rows.jsonl", row), folder / "rows.parquet"):
+        (sample,) = read_samples(path, check_audio=True).samples
+        assert (sample.choices, sample.references) == (tuple(choices), (answer,))
+
+
+@pytest.mark.parametrize("kind", ["auto", "musicbench"])
+def test_musicbench_rows_become_questions(folder: Path, kind: str) -> None:
+    path = write(folder / "MusicBench_train.json", MUSIC)
+    key, tempo, metre = read_samples(path, kind, check_audio=True).samples
+    assert [s.id for s in (key, tempo, metre)] == [f"{k}_-0SdAVK79lg_1" for k in ("key", "tempo", "metre")]
+    assert [s.task for s in (key, tempo, metre)] == ["key", "tempo", "metre"]
+    assert [s.references[0] for s in (key, tempo, metre)] == ["F# minor", "Allegro moderato", "3/4"]
+    assert all(len(set(s.choices)) == 4 and s.references[0] in s.choices for s in (key, tempo, metre))
+    assert all(choice.removesuffix(" minor") in KEYS for choice in key.choices) and "6/8" not in metre.choices
+    low, high = TEMPO_MARKS["Allegro moderato"]
+    for mark in set(tempo.choices) - {"Allegro moderato"}:
+        assert TEMPO_MARKS[mark][0] > high or TEMPO_MARKS[mark][1] < low
+    assert {s.metadata["recording"] for s in (key, tempo, metre)} == {"-0SdAVK79lg"}
+    assert key.audio[0].path == str(folder / "data_aug2/-0SdAVK79lg_1.wav")
+    assert [s.choices for s in read_samples(path, kind).samples] == [s.choices for s in (key, tempo, metre)]
+    assert TEMPO_MARKS["Prestissimo"] == (200, float("inf")) and len(TEMPO_MARKS) == 19
+
+
+@pytest.mark.parametrize(
+    ("change", "tasks", "answers"),
+    [
+        ({"key": ["Gb", "major"]}, "key tempo metre", ["F# major", "Allegro moderato", "3/4"]),
+        ({"key": ["A#", "minor"]}, "key tempo metre", ["Bb minor", "Allegro moderato", "3/4"]),
+        ({"key": [None, None]}, "tempo metre", ["Allegro moderato", "3/4"]),
+        ({"key": None, "prompt_bt": "The beat counts to 4."}, "tempo", ["Allegro moderato"]),
+        ({"prompt_bpm": "This song goes at 153.0 beats per minute."}, "key metre", ["F# minor", "3/4"]),
+        ({"prompt_bpm": "It is played at the pace of vivace."}, "key tempo metre", ["F# minor", "Vivace", "3/4"]),
+        ({"prompt_bpm": "", "prompt_bt": "The time signature is 5/4."}, "key metre", ["F# minor", "5/4"]),
+    ],
+)
+def test_a_row_gives_the_questions_that_it_can(folder: Path, change: Any, tasks: str, answers: list[str]) -> None:
+    samples = read_samples(write(folder / "mb.jsonl", MUSIC | change), "musicbench").samples
+    assert " ".join(s.task for s in samples) == tasks
+    assert [s.references[0] for s in samples] == answers
+
+
+def test_what_musicbench_leaves_out_is_counted(folder: Path) -> None:
+    nothing = {"key": None, "prompt_bt": "", "prompt_bpm": "", "location": "data/aaaaaaaaaaa.wav"}
+    again = {"main_caption": "The same clip in other words."}
+    loaded = read_samples(write(folder / "mb.jsonl", MUSIC, MUSIC | again, MUSIC | nothing))
+    assert len(loaded.samples) == 3
+    assert loaded.left_out == {"asks what an earlier row asks": 3, "gives no key, tempo mark or time signature": 1}
+
+
+def test_right_choices_have_no_favourite_place(folder: Path) -> None:
+    rows = [MUSIC | {"location": f"data/{i:011}.wav", "key": [KEYS[i % 12], "major"]} for i in range(400)]
+    samples = read_samples(write(folder / "mb.jsonl", *rows)).samples
+    places = Counter((s.task, s.choices.index(s.references[0])) for s in samples)
+    assert len(places) == 12 and all(70 < count < 130 for count in places.values())
+
+
+def test_copies_of_a_held_out_recording_are_not_trained_on(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [MUSIC | {"location": f"data_aug2/{i:011}_{copy}.wav"} for i in range(20) for copy in (1, 2, 3)]
+    samples = read_samples(write(folder / "mb.jsonl", *rows)).samples
+    train, held_out = split_held_out([("music", samples)], [], 6)
+    assert Counter(s.task for s in held_out) == {"key": 2, "tempo": 2, "metre": 2}
+    recordings = {s.metadata["recording"] for s in held_out}
+    assert not recordings & {s.metadata["recording"] for s in train}
+    left_out = 9 * len(recordings) - 6
+    assert len(train) == 180 - 6 - left_out
+    assert f"left out of training: {left_out} rows about held-out recordings" in capsys.readouterr().out

@@ -34,7 +34,7 @@ from audiorl.models.examples import Example, experience
 from audiorl.models.families import higgs
 from audiorl.protocols import Request
 from audiorl.rollout.hf import HFEngine
-from audiorl.run.checkpoint import load_checkpoint, save_checkpoint
+from audiorl.run.checkpoint import save_checkpoint
 from audiorl.tasks.simul.streams import interpretation_sample
 from audiorl.tasks.tts.prompts import speech_sample
 from audiorl.train.fit import Learner
@@ -44,6 +44,7 @@ from audiorl.train.rl.trainer import TrainBatch, Trainer
 from audiorl.train.sft import sft_loss
 from audiorl.types import Message, Rollout, Sample
 from tests.conftest import Make, make_omni, make_qwen2_audio, make_qwen3_omni, make_text, make_whisper, readable
+from tests.support.checkpoints import load_checkpoint
 from tests.support.data_trainers import contrasted, pairs_of, referenced
 from tests.support.experiences import batch_of, with_advantage
 from tests.support.pretend_device import pretend_device, register, to_device

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from audiorl.data.manifest import Loaded, SkippedRow
+from audiorl.data.manifest import Loaded
+from audiorl.data.rows import BadRow
 from audiorl.protocols import Request
 from audiorl.types import Rollout, Sample, Segment
 
@@ -50,7 +51,7 @@ def manifest(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """manifest(samples, skipped=…): what the next read_samples returns."""
 
     def use(samples: Sequence[Sample], skipped: Sequence[str] = ()) -> None:
-        rows = tuple(SkippedRow("test.jsonl", i, "audio", why) for i, why in enumerate(skipped, 1))
+        rows = tuple(BadRow("test.jsonl", i, "audio", why) for i, why in enumerate(skipped, 1))
         loaded = Loaded(tuple(samples), rows, "test.jsonl")
         monkeypatch.setattr("audiorl.data.manifest.read_samples", lambda path, **options: loaded)
 

@@ -20,7 +20,7 @@ from audiorl.config import ListeningConfig, ModelConfig, SamplingConfig
 from audiorl.data.corpus import Utterance
 from audiorl.data.manifest import read_samples
 from audiorl.data.views import silence, swapped
-from audiorl.eval._listening import ListeningVerdict, audio_gains, check_frames, gain_metrics, verdict
+from audiorl.eval._listening import audio_gains, check_frames, gain_metrics, verdict
 from audiorl.eval._questions import most_probable_choices
 from audiorl.eval.audit import AuditOptions, main
 from audiorl.models import AudioPolicy
@@ -46,10 +46,12 @@ def questions(speech: list[Utterance]) -> list[Sample]:
     ]
 
 
-def learned(questions: Sequence[Sample], view: Callable[[Sample], Sample] = lambda s: s) -> AudioPolicy:
+def learned(
+    questions: Sequence[Sample], view: Callable[[Sample], Sample] = lambda s: s, steps: int = 50
+) -> AudioPolicy:
     """A tiny model with Whisper's encoder that learned the answers by heart; `view` is what it is given in training."""
     policy = qwen_omni.tiny(TEXTS, hidden=64, layers=2, vocab_size=400, config=ModelConfig(audio="projector"))
-    learn(policy, [Example(view(s), s.references[0]) for s in questions], steps=50)
+    learn(policy, [Example(view(s), s.references[0]) for s in questions], steps)
     return policy
 
 
@@ -76,6 +78,8 @@ def test_a_model_that_listens(listener: AudioPolicy, questions: list[Sample]) ->
         with torch.no_grad():
             by_hand.append(float(listener.forward(pack_experiences([laid_out])).logprobs.mean()))
     assert gains[0].per_sample[0] == pytest.approx(by_hand[0] - by_hand[1], abs=1e-5)
+    unclear = verdict([replace(gains[0], nats=0.1, interval=(0.0, 0.2))], 0.1)
+    assert (unclear.word, unclear.reason[:42]) == ("unclear", "the interval over silence contains 0.1: me")
 
 
 def silent(i: int, questions: Sequence[Sample]) -> tuple[Message, ...]:
@@ -89,38 +93,31 @@ def test_a_model_that_was_trained_without_its_audio(questions: list[Sample]) -> 
     def deafened(sample: Sample) -> Sample:
         return replace(sample, messages=silent(0, questions))
 
-    result = verdict(audio_gains(learned(questions, deafened), examples(questions)))
+    result = verdict(audio_gains(learned(questions, deafened, 15), examples(questions)))
     assert result.word == "ignores_audio" and "the right audio adds" in result.reason
 
 
-def test_audio_of_another_prompt_in_the_forward_pass(
-    listener: AudioPolicy, questions: list[Sample], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def rotated(encoded: list[Tensor]) -> list[Tensor]:
     """As where a collator sorts or repeats clips in another order than prompts."""
-    encode = AudioPolicy.encode_audio
-
-    def rotated(self: AudioPolicy, clips: Sequence[AudioClip]) -> list[Tensor]:
-        encoded = encode(self, clips)
-        longest = max(map(len, encoded))
-        filled = [torch.nn.functional.pad(x, (0, 0, 0, longest - len(x))) for x in encoded]
-        return [other[: len(x)] for x, other in zip(encoded, filled[1:] + filled[:1], strict=True)]
-
-    monkeypatch.setattr(policy_module.AudioPolicy, "encode_audio", rotated)
-    assert verdict(audio_gains(listener, examples(questions))).word == "ignores_audio"
+    longest = max(map(len, encoded))
+    filled = [torch.nn.functional.pad(x, (0, 0, 0, longest - len(x))) for x in encoded]
+    return [other[: len(x)] for x, other in zip(encoded, filled[1:] + filled[:1], strict=True)]
 
 
-def test_one_clip_for_all_prompts(
-    listener: AudioPolicy, questions: list[Sample], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def repeated(encoded: list[Tensor]) -> list[Tensor]:
     """As where the audio of a batch is read from its first row."""
+    return [encoded[0].repeat(20, 1)[: len(x)] for x in encoded]
+
+
+@pytest.mark.parametrize("fault", [rotated, repeated])
+def test_audio_of_another_prompt_in_the_forward_pass(
+    fault: Callable[[list[Tensor]], list[Tensor]],
+    listener: AudioPolicy,
+    questions: list[Sample],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     encode = AudioPolicy.encode_audio
-
-    def first(self: AudioPolicy, clips: Sequence[AudioClip]) -> list[Tensor]:
-        encoded = encode(self, clips)
-        one = encoded[0].repeat(20, 1)
-        return [one[: len(x)] for x in encoded]
-
-    monkeypatch.setattr(policy_module.AudioPolicy, "encode_audio", first)
+    monkeypatch.setattr(policy_module.AudioPolicy, "encode_audio", lambda self, clips: fault(encode(self, clips)))
     assert verdict(audio_gains(listener, examples(questions))).word == "ignores_audio"
 
 
@@ -147,11 +144,10 @@ def test_the_check_of_a_run(listener: AudioPolicy, questions: list[Sample], caps
     assert "audiorl: the model ignores its audio: the right audio adds" in capsys.readouterr().err
     with pytest.raises(ValueError, match=r"the model ignores its audio.*less than listening\.min_gain 50"):
         check_listening(listener, rollouts, replace(strict, action="stop"), 8192)
-    assert "audio/gain_swap" not in check_listening(
-        listener, rollouts[:2], config, 8192
-    )  # one prompt: nothing to swap with
+    # of one prompt there is nothing to swap with, of silence nothing in place of silence
+    assert "audio/gain_swap" not in check_listening(listener, rollouts[:2], config, 8192)
     quiet = replace(rollouts[0], sample=replace(questions[0], messages=silent(0, questions)))
-    assert check_listening(listener, [quiet], strict, 8192) == {}  # silence in place of silence
+    assert check_listening(listener, [quiet], strict, 8192) == {}
 
 
 def test_the_command(listener: AudioPolicy, questions: list[Sample], tmp_path: Path) -> None:
@@ -162,24 +158,25 @@ def test_the_command(listener: AudioPolicy, questions: list[Sample], tmp_path: P
         for i, s in enumerate(questions)
     ]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
-    data = {"data": tmp_path / "rows.jsonl", "model": "m", "out": tmp_path / "out", "max_new_tokens": 8}
+    out = tmp_path / "out"
+    data = {"data": tmp_path / "rows.jsonl", "model": "m", "out": out, "max_new_tokens": 8}
     scores = main(AuditOptions(**data, views=("silence", "swap"), filter=3), policy=listener)
-    assert scores["n"] == 6 and set(scores["gains"]) == {"silence", "swap"}
-    assert scores["verdict"] in ("listens", "ignores_audio", "unclear") and scores["filter"]["answers_each"] == 3
-    written = [json.loads(line) for line in (tmp_path / "out" / "results.jsonl").read_text().splitlines()]
-    assert [row["id"] for row in written] == [s.id for s in questions] and "gain_swap" in written[0]
-    page = (tmp_path / "out" / "examples.html").read_text()
+    kinds = scores["filter"]
+    assert scores["n"] == 6 and set(scores["gains"]) == {"silence", "swap"} and kinds["answers_each"] == 3
+    assert scores["verdict"] in ("listens", "ignores_audio", "unclear")
+    ids = [s.id for s in questions]
+    for name in ("results", "filter"):
+        written = [json.loads(line) for line in (out / f"{name}.jsonl").read_text().splitlines()]
+        assert [row["id"] for row in written] == ids and ("gain_swap" in written[0]) == (name == "results")
+    page = (out / "examples.html").read_text()
     assert page.count("<audio") == 6 and scores["reason"] in page
-    selected = read_samples(tmp_path / "out" / "listening.jsonl", think=False, check_audio=True).samples
+    selected = read_samples(out / "listening.jsonl", think=False, check_audio=True).samples
     by_id = {s.id: s for s in read_samples(tmp_path / "rows.jsonl", think=False).samples}
-    assert len(selected) == scores["filter"]["selected"] == scores["filter"]["need_listening"]["n"]
+    assert len(selected) == kinds["selected"] == kinds["need_listening"]["n"]
     for s in selected:
         assert s.references == by_id[s.id].references
         assert s.messages[0].content[1:] == by_id[s.id].messages[0].content[1:]
-    shares = [json.loads(line) for line in (tmp_path / "out" / "filter.jsonl").read_text().splitlines()]
-    assert [row["id"] for row in shares] == [s.id for s in questions]
-    sum_of_kinds = sum(scores["filter"][name]["n"] for name in ("text_answerable", "need_listening", "rest"))
-    assert sum_of_kinds == 6
+    assert sum(kinds[name]["n"] for name in ("text_answerable", "need_listening", "rest")) == 6
     with pytest.raises(ValueError, match="belongs to a run with other settings"):
         main(AuditOptions(**data, views=("silence",)), policy=listener)
 
@@ -240,14 +237,8 @@ def test_planted_questions_that_their_text_answers(speech: list[Utterance], tmp_
         rows.append({"id": i, "audio": f"{i}.wav", "question": question, "answer": answer, "task": task})
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
     samples = list(read_samples(tmp_path / "rows.jsonl", think=False).samples)
-    texts = [
-        " ".join(
-            [
-                *(c for s in samples for c in s.messages[0].content if isinstance(c, str)),
-                *(s.references[0] for s in samples),
-            ]
-        )
-    ]
+    asked = (c for s in samples for c in s.messages[0].content if isinstance(c, str))
+    texts = [" ".join([*asked, *(s.references[0] for s in samples)])]
     policy = qwen_omni.tiny(texts, hidden=64, layers=2, vocab_size=400, config=ModelConfig(audio="projector"))
     planted_samples = samples[12:]
     lesson = [*samples, *map(silence, planted_samples), *swapped(planted_samples)]
@@ -263,13 +254,6 @@ def test_planted_questions_that_their_text_answers(speech: list[Utterance], tmp_
     assert scores["filter"]["text_answerable"]["n"] == len(named) and scores["filter"]["with_audio"] > 0.9
     listening = [json.loads(line) for line in (tmp_path / "out" / "listening.jsonl").read_text().splitlines()]
     assert {row["id"] for row in listening} == {row["id"] for row in shares if row["kind"] == "listening"}
-
-
-def test_what_lies_on_both_sides_of_the_threshold_is_unclear(listener: AudioPolicy, questions: list[Sample]) -> None:
-    (gain,) = audio_gains(listener, examples(questions), ("silence",))
-    assert verdict([replace(gain, nats=0.1, interval=(0.0, 0.2))], 0.1) == ListeningVerdict(
-        "unclear", "the interval over silence contains 0.1: measure more samples"
-    )
 
 
 def test_the_most_probable_choice_follows_the_audio(listener: AudioPolicy, questions: list[Sample]) -> None:

@@ -106,37 +106,32 @@ def test_equal_views_have_no_gap(samples: list[Sample], reader: AudioPolicy) -> 
     assert "kl" not in gap_scores(gap_rows(reader, open_ended, open_ended, answers, answers))
 
 
-def test_bad_input(folder: Path, reader: AudioPolicy, samples: list[Sample], tmp_path: Path) -> None:
+def test_bad_input(folder: Path, reader: AudioPolicy, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = [json.loads(line) for line in (folder / "rows.jsonl").read_text().splitlines()]
-    (folder / "silent.jsonl").write_text(
-        "".join(json.dumps({**r, "text": "" if i == 4 else "x"}) + "\n" for i, r in enumerate(rows))
-    )
-    with pytest.raises(ValueError, match="sample 'q4': no transcript"):
-        main(options(folder, tmp_path / "a", data=folder / "silent.jsonl"), reader)
-    (folder / "open.jsonl").write_text(
-        "".join(json.dumps({k: v for k, v in r.items() if k != "answer"}) + "\n" for r in rows)
-    )
-    with pytest.raises(ValueError, match=r"open\.jsonl: sample 'q0': no reference; give rows with answers"):
-        main(options(folder, tmp_path / "b", data=folder / "open.jsonl"), reader)
-    with pytest.raises(ValueError, match=r"no results\.jsonl there"):
-        main(options(folder, tmp_path / "c", baseline=tmp_path), reader)
+    silent = [{**r, "text": "" if i == 4 else "x"} for i, r in enumerate(rows)]
+    unanswered = [{k: v for k, v in r.items() if k != "answer"} for r in rows]
+    for name, written in (("silent", silent), ("open", unanswered)):
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(r) + "\n" for r in written))
     main(options(folder, tmp_path / "fewer", limit=2), reader)
-    with pytest.raises(ValueError, match="no row 'q2'; measure both models on the same questions"):
-        main(options(folder, tmp_path / "d", baseline=tmp_path / "fewer"), reader)
-    settings = tmp_path / "fewer" / "gap.json"
+    main(options(folder, tmp_path / "other", limit=2), reader)
+    settings = tmp_path / "other" / "gap.json"
     settings.write_text(json.dumps({**json.loads(settings.read_text()), "tokenizer": "another"}))
-    with pytest.raises(ValueError, match="measured with another tokenizer"):
-        main(options(folder, tmp_path / "e", limit=2, baseline=tmp_path / "fewer"), reader)
-    results = tmp_path / "damaged.jsonl"
-    results.write_text('{"id": "q0", "right_audio": 1, "right_text": "1", "gap": 0, "alike": 1}\n')
-    with pytest.raises(ValueError, match=r"damaged\.jsonl: row 1, field 'right_text': '1' is no number"):
-        main(options(folder, tmp_path / "f", baseline=results), reader)
-
-
-def test_no_questions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    damaged = tmp_path / "damaged.jsonl"
+    damaged.write_text('{"id": "q0", "right_audio": 1, "right_text": "1", "gap": 0, "alike": 1}\n')
+    for number, (given, message) in enumerate(
+        (
+            ({"data": folder / "silent.jsonl"}, "sample 'q4': no transcript"),
+            ({"data": folder / "open.jsonl"}, r"open\.jsonl: sample 'q0': no reference; give rows with answers"),
+            ({"baseline": tmp_path}, r"no results\.jsonl there"),
+            ({"baseline": tmp_path / "fewer"}, "no row 'q2'; measure both models on the same questions"),
+            ({"baseline": tmp_path / "other", "limit": 2}, "measured with another tokenizer"),
+            ({"baseline": damaged}, r"damaged\.jsonl: row 1, field 'right_text': '1' is no number"),
+        )
+    ):
+        with pytest.raises(ValueError, match=message):
+            main(options(folder, tmp_path / str(number), **given), reader)
     (tmp_path / "rows.jsonl").write_text("")
     with pytest.raises(SystemExit):
-        cli.main(
-            ["eval", "gap", "--model", "tiny", "--data", str(tmp_path / "rows.jsonl"), "--out", str(tmp_path / "out")]
-        )
+        words = ("--data", str(tmp_path / "rows.jsonl"), "--out", str(tmp_path / "out"))
+        cli.main(["eval", "gap", "--model", "tiny", *words])
     assert "rows.jsonl: empty; write one JSON object a line" in capsys.readouterr().err

@@ -19,26 +19,15 @@ from audiorl import cli
 from audiorl.audio import AudioClip
 from audiorl.data.corpus import Utterance
 from audiorl.data.manifest import read_samples
-from audiorl.eval import mmau
-from audiorl.eval.mmau import MMAUOptions, main
+from audiorl.eval.mmau import MMAUOptions, main, score_rows
 from audiorl.types import Message, Sample
 from tests.conftest import make_omni
 
-ROOT = Path(__file__).parents[3]
 
-
-def question(id: str, answer: str = "dog", **changes) -> dict:
-    row = {
-        "id": id,
-        "question": "What is heard?",
-        "choices": ["dog", "cat", "big drum"],
-        "answer": answer,
-        "task": "sound",
-        "category": "Perception",
-        "sub-category": "Animals",
-        "difficulty": "easy",
-    }
-    return {**row, **changes}
+def question(id: str, answer: str = "dog", **changes) -> dict[str, Any]:
+    about = {"task": "sound", "category": "Perception", "sub-category": "Animals", "difficulty": "easy"}
+    asked = {"id": id, "question": "What is heard?", "choices": ["dog", "cat", "big drum"], "answer": answer}
+    return asked | about | changes
 
 
 def test_scores_by_hand() -> None:
@@ -50,42 +39,33 @@ def test_scores_by_hand() -> None:
         question("5", category=["Reasoning", "Reasoning"], difficulty=None),
         question("6", model_output=None, model_prediction="dog cat"),
     ]
-    scores = mmau.score_rows(rows)
+    scores = score_rows(rows)
     assert list(scores) == ["total", "task", "category", "sub-category", "difficulty"]
 
-    def cell(c: dict) -> tuple:
-        return c["accuracy"], c["n"], c["missing"], c["unanswered"]
+    def cells(name: str) -> dict[str, tuple]:
+        part = {"total": scores["total"]} if name == "total" else scores[name]
+        return {k: (c["accuracy"], c["n"], c["missing"], c["unanswered"]) for k, c in part.items()}
 
-    assert cell(scores["total"]) == (2 / 6, 6, 1, 1)
-    assert {k: cell(c) for k, c in scores["task"].items()} == {"music": (0, 2, 0, 1), "sound": (2 / 4, 4, 1, 0)}
-    assert {k: cell(c) for k, c in scores["category"].items()} == {
-        "Perception": (2 / 5, 5, 0, 1),
-        "Reasoning": (1 / 2, 2, 1, 0),
-    }
-    assert {k: cell(c) for k, c in scores["difficulty"].items()} == {"easy": (2 / 4, 4, 0, 1), "hard": (0, 1, 0, 0)}
+    assert cells("total") == {"total": (2 / 6, 6, 1, 1)}
+    assert cells("task") == {"music": (0, 2, 0, 1), "sound": (2 / 4, 4, 1, 0)}
+    assert cells("category") == {"Perception": (2 / 5, 5, 0, 1), "Reasoning": (1 / 2, 2, 1, 0)}
+    assert cells("difficulty") == {"easy": (2 / 4, 4, 0, 1), "hard": (0, 1, 0, 0)}
     assert scores["total"]["low"] <= 2 / 6 <= scores["total"]["high"]
 
 
-def official_score(rows: list[dict], key: str) -> tuple[dict[str, list[int]], int]:
+def official_score(rows: list[dict]) -> tuple[dict[str, list[int]], int]:
     """The benchmark's scorer from its description: [correct, total] per task, and how many rows it skips."""
 
     def words(text: str) -> set[str]:
-        found, run = set(), ""
-        for char in [*text.lower(), " "]:
-            if char.isalnum() or char == "_":
-                run += char
-            else:
-                found |= {run} - {""}
-                run = ""
-        return found
+        return set("".join(c if c.isalnum() or c == "_" else " " for c in text.lower()).split())
 
     tasks: dict[str, list[int]] = {}
     skipped = 0
     for row in rows:
-        if key not in row:
+        if "model_output" not in row:
             skipped += 1
             continue
-        given, gold = words(row[key]), words(row["answer"])
+        given, gold = words(row["model_output"]), words(row["answer"])
         wrong = {w for c in row["choices"] for w in words(c) if w not in gold}
         counts = tasks.setdefault(row["task"], [0, 0])
         counts[0] += bool(given) and gold.issubset(given) and given.isdisjoint(wrong)
@@ -99,17 +79,15 @@ def test_agrees_with_the_official_scorer_on_random_predictions() -> None:
     rows = []
     for i in range(4000):
         choices = rng.sample(pool, 4)
-        answer = rng.choice(choices)
-        other = rng.choice(pool)
+        answer, other = rng.choice(choices), rng.choice(pool)
         outputs = [answer, answer.upper(), f"It's the {answer}!", f"{answer} {answer}", f"{answer}, not {other}", other]
         outputs += ["", "...", answer[:2], "B", f"(B) {answer}", "\n", f"{answer}ly", "😀"]
         row = question(str(i), answer, choices=choices, task=rng.choice(["sound", "music", "speech"]))
-        row["category"] = rng.choice(["a", ["a", "b"], []])
         if rng.random() < 0.95:
             row["model_output"] = rng.choice(outputs)
         rows.append(row)
-    expected, skipped = official_score(rows, "model_output")
-    scores = mmau.score_rows(rows)
+    expected, skipped = official_score(rows)
+    scores = score_rows(rows)
     assert scores["total"]["missing"] == skipped > 100
     for task, (correct, seen) in expected.items():
         cell = scores["task"][task]
@@ -121,7 +99,7 @@ def test_agrees_with_the_official_scorer_on_random_predictions() -> None:
 def test_inference_writes_the_official_list_and_counts_unusable_audio_as_wrong(
     manifest, scripted, tmp_path, capsys
 ) -> None:
-    data = tmp_path / "mini.json"
+    data, out = tmp_path / "mini.json", tmp_path / "out"
     data.write_text(json.dumps([question("1"), question("2"), question("3"), question("4")]))
     manifest([Sample(id=i, messages=()) for i in ("1", "2", "3")], skipped=["4: no audio"])
     texts = {
@@ -129,35 +107,34 @@ def test_inference_writes_the_official_list_and_counts_unusable_audio_as_wrong(
         "2": "<answer>cat</answer>",
         "3": "<think>dog dog dog and so on",
     }
-    options = mmau.MMAUOptions(data=data, model="m", out=tmp_path / "out", batch_size=2)
-    scores = mmau.main(options, engine=scripted(texts))
+    options = MMAUOptions(data=data, model="m", out=out, batch_size=2)
+    scores = main(options, engine=scripted(texts))
     assert (scores["total"]["accuracy"], scores["total"]["missing"], scores["total"]["unanswered"]) == (0.25, 1, 1)
-    written = json.loads((tmp_path / "out" / "predictions.json").read_text())
-    assert [r.get("model_output") for r in written] == ["dog", "cat", "", None]
-    assert [r.get("model_prediction") for r in written] == ["dog", "cat", "", None]
-    assert "model_output" not in written[3]
-    assert json.loads((tmp_path / "out" / "scores.json").read_text())["total"] == scores["total"]
+    written = json.loads((out / "predictions.json").read_text())
+    for key in ("model_output", "model_prediction"):
+        assert [r.get(key) for r in written] == ["dog", "cat", "", None] and key not in written[3]
+    assert json.loads((out / "scores.json").read_text())["total"] == scores["total"]
     assert "25.00" in capsys.readouterr().out
 
-    assert mmau.main(mmau.MMAUOptions(score=tmp_path / "out" / "predictions.json")) == scores
+    assert main(MMAUOptions(score=out / "predictions.json")) == scores
     idle = scripted({})
-    assert mmau.main(options, engine=idle) == scores
-    assert idle.asked == []
+    assert main(options, engine=idle) == scores and idle.asked == []
     with pytest.raises(ValueError, match="other settings"):
-        mmau.main(mmau.MMAUOptions(data=data, model="m", out=tmp_path / "out", think=True), engine=idle)
+        main(dataclasses.replace(options, think=True), engine=idle)
+    (tmp_path / "part.json").write_text(json.dumps(written[:1]))  # the others count as wrong
+    assert main(MMAUOptions(data=data, score=tmp_path / "part.json"))["total"]["missing"] == 3
 
 
 def test_mmar_keys_lines_and_limit(manifest, scripted, tmp_path) -> None:
     data = tmp_path / "mmar.jsonl"
-    rows = [question("a", modality="sound", task=None), question("b", modality="mix-music-speech", task=None)]
+    rows = [question(id, modality=m, task=None) for id, m in (("a", "sound"), ("b", "mix-music-speech"))]
     data.write_text("".join(json.dumps(r, ensure_ascii=False) + "\n" for r in rows))
     manifest([Sample(id=i, messages=()) for i in ("a", "b")])
-    options = mmau.MMAUOptions(data=data, model="m", out=tmp_path / "out", kind="mmar", limit=1)
-    scores = mmau.main(options, engine=scripted({"a": "<think>woof</think><answer>dog</answer>"}))
+    options = MMAUOptions(data=data, model="m", out=tmp_path / "out", kind="mmar", limit=1)
+    scores = main(options, engine=scripted({"a": "<think>woof</think><answer>dog</answer>"}))
     (row,) = json.loads((tmp_path / "out" / "predictions.json").read_text())
     assert (row["answer_prediction"], row["thinking_prediction"]) == ("dog", "woof")
-    assert scores["modality"]["sound"]["accuracy"] == 1.0
-    assert "task" not in scores
+    assert scores["modality"]["sound"]["accuracy"] == 1.0 and "task" not in scores
 
 
 def test_blind_answers_are_compared_question_by_question(manifest, scripted, tmp_path, capsys) -> None:
@@ -165,91 +142,80 @@ def test_blind_answers_are_compared_question_by_question(manifest, scripted, tmp
     data.write_text(json.dumps([question(str(i), task="music" if i == 3 else "sound") for i in range(4)]))
     clip = AudioClip(array=np.ones(8000, np.float32), sample_rate=8000)
     manifest([Sample(id=str(i), messages=(Message("user", (clip, "What?")),)) for i in range(4)])
-    options = mmau.MMAUOptions(data=data, model="m", out=tmp_path / "out")
-    mmau.main(options, engine=scripted({"0": "dog", "1": "dog", "2": "dog", "3": "cat"}))
+    options = MMAUOptions(data=data, model="m", out=tmp_path / "out")
+    main(options, engine=scripted({"0": "dog", "1": "dog", "2": "dog", "3": "cat"}))
     engine = scripted({"0": "dog", "1": "cat", "2": "cat", "3": "cat"})  # asked only what is not answered yet
-    scores = mmau.main(dataclasses.replace(options, blind="silence"), engine=engine)
+    scores = main(dataclasses.replace(options, blind="silence"), engine=engine)
     assert engine.asked == ["0", "1", "2", "3"]
     total = scores["total"]
     assert (total["accuracy"], total["blind"]["accuracy"], total["difference"]["accuracy"]) == (0.75, 0.25, 0.5)
     assert total["difference"]["low"] == 0.0 and total["difference"]["high"] == 1.0
-    assert scores["task"]["music"]["difference"]["accuracy"] == 0
-    assert scores["task"]["sound"]["blind"]["n"] == 3
+    assert scores["task"]["music"]["difference"]["accuracy"] == 0 and scores["task"]["sound"]["blind"]["n"] == 3
     assert "difference" in capsys.readouterr().out
     written = json.loads((tmp_path / "out" / "predictions.json").read_text())
     assert [row["model_output"] for row in written] == ["dog", "dog", "dog", "cat"]
     assert (tmp_path / "out" / "blind-silence.jsonl").exists()
     with pytest.raises(ValueError, match="--blind asks a model"):
-        mmau.main(mmau.MMAUOptions(score=tmp_path / "out" / "predictions.json", blind="text"))
+        main(MMAUOptions(score=tmp_path / "out" / "predictions.json", blind="text"))
 
 
-def test_scoring_partial_predictions_against_the_data(tmp_path) -> None:
-    data, predictions = tmp_path / "mini.json", tmp_path / "predictions.json"
-    data.write_text(json.dumps([question("1"), question("2")]))
-    predictions.write_text(json.dumps([{"id": "1", "model_output": "dog"}]))
-    scores = mmau.main(mmau.MMAUOptions(data=data, score=predictions))
-    assert (scores["total"]["accuracy"], scores["total"]["missing"]) == (0.5, 1)
+MMAR = [
+    question(f"clip{i}", "Man", choices=["Man", "Woman", ""], modality=modality, answer_prediction=said)
+    for i, (modality, said) in enumerate([("speech", "Man"), ("mix-sound-speech", "Woman")])
+]
+RUBRIC = [{"name": "cue", "scoring_point": "…", "note": "…", "choices": [0, 1]}] * 2
 
 
-def test_errors_name_file_and_question(tmp_path) -> None:
-    bad = tmp_path / "bad.json"
-    for content, message in (
-        ("[{]", "neither a JSON list nor JSON lines"),
-        ("[1]", "row 1: 1 is not an object"),
-        ("[]", "no questions"),
-        ('[{"id": 1}, {"id": "1"}]', "the id '1' occurs more than once"),
-        ('[{"id": 1, "model_output": 3}]', "row 1, field 'model_output': 3 is not a text"),
-        ('[{"id": 1, "answer": NaN}]', "row 1, field 'answer': nan is not a text"),
-        ('[{"id": 1, "choices": 0}]', "row 1, field 'choices': 0 is not a list of texts"),
-        ('[{"id": 1, "task": {}}]', "row 1, field 'task': {} is not a name"),
-        ('[{"id": 1, "question": "\\ud800"}]', "half a character"),
-    ):
-        bad.write_text(content)
-        with pytest.raises(ValueError, match=message):
-            mmau.read_rows(bad)
-    with pytest.raises(ValueError, match="question '7': no answer"):
-        mmau.score_rows([{"id": "7", "model_output": "x"}])
-    with pytest.raises(ValueError, match="question '7': no choices to score against"):
-        mmau.score_rows([{"id": "7", "answer": "x", "model_output": "x"}])
+def test_rated_thoughts_of_mmar(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The file that MMAR's evaluation_rubrics.py writes."""
+    scored = [[{"name": "cue", "score": a}, {"name": "cue", "score": b}] for a, b in ((1, 1), (0, 1), (0, 0))]
+    ratings = (list(map(json.dumps, scored)), [])
+    rows = [{**row, "rubric": RUBRIC, "raw_responses": r} for row, r in zip(MMAR, ratings, strict=True)]
+    file = tmp_path / "predictions.json.evaluated.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    scores = main(MMAUOptions(score=file, kind="mmar"))
+    assert scores["total"]["accuracy"] == 0.5 and scores["total"]["rubric"]["score"] == 0.25
+    assert scores["modality"]["speech"]["rubric"]["score"] == 0.5 and "rubric" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("[{]", "not a JSON list"),
+        ([1], "row 1: a JSON int, not an object"),
+        ([], "an empty list"),
+        ([{"id": 1}, {"id": "1"}], "the id '1' occurs more than once"),
+        ([{"id": 1, "model_output": 3}], "row 1, field 'model_output': 3 is not a text"),
+        ([{"id": 1, "answer": float("nan")}], "row 1, field 'answer': nan is not a text"),
+        ([{"id": 1, "choices": 0}], "row 1, field 'choices': 0 is not a list of texts"),
+        ([{"id": 1, "task": {}}], "row 1, field 'task': {} is not a name"),
+        ([{"id": 1, "question": "\ud800"}], "half a character"),
+        ([{"id": "7", "answer": "x", "model_output": "x"}], "question '7': no choices to score against"),
+        ([question("6"), {"id": "7"}], "question '7': no answer"),
+        ([MMAR[0] | {"rubric": RUBRIC, "raw_responses": ["good"]}], "'clip0', field 'raw_responses': a rating is not"),
+        ([MMAR[0] | {"raw_responses": ["good"]}], "question 'clip0': ratings without a rubric"),
+        ([MMAR[0] | {"rubric": [{"name": "cue"}]}], r"row 1, field 'rubric\[0\].choices': missing"),
+    ],
+)
+def test_rows_that_cannot_be_scored(tmp_path: Path, content: Any, message: str) -> None:
+    (tmp_path / "bad.json").write_text(content if isinstance(content, str) else json.dumps(content))
+    with pytest.raises(ValueError, match=message):
+        main(
+            MMAUOptions(
+                score=tmp_path / "bad.json", kind="mmar" if "clip" in message or "rubric" in message else "mmau"
+            )
+        )
     with pytest.raises(ValueError, match="--score"):
-        mmau.main(mmau.MMAUOptions())
+        main(MMAUOptions())
 
+
+# -- with a tiny model -------------------------------------------------------------------------------------------------
 
 MMAU = [
-    {
-        "id": f"{task}-{difficulty}",
-        "audio_id": f"./test-mini-audios/{i}.wav",
-        "question": "Based on the given audio, who speaks?",
-        "choices": ["Man", "Woman", "Child", "Child"] if i == 0 else ["Man", "Woman", "Child", "Robot"],
-        "answer": "Woman",
-        "dataset": "AudioSet",
-        "task": task,
-        "split": "test-mini",
-        "category": "Reasoning",
-        "sub-category": "Acoustic Source Inference",
-        "difficulty": difficulty,
-    }
+    question(f"{task}-{difficulty}", "Woman", task=task, difficulty=difficulty)
+    | {"audio_id": f"./test-mini-audios/{i}.wav", "choices": ["Man", "Woman", "Child", "Robot" if i else "Child"]}
     for i, (task, difficulty) in enumerate([("sound", "easy"), ("music", "medium"), ("speech", "hard")])
 ]
-MMAR = [
-    {
-        "id": f"clip{i}",
-        "audio_path": f"./test-mini-audios/{i}.wav",
-        "question": "Who speaks?",
-        "choices": ["Man", "Woman", ""],
-        "answer": "Man",
-        "modality": modality,
-        "category": "Signal Layer",
-        "sub-category": "Speaker Analysis",
-        "language": "en",
-        "source": "youtube",
-        "url": "x",
-        "timestamp": "00:00:01,00:00:02",
-    }
-    for i, modality in enumerate(["speech", "mix-sound-speech"])
-]
-
-
 MMSU = [
     {
         "id": f"code_switch_question_answering_{i}",
@@ -262,8 +228,6 @@ MMSU = [
         "task_name": "speaker_identification",
         "category": ("Reasoning", "Perception")[i],
         "sub-category": "Paralinguistics",
-        "sub-sub-category": "Speaker Traits",
-        "linguistics_sub_discipline": "Paralinguistics",
     }
     for i in range(2)
 ]
@@ -284,32 +248,24 @@ def folder(tmp_path: Path, speech: list[Utterance]) -> Path:
     return tmp_path
 
 
-def evaluate(folder: Path, model: Path, rows: list[dict[str, Any]], *options: str) -> Path:
-    (folder / "data.json").write_text(json.dumps(rows))
-    command = ["eval", "mmau", "--data", str(folder / "data.json"), "--model", str(model), "--out", str(folder / "out")]
-    assert cli.main([*command, "--max-new-tokens", "4", "--device", "cpu", *options]) == 0
-    return folder / "out"
+def evaluate(data: Path, model: Path, *options: str) -> list[dict[str, Any]]:
+    """Return predictions.json of DATA/../out."""
+    out = data.parent / "out"
+    command = ["eval", "mmau", "--data", str(data), "--model", str(model), "--out", str(out), "--max-new-tokens", "4"]
+    assert cli.main([*command, "--device", "cpu", *options]) == 0
+    return json.loads((out / "predictions.json").read_text())
 
 
-def test_mmau(folder: Path, model: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = evaluate(folder, model, MMAU)
-    written = json.loads((out / "predictions.json").read_text())
+def test_mmau_with_and_without_the_audio(folder: Path, model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "data.json").write_text(json.dumps(MMAU))
+    written = evaluate(folder / "data.json", model, "--blind", "text")
     assert [{k: row[k] for k in MMAU[0]} for row in written] == MMAU
     assert all(isinstance(row["model_output"], str) for row in written)
-    scores = json.loads((out / "scores.json").read_text())
-    assert (scores["total"]["n"], scores["total"]["missing"]) == (3, 0)
-    assert list(scores["task"]) == ["music", "sound", "speech"]
-    assert list(scores["difficulty"]) == ["easy", "hard", "medium"]
-    assert scores["sub-category"]["Acoustic Source Inference"]["n"] == 3
-    printed = capsys.readouterr().out
-    assert "task: speech" in printed and "difficulty: hard" in printed
-
-
-def test_mmau_blind(folder: Path, model: Path) -> None:
-    out = evaluate(folder, model, MMAU, "--blind", "text")
-    scores = json.loads((out / "scores.json").read_text())
-    assert scores["total"]["blind"]["n"] == 3 and "difference" in scores["difficulty"]["hard"]
-    answers = [(out / f"{name}.jsonl").read_text().splitlines() for name in ("predictions", "blind-text")]
+    scores = json.loads((folder / "out" / "scores.json").read_text())
+    assert (scores["total"]["n"], scores["total"]["missing"], scores["total"]["blind"]["n"]) == (3, 0, 3)
+    assert list(scores["difficulty"]) == ["easy", "hard", "medium"] and "difference" in scores["difficulty"]["hard"]
+    assert "task: speech" in capsys.readouterr().out
+    answers = [(folder / "out" / f"{name}.jsonl").read_text().splitlines() for name in ("predictions", "blind-text")]
     assert [len(lines) for lines in answers] == [3, 3]
 
 
@@ -317,41 +273,36 @@ def test_mmau_test_without_answers_writes_what_is_submitted(
     folder: Path, model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rows = [{k: v for k, v in row.items() if k != "answer"} for row in MMAU[:2]] + [{**MMAU[2], "answer": ""}]
-    out = evaluate(folder, model, rows)
-    written = json.loads((out / "predictions.json").read_text())
+    (folder / "data.json").write_text(json.dumps(rows))
+    written = evaluate(folder / "data.json", model)
     assert [row["id"] for row in written] == [row["id"] for row in rows]
     assert all(isinstance(row[key], str) for row in written for key in ("model_output", "model_prediction"))
-    assert not (out / "scores.json").exists()
+    assert not (folder / "out" / "scores.json").exists()
     assert "nothing can be scored" in capsys.readouterr().err
 
 
 def test_mmsu_as_parquet(folder: Path, model: Path, scripted: Callable[..., Any], tmp_path: Path) -> None:
-    files = sorted((folder / "test-mini-audios").glob("*.wav"))
-    rows = [
-        {**row, "audio": {"bytes": file.read_bytes(), "path": file.name}}
-        for row, file in zip(MMSU, files[:2], strict=True)
-    ]
-    pq.write_table(pa.Table.from_pylist(rows), folder / "train.parquet")
-    out = tmp_path / "out"
-    words = ["--kind", "mmsu", "--data", str(folder / "train.parquet"), "--out", str(out), "--max-new-tokens", "4"]
-    assert cli.main(["eval", "mmau", *words, "--model", str(model), "--device", "cpu"]) == 0
-    written = json.loads((out / "predictions.json").read_text())
+    audio = [(folder / f"test-mini-audios/{i}.wav").read_bytes() for i in range(2)]
+    rows = [row | {"audio": {"bytes": audio[i], "path": f"{i}.wav"}} for i, row in enumerate(MMSU)]
+    data = folder / "train.parquet"
+    pq.write_table(pa.Table.from_pylist(rows), data)
+    written = evaluate(data, model, "--kind", "mmsu")
     assert [{k: row[k] for k in MMSU[0]} for row in written] == MMSU
     assert [row["audio_path"] for row in written] == ["0.wav", "1.wav"] and all("audio" not in row for row in written)
-    scores = json.loads((out / "scores.json").read_text())
+    scores = json.loads((folder / "out" / "scores.json").read_text())
     assert list(scores["sub-category"]) == ["Perception, Paralinguistics", "Reasoning, Paralinguistics"]
 
     engine = scripted({MMSU[0]["id"]: "<answer>Woman</answer>", MMSU[1]["id"]: "<answer>A nice man</answer>"})
-    options = MMAUOptions(data=folder / "train.parquet", model="m", out=tmp_path / "scripted", kind="mmsu")
-    scores = main(options, engine)
+    scores = main(MMAUOptions(data=data, model="m", out=tmp_path / "scripted", kind="mmsu"), engine)
     assert (scores["total"]["accuracy"], scores["total"]["unanswered"]) == (0.5, 1)
-    written = json.loads((tmp_path / "scripted" / "predictions.json").read_text())
-    assert [row["response"] for row in written] == ["B", ""]  # a text that names no choice gives no letter
-    assert scores["total"] == main(MMAUOptions(score=tmp_path / "scripted" / "predictions.json", kind="mmsu"))["total"]
+    predictions = tmp_path / "scripted" / "predictions.json"
+    letters = [row["response"] for row in json.loads(predictions.read_text())]
+    assert letters == ["B", ""]  # a text that names no choice gives no letter
+    assert scores["total"] == main(MMAUOptions(score=predictions, kind="mmsu"))["total"]
 
 
 def test_mmsu_rows_that_cannot_be_asked(tmp_path: Path) -> None:
-    row = {**MMSU[1], "audio_path": "a.wav"}
+    file, row = tmp_path / "rows.jsonl", {**MMSU[1], "audio_path": "a.wav"}
     for wrong, message in (
         ({"choice_a": " "}, "field 'choice_a'"),
         ({"answer_gt": "Alien"}, "field 'answer_gt': 'Alien' is not among the choices"),
@@ -360,32 +311,9 @@ def test_mmsu_rows_that_cannot_be_asked(tmp_path: Path) -> None:
         ({"choices": "Man"}, "field 'choices'"),
         ({"question": ""}, "field 'question'"),
     ):
-        (tmp_path / "rows.jsonl").write_text(json.dumps({**row, **wrong}) + "\n")
+        file.write_text(json.dumps({**row, **wrong}) + "\n")
         with pytest.raises(ValueError, match=f"rows.jsonl: row 1.*{message}"):
-            read_samples(tmp_path / "rows.jsonl")
-    (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
-    (sample,) = read_samples(tmp_path / "rows.jsonl").samples  # the kind is detected
+            read_samples(file)
+    file.write_text(json.dumps(row) + "\n")
+    (sample,) = read_samples(file).samples  # the kind is detected
     assert sample.choices == ("Man", "Woman", "Child", "Robot") and sample.task == "speaker_identification"
-
-
-def test_rated_thoughts_of_mmar(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The file that MMAR's evaluation_rubrics.py writes."""
-    rubric = [{"name": "cue", "scoring_point": "…", "note": "…", "choices": [0, 1]}] * 2
-    ratings = [
-        json.dumps([{"name": "cue", "score": a}, {"name": "cue", "score": b}]) for a, b in ((1, 1), (0, 1), (0, 0))
-    ]
-    rows = [
-        {**row, "answer_prediction": text, "rubric": rubric, "raw_responses": given, "score": 0.0}
-        for row, text, given in zip(MMAR, ("Man", "Woman"), (ratings, []), strict=True)
-    ]
-    file = tmp_path / "predictions.json.evaluated.jsonl"
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    scores = main(MMAUOptions(score=file, kind="mmar"))
-    assert scores["total"]["accuracy"] == 0.5 and scores["total"]["rubric"]["score"] == 0.25
-    assert scores["modality"]["speech"]["rubric"]["score"] == 0.5 and "rubric" in capsys.readouterr().out
-    file.write_text(json.dumps({**rows[0], "raw_responses": ["good"]}) + "\n")
-    with pytest.raises(ValueError, match=r"question 'clip0', field 'raw_responses': a rating is not JSON"):
-        main(MMAUOptions(score=file, kind="mmar"))
-    file.write_text(json.dumps({**rows[0], "rubric": [{"name": "cue"}]}) + "\n")
-    with pytest.raises(ValueError, match=r"row 1, field 'rubric\[0\].choices': missing"):
-        main(MMAUOptions(score=file, kind="mmar"))

@@ -32,12 +32,13 @@ def run(tmp_path: Path) -> Run:
     return Run.create(tmp_path / "run", "asr_grpo.py", [], {})
 
 
+@pytest.fixture
 def transcripts(speech: list[Utterance]) -> list[Sample]:
     return [Sample(u.id, asr_prompt(u.clip), (u.text,), (), "asr", {"speaker": u.speaker}) for u in speech]
 
 
-def test_every_set_is_measured_with_its_changes(run: Run, speech: list[Utterance], monkeypatch) -> None:
-    samples = transcripts(speech)
+def test_every_set_is_measured_with_its_changes(run: Run, transcripts: list[Sample], monkeypatch) -> None:
+    samples = transcripts
     reward = WeightedSum.of(accuracy=WordAccuracy(), repetition=(Repetition(), 0.1))
     outside = WeightedSum.of(as_written=CharAccuracy("none"))
     evaluation = Evaluation(reward, samples[:3], 6, {UNSEEN: samples[-2:]}, outside)
@@ -71,42 +72,35 @@ def test_every_set_is_measured_with_its_changes(run: Run, speech: list[Utterance
     written = (run.dir / "eval.json").read_text()
     evaluation.measure(run, "after", policy)  # a finished phase is not done again
     assert (run.dir / "eval.json").read_text() == written
-
     table = {row.label: row for row in evaluation_rows(run.dir)}
     assert {"accuracy", "accuracy, unseen", "as_written (not optimised)"} <= set(table)
     assert table["accuracy"].change_text() == "+33.3 points (0.0 to +100.0)"
     assert not_measured(entries) == []
 
 
-def test_answering_shows_how_far_it_is(speech: list[Utterance], monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+def test_answering_shows_how_far_it_is(transcripts: list[Sample], monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     monkeypatch.setattr(phases, "AT_ONCE", 2)
-    samples, reward = transcripts(speech)[:3], WeightedSum.of(accuracy=WordAccuracy())
+    samples, reward = transcripts[:3], WeightedSum.of(accuracy=WordAccuracy())
     policy = make_omni()
     quiet = answer(policy, samples, reward, 4)
     assert capsys.readouterr().err == ""
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     shown = answer(policy, samples, reward, 4, "unseen_before")
-    assert [r.sample.id for r in shown] == [s.id for s in samples]
-    assert [r.text for r in shown] == [r.text for r in quiet]
+    assert [(r.sample.id, r.text) for r in shown] == [(s.id, r.text) for s, r in zip(samples, quiet, strict=True)]
     err = capsys.readouterr().err
     assert "unseen_before" in err and "3/3" in err
 
 
 def test_pairs_are_by_id_and_skipped_rows_do_not_count(tmp_path: Path) -> None:
-    before, after = tmp_path / "before.jsonl", tmp_path / "after.jsonl"
-    before.write_text(
-        '{"id": "a", "parts": {"accuracy": 0.0}, "outside": {"x": 0.5}}\n'
-        '{"id": "b", "parts": {"accuracy": 1.0}, "outside": {}}\n'
-    )
-    after.write_text(
-        '{"id": "c", "parts": {"accuracy": 1.0}, "outside": {"x": 1.0}}\n'
-        '{"id": "b", "parts": {"accuracy": 1.0}, "outside": {"x": 1.0}}\n'
-        '{"id": "a", "parts": {"accuracy": 0.5}, "outside": {"x": 0.25}}\n'
-    )
-    assert paired_changes(measures_of(before), measures_of(after)) == {
-        "accuracy": [0.25, 0.0, 0.5],
-        "x": [-0.25, -0.25, -0.25],
-    }
+    def written(name: str, *rows: tuple[str, float, dict[str, float]]) -> Path:
+        lines = [json.dumps({"id": id, "parts": {"accuracy": a}, "outside": outside}) for id, a, outside in rows]
+        (tmp_path / name).write_text("".join(f"{line}\n" for line in lines))
+        return tmp_path / name
+
+    before = written("before.jsonl", ("a", 0.0, {"x": 0.5}), ("b", 1.0, {}))
+    after = written("after.jsonl", ("c", 1.0, {"x": 1.0}), ("b", 1.0, {"x": 1.0}), ("a", 0.5, {"x": 0.25}))
+    changes = paired_changes(measures_of(before), measures_of(after))
+    assert changes == {"accuracy": [0.25, 0.0, 0.5], "x": [-0.25, -0.25, -0.25]}
 
 
 def entries(unseen: list[float], outside: list[float], accuracy: tuple[float, ...] = (0.1, 0.05, 0.15)) -> dict:
@@ -122,16 +116,6 @@ def entries(unseen: list[float], outside: list[float], accuracy: tuple[float, ..
     }
 
 
-def test_speech_that_gets_monotone_is_named() -> None:
-    before = {"accuracy": 0.5, "f0_range": 9.0, "energy_range": 20.0, "pauses": 0.1, "n": 9}
-    changes = {"accuracy": [0.1, 0.05, 0.15], "f0_range": [-3.0, -4.0, -2.0], "energy_range": [-1.0, -3.0, 1.0]}
-    after = {**before, "accuracy": 0.6, "f0_range": 6.0, "energy_range": 19.0, "changes": changes}
-    (sentence,) = disagreements({"before": before, "after": after})
-    assert "but F0 range (semitones) got smaller: −3 (−4 to −2)." in sentence and sentence.startswith("accuracy rose")
-    livelier = {**after, "changes": {**changes, "f0_range": [3.0, 2.0, 4.0]}}
-    assert disagreements({"before": before, "after": livelier}) == []
-
-
 def test_disagreement_names_measures_and_numbers() -> None:
     assert disagreements(entries([0.08, 0.02, 0.14], [3.0, 1.0, 5.0])) == []
     assert disagreements(entries([0.01, -0.04, 0.06], [3.0, 1.0, 5.0])) == [
@@ -145,18 +129,21 @@ def test_disagreement_names_measures_and_numbers() -> None:
     assert disagreements({"before": {"accuracy": 0.5, "n": 3}}) == disagreements({}) == []
 
 
+def test_speech_that_gets_monotone_is_named() -> None:
+    before = {"accuracy": 0.5, "f0_range": 9.0, "energy_range": 20.0, "pauses": 0.1, "n": 9}
+    changes = {"accuracy": [0.1, 0.05, 0.15], "f0_range": [-3.0, -4.0, -2.0], "energy_range": [-1.0, -3.0, 1.0]}
+    after = {**before, "accuracy": 0.6, "f0_range": 6.0, "energy_range": 19.0, "changes": changes}
+    (sentence,) = disagreements({"before": before, "after": after})
+    assert "but F0 range (semitones) got smaller: −3 (−4 to −2)." in sentence and sentence.startswith("accuracy rose")
+    livelier = {**after, "changes": {**changes, "f0_range": [3.0, 2.0, 4.0]}}
+    assert disagreements({"before": before, "after": livelier}) == []
+
+
 def test_judges_of_speech_are_compared_with_the_reward() -> None:
     """Where all held-out measures are outside ones, what training optimised is the reward of its steps."""
     steps = [{"phase": "grpo", "reward/mean": 0.5 + 0.02 * i + 0.01 * (i % 2)} for i in range(20)]
-    measured = {
-        "before": {"accuracy": 0.5, "n": 9, "outside": {"accuracy": [0, 1]}},
-        "after": {
-            "accuracy": 0.52,
-            "n": 9,
-            "outside": {"accuracy": [0, 1]},
-            "changes": {"accuracy": [0.02, -0.1, 0.1]},
-        },
-    }
+    before = {"accuracy": 0.5, "n": 9, "outside": {"accuracy": [0, 1]}}
+    measured = {"before": before, "after": before | {"accuracy": 0.52, "changes": {"accuracy": [0.02, -0.1, 0.1]}}}
     (text,) = disagreements(measured, steps)
     # means 0.544 and 0.846, both variances 0.00103: ± 1.96 sqrt(2 · 0.00103 / 5) = ± 0.040
     assert text.startswith("the mean reward rose by +0.302 (+0.262 to +0.342) from the first to the last 5 steps, but ")
@@ -192,14 +179,10 @@ def test_a_measure_that_the_reward_optimises_is_not_outside() -> None:
     Evaluation(reward, [], 6, outside=WeightedSum.of(words=WordAccuracy("english")))
 
 
-def test_strangers_speak_in_no_training_row(speech: list[Utterance], capsys) -> None:
-    samples = transcripts(speech)
-    others = [s for s in samples if s.metadata["speaker"] != samples[0].metadata["speaker"]]
-    named = [(s.id, s.metadata["speaker"]) for s in samples]
-    check_unseen_speakers(named[:1], [(s.id, s.metadata["speaker"]) for s in others])
-    with pytest.raises(
-        ValueError, match=rf"--unseen: {samples[1].id!r} is spoken by .* in the training row {samples[0].id!r}"
-    ):
+def test_strangers_speak_in_no_training_row(transcripts: list[Sample], capsys) -> None:
+    named = [(s.id, s.metadata["speaker"]) for s in transcripts]
+    check_unseen_speakers(named[:1], [(id, speaker) for id, speaker in named if speaker != named[0][1]])
+    with pytest.raises(ValueError, match=rf"--unseen: {named[1][0]!r} is spoken by .* in the training row"):
         check_unseen_speakers(named[:1], named[1:2])
     capsys.readouterr()
     check_unseen_speakers(named[:1], [("x", "")])

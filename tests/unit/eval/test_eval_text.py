@@ -47,7 +47,9 @@ def test_a_model_that_knows_the_answers(monkeypatch) -> None:
     """The most probable choice wins."""
     questions = bundled_questions()[:8]
     totals = [-1.0 if (c == q.answer) != (q is questions[0]) else -2.0 for q in questions for c in q.choices]
-    monkeypatch.setattr("audiorl.eval.text._logprobs", lambda policy, answers: totals if answers else [])
+    monkeypatch.setattr(
+        "audiorl.eval.text.answer_logprobs", lambda _, answers: [torch.tensor([t]) for t in totals] if answers else []
+    )
     assert measure_text(make_text(), [], questions).correct.tolist() == [0.0] + [1.0] * 7
 
 
@@ -68,10 +70,8 @@ def test_bundled_text() -> None:
     passages, questions = read_passages("bundled"), read_questions("bundled")
     assert len(passages) > 50 and len(questions) == len({q.id for q in questions}) == 107
     assert all(len(set(q.choices)) == 4 and q.answer in q.choices for q in questions)
-    assert questions == bundled_questions()
     by_text = {q.question: q.answer for q in questions}
-    assert by_text["Which day comes after Sunday?"] == "Monday"
-    assert by_text["How much is two plus one?"] == "three"
+    assert by_text["Which day comes after Sunday?"] == "Monday" and by_text["How much is two plus one?"] == "three"
     assert read_passages("bundled", 3) == passages[:3]
 
 
@@ -90,27 +90,25 @@ def test_files_and_their_errors(tmp_path: Path) -> None:
         rows.write_text(json.dumps(good | bad) + "\n")
         with pytest.raises(ValueError, match=message):
             read_questions(rows)
-    with pytest.raises(ValueError, match="row 1, field 'text': missing; give a passage"):
-        read_passages(rows)
     file.write_text("\n\n")
-    with pytest.raises(ValueError, match="no passage of text"):
-        read_passages(file)
-    with pytest.raises(ValueError, match="passage 1: 'a' is one token"):
-        measure_text(make_text(), ["a"], [])
+    for call, message in (
+        (lambda: read_passages(rows), "row 1, field 'text': missing; give a passage"),
+        (lambda: read_passages(file), "no passage of text"),
+        (lambda: measure_text(make_text(), ["a"], []), "passage 1: 'a' is one token"),
+        (lambda: main(TextOptions(model="m", text="none", questions="none")), "nothing to measure"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            call()
 
 
 def test_the_command(tmp_path: Path, capsys) -> None:
     for name, seed in (("start", 0), ("trained", 1)):
         make_omni(seed=seed).save(tmp_path / name)
-    options = TextOptions(
-        model=str(tmp_path / "trained"), baseline=str(tmp_path / "start"), limit=4, out=tmp_path / "out"
-    )
-    scores = main(options)
+    trained, start = (str(tmp_path / name) for name in ("trained", "start"))
+    scores = main(TextOptions(model=trained, baseline=start, limit=4, out=tmp_path / "out"))
     assert scores["passages"] == scores["questions"] == 4
     assert set(scores["change"]) == {"nats_per_token", "bits_per_byte", "accuracy"}
     change = scores["nats_per_token"]["value"] - scores["baseline"]["nats_per_token"]["value"]
     assert scores["change"]["nats_per_token"]["value"] == pytest.approx(change)
     assert json.loads((tmp_path / "out" / "scores.json").read_text()) == scores
     assert "model − baseline" in capsys.readouterr().out
-    with pytest.raises(ValueError, match="nothing to measure"):
-        main(TextOptions(model="m", text="none", questions="none"))

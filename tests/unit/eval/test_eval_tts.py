@@ -24,10 +24,12 @@ from audiorl.rollout.hf import HFEngine
 from audiorl.rollout.speech import CodecSpeechDecoder
 from audiorl.tasks.tts.prompts import utterance_sample
 from tests.conftest import make_text
-from tests.support.prosody import glide
+from tests.support.prosody import glide, harmonics
 from tests.support.speech_models import save_ctc
 
 RATE = 16_000
+HALF = math.sqrt(0.5)
+Use = Callable[[Any], None]
 
 
 @dataclass
@@ -52,8 +54,12 @@ def record(path: Path, tenths: int) -> None:
     soundfile.write(path, 0.1 * np.sin(np.arange(tenths * RATE // 10) / 9), RATE)
 
 
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
 @pytest.fixture
-def use(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
+def use(monkeypatch: pytest.MonkeyPatch) -> Use:
     """use(judge): let it listen, not those that the options name."""
 
     def use(judge: Any) -> None:
@@ -79,25 +85,25 @@ def meta(tmp_path: Path) -> Path:
 
 
 def judge() -> ByLength:
-    half = math.sqrt(0.5)
-    return ByLength(
-        {5: "hello world", 6: "don't stop at bonceb stop"}, {1: [1, 0], 2: [0, 1], 5: [1, 0], 6: [half, half]}
-    )
+    texts = {5: "hello world", 6: "don't stop at bonceb stop"}
+    return ByLength(texts, {1: [1, 0], 2: [0, 1], 5: [1, 0], 6: [HALF, HALF]})
 
 
-def lines(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
+def options(meta: Path, /, **changes: Any) -> Any:
+    """Score the recordings of `meta` in OUT/../scores."""
+    folder = meta.parents[1]
+    given = {"asr": "asr", "meta": meta, "audio": folder / "out", "out": folder / "scores"}
+    return tts.TTSOptions(**given | changes)
 
 
-def test_seed_tts_eval_by_hand(use: Callable[[Any], None], meta: Path, tmp_path: Path, capsys) -> None:
+def test_seed_tts_eval_by_hand(use: Use, meta: Path, tmp_path: Path, capsys) -> None:
     use(judge())
-    options = tts.TTSOptions(asr="asr", speaker="speaker", meta=meta, audio=tmp_path / "out", out=tmp_path / "scores")
-    scores = tts.main(options)
+    scores = tts.main(options(meta, speaker="speaker"))
     # a: 0 of 2; b: one inserted of 4; c and d: all words lost
     assert scores["mean_wer"]["mean"] == pytest.approx((0 + 1 / 4 + 1 + 1) / 4)
     assert scores["wer"] == pytest.approx((1 + 2 + 1) / (2 + 4 + 2 + 1))
     assert (scores["utterances"], scores["missing"], scores["unreadable"], scores["above_half"]) == (4, 1, 1, 2)
-    assert scores["similarity"]["mean"] == pytest.approx((1 + math.sqrt(0.5) + 0 + 0) / 4)
+    assert scores["similarity"]["mean"] == pytest.approx((1 + HALF + 0 + 0) / 4)
     assert json.loads((tmp_path / "scores" / "scores.json").read_text()) == scores
     printed = capsys.readouterr()
     assert "56.25" in printed.out and "counted as wrong: c: missing" in printed.err and "d.wav" in printed.err
@@ -106,72 +112,60 @@ def test_seed_tts_eval_by_hand(use: Callable[[Any], None], meta: Path, tmp_path:
     assert "<b>once" not in page and page.count("<audio") == 4 + 2  # four prompts and what was generated
 
 
-def test_prosody_next_to_that_of_the_prompts(use: Callable[[Any], None], meta: Path, tmp_path: Path, capsys) -> None:
+def test_prosody_next_to_that_of_the_prompts(use: Use, meta: Path, tmp_path: Path) -> None:
     use(judge())
     for path, semitones, seconds in (("set/p1.wav", 6, 0.5), ("out/a.wav", 2, 0.5), ("out/b.flac", 4, 0.6)):
         soundfile.write(tmp_path / path, glide(semitones, RATE, seconds), RATE)
-    options = tts.TTSOptions(asr="asr", meta=meta, audio=tmp_path / "out", out=tmp_path / "scores")
-    scores = tts.main(options)
+    scores = tts.main(options(meta))
     assert scores["f0_range"]["mean"] == pytest.approx(0.9 * 3, abs=0.15) and scores["f0_range"]["n"] == 2
     assert scores["f0_range"]["low"] < scores["f0_range"]["mean"] < scores["f0_range"]["high"]
     assert scores["pauses"]["mean"] == 0 and scores["energy_range"]["mean"] < 3
     rows = {row["id"]: row for row in lines(tmp_path / "scores" / "results.jsonl")}
     assert rows["a"]["f0_range"] == pytest.approx(0.9 * 2, abs=0.15)
     assert rows["a"]["reference_prosody"]["f0_range"] == pytest.approx(0.9 * 6, abs=0.2)
-    assert "F0 range (semitones)" in capsys.readouterr().out
     page = (tmp_path / "scores" / "page.html").read_text()
-    assert page.count("<svg class='contour'") == 4 + 2 and "pauses %" in page
+    assert page.count("<svg class='contour'") == 4 + 2 and "F0 range (semitones)" in page
 
 
-def test_a_second_call_hears_only_what_is_new(use: Callable[[Any], None], meta: Path, tmp_path: Path) -> None:
-    options = tts.TTSOptions(asr="asr", meta=meta, audio=tmp_path / "out", out=tmp_path / "scores", batch_size=1)
+def test_a_second_call_hears_only_what_is_new(use: Use, meta: Path, tmp_path: Path) -> None:
     first = judge()
     use(first)
-    tts.main(options)
-    assert first.heard == 2
+    tts.main(options(meta, batch_size=1))
     record(tmp_path / "out" / "c.wav", 7)
     record(tmp_path / "out" / "a.wav", 8)  # generated again
     second = ByLength({7: "one two", 8: "goodbye"})
     use(second)
-    scores = tts.main(options)
-    assert second.heard == 2 and scores["missing"] == 0
+    scores = tts.main(options(meta, batch_size=1))
+    assert first.heard == second.heard == 2 and scores["missing"] == 0
     assert scores["mean_wer"]["mean"] == pytest.approx((1 + 1 / 4 + 0 + 1) / 4)
     with pytest.raises(ValueError, match="asr: 'asr' -> 'other'"):
-        tts.main(tts.TTSOptions(asr="other", meta=meta, audio=tmp_path / "out", out=tmp_path / "scores"))
+        tts.main(options(meta, asr="other"))
 
 
-def test_chinese_by_characters_in_simplified_ones(use: Callable[[Any], None], tmp_path: Path) -> None:
+def test_chinese_by_characters_in_simplified_ones(use: Use, meta: Path, tmp_path: Path) -> None:
     pytest.importorskip("zhconv")
-    record(tmp_path / "out" / "a.wav", 5)
-    (tmp_path / "meta.lst").write_text("a|今天天气好。\n", encoding="utf-8")
+    meta.write_text("a|今天天气好。\n", encoding="utf-8")
     use(ByLength({5: "今天天氣很好"}))
-    options = tts.TTSOptions(
-        asr="asr", meta=tmp_path / "meta.lst", audio=tmp_path / "out", out=tmp_path / "s", language="zh"
-    )
-    assert tts.main(options)["mean_wer"]["mean"] == pytest.approx(1 / 5)  # one inserted; 氣 is 气
+    assert tts.main(options(meta, language="zh"))["mean_wer"]["mean"] == pytest.approx(1 / 5)  # one inserted; 氣 is 气
 
 
-def test_conversations_by_hand(use: Callable[[Any], None], tmp_path: Path) -> None:
-    record(tmp_path / "whole.wav", 9)
-    record(tmp_path / "b1.wav", 6)
+def test_conversations_by_hand(use: Use, tmp_path: Path) -> None:
+    for name, tenths in (("whole", 9), ("b1", 6), ("a", 7)):
+        record(tmp_path / f"{name}.wav", tenths)
     turns = [
         {"speaker": "A", "text": "Hi there.", "audio": "a.wav"},
         {"speaker": "A", "text": "How are you?", "start": 0.0, "duration": 0.5},
         {"speaker": "B", "text": "Fine.", "audio": "b1.wav"},
     ]
-    record(tmp_path / "a.wav", 7)
     alone = {"id": "two", "turns": [{"speaker": "A", "text": "Gone for good", "audio": "nowhere.wav"}]}
-    rows = [{"id": "one", "audio": "whole.wav", "turns": turns}, alone]
-    (tmp_path / "talks.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
-    half = math.sqrt(0.5)
-    use(ByLength({7: "hi there", 5: "how old are you", 6: "wine"}, {7: [1, 0], 5: [half, half], 6: [0, 1]}))
-    scores = tts.main(
-        tts.TTSOptions(asr="asr", speaker="speaker", turns=tmp_path / "talks.jsonl", out=tmp_path / "scores")
-    )
+    talks, rows = tmp_path / "talks.jsonl", [{"id": "one", "audio": "whole.wav", "turns": turns}, alone]
+    talks.write_text("".join(json.dumps(r) + "\n" for r in rows))
+    use(ByLength({7: "hi there", 5: "how old are you", 6: "wine"}, {7: [1, 0], 5: [HALF, HALF], 6: [0, 1]}))
+    scores = tts.main(tts.TTSOptions(asr="asr", speaker="speaker", turns=talks, out=tmp_path / "scores"))
     # one: an insertion and a substitution over 6 words; two: 3 of 3 lost
     assert scores["mean_wer"]["mean"] == pytest.approx((2 / 6 + 1) / 2)
     assert (scores["utterances"], scores["recordings"], scores["missing"]) == (2, 4, 1)
-    intra, inter = half, (0 + half) / 2  # of the pairs of A's turns; of A's turns with B's
+    intra, inter = HALF, (0 + HALF) / 2  # of the pairs of A's turns; of A's turns with B's
     assert scores["intra"]["mean"] == pytest.approx(intra, abs=1e-5) and scores["intra"]["n"] == 1
     assert scores["inter"]["mean"] == pytest.approx(inter, abs=1e-5)
     assert scores["similarity"] == pytest.approx(math.sqrt(intra * (1 - inter)), abs=1e-5)
@@ -183,8 +177,7 @@ def test_conversations_by_hand(use: Callable[[Any], None], tmp_path: Path) -> No
     [
         ({"meta": None}, "give one of --meta, --texts and --cases, with --audio or --model, or"),
         ({"turns": "set/meta.lst"}, "give one of --meta, --texts and --cases"),
-        ({"texts": "set/meta.lst"}, "give one of --meta, --texts and --cases"),
-        ({"meta": None, "turns": "set/meta.lst"}, "--audio: belongs to a list of texts"),
+        ({"meta": None, "turns": "set/meta.lst"}, "--audio: belongs to texts"),
         ({"codec": "c"}, "--codec: belongs to --model"),
         ({"asr": None}, "--asr: name a recogniser"),
         ({"audio": "nowhere"}, "nowhere is no folder"),
@@ -194,16 +187,13 @@ def test_conversations_by_hand(use: Callable[[Any], None], tmp_path: Path) -> No
         ({"meta": "set/dots.lst"}, r"'a': the text '\.\.\.' is nothing but"),
     ],
 )
-def test_bad_input(
-    use: Callable[[Any], None], meta: Path, tmp_path: Path, changes: dict[str, Any], message: str
-) -> None:
+def test_bad_input(use: Use, meta: Path, tmp_path: Path, changes: dict[str, Any], message: str) -> None:
     (tmp_path / "set" / "lost.lst").write_text("a|p|p3.wav|Hello\n")
     (tmp_path / "set" / "dots.lst").write_text("a|p|p1.wav|...\n")
     use(judge())
-    paths = {k: tmp_path / v if k in ("meta", "texts", "turns", "audio") and v else v for k, v in changes.items()}
-    given = {"asr": "asr", "meta": meta, "audio": tmp_path / "out", "out": tmp_path / "scores", **paths}
+    paths = {k: tmp_path / v if k in ("meta", "turns", "audio") and v else v for k, v in changes.items()}
     with pytest.raises(ValueError, match=message):
-        tts.main(tts.TTSOptions(**given))
+        tts.main(options(meta, **paths))
 
 
 # -- speech that a checkpoint generates --------------------------------------------------------------------------------
@@ -220,52 +210,30 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run / "checkpoints" / "step"
 
 
-def spoken_by_hand(checkpoint: Path, meta: Path, seed: int) -> dict[str, np.ndarray]:
+def saying(checkpoint: Path, tmp_path: Path, **changes: Any) -> Any:
+    given = {"model": str(checkpoint), "out": tmp_path / "s", "sampling": SAY, "seed": 5}
+    return tts.TTSOptions(**given | changes)
+
+
+def spoken_by_hand(checkpoint: Path, meta: Path) -> dict[str, np.ndarray]:
     """What each utterance sounds like, one at a time."""
     from tokenizers_audio import load
 
     policy = load_policy(checkpoint, codec=load(checkpoint.parents[1] / "codec"))
     found = {}
     for u in read_meta(meta):
-        (rollout,) = HFEngine(policy, SAY).generate([Request(utterance_sample(u), seed=seed)])
+        (rollout,) = HFEngine(policy, SAY).generate([Request(utterance_sample(u), seed=5)])
         wav = CodecSpeechDecoder.of(policy).waveform(rollout)
         found[u.name] = np.zeros(0) if wav is None else wav
     return found
 
 
-def test_a_checkpoint_says_the_list(use: Callable[[Any], None], checkpoint: Path, meta: Path, tmp_path: Path) -> None:
-    def options(**changes: Any) -> Any:
-        given = {"model": str(checkpoint), "meta": meta, "out": tmp_path / "s", "sampling": SAY, "seed": 5}
-        return tts.TTSOptions(**given | {"generation_batch_size": 2} | changes)
-
-    assert tts.main(options()) == {}
-    folder = tmp_path / "s" / "audio"
-    expected = spoken_by_hand(checkpoint, meta, seed=5)
-    rows = {row["id"]: row for row in lines(folder / "generated.jsonl")}
-    assert list(rows) == ["a", "b", "c", "d"] and sum(len(wav) > 0 for wav in expected.values()) >= 2
-    for name, wav in expected.items():
-        assert rows[name]["seconds"] == pytest.approx(len(wav) / 24_000)
-        assert (folder / f"{name}.wav").exists() == bool(len(wav))
-        if len(wav):
-            np.testing.assert_allclose(soundfile.read(folder / f"{name}.wav")[0], np.clip(wav, -1, 1), atol=1e-4)
-    assert not [f for f in folder.iterdir() if "partial" in f.name]
-
-    save_ctc(tmp_path / "asr", "group")
-    scores = tts.main(options(asr=str(tmp_path / "asr")))
-    assert scores["utterances"] == 4 and scores["missing"] == sum(not len(w) for w in expected.values())
-    with pytest.raises(ValueError, match="seed: 5 -> 6"):
-        tts.main(options(seed=6))
-    with pytest.raises(ValueError, match="holds files that were not generated here"):
-        tts.main(options(audio=tmp_path / "out", out=tmp_path / "other"))
-
-
-def test_a_killed_generation_loses_no_recording(
-    use: Callable[[Any], None], checkpoint: Path, meta: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_checkpoint_says_the_list(
+    use: Use, checkpoint: Path, meta: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    options = tts.TTSOptions(
-        model=str(checkpoint), meta=meta, out=tmp_path / "s", sampling=SAY, seed=5, generation_batch_size=1
-    )
+    """Killed after two texts; what it said then stays, and a recording that is lost is said again."""
     folder, original, calls = tmp_path / "s" / "audio", HFEngine.generate, 0
+    expected = spoken_by_hand(checkpoint, meta)
 
     def killed(self: HFEngine, requests: Any) -> Any:
         nonlocal calls
@@ -276,22 +244,29 @@ def test_a_killed_generation_loses_no_recording(
 
     monkeypatch.setattr(HFEngine, "generate", killed)
     with pytest.raises(KeyboardInterrupt):
-        tts.main(options)
+        tts.main(saying(checkpoint, tmp_path, meta=meta, generation_batch_size=1))
     first = {f.name: f.stat().st_mtime_ns for f in folder.glob("*.wav")}
-    assert first and calls == 3
-    tts.main(options)
-    assert calls == 5  # the two that were left
+    assert tts.main(saying(checkpoint, tmp_path, meta=meta, generation_batch_size=2)) == {}
+    assert first and calls == 4  # the two that were left, together
     assert all((folder / name).stat().st_mtime_ns == at for name, at in first.items())
-    expected = {name: wav for name, wav in spoken_by_hand(checkpoint, meta, 5).items() if len(wav)}
-    assert {f.stem for f in folder.glob("*.wav")} == set(expected)
+    rows = {row["id"]: row for row in lines(folder / "generated.jsonl")}
+    assert list(rows) == ["a", "b", "c", "d"] and sum(len(wav) > 0 for wav in expected.values()) >= 2
+    for name, wav in expected.items():
+        assert rows[name]["seconds"] == pytest.approx(len(wav) / 24_000)
+        assert (folder / f"{name}.wav").exists() == bool(len(wav))
+        if len(wav):
+            np.testing.assert_allclose(soundfile.read(folder / f"{name}.wav")[0], np.clip(wav, -1, 1), atol=1e-4)
+    assert not [f for f in folder.iterdir() if "partial" in f.name]
+
     before = {f.name: f.read_bytes() for f in folder.glob("*.wav")}
-    calls = 10
     next(iter(folder.glob("*.wav"))).unlink()
-    tts.main(options)
-    assert calls == 11 and {f.name: f.read_bytes() for f in folder.glob("*.wav")} == before
+    save_ctc(tmp_path / "asr", "group")
+    scores = tts.main(saying(checkpoint, tmp_path, meta=meta, asr=str(tmp_path / "asr")))
+    assert calls == 5 and {f.name: f.read_bytes() for f in folder.glob("*.wav")} == before
+    assert scores["utterances"] == 4 and scores["missing"] == sum(not len(w) for w in expected.values())
 
 
-def test_a_checkpoint_says_a_script(use: Callable[[Any], None], checkpoint: Path, tmp_path: Path, capsys) -> None:
+def test_a_checkpoint_says_a_script(use: Use, checkpoint: Path, tmp_path: Path, capsys) -> None:
     for name, tenths in (("a", 6), ("b", 8)):
         record(tmp_path / f"{name}.wav", tenths)
     voices = {n.upper(): {"audio": f"{n}.wav", "text": f"I am {n}."} for n in "ab"}
@@ -302,21 +277,17 @@ def test_a_checkpoint_says_a_script(use: Callable[[Any], None], checkpoint: Path
     ]
     file = tmp_path / "scripts.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in scripts))
-
-    def options(**changes: Any) -> Any:
-        given = {"model": str(checkpoint), "turns": file, "out": tmp_path / "s", "sampling": SAY, "seed": 3}
-        return tts.TTSOptions(**given | {"pieces": PieceConfig(characters=13, context=1, pause=0.5)} | changes)
-
-    assert tts.main(options()) == {}
+    given = {"turns": file, "seed": 3, "pieces": PieceConfig(characters=13, context=1, pause=0.5)}
+    assert tts.main(saying(checkpoint, tmp_path, **given)) == {}
     folder = tmp_path / "s" / "audio"
     rows = {row["id"]: row["seconds"] for row in lines(folder / "generated.jsonl")}
     # side by side: the first pieces of both, the second ones, …
+    assert list(rows) == ["two/000-00", "one/000-00", "two/000-01", "one/000-01", "two/001-00", "two/002-00"]
+    assert sum(seconds > 0 for seconds in rows.values()) >= 4
     for row in lines(folder / "generated.jsonl"):
         if row["seconds"]:  # the first block is ready before the last one
             assert 0 < row["first_audio"] <= row["compute_seconds"]
     assert "real-time factor" in capsys.readouterr().out
-    assert list(rows) == ["two/000-00", "one/000-00", "two/000-01", "one/000-01", "two/001-00", "two/002-00"]
-    assert sum(seconds > 0 for seconds in rows.values()) >= 4
     talks = {row["id"]: row for row in lines(folder / "conversations.jsonl")}
     said = [turn for turn in talks["two"]["turns"] if "start" in turn]
     whole = soundfile.info(folder / "two.wav").duration
@@ -327,57 +298,49 @@ def test_a_checkpoint_says_a_script(use: Callable[[Any], None], checkpoint: Path
 
     # A second call says nothing again, and what was said is scored turn by turn.
     before = {path: path.stat().st_mtime_ns for path in folder.glob("*/*.wav")}
-    judge = ByLength({n: "hello" for n in range(100)}, {n: [0.0, 1.0] for n in range(100)} | {6: [1, 0], 8: [0, 1]})
-    use(judge)
-    scores = tts.main(options(asr="asr", speaker="speaker"))
+    use(ByLength({n: "hello" for n in range(100)}, {n: [0.0, 1.0] for n in range(100)} | {6: [1, 0], 8: [0, 1]}))
+    scores = tts.main(saying(checkpoint, tmp_path, **given, asr="asr", speaker="speaker"))
     assert {path: path.stat().st_mtime_ns for path in before} == before
     assert (scores["utterances"], scores["recordings"]) == (2, 4)
     nearest_b = sum("start" in t for t in talks["two"]["turns"] if t["speaker"] == "B")  # every recording sounds like B
     assert scores["own_voice"]["mean"] == pytest.approx(nearest_b / 3) and scores["own_voice"]["n"] == 3
     assert scores["voice_similarity"]["n"] == 4
     with pytest.raises(ValueError, match="pieces"):
-        tts.main(options(pieces=PieceConfig(characters=20)))
+        tts.main(saying(checkpoint, tmp_path, **given | {"pieces": PieceConfig(characters=20)}))
 
 
 @pytest.mark.slow
-def test_steps_at_joints_of_known_pieces(use: Callable[[Any], None], checkpoint: Path, tmp_path: Path, capsys) -> None:
+def test_steps_at_joints_of_known_pieces(use: Use, checkpoint: Path, tmp_path: Path, capsys) -> None:
     """6 dB and 4 semitones at the joint, nothing in the middle of pieces; said by an earlier call."""
     file, out = tmp_path / "scripts.jsonl", tmp_path / "s"
-    row = {"id": "one", "turns": [{"speaker": "A", "text": "Hello. Hello."}]}
-    file.write_text(json.dumps(row))
-    options = tts.TTSOptions(
-        model=str(checkpoint), turns=file, out=out, sampling=SAY, pieces=PieceConfig(characters=6), asr="asr"
-    )
+    file.write_text(json.dumps({"id": "one", "turns": [{"speaker": "A", "text": "Hello. Hello."}]}))
+    given = saying(checkpoint, tmp_path, turns=file, pieces=PieceConfig(characters=6), asr="asr")
     use(ByLength({n: "hello" for n in range(100)}))
-    tts.main(options)
-    for part, hertz, level in ((0, 120.0, 0.06), (1, 120 * 2 ** (4 / 12), 0.03)):
-        time = np.arange(round(1.2 * RATE)) / RATE
-        buzz = sum(np.sin(2 * np.pi * k * hertz * time) / k for k in range(1, 11))
-        soundfile.write(out / "audio" / "one" / f"000-{part:02d}.wav", level * buzz, RATE)
+    tts.main(given)
+    for part, hertz, level in ((0, 120.0, 1.2), (1, 120 * 2 ** (4 / 12), 0.6)):
+        buzz = level * harmonics(np.full(round(1.2 * RATE), hertz), RATE)
+        soundfile.write(out / "audio" / "one" / f"000-{part:02d}.wav", buzz, RATE)
     capsys.readouterr()
-    tts.main(options)
+    tts.main(given)
     scores = json.loads((out / "scores.json").read_text())
-    shown = (capsys.readouterr().out, (out / "page.html").read_text())
-    assert scores["level_step"] == pytest.approx(6.02, abs=0.3)
+    assert scores["level_step"] == pytest.approx(6.02, abs=0.3) and scores["pitch_step"] == pytest.approx(4, abs=0.3)
     assert scores["usual_level_step"] == pytest.approx(0, abs=0.3)
-    assert "level step at joints, dB: 6.0 (0.0 in the middle of pieces)" in shown[0]
-    assert "level step at joints, dB" in shown[1]
-    assert scores["pitch_step"] == pytest.approx(4, abs=0.3)
     assert scores["usual_pitch_step"] == pytest.approx(0, abs=0.3)
-    assert "pitch step at joints, semitones: 4.0 (0.0 in the middle of pieces)" in shown[0]
-    assert "pitch step at joints, semitones" in shown[1]
+    shown = capsys.readouterr().out
+    assert "level step at joints, dB: 6.0 (0.0 in the middle of pieces)" in shown
+    assert "pitch step at joints, semitones" in (out / "page.html").read_text()
 
 
-def test_checkpoints_that_cannot_speak(checkpoint: Path, meta: Path, tmp_path: Path) -> None:
+def test_what_cannot_be_generated(checkpoint: Path, meta: Path, tmp_path: Path) -> None:
     make_text().save(tmp_path / "text")
-    write_tiny_part("model", tmp_path / "alone" / "a" / "b" / "c" / "d")
+    alone = tmp_path / "alone" / "a" / "b" / "c" / "d"
+    write_tiny_part("model", alone)
     (tmp_path / "up.jsonl").write_text('{"id": "../up", "text": "x"}\n')
-    with pytest.raises(ValueError, match=r"'\.\./up' is no name of a file"):
-        given = {"texts": tmp_path / "up.jsonl", "codec": str(checkpoint.parents[1] / "codec")}
-        tts.main(tts.TTSOptions(model=str(checkpoint), out=tmp_path / "s", **given))
-    for model, message in (
-        (tmp_path / "text", "text: writes text only; give a model that speaks"),
-        (tmp_path / "alone" / "a" / "b" / "c" / "d", "no folder codec/ in it or above it; name its audio tokenizer"),
+    for changes, message in (
+        ({"meta": None, "texts": tmp_path / "up.jsonl"}, r"'\.\./up' is no name of a file"),
+        ({"model": str(tmp_path / "text")}, "text: writes text only; give a model that speaks"),
+        ({"model": str(alone)}, "no folder codec/ in it or above it; name its audio tokenizer"),
+        ({"audio": tmp_path / "out"}, "holds files that were not generated here"),
     ):
         with pytest.raises(ValueError, match=message):
-            tts.main(tts.TTSOptions(model=str(model), meta=meta, out=tmp_path / "s"))
+            tts.main(saying(checkpoint, tmp_path, **{"meta": meta} | changes))

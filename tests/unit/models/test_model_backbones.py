@@ -19,10 +19,11 @@ from audiorl.config import LoraConfig, ModelConfig, OptimConfig
 from audiorl.models import AudioPolicy, load_policy
 from audiorl.models.audio_encoder import log_mel
 from audiorl.models.lora import NON_LORA_WEIGHTS
-from audiorl.run.checkpoint import load_checkpoint, save_checkpoint
+from audiorl.run.checkpoint import save_checkpoint
 from audiorl.train.optim.adamw import Optimizer
 from audiorl.types import Message, Sample
 from tests.conftest import Make, every_listener, make_omni, make_qwen3_omni
+from tests.support.checkpoints import load_checkpoint
 from tests.support.packing import assert_same, experience, groups_of_three, logprobs, with_audio, with_gradients
 
 

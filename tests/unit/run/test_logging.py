@@ -49,22 +49,15 @@ def test_only_a_torn_last_line_is_forgiven(tmp_path):
         read_metrics(path)
 
 
-@pytest.mark.parametrize(("tail", "seq"), [('{"seq": 1, "x', 1), ('{"seq": 1}', 2)])
+@pytest.mark.parametrize(("tail", "seq"), [('{"seq": 1, "x', 1), ('{"seq": 1}', 2), ('{"seq": 1}\n{"seq": 2}\n', 1)])
 def test_opening_repairs_the_tail_before_appending(tmp_path, tail, seq):
     path = tmp_path / "m.jsonl"
-    path.write_text('{"seq": 0, "time": 100.0}\n' + tail)
+    first = '{"seq": 0, "time": 100.0, "note": "é"}\n'
+    path.write_text(first + tail, encoding="utf-8")
     MetricsLog(path, seq).write({"seq": seq})
     assert [row["seq"] for row in read_metrics(path)] == list(range(seq + 1))
+    assert path.read_text(encoding="utf-8").startswith(first) and [f.name for f in tmp_path.iterdir()] == ["m.jsonl"]
     assert 100.0 <= read_metrics(path)[-1]["time"] < 110.0, "the clock goes on"
-
-
-def test_opening_keeps_the_lines_before(tmp_path):
-    path = tmp_path / "m.jsonl"
-    lines = [f'{{"seq": {i}, "note": "é"}}' for i in range(5)]
-    path.write_text("\n".join(lines) + '\n{"seq": 5, ', encoding="utf-8")
-    MetricsLog(path, 3)
-    assert path.read_text(encoding="utf-8") == "\n".join(lines[:3]) + "\n"
-    assert [f.name for f in tmp_path.iterdir()] == ["m.jsonl"]
 
 
 @pytest.mark.parametrize(

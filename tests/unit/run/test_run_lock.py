@@ -17,6 +17,7 @@ from audiorl.report.view.index import FollowedRun
 from audiorl.run.folder import Run, newest_checkpoint
 from audiorl.run.metrics_log import read_metrics
 from tests.conftest import make_text
+from tests.support.checkpoints import save_run
 
 HELD = "another process works in this folder"
 
@@ -26,7 +27,7 @@ def saved_run(folder: Path) -> Run:
     run = Run.create(folder, "mmau-grpo", [], {"seed": 1})
     for step in (1, 2):
         run.log("rl", step, {"loss": 1.0 / step})
-    run.save("rl", 2, make_text(), {"progress": {"step": torch.tensor(2)}})
+    save_run(run, "rl", 2, make_text(), {"progress": {"step": torch.tensor(2)}})
     run.log("rl", 3, {"loss": 0.25})
     return run
 
@@ -71,7 +72,7 @@ def test_the_lock_ends_with_the_process_that_holds_it(tmp_path: Path) -> None:
         run.log("rl", 3, {"loss": 0.5})
         os.write(write, b"x")
         signal.pause()
-        os._exit(run.keep_checkpoints)
+        os._exit(0)
     os.read(ready, 1)
     before = contents(tmp_path / "run")
     with pytest.raises(ValueError, match=HELD):

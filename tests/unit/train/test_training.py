@@ -21,7 +21,7 @@ from audiorl.models.examples import Example
 from audiorl.models.families import text
 from audiorl.protocols import Request
 from audiorl.rollout.hf import HFEngine
-from audiorl.run.checkpoint import load_checkpoint, save_checkpoint
+from audiorl.run.checkpoint import save_checkpoint
 from audiorl.train.fit import Learner
 from audiorl.train.optim.adamw import Optimizer, adamw, learning_rate
 from audiorl.train.optim.steps import optimizer_for, slow_precision
@@ -29,6 +29,7 @@ from audiorl.train.rl.trainer import Trainer
 from audiorl.train.sft import sft_loss
 from audiorl.types import Sample
 from tests.conftest import make_omni, make_qwen2_audio
+from tests.support.checkpoints import load_checkpoint
 from tests.support.experiences import with_advantage
 from tests.support.gradients import gradients_of
 from tests.support.packing import experience, logprobs
@@ -137,26 +138,6 @@ def test_master_weights_take_updates_that_bfloat16_loses(caplog: pytest.LogCaptu
         train(p, optimizer, range(2000, 2300))
     assert torch.equal(of_resumed.state()["master.p"], of_master.state()["master.p"])
     assert torch.equal(resumed, master)
-
-
-def test_learning_rates_by_name() -> None:
-    """AdamW's first update is the learning rate, whatever the gradient: a tenth for `proj`, none for `head`."""
-    weights = {name: torch.nn.Parameter(torch.zeros(3)) for name in ("proj.weight", "head.weight", "layers.0.weight")}
-    config = OptimConfig(lr=0.1, lr_factors=("proj=0.1", r"^head\.=0"))
-    optimizer = Optimizer(weights, config, total_steps=1)
-    for p in weights.values():
-        p.grad = torch.ones(3)
-    assert optimizer.step()["lr"] == 0.1
-    moved = {name: -float(p.detach()[0]) for name, p in weights.items()}
-    assert moved == pytest.approx({"proj.weight": 0.01, "head.weight": 0.0, "layers.0.weight": 0.1}, rel=1e-4)
-    with pytest.raises(ValueError, match="'tower' is in no name"):
-        Optimizer(weights, OptimConfig(lr_factors=("tower=1",)), total_steps=1)
-
-
-@pytest.mark.parametrize("entry", ["proj", "=1", "proj=fast", "proj=-1", "proj=inf", "(=1"])
-def test_learning_rates_that_are_none(entry: str) -> None:
-    with pytest.raises(ValueError, match=r"optim\.lr_factors"):
-        OptimConfig(lr_factors=(entry,))
 
 
 def test_fused_adamw_is_adamw() -> None:

@@ -76,10 +76,8 @@ def test_prompts_follow_each_other_with_pauses() -> None:
 
 @pytest.mark.parametrize(("before", "after"), [(0.0, 0.0), (0.03, 0.02), (0.5, 0.0), (0.0, 1.0), (0.3, 0.7)])
 def test_silence_around_speech_is_cut(before: float, after: float) -> None:
-    cut = len(trimmed(burst(0.5, before, after))) / RATE
-    assert cut == pytest.approx(0.5 + min(before, 0.05) + min(after, 0.05), abs=0.01)
-    half_rate = len(trimmed(burst(0.5, before, after)[::2], RATE // 2)) / (RATE // 2)
-    assert half_rate == pytest.approx(cut, abs=0.02)
+    cut = trimmed(burst(0.5, before, after))
+    assert len(cut) / RATE == pytest.approx(0.5 + min(before, 0.05) + min(after, 0.05), abs=0.01)
 
 
 def test_no_recording_loses_a_part_that_is_heard() -> None:

@@ -104,9 +104,9 @@ def test_one_speaker_has_no_tag() -> None:
     [
         (
             {"turns": [{"speaker": "C", "text": "x"}]},
-            r"turn 1, field 'speaker': 'C' is none of the voices \(A\)",
+            r"field 'turns\[0\]\.speaker': 'C' is none of the voices \(A\)",
         ),
-        ({"turns": [{"speaker": "A", "text": " "}]}, r"turns\[0\]\.text ' ' is not a text"),
+        ({"turns": [{"speaker": "A", "text": " "}]}, r"turns\[0\]\.text': ' ' is not a text"),
         ({"voices": {"A": {"audio": "a.wav"}}}, r"text"),
         ({"voices": ["a.wav"]}, r"voices"),
     ],

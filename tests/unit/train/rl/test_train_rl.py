@@ -31,7 +31,7 @@ from audiorl.models.audio_encoder import log_mel
 from audiorl.models.examples import Example, experience
 from audiorl.protocols import Request
 from audiorl.rollout.hf import HFEngine
-from audiorl.run.checkpoint import load_checkpoint, save_checkpoint
+from audiorl.run.checkpoint import save_checkpoint
 from audiorl.run.folder import Run
 from audiorl.train.optim.adamw import EMA
 from audiorl.train.rl.advantages import compute_advantages
@@ -39,6 +39,7 @@ from audiorl.train.rl.train import train_rl
 from audiorl.train.rl.trainer import TrainBatch, Trainer
 from audiorl.types import Sample, Score
 from tests.conftest import make_omni
+from tests.support.checkpoints import load_checkpoint
 from tests.support.experiences import LENGTHS, SCORES, batch_of, logprobs, values, with_advantage
 from tests.support.gradients import gradients_of
 from tests.support.packing import with_audio
