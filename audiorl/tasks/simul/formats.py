@@ -26,8 +26,8 @@ from msgspec import Meta, Struct
 from audiorl.audio import AudioClip, AudioError, load_clip, probe
 from audiorl.data.formats import Style, audio_field, clip_of
 from audiorl.data.manifest import Loaded
-from audiorl.data.rows import BadRow, Row, json_document, read_rows
-from audiorl.data.schema import FieldError, check, check_limit
+from audiorl.data.rows import BadRow, Row, read_rows
+from audiorl.data.schema import FieldError, check, check_limit, parse_json
 from audiorl.data.schema.manifests import AudioColumns
 from audiorl.data.schema.types import AnyText, Id, Language, Object, Seconds, Text
 from audiorl.tasks.simul.streams import Stream, Unit, split_stream
@@ -212,7 +212,10 @@ def _parse_file(path: Path, defaults: StreamDefaults) -> Iterator[ParsedStream |
     if path.suffix in (".yaml", ".yml"):
         yield from mustc(path, defaults)
         return
-    document = json_document(path)
+    try:
+        document = parse_json(path.read_bytes().removeprefix(b"\xef\xbb\xbf")) if path.suffix == ".json" else None
+    except ValueError:  # JSON lines
+        document = None
     if is_realsi(document):
         yield from realsi(path, document, defaults)
         return
