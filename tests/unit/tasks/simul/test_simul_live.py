@@ -58,8 +58,10 @@ def heard(
     return live.rollout, text
 
 
-@pytest.mark.parametrize("longest", [0.05, 0.9, 4.0])
-@pytest.mark.parametrize("chunks", [ChunkConfig(), ChunkConfig(0.48, 1.04), ChunkConfig(0.64, 0.0)])
+@pytest.mark.parametrize(
+    ("chunks", "longest"),
+    [(ChunkConfig(), 0.9), (ChunkConfig(0.48, 1.04), 0.05), (ChunkConfig(0.64, 0.0), 4.0)],
+)
 @pytest.mark.parametrize("rate", [RATE, 44_100])
 def test_pieces_of_any_length(
     policy: AudioPolicy, stream: Stream, rate: int, chunks: ChunkConfig, longest: float
