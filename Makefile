@@ -35,7 +35,7 @@ $(VENV)/.base: pyproject.toml constraints-cpu.txt | $(PY)
 	touch $@
 
 $(VENV)/.installed: $(VENV)/.base
-	$(PIP) -e ".[dev,metrics,speech,serve,judge,loggers,simuleval]"
+	$(PIP) -e ".[dev,metrics,speech,serve,loggers,simuleval]"
 # It pins an older tqdm than datasets needs; see the extra simuleval in pyproject.toml.
 	$(PY) -m pip install --quiet --no-deps simuleval==1.1.4
 	touch $@

@@ -73,18 +73,15 @@ class AudioClip:
 
     def __post_init__(self) -> None:
         if not self.start >= 0:
-            fault = f"start must be >= 0, got {self.start}"
-        elif self.context and not 0 < self.context <= self.start:
-            fault = f"context must be in 0..start, got {self.context} s before {self.start} s"
-        elif sum(x is not None for x in (self.path, self.data, self.array)) != 1:
-            fault = "give exactly one of path, data, array"
-        elif self.array is not None and not self.sample_rate:
-            fault = "an array needs its sample_rate in Hz"
-        elif self.sample_rate is not None and not MIN_RATE <= self.sample_rate <= MAX_RATE:
-            fault = f"sample_rate must be in Hz, {MIN_RATE} to {MAX_RATE}, got {self.sample_rate}"
-        else:
-            return
-        raise ValueError(f"AudioClip: {fault}")
+            raise ValueError(f"AudioClip: start must be >= 0, got {self.start}")
+        if self.context and not 0 < self.context <= self.start:
+            raise ValueError(f"AudioClip: context must be in 0..start, got {self.context} s before {self.start} s")
+        if sum(x is not None for x in (self.path, self.data, self.array)) != 1:
+            raise ValueError("AudioClip: give exactly one of path, data, array")
+        if self.array is not None and not self.sample_rate:
+            raise ValueError("AudioClip: an array needs its sample_rate in Hz")
+        if self.sample_rate is not None and not MIN_RATE <= self.sample_rate <= MAX_RATE:
+            raise ValueError(f"AudioClip: sample_rate must be in Hz, {MIN_RATE} to {MAX_RATE}, got {self.sample_rate}")
 
     def load(self, sample_rate: int = 16_000) -> np.ndarray:
         """Mono float32 samples [T] at `sample_rate` Hz. Raises `AudioError` for unusable audio."""

@@ -1,7 +1,7 @@
 """Options: dataclasses filled from the command line (by tyro), from YAML run files, and from values in Python.
 
-Booleans are written as flags or with a value; an option that was renamed is refused with its new name. A run file sets
-options by name, nested as the dataclasses are, and the command line overrides it::
+Booleans are written as flags or with a value. A run file sets options by name, nested as the dataclasses are, and the
+command line overrides it::
 
     path: Qwen/Qwen2.5-Omni-3B
     data: [avqa/train_qa.json:5000]
@@ -17,10 +17,9 @@ import re
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import reduce
-from itertools import pairwise
 from operator import or_
 from pathlib import Path
-from typing import Annotated, Any, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 import tyro
@@ -32,57 +31,6 @@ from audiorl.config.checks import to_json
 T = TypeVar("T")
 Place = tuple[str, ...]
 """The keys that lead to a value of nested options, such as ("rl", "group_size")."""
-
-RENAMED: dict[str, str] = {
-    "grpo": "rl",
-    "ppo": "rl",
-    "grpo-optim": "rl-optim",
-    "kl-in": "kl.place",
-    "kl-kind": "kl.kind",
-    "kl-control": "kl.control",
-    "kl-target": "kl.target",
-    "kl-horizon": "kl.horizon",
-    "kl-gain": "kl.gain",
-    "advantage-std": "estimator.std",
-    "no-advantage-std": "estimator.no-std",
-    "advantage-eps": "estimator.eps",
-    "step-gamma": "estimator.step-gamma",
-    "gamma": "estimator.gamma",
-    "lam": "estimator.lam",
-    "whiten": "estimator.whiten",
-    "no-whiten": "estimator.no-whiten",
-    "score-clip": "scores.clip",
-    "score-normalize": "scores.normalize",
-    "dual-clip": "loss-options.dual-clip",
-    "ratio-cap": "loss-options.ratio-cap",
-    "cov-fraction": "loss-options.cov-fraction",
-    "cov-low": "loss-options.cov-low",
-    "cov-high": "loss-options.cov-high",
-    "cov-coef": "loss-options.cov-coef",
-    "sapo-positive": "loss-options.sapo-positive",
-    "sapo-negative": "loss-options.sapo-negative",
-    "frame-ratio": "loss-options.frame-ratio",
-    "codebook-weights": "loss-options.codebook-weights",
-    "engine-cap": "tis-cap",
-    "overlap": "generation.overlap",
-    "partial-tokens": "generation.partial-tokens",
-    "ptx-coef": "ptx.coef",
-    "ptx-batch": "ptx.batch",
-    "audio-check": "listening.action",
-    "audio-check-every": "listening.every",
-    "audio-check-prompts": "listening.prompts",
-    "audio-check-min": "listening.min-gain",
-}
-"""Former names of options, or of groups of them, and what they are now: parts of the path, such as "grpo"."""
-
-RENAMED_VALUES: dict[tuple[str, str], str] = {
-    ("advantage", "group"): "grpo",
-    ("advantage", "mean-relative"): "maxrl",
-    ("advantage", "decoupled"): "gdpo",
-    ("advantage", "leave-one-out"): "rloo",
-    ("loss", "clip"): "ppo",
-}
-"""{(last part of the option's path, former value): its value now}."""
 
 
 def parse(
@@ -99,18 +47,18 @@ def parse(
 
     run_file: `--config FILE` reads a run file between the two, and `--print-config` prints all options as one and ends.
     elsewhere: groups of the file that are not read here.
-    Help and errors of tyro end in SystemExit. Raises ValueError for an option that was renamed, and naming file and
-    line for a run file that does not fit.
+    Help and errors of tyro end in SystemExit. Raises ValueError naming file and line for a run file that does not fit.
     """
     file, show = None, False
     if run_file:
         file, show, args = _run_file_options(args)
         about = "--config FILE reads options from a YAML file; --print-config prints all options as one."
         description = f"{description or options.__doc__ or ''}\n\n{about}"
-    check_names(options, args)
     given = default
     if file is not None:
-        given = file.apply(_unset(options) if default is None else default, elsewhere)
+        fields: Any = dataclasses.fields(options)  # type: ignore[arg-type]
+        required = [f.name for f in fields if f.default is f.default_factory is dataclasses.MISSING]
+        given = file.apply(default or options(**dict.fromkeys(required, tyro.MISSING)), elsewhere)
     chosen: Any = {} if given is None else {"default": given}
     parsed: T = tyro.cli(options, args=_flags(options, args), prog=prog, description=description, **chosen)
     if file is not None:
@@ -140,29 +88,6 @@ def first_word(args: Sequence[str], missing: str) -> None:
         raise ValueError(missing)
 
 
-def check_names(options: Any, args: Sequence[str]) -> None:
-    """Raise ValueError for an option, or a value of one, that was renamed."""
-    existing = {path for path, _ in names(options)}
-    for given in (arg.partition("=")[0].replace("_", "-") for arg in args if arg.startswith("--")):
-        new = None if given.removeprefix("--") in existing else new_name(given)
-        if new is not None:
-            raise ValueError(f"{given} is now {new}")
-    for option, value in pairwise(word for arg in args for word in arg.split("=", 1)):
-        new = RENAMED_VALUES.get((option.rpartition(".")[2].lstrip("-"), value))
-        if option.startswith("--") and new is not None:
-            raise ValueError(f"{option.lstrip('-')} {value} is now called {new}")
-
-
-def new_name(option: str) -> str | None:
-    """Return the name now of "grpo.kl-beta" or "--grpo.kl-beta"; None if it was not renamed."""
-    dashes, path = option[: len(option) - len(option.lstrip("-"))], f".{option.lstrip('-')}."
-    renamed = path
-    for old, new in RENAMED.items():
-        if f".{old}." in renamed and f".{new}." not in renamed:  # "estimator.gamma" holds "gamma"
-            renamed = renamed.replace(f".{old}.", f".{new}.")
-    return None if renamed == path else dashes + renamed.strip(".")
-
-
 def names(options: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Yield (path of the option, type) for all fields of a dataclass or a union of them: ("model.dtype", …)."""
     members = get_args(options) if get_origin(options) in (Union, types.UnionType) else (options,)
@@ -183,17 +108,15 @@ def names(options: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 def _flags(options: Any, args: Sequence[str]) -> list[str]:
     """Write `--x True` as `--x` and `--x False` as `--no-x`, which is how tyro reads booleans."""
     booleans = {f"--{path}" for path, hint in names(options) if hint is bool}
-    words: list[str] = []
+    flags: list[str] = []
     for arg in args:
         option, equals, value = arg.partition("=")
-        words += [option, value] if equals and option.replace("_", "-") in booleans else [arg]
-    flags: list[str] = []
-    for word in words:
-        if word.lower() not in ("true", "false") or not flags or flags[-1].replace("_", "-") not in booleans:
-            flags.append(word)
-        elif word.lower() == "false":
-            path, dot, name = flags[-1].removeprefix("--").rpartition(".")
-            flags[-1] = f"--{path}{dot}no-{name}"
+        for word in [option, value] if equals and option.replace("_", "-") in booleans else [arg]:
+            if word.lower() not in ("true", "false") or not flags or flags[-1].replace("_", "-") not in booleans:
+                flags.append(word)
+            elif word.lower() == "false":
+                path, dot, name = flags[-1].removeprefix("--").rpartition(".")
+                flags[-1] = f"--{path}{dot}no-{name}"
     return flags
 
 
@@ -215,7 +138,12 @@ def with_values(
         if name not in kinds and recorded and not value:
             continue
         if name not in kinds:
-            _unknown(type(default), key, where(here), place)
+            prefix = "".join(f"{part}." for part in place)
+            paths = [path.replace("-", "_") for path, _ in names(type(default))]
+            leaves = [path for path in paths if path.rpartition(".")[2] == key]
+            near = leaves or difflib.get_close_matches(key, paths, 3) or difflib.get_close_matches(key, paths, 1, 0)
+            listed = ", ".join(prefix + path for path in near[:3])
+            raise ValueError(f"{where(here)}no option is called {prefix}{key}; near ones: {listed}")
         current = getattr(default, name)
         if dataclasses.is_dataclass(current) and not isinstance(value, Mapping):
             raise ValueError(f"{where(here)}{'.'.join(here)} is a group of options, not {value!r}")
@@ -231,27 +159,6 @@ def with_values(
         return dataclasses.replace(default, **changes)  # type: ignore[type-var]
     except ValueError as error:
         raise ValueError(f"{where(place)}{error}") from None
-
-
-def _unknown(options: type, key: str, where: str, place: Place) -> NoReturn:
-    prefix = "".join(f"{part}." for part in place)
-    new = new_name(f"{prefix}{key}".replace("_", "-"))
-    if new is not None:
-        raise ValueError(f"{where}{prefix}{key} is now {new.replace('-', '_')}")
-    paths = [path.replace("-", "_") for path, _ in names(options)]
-    leaves = [path for path in paths if path.rpartition(".")[2] == key]
-    near = leaves or difflib.get_close_matches(key, paths, 3) or difflib.get_close_matches(key, paths, 1, 0)
-    raise ValueError(f"{where}no option is called {prefix}{key}; near ones: {', '.join(prefix + p for p in near[:3])}")
-
-
-def _unset(options: type[T]) -> T:
-    """Return an instance whose required fields are still to be given."""
-    required = [
-        field.name
-        for field in dataclasses.fields(options)  # type: ignore[arg-type]
-        if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
-    ]
-    return options(**dict.fromkeys(required, tyro.MISSING))
 
 
 # -- run files ---------------------------------------------------------------------------------------------------------

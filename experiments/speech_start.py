@@ -10,6 +10,7 @@ from typing import Literal
 
 import numpy as np
 import torch
+from balance import balanced_choice
 from safetensors.torch import save_file
 
 from audiorl.audio import AudioClip
@@ -27,7 +28,7 @@ from audiorl.run.folder import Run
 from audiorl.run.records import RunConfig, RunState, read_record
 from audiorl.speech_models import Recogniser, load_recogniser
 from audiorl.tasks.tts.listening import SpeechModels
-from audiorl.tasks.tts.prosody import ProsodyBins, balanced_choice, bins_of
+from audiorl.tasks.tts.prosody import ProsodyBins, bins_of
 from audiorl.tasks.tts.rewards import Intelligibility, SpeakerSimilarity
 from audiorl.types import Rollout, Sample
 from corpora.models.voices import VoiceLDA, fit_voices

@@ -100,7 +100,6 @@ EXTRAS = {
     **dict.fromkeys(("ray", "deepspeed"), "scale"),
     **dict.fromkeys(("sacrebleu", "num2words"), "metrics"),
     **dict.fromkeys(("fastapi", "uvicorn", "starlette"), "serve"),
-    **dict.fromkeys(("openai", "tenacity"), "judge"),
     **dict.fromkeys(("tensorboard", "wandb", "trackio", "mlflow"), "loggers"),
     **dict.fromkeys(("simuleval", "textgrid", "pydub"), "simuleval"),
     **dict.fromkeys(

@@ -18,13 +18,16 @@ if TYPE_CHECKING:
 RATE = 16_000
 """Hz of recordings."""
 MIN_SECONDS = 0.1
+Write = Callable[[Any], object]
+"""Takes samples, int16 [T]."""
+STOPPED, PIPE_CLOSED = 130, 141
+"""Exit codes: after Ctrl-C, and where the player ended first, as shells report SIGPIPE."""
 
 
 def record(wait: Callable[[], object]) -> AudioClip:
     """Return what the default microphone picks up while `wait()` runs, mono at 16 kHz.
 
-    Raises ValueError as `opened` does, for a recording without samples, and for one that is longer than
-    `audiorl.audio.MAX_SECONDS`.
+    Raises ValueError as `opened` does, and for a recording that is too short or too long.
     """
     import numpy as np
 
@@ -50,7 +53,7 @@ def listen() -> Iterator[np.ndarray]:
 
 @contextmanager
 def opened(take: Callable[[np.ndarray], object]) -> Iterator[None]:
-    """Inside, `take` gets each block of samples, float32 [T], in a thread of its own.
+    """Give `take` each block of samples, float32 [T], in a thread of its own.
 
     Raises ValueError where the library, PortAudio or a microphone is missing.
     """
@@ -59,9 +62,7 @@ def opened(take: Callable[[np.ndarray], object]) -> Iterator[None]:
     except ImportError as error:
         raise ValueError("the microphone needs sounddevice: pip install 'audiorl[mic]'") from error
     except OSError as error:  # PortAudio is a library of the system
-        raise ValueError(
-            f"the microphone needs PortAudio ({error}); on Debian: apt-get install libportaudio2"
-        ) from error
+        raise ValueError(f"the microphone needs PortAudio ({error}); Debian: apt-get install libportaudio2") from error
 
     def copy(samples: np.ndarray, frames: int, time: object, status: object) -> None:
         take(samples[:, 0].copy())
@@ -77,14 +78,6 @@ def opened(take: Callable[[np.ndarray], object]) -> Iterator[None]:
         stream.__exit__(None, None, None)
 
 
-Write = Callable[[Any], object]
-"""Takes samples, int16 [T]."""
-STOPPED = 130
-"""Exit code after Ctrl-C."""
-PIPE_CLOSED = 141
-"""Exit code where the player ended first, as shells report SIGPIPE."""
-
-
 def check_output(out: Path | None, raw: bool) -> None:
     """Raise ValueError for samples to a terminal, and for a file of another kind."""
     if raw and os.isatty(1):
@@ -94,13 +87,13 @@ def check_output(out: Path | None, raw: bool) -> None:
 
 
 def pcm16(wav: Any) -> Any:
-    """Samples in [-1, 1] as int16, little-endian."""
+    """Return samples in [-1, 1] as int16, little-endian."""
     return (wav.clip(-1, 1) * 32767).round().astype("<i2")
 
 
 @contextmanager
 def wav_file(path: Path, rate: int) -> Iterator[Write]:
-    """A WAV file that is complete however the block is left."""
+    """Write a WAV file that is complete however the block is left."""
     import soundfile
 
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -110,8 +103,7 @@ def wav_file(path: Path, rate: int) -> Iterator[Write]:
 
 @contextmanager
 def samples_to_stdout() -> Iterator[Write]:
-    """Writes to stdout without a buffer. Inside, whatever else prints there, such as a library's warning, goes to
-    stderr, since it would be played."""
+    """Write to stdout without a buffer; whatever else prints there meanwhile goes to stderr: it would be played."""
     sys.stdout.flush()
     stdout = os.dup(1)
     os.dup2(2, 1)

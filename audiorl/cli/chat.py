@@ -8,7 +8,7 @@ import json
 import shlex
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -75,7 +75,12 @@ def main(args: list[str]) -> int:
         elif sys.stdin.isatty():
             _talk(session)
         else:
-            _answer_lines(session)
+            for number, line in enumerate(sys.stdin, 1):  # questions from a pipe, up to the first error
+                try:
+                    if not session.read(line):
+                        break
+                except (ValueError, OSError) as error:
+                    raise ValueError(f"line {number}: {error}") from error
     except KeyboardInterrupt:
         return 130
     return 0
@@ -90,18 +95,12 @@ def _conversation(options: ChatOptions) -> ChatSession:
     policy = load_with_codec(model, options.codec, options.device)
     if policy.speech is None and (options.speak or options.codec is not None):
         raise ValueError(f"{model}: writes text only; leave --speak and --codec out")
-    return ChatSession(
-        policy,
-        options.sampling,
-        system=options.system,
-        spoken=options.speak,
-        language=options.language,
-        seed=options.seed,
-    )
+    how: dict[str, Any] = {"system": options.system, "spoken": options.speak, "language": options.language}
+    return ChatSession(policy, options.sampling, seed=options.seed, **how)
 
 
 def _talk(session: _Session) -> None:
-    """Questions from a terminal. An error is one line, and the conversation goes on."""
+    """Read questions from a terminal. An error is one line, and the conversation goes on."""
     with contextlib.suppress(ImportError):  # not on Windows
         import readline  # noqa: F401  editing and history of lines
     print(f"{session.options.model}. /help lists the commands.")
@@ -123,49 +122,48 @@ def _talk(session: _Session) -> None:
             print(f"{' '.join(str(error).split())}", file=sys.stderr)
 
 
-def _answer_lines(session: _Session) -> None:
-    """Questions from a pipe, up to the first error."""
-    for number, line in enumerate(sys.stdin, 1):
-        try:
-            if not session.read(line):
-                return
-        except (ValueError, OSError) as error:
-            raise ValueError(f"line {number}: {error}") from error
-
-
 class _Session:
     """The conversation, and the recordings that the next question is sent with."""
 
     def __init__(self, options: ChatOptions, conversation: ChatSession):
         self.options, self.conversation = options, conversation
         self.attached: list[AudioClip] = []
-        self._commands: dict[str, Callable[[str], object]] = {
-            "/audio": self._audio,
-            "/mic": self._microphone,
-            "/system": self._system,
-            "/reset": self._reset,
-            "/save": self._save,
-            "/help": lambda text: print(HELP),
-        }
 
     def read(self, line: str) -> bool:
-        """One line of input: a command, or a question with its recordings. False when it ends the session."""
+        """Read a line: a command, or a question with its recordings. Return False when it ends the session."""
         paths, text = leading_files(line.strip())
         command, _, argument = text.partition(" ")
+        argument = argument.strip()
         if paths or not command.startswith("/"):
-            self._attach([_clip(path) for path in paths])
+            self._attach(map(_clip, paths))
             if text or (self.attached and not paths):
                 self.ask(text)
-        elif command == "/quit":
-            return False
-        elif command in self._commands:
-            self._commands[command](argument.strip())
-        else:
+        elif command == "/audio":
+            paths, rest = leading_files(argument)
+            if rest or not paths:
+                raise ValueError(f"/audio: {rest or 'no name'}: no such file; give /audio FILE")
+            self._attach(map(_clip, paths))
+        elif command == "/mic":
+            self._microphone(argument)
+        elif command == "/system" and argument:
+            self.conversation.system = argument
+        elif command == "/system":
+            print(self.conversation.system or "(that of the model's chat template)")
+        elif command == "/reset":
+            self.conversation.reset()
+            self.attached = []
+        elif command == "/save":
+            self._save(argument)
+        elif command == "/help":
+            print(HELP)
+        elif command != "/quit":
             raise ValueError(f"{command}: no such file or command; /help lists the commands")
-        return True
+        return command != "/quit" or bool(paths)
 
     def ask(self, text: str) -> None:
         """Print the answer to `text` and what is attached. Attached recordings stay for another try after an error."""
+        from audiorl.audio import write_wav
+
         try:
             rollout = self.conversation.ask([*self.attached, *([text] if text else [])], _show)
         except KeyboardInterrupt:
@@ -173,92 +171,61 @@ class _Session:
             raise
         self.attached = []
         print()
-        if self.conversation.speech is not None:
-            self._write_speech()
+        wave, rate, folder = self.conversation.speech, self.conversation.speech_rate, self.options.spoken
+        if wave is not None and rate is not None:
+            path = next(p for n in count(1) if not (p := folder / f"answer-{n:03d}.wav").exists())
+            write_wav(path, wave, rate)
+            print(f"({len(wave) / rate:.1f} s of speech: {path})", file=sys.stderr)
         if rollout.segments[-1].stop_reason == "length":
             print("(cut off; --sampling.max-new-tokens and --sampling.max-frames set the length)", file=sys.stderr)
 
-    def _write_speech(self) -> None:
-        from audiorl.audio import write_wav
-
-        wave, rate = self.conversation.speech, self.conversation.speech_rate
-        assert wave is not None and rate is not None
-        folder = self.options.spoken
-        folder.mkdir(parents=True, exist_ok=True)
-        path = next(p for n in count(1) if not (p := folder / f"answer-{n:03d}.wav").exists())
-        write_wav(path, wave, rate)
-        print(f"({len(wave) / rate:.1f} s of speech: {path})", file=sys.stderr)
-
-    def _attach(self, clips: Sequence[AudioClip]) -> None:
+    def _attach(self, clips: Iterable[AudioClip]) -> None:
         from audiorl.audio import name, seconds
 
         for clip in clips:
             self.attached.append(clip)
             print(f"({name(clip)}: {seconds(clip):.1f} s)", file=sys.stderr)
 
-    # -- commands --------------------------------------------------------------------------------------------------
-
-    def _audio(self, text: str) -> None:
-        paths, rest = leading_files(text)
-        if rest or not paths:
-            raise ValueError(f"/audio: {rest or 'no name'}: no such file; give /audio FILE")
-        self._attach([_clip(path) for path in paths])
-
     def _microphone(self, text: str) -> None:
         from audiorl.cli._sound import record
 
-        if text:
-            try:
-                seconds = float(text)
-            except ValueError:
-                raise ValueError(f"/mic {text}: give seconds, or nothing to record until Enter") from None
-            self._attach([record(lambda: time.sleep(seconds))])
-        else:
+        if not text:
             print("(recording; Enter stops)", file=sys.stderr)
             self._attach([record(sys.stdin.readline)])
-
-    def _system(self, text: str) -> None:
-        if text:
-            self.conversation.system = text
-        else:
-            print(self.conversation.system or "(that of the model's chat template)")
-
-    def _reset(self, text: str) -> None:
-        self.conversation.reset()
-        self.attached = []
+            return
+        try:
+            seconds = float(text)
+        except ValueError:
+            raise ValueError(f"/mic {text}: give seconds, or nothing to record until Enter") from None
+        self._attach([record(lambda: time.sleep(seconds))])
 
     def _save(self, text: str) -> None:
-        if not text:
-            raise ValueError("/save: give the name of a file")
-        path = Path(text).expanduser()
-        system = [{"role": "system", "content": self.conversation.system}] if self.conversation.system else []
-        turns = [{"role": m.role, "content": self._parts(m.content, path)} for m in self.conversation.messages]
-        row = {"model": self.options.model, "messages": [*system, *turns]}
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row, ensure_ascii=False) + "\n")
-
-    def _parts(self, content: Sequence[str | AudioClip], path: Path) -> list[dict[str, Any]]:
-        """As TRL writes conversations. What was recorded or spoken becomes a WAV file in the folder of `path`."""
+        """Append the conversation as TRL writes them. What was recorded or spoken becomes a WAV file next to it."""
         from audiorl.audio import write_wav
 
-        parts: list[dict[str, Any]] = []
-        for piece in content:
-            if isinstance(piece, str):
-                parts.append({"type": "text", "text": piece})
-                continue
-            file = piece.path
-            if piece.array is not None:
-                assert piece.sample_rate is not None
-                file = str(path.resolve().parent / f"{path.stem}-{piece.key[:12]}.wav")
-                Path(file).parent.mkdir(parents=True, exist_ok=True)
-                write_wav(file, piece.array, piece.sample_rate)
-            parts.append({"type": "audio", "audio": file})
-        return parts
+        if not text:
+            raise ValueError("/save: give the name of a file")
+        path, system = Path(text).expanduser(), self.conversation.system
+        path.parent.mkdir(parents=True, exist_ok=True)
+        messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
+        for message in self.conversation.messages:
+            parts: list[dict[str, str | None]] = []
+            for piece in message.content:
+                if isinstance(piece, str):
+                    parts.append({"type": "text", "text": piece})
+                    continue
+                file = piece.path
+                if piece.array is not None and piece.sample_rate is not None:
+                    file = str(path.resolve().parent / f"{path.stem}-{piece.key[:12]}.wav")
+                    write_wav(file, piece.array, piece.sample_rate)
+                parts.append({"type": "audio", "audio": file})
+            messages.append({"role": message.role, "content": parts})
+        with path.open("a", encoding="utf-8") as out:
+            out.write(json.dumps({"model": self.options.model, "messages": messages}, ensure_ascii=False) + "\n")
 
 
 def leading_files(line: str) -> tuple[list[Path], str]:
-    """The audio files that a line begins with, as terminals write dropped ones, and the text after them.
+    """Return the audio files that a line begins with, as terminals write dropped ones, and the text after them.
 
     A path is quoted, has escaped spaces, or is a file:// address; one without a slash or a suffix is a word.
     """
@@ -268,28 +235,22 @@ def leading_files(line: str) -> tuple[list[Path], str]:
         words = shlex.shlex(source, posix=True)
         words.whitespace_split, words.commenters = True, ""
         try:
-            word = words.get_token()
+            word = words.get_token() or ""
         except ValueError:  # a quote that does not end: an apostrophe
             break
-        path = _dropped(word or "")
-        if path is None:
+        path = Path(unquote(urlsplit(word).path) if word.startswith("file://") else word).expanduser()
+        if not (("/" in word or path.suffix) and path.is_file()):
             break
-        paths.append(path)
+        paths.append(path.resolve())
         line = source.read().strip()
     return paths, line
 
 
-def _dropped(word: str) -> Path | None:
-    path = Path(unquote(urlsplit(word).path) if word.startswith("file://") else word).expanduser()
-    return path.resolve() if ("/" in word or path.suffix) and path.is_file() else None
-
-
 def _clip(path: Path) -> AudioClip:
-    """Raises AudioError (a ValueError) for a file that holds no audio."""
     from audiorl.audio import AudioClip, probe
 
     clip = AudioClip(path=str(path.resolve()))
-    probe(clip)
+    probe(clip)  # AudioError, a ValueError, for a file that holds no audio
     return clip
 
 

@@ -1,8 +1,6 @@
 """Audio files to codes and back, or train a tokenizer: codec encode | decode | train.
 
-audiorl codec encode speech.flac --codec runs/codec/codec --out speech.safetensors
-audiorl codec encode recordings/ more.opus --codec kyutai/mimi --out codes/       # many: a folder of shards
-audiorl codec decode speech.safetensors --codec runs/codec/codec --out wavs/
+audiorl codec encode recordings/ more.opus --codec kyutai/mimi --out codes/       # one file: --out speech.safetensors
 audiorl codec decode codes/ --codec kyutai/mimi --out wavs/
 audiorl codec train --out runs/codec                                               # audiorl/recipes/codec.py
 """
@@ -107,12 +105,18 @@ def encode(options: EncodeOptions) -> None:
 
 def decode(options: DecodeOptions) -> None:
     """Write a wav file for every recording. Raises ValueError for codes of another codec."""
+    import tokenizers_audio
     from audiorl.audio import write_wav
 
-    tokenizer = _load(options)
-    count = 0
-    for name, codes in _recordings(Path(options.codes), tokenizer):
-        wav = tokenizer.decode(codes[None])[0].cpu().numpy()
+    tokenizer, path, count = _load(options), Path(options.codes), 0
+    if path.is_dir():
+        recordings = iter(tokenizers_audio.CodeShards(path, tokenizer).items())
+    else:
+        codes = tokenizers_audio.load_codes(path, tokenizer)
+        rows = codes if codes.ndim == 3 else codes[None]
+        recordings = ((path.stem if len(rows) == 1 else f"{path.stem}_{i}", row) for i, row in enumerate(rows))
+    for name, row in recordings:
+        wav = tokenizer.decode(row[None])[0].cpu().numpy()
         write_wav(options.out / f"{name}.wav", wav, tokenizer.sample_rate)
         count += 1
     print(f"{options.out}: {count} recordings")
@@ -140,17 +144,4 @@ def _files(paths: tuple[str, ...]) -> Iterator[tuple[str, Path]]:
         recordings = sorted(f for f in path.rglob("*") if f.suffix.lower() in AUDIO_SUFFIXES)
         if not recordings:
             raise ValueError(f"{path}: no audio files below it ({', '.join(AUDIO_SUFFIXES)})")
-        for file in recordings:
-            yield str(file.relative_to(path).with_suffix("")), file
-
-
-def _recordings(path: Path, tokenizer: AudioTokenizer) -> Iterator[tuple[str, Tensor]]:
-    import tokenizers_audio
-
-    if path.is_dir():
-        yield from tokenizers_audio.CodeShards(path, tokenizer).items()
-        return
-    codes = tokenizers_audio.load_codes(path, tokenizer)
-    rows = codes if codes.ndim == 3 else codes[None]
-    for number, row in enumerate(rows):
-        yield (path.stem if len(rows) == 1 else f"{path.stem}_{number}"), row
+        yield from ((str(file.relative_to(path).with_suffix("")), file) for file in recordings)

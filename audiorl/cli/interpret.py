@@ -70,15 +70,6 @@ def main(args: list[str]) -> int:
     Raises ValueError for options that do not go together and for a recording that cannot be read.
     """
     options = parse(InterpretOptions, args or ["--help"], prog="audiorl interpret")
-    _check(options)
-    try:
-        with samples_to_stdout() if options.raw else nullcontext(None) as write_raw:
-            return _interpret(options, write_raw)
-    except BrokenPipeError:
-        return PIPE_CLOSED
-
-
-def _check(options: InterpretOptions) -> None:
     if options.mic == (options.audio is not None):
         raise ValueError("interpret: give a recording, or --mic")
     if not (options.source_language and options.target_language):
@@ -86,6 +77,11 @@ def _check(options: InterpretOptions) -> None:
     if options.mic and options.real_time:
         raise ValueError("--real-time: belongs to a recording; the microphone is no faster")
     check_output(options.out, options.raw)
+    try:
+        with samples_to_stdout() if options.raw else nullcontext(None) as write_raw:
+            return _interpret(options, write_raw)
+    except BrokenPipeError:
+        return PIPE_CLOSED
 
 
 def _interpret(options: InterpretOptions, write_raw: Write | None) -> int:
@@ -99,14 +95,9 @@ def _interpret(options: InterpretOptions, write_raw: Write | None) -> int:
     decoder = CodecSpeechDecoder.of(policy) if policy.speech is not None else None
     if decoder is None and (options.raw or options.out):
         raise ValueError(f"{options.model}: writes text only; leave --raw and --out out")
-    interpreter = Interpreter(
-        policy,
-        options.source_language,
-        options.target_language,
-        ChunkConfig(options.chunk_seconds, options.context),
-        options.sampling,
-        history=options.history,
-    )
+    languages = (options.source_language, options.target_language)
+    chunks = ChunkConfig(options.chunk_seconds, options.context)
+    interpreter = Interpreter(policy, *languages, chunks, options.sampling, history=options.history)
     stop = StopRequest()
     with wav_file(options.out, decoder.sample_rate) if decoder and options.out else nullcontext(None) as write_file:
         output = _Output(decoder, write_raw, write_file)
@@ -118,7 +109,8 @@ def _interpret(options: InterpretOptions, write_raw: Write | None) -> int:
                     break
             interpreter.finish()
             output.show(interpreter.segments)
-    output.end()
+    if decoder and options.out:
+        print(f"{output.written / decoder.sample_rate:.2f} s of track", file=sys.stderr)
     return STOPPED if stop.received and not options.mic else 0
 
 
@@ -144,33 +136,24 @@ class _Output:
 
     def __init__(self, decoder: CodecSpeechDecoder | None, write_raw: Write | None, write_file: Write | None):
         self.decoder, self.write_raw, self.write_file = decoder, write_raw, write_file
-        self.shown = 0
-        self.written = 0
-        self.text_to = sys.stdout if write_raw is None else sys.stderr
+        self.shown = self.written = 0
 
     def show(self, segments: tuple[Segment, ...]) -> None:
+        import numpy as np
+
         for segment in segments[self.shown :]:
             seconds = segment.source_time or 0.0
             if segment.text.strip():
-                print(f"{seconds:7.2f} s  {segment.text.strip()}", file=self.text_to, flush=True)
+                text_to = sys.stdout if self.write_raw is None else sys.stderr
+                print(f"{seconds:7.2f} s  {segment.text.strip()}", file=text_to, flush=True)
             wav = None if self.decoder is None else self.decoder.decode(segment)
-            if wav is None or not len(wav):
+            if self.decoder is None or wav is None or not len(wav):
                 continue
             if self.write_raw is not None:
                 self.write_raw(pcm16(wav))
             if self.write_file is not None:
-                self._append(wav, seconds)
+                # In the track a turn begins after its chunk and after the speech before it.
+                silence = max(0, round(seconds * self.decoder.sample_rate) - self.written)
+                self.write_file(pcm16(np.concatenate([np.zeros(silence, np.float32), wav])))
+                self.written += silence + len(wav)
         self.shown = len(segments)
-
-    def _append(self, wav: Any, seconds: float) -> None:
-        """In the track a turn begins after its chunk and after the speech before it."""
-        import numpy as np
-
-        assert self.decoder is not None and self.write_file is not None
-        silence = max(0, round(seconds * self.decoder.sample_rate) - self.written)
-        self.write_file(pcm16(np.concatenate([np.zeros(silence, np.float32), wav])))
-        self.written += silence + len(wav)
-
-    def end(self) -> None:
-        if self.decoder is not None and self.write_file is not None:
-            print(f"{self.written / self.decoder.sample_rate:.2f} s of track", file=sys.stderr)

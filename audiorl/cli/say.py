@@ -6,16 +6,12 @@ import sys
 from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from tyro.conf import Positional
 
 from audiorl.cli._sound import PIPE_CLOSED, STOPPED, Write, check_output, pcm16, samples_to_stdout, wav_file
 from audiorl.config import SamplingConfig
 from audiorl.options import first_word, parse
-
-if TYPE_CHECKING:
-    from audiorl.types import Sample
 
 
 @dataclass(frozen=True)
@@ -55,7 +51,16 @@ def main(args: list[str]) -> int:
     """
     first_word(args, 'say: name a model first, for example: audiorl say runs/tts --text "Good morning." --out a.wav')
     options = parse(SayOptions, args, prog="audiorl say")
-    _check(options)
+    for wrong, message in (
+        (not options.text.strip(), 'say: name the text, such as --text "Good morning.", or - for stdin'),
+        (options.raw == (options.out is not None), "say: give --out FILE.wav, or --raw with a player behind a pipe"),
+        (options.voice and not options.voice_text.strip(), f"--voice-text: give what is said in {options.voice}"),
+        (options.voice_text and not options.voice, "--voice-text: belongs to --voice, the recording of it"),
+        (options.block_frames < 1, f"--block-frames: {options.block_frames}; a block must have at least 1 frame"),
+    ):
+        if wrong:
+            raise ValueError(message)
+    check_output(options.out, options.raw)
     try:
         with samples_to_stdout() if options.raw else nullcontext(None) as write_raw:
             return _say(options, write_raw)
@@ -65,34 +70,30 @@ def main(args: list[str]) -> int:
         return PIPE_CLOSED
 
 
-def _check(options: SayOptions) -> None:
-    if not options.text.strip():
-        raise ValueError('say: name the text, such as --text "Good morning.", or - for stdin')
-    if options.raw == (options.out is not None):
-        raise ValueError("say: give --out FILE.wav, or --raw with a player behind a pipe")
-    check_output(options.out, options.raw)
-    if options.voice is not None and not options.voice_text.strip():
-        raise ValueError(f"--voice-text: give what is said in {options.voice}")
-    if options.voice is None and options.voice_text:
-        raise ValueError("--voice-text: belongs to --voice, the recording of it")
-    if options.block_frames < 1:
-        raise ValueError(f"--block-frames: {options.block_frames}; a block must have at least 1 frame")
-
-
 def _say(options: SayOptions, write_raw: Write | None) -> int:
+    from audiorl.audio import AudioClip, seconds
     from audiorl.eval._speech import load_speaking
     from audiorl.eval.metrics.speech import real_time_factor
     from audiorl.rollout.speech import speech_blocks
     from audiorl.run.folder import checkpoint_of
+    from audiorl.tasks.tts.prompts import SHORTEST_VOICE, speech_sample
 
-    sample = _sample(options)
+    text, voice = sys.stdin.read() if options.text == "-" else options.text, None
+    if not text.strip():
+        raise ValueError("--text -: stdin holds no text to say")
+    if options.voice is not None:
+        clip = AudioClip(path=str(options.voice))
+        clip.load()
+        if seconds(clip) < SHORTEST_VOICE:
+            raise ValueError(f"--voice: {clip.path} is {seconds(clip):.2f} s long; give at least {SHORTEST_VOICE} s")
+        voice = (options.voice_text, clip)
+    sample = speech_sample("said", text.strip(), voice=voice)
     policy = load_speaking(checkpoint_of(options.model), options.codec, options.device)
     assert policy.codec is not None
-    rate, where = policy.codec.sample_rate, f"; {options.out}" if options.out else ""
+    rate, where, written = policy.codec.sample_rate, f"; {options.out}" if options.out else "", 0
     if options.raw:
         print(f"16 bits, little-endian, mono, {rate} Hz", file=sys.stderr)
     blocks = speech_blocks(policy, sample, options.sampling, seed=options.seed, block_frames=options.block_frames)
-    written = 0
     try:
         with closing(blocks), wav_file(options.out, rate) if options.out else nullcontext(write_raw) as write:
             assert write is not None
@@ -105,32 +106,15 @@ def _say(options: SayOptions, write_raw: Write | None) -> int:
     except KeyboardInterrupt:
         print(f"stopped after {written / rate:.2f} s of speech{where}", file=sys.stderr)
         raise
-    seconds = written / rate
     if speech.first_audio is None:
         print("nothing was said", file=sys.stderr)
         return 1
+    factor = real_time_factor(speech.seconds, written / rate)
     print(
-        f"first audio after {speech.first_audio:.2f} s; {seconds:.2f} s of speech in {speech.seconds:.2f} s, real-time "
-        f"factor {real_time_factor(speech.seconds, seconds):.2f}{where}",
+        f"first audio after {speech.first_audio:.2f} s; {written / rate:.2f} s of speech in {speech.seconds:.2f} s, "
+        f"real-time factor {factor:.2f}{where}",
         file=sys.stderr,
     )
     if rollout.segments[-1].stop_reason == "length":
         print("(cut off; --sampling.max-frames sets the length)", file=sys.stderr)
     return 0
-
-
-def _sample(options: SayOptions) -> Sample:
-    from audiorl.audio import AudioClip, seconds
-    from audiorl.tasks.tts.prompts import SHORTEST_VOICE, speech_sample
-
-    text = sys.stdin.read() if options.text == "-" else options.text
-    if not text.strip():
-        raise ValueError("--text -: stdin holds no text to say")
-    voice = None
-    if options.voice is not None:
-        clip = AudioClip(path=str(options.voice))
-        clip.load()
-        if seconds(clip) < SHORTEST_VOICE:
-            raise ValueError(f"--voice: {clip.path} is {seconds(clip):.2f} s long; give at least {SHORTEST_VOICE} s")
-        voice = (options.voice_text, clip)
-    return speech_sample("said", text.strip(), voice=voice)

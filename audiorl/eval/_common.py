@@ -189,10 +189,6 @@ def generate_all(
     Rows are kept in `out_path` as `complete_rows` does; rows of other samples stay in the file and are not returned.
     Raises ValueError for ids that repeat and for a damaged file.
     """
-    items = {s.id: s for s in samples}
-    if len(items) < len(samples):
-        ids = [s.id for s in samples]
-        raise ValueError(f"sample ids must be unique to tell results apart; repeated: {max(ids, key=ids.count)}")
 
     def evaluate(batch: Sequence[Sample]) -> list[Row]:
         rollouts = engine.generate([Request(sample, n=1, seed=seed) for sample in batch])
@@ -203,7 +199,15 @@ def generate_all(
             for r in rollouts
         ]
 
-    return list(complete_rows(out_path, items, evaluate, batch_size).values())
+    return list(complete_rows(out_path, by_id(samples), evaluate, batch_size).values())
+
+
+def by_id(samples: Sequence[Sample]) -> dict[str, Sample]:
+    """Return the samples by id. Raises ValueError for one that occurs twice."""
+    ids = [s.id for s in samples]
+    if len(set(ids)) < len(ids):
+        raise ValueError(f"sample ids must be unique to tell results apart; repeated: {max(ids, key=ids.count)}")
+    return dict(zip(ids, samples, strict=True))
 
 
 def complete_rows(

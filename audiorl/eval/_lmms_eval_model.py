@@ -6,13 +6,12 @@
 for Whisper, which is asked for transcripts), max_new_tokens (256; a task's own limit goes first) and seed. lmms-eval
 finds this module by the entry point `lmms_eval.models` of the installed package.
 
-A task gives text and recordings; the recordings are read first. Answers are the engine's, greedy unless the task asks
-for a temperature. Images, videos, several rounds and log-likelihoods raise an error that names the task.
+Recordings are read before a task's text. Answers are greedy unless the task asks for a temperature. Images, videos,
+several rounds and log-likelihoods raise an error that names the task.
 """
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -57,11 +56,10 @@ class AudioRL(lmms):  # type: ignore[misc]
         if not model or others:
             named = f"no model argument is called {min(others)!r}" if others else "name the model"
             raise ValueError(f"--model_args: {named}; for example model=exported,language=en")
-        with contextlib.suppress(ValueError):
-            batch_size = int(batch_size or 1)
-        if not isinstance(batch_size, int):
+        if not str(batch_size or 1).isdigit():
             raise ValueError(f"--batch_size {batch_size}: give a number")
-        self.batch_size, self._system, self._language = batch_size, system, language
+        self.batch_size = int(batch_size or 1)
+        self._system, self._language = system, language
         self._max_new_tokens, self._seed = max_new_tokens, seed
         self._policy = load_policy(model, evaluation_config(device or "auto"))
 
@@ -93,9 +91,7 @@ class AudioRL(lmms):  # type: ignore[misc]
     def _sampling(self, settings: Mapping[str, Any]) -> SamplingConfig:
         """Read a task's generation_kwargs."""
         if settings.get("num_beams") not in (None, 1):
-            raise ValueError(
-                f"generation_kwargs: num_beams is {settings['num_beams']}; there is no beam search, give 1"
-            )
+            raise ValueError(f"generation_kwargs: num_beams is {settings['num_beams']}; there is no beam search")
         temperature = float(settings.get("temperature") or 0.0) if settings.get("do_sample", True) else 0.0
         until = settings.get("until") or ()
         return SamplingConfig(
@@ -118,12 +114,12 @@ class AudioRL(lmms):  # type: ignore[misc]
 
 
 def _before(text: str, stops: Sequence[str]) -> str:
-    """`text` up to the first stop string, as lmms-eval scores it."""
+    """Return `text` up to the first stop string, as lmms-eval scores it."""
     return text[: min((at for stop in stops if (at := text.find(stop)) >= 0), default=len(text))]
 
 
 def _clip(media: Any, where: str) -> AudioClip:
-    """Audio in the forms that data sets have it: a path, a file's bytes, decoded samples, or a decoder of datasets."""
+    """Read audio as data sets have it: a path, a file's bytes, decoded samples, or a decoder of datasets."""
     if isinstance(media, str):
         return AudioClip(path=media)
     if isinstance(media, Mapping) and media.get("array") is None:

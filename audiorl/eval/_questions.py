@@ -22,7 +22,7 @@ from audiorl.data.formats import audio_field
 from audiorl.data.manifest import read_values
 from audiorl.data.rows import cache_folder
 from audiorl.data.schema import check_limit
-from audiorl.eval._common import InferenceOptions, Row, complete_rows
+from audiorl.eval._common import InferenceOptions, Row, by_id, complete_rows
 from audiorl.eval.metrics.choice import log_distribution
 from audiorl.models import AudioPolicy, load_policy
 from audiorl.models.examples import Example, answer_logprobs, experience
@@ -82,11 +82,8 @@ def sample_answers(
     """Sample `count` answers to each question, in the order of `samples`.
 
     They are kept in `path` (JSON lines of id and answers), from which an interrupted run continues; a file with more
-    answers is used as it is. Raises ValueError for two questions with one id.
+    answers is used as it is.
     """
-    by_id = {s.id: s for s in samples}
-    if len(by_id) < len(samples):
-        raise ValueError("two questions have one id; give every question its own")
 
     def answers(batch: Sequence[Sample]) -> list[Row]:
         texts = [r.text for r in engine.generate([Request(s, n=count, seed=seed) for s in batch])]
@@ -98,7 +95,7 @@ def sample_answers(
             raise ValueError(f"{path}: row {sample.id!r}: field 'answers' is no list of texts; choose another --out")
         return len(answers) >= count
 
-    rows = complete_rows(path, by_id, answers, batch_size, is_current=is_current)
+    rows = complete_rows(path, by_id(samples), answers, batch_size, is_current=is_current)
     return [row["answers"][:count] for row in rows.values()]
 
 

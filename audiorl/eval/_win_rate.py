@@ -22,7 +22,7 @@ from audiorl.data.schema import check, parse_json
 from audiorl.eval._common import Row, check_settings, complete_rows, print_table, read_rows, summarize, with_interval
 from audiorl.eval._speech import RATE, ROWS, recording_of
 from audiorl.report.listening import Card, Take, listening_page
-from audiorl.rewards.chat import ChatEndpoint, JudgeAnswer, JudgeError, JudgeQuestion
+from audiorl.rewards.chat import ChatEndpoint, JudgeError, JudgeQuestion
 from audiorl.rewards.llm_judge import Choice, Content, comparison
 
 BATCH = 64
@@ -195,8 +195,8 @@ def _row(pair: ComparedPair, answer: Any, fingerprint: str, seed: int) -> Row:
     case, ours_first = pair.case, pair.ours_first(seed)
     row: Row = {"id": case.name, "category": case.category, "depth": case.depth, "file": fingerprint}
     row["first"] = "ours" if ours_first else "theirs"
-    if not isinstance(answer, JudgeAnswer):
-        return row | {"problem": f"{answer.kind}: {answer.message}"}
+    if answer.failure:
+        return row | {"problem": answer.failure}
     choice: Choice = answer.value
     win = choice.points if ours_first else 1 - choice.points
     return row | {"winner": {1.0: "ours", 0.5: "tie", 0.0: "theirs"}[win], "win": win, "reason": choice.reason}

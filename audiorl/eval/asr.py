@@ -418,7 +418,7 @@ def interval_text(value: Mapping[str, float], metric: str = "", signed: bool = F
 
 def print_scores(scores: Mapping[str, Any], title: str) -> None:
     """Print the evaluated system by slice, then all systems, then clips without speech."""
-    (name, evaluated), *others = scores["systems"].items()
+    evaluated = next(iter(scores["systems"].values()))
     metrics = [metric for metric in NAMES if metric in evaluated["all"]]
     counted = [key for key in ("substitutions", "insertions", "deletions") if key in evaluated["all"]]
     rows = []
@@ -428,15 +428,13 @@ def print_scores(scores: Mapping[str, Any], title: str) -> None:
         rows.append([label, str(values["files"]), *cells, length, f"{100 * values['repetition']:.1f}"])
     head = ["", "files", *(NAMES[m] for m in metrics), *(key[:3] for key in counted), "length", "repeated %"]
     print_table(head, rows, title, width=120)  # narrower, the cells of a file's log would be cut
-    if others:
-        metric, difference = metrics[0], scores.get("difference")
-        rows = []
-        for label, values in evaluated.items():
-            cells = [interval_text(values[metric], metric)]
-            cells += [interval_text(difference[label][metric], metric, signed=True)] if difference else []
-            rows.append([label, *cells, *(interval_text(parts[label][metric], metric) for _, parts in others)])
-        head = ["", name, *(["model − baseline"] if difference else []), *(other for other, _ in others)]
-        print_table(head, rows, f"{NAMES[metric]} on the same rows", width=120)
+    if len(scores["systems"]) > 1:
+        head, rows = system_table(scores)
+        if "difference" in scores:
+            head.append("model − baseline")
+            for row in rows:
+                row.append(interval_text(scores["difference"][row[0]][metrics[0]], metrics[0], signed=True))
+        print_table(head, rows, "on the same rows", width=150)
     if "no_speech" in scores:
         rows = []
         for kind, values in next(iter(scores["no_speech"].values())).items():
@@ -444,6 +442,17 @@ def print_scores(scores: Mapping[str, Any], title: str) -> None:
             rows.append([kind, str(values["clips"]), f"{values['minutes']:.1f}", *cells])
         head = ["", "clips", "minutes", *scores["no_speech"]]
         print_table(head, rows, "words written per minute without speech", width=120)
+
+
+def system_table(scores: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """Return (head, rows): a row for each slice, a column for each system and metric."""
+    model = next(iter(scores["systems"].values()))
+    columns = [(name, metric) for name in scores["systems"] for metric in NAMES if metric in model["all"]]
+    rows = []
+    for label, values in model.items():
+        cells = (interval_text(scores["systems"][name][label][metric], metric) for name, metric in columns)
+        rows.append([label, str(values["files"]), *cells])
+    return ["", "files", *(f"{name}: {NAMES[metric]}" for name, metric in columns)], rows
 
 
 def model_card_section(folder: Path) -> str:
@@ -454,14 +463,8 @@ def model_card_section(folder: Path) -> str:
     scores = json.loads((folder / "scores.json").read_text()) if (folder / "scores.json").is_file() else {}
     if "systems" not in scores:
         raise ValueError(f"{folder}: no scores of `audiorl eval asr` there; give its --out")
-    model = next(iter(scores["systems"].values()))
-    columns = [(name, metric) for name in scores["systems"] for metric in NAMES if metric in model["all"]]
-    rows = [["", "files", *(f"{name}: {NAMES[metric]}" for name, metric in columns)]]
-    rows.append(["---"] * len(rows[0]))
-    for label, values in model.items():
-        cells = (interval_text(scores["systems"][name][label][metric], metric) for name, metric in columns)
-        rows.append([label, str(values["files"]), *cells])
-    lines = ["| " + " | ".join(cells) + " |" for cells in rows]
+    head, rows = system_table(scores)
+    lines = ["| " + " | ".join(cells) + " |" for cells in (head, ["---"] * len(head), *rows)]
     title = {"transcribe": "Recognition", "translate": "Translation into English"}[scores.get("task", "transcribe")]
     return "\n".join([f"## {title}", "", *lines, "", "Values with 95 % bootstrap intervals over clips."])
 

@@ -175,18 +175,11 @@ def _as_letter(row: Row, prediction: str) -> str:
     return "" if named is None else letters[choices[named]]
 
 
-@dataclass(frozen=True)
-class QuestionResult:
-    """One question: was it right, and if not, was there anything to judge? `rubric`: the score of its rated thought."""
+def judge(row: Row, kind: Kind) -> Row:
+    """Judge by the official rule: {accuracy, missing, unanswered, rubric?}, the last of a thought that was rated.
 
-    correct: bool
-    missing: bool = False
-    unanswered: bool = False
-    rubric: float | None = None
-
-
-def judge(row: Row, kind: Kind) -> QuestionResult:
-    """Judge by the official rule. Missing: no output at all. Unanswered: an output without a word, in MMSU a letter."""
+    Missing: no output at all. Unanswered: an output without a word, in MMSU a letter.
+    """
     answer = row.get(ANSWER_KEY[kind])
     choices = list(filter(None, _lettered(row).values())) if kind == "mmsu" else row.get("choices")
     if not answer or not choices:
@@ -195,20 +188,20 @@ def judge(row: Row, kind: Kind) -> QuestionResult:
         raise ValueError(f"question {row['id']!r}: no {what} to score against; give them in the field {field!r}")
     prediction = next((row[key] for key in PREDICTION_KEYS[kind] if row.get(key) is not None), None)
     if prediction is None:
-        return QuestionResult(correct=False, missing=True)
+        return {"accuracy": 0.0, "missing": True, "unanswered": False}
     if kind == "mmsu":
         correct, unanswered = mmsu_match(answer, prediction, _lettered(row)), mmsu_letter(prediction) is None
     else:
         correct, unanswered = mmau_match(answer, prediction, choices), not word_set(prediction)
-    if row.get("raw_responses") is None:
-        return QuestionResult(correct, unanswered=unanswered)
-    if not row.get("rubric"):
-        raise ValueError(f"question {row['id']!r}: ratings without a rubric; give --data MMAR-meta.jsonl")
-    try:
-        rubric = rubric_score(correct, row["raw_responses"], row["rubric"])
-    except ValueError as error:
-        raise ValueError(f"question {row['id']!r}, field 'raw_responses': {error}") from error
-    return QuestionResult(correct, unanswered=unanswered, rubric=rubric)
+    result: Row = {"accuracy": float(correct), "missing": False, "unanswered": unanswered}
+    if row.get("raw_responses") is not None:
+        if not row.get("rubric"):
+            raise ValueError(f"question {row['id']!r}: ratings without a rubric; give --data MMAR-meta.jsonl")
+        try:
+            result["rubric"] = rubric_score(correct, row["raw_responses"], row["rubric"])
+        except ValueError as error:
+            raise ValueError(f"question {row['id']!r}, field 'raw_responses': {error}") from error
+    return result
 
 
 def score_rows(rows: Sequence[Row], kind: Kind = "mmau", blind: Sequence[Row] = ()) -> dict[str, Any]:
@@ -222,13 +215,13 @@ def score_rows(rows: Sequence[Row], kind: Kind = "mmau", blind: Sequence[Row] = 
 
     def cell(indices: Sequence[int]) -> Row:
         part = [results[i] for i in indices]
-        right = [float(r.correct) for r in part]
+        right = [r["accuracy"] for r in part]
         values = summarize(right, "accuracy")
-        values |= {"missing": sum(r.missing for r in part), "unanswered": sum(r.unanswered for r in part)}
-        if rubric := [r.rubric for r in part if r.rubric is not None]:
+        values |= {name: sum(r[name] for r in part) for name in ("missing", "unanswered")}
+        if rubric := [r["rubric"] for r in part if "rubric" in r]:
             values["rubric"] = summarize(rubric, "score")
         if blind:
-            right_blind = [float(blind_results[i].correct) for i in indices]
+            right_blind = [blind_results[i]["accuracy"] for i in indices]
             values["blind"] = summarize(right_blind, "accuracy")
             values["difference"] = summarize([a - b for a, b in zip(right, right_blind, strict=True)], "accuracy")
         return values

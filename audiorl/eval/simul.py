@@ -42,7 +42,7 @@ from audiorl.rollout.speech import CodecSpeechDecoder
 from audiorl.tasks.simul.bundled import bundled_streams
 from audiorl.tasks.simul.formats import read_streams
 from audiorl.tasks.simul.logs import read_log, read_types, write_speech_log
-from audiorl.tasks.simul.quality import NAMES, Quality, bleu_tokenizer, default_quality
+from audiorl.tasks.simul.quality import Quality, bleu_tokenizer, default_quality
 from audiorl.tasks.simul.schedules import AlignAtt, EDAtt, LocalAgreement, Offline, Reviewed, WaitK, words_per_chunk
 from audiorl.tasks.simul.scoring import degeneracy, score
 from audiorl.tasks.simul.streams import ChunkConfig, Stream, interpretation_sample
@@ -382,13 +382,6 @@ def _operating_point(
 
 # -- scores in files and for people ------------------------------------------------------------------------------------
 
-_COUNTS = ("instances", "silent", "skipped", "unscored")
-_WITHOUT_UNIT = {
-    *("AP", "NumChunks", "DiscontinuityNum", "LengthRatio", "Repetition", "DecoderPasses"),
-    *("DurationWithin20", "DurationRatio", "OwnVoice", "OwnVoiceInStream", "MixedTurns"),
-}
-"""Scores that are neither qualities nor latencies."""
-
 
 def write_scores(folder: Path, scores: Row) -> None:
     """Write scores.json, null where a value is not defined."""
@@ -396,26 +389,19 @@ def write_scores(folder: Path, scores: Row) -> None:
 
 
 def print_scores(scores: Row, title: str) -> None:
-    """Print the scores: latencies in seconds (words for written sources), with their computation-aware variant."""
+    """Print the scores as scores.json has them, latencies with their computation-aware variant."""
 
     def shown(name: str) -> str:
-        value = scores.get(name, math.nan)
-        if math.isnan(value):
-            return "-" if name in scores else ""
-        if name.removeprefix("ASR-") in NAMES.values():
-            return f"{value:.2f}"
-        plain = name.removesuffix("_CA") in _WITHOUT_UNIT or name.startswith("ASR-")
-        if plain or name.endswith(("Similarity", "SimilarityDifference")):
-            return f"{value:.3f}"
-        return f"{value:.3f} words" if scores["source_type"] == "text" else f"{value / 1000:.3f} s"
+        value = scores.get(name, "")
+        return str(value) if not isinstance(value, float) else "-" if math.isnan(value) else f"{value:.3f}"
 
-    names = [name for name, value in scores.items() if type(value) in (int, float) and name not in _COUNTS]
-    rows = [[name, shown(name), shown(f"{name}_CA")] for name in names if not name.endswith("_CA")]
-    rows += [[], *(["degenerate", sign, ""] for sign in scores.get("degenerate", ()))]
-    rows += [[name, str(scores[name]), ""] for name in _COUNTS if name in scores]
+    names = [name for name, value in scores.items() if type(value) in (int, float) and not name.endswith("_CA")]
+    rows = [[name, shown(name), shown(f"{name}_CA")] for name in names]
+    rows += [["degenerate", sign, ""] for sign in scores.get("degenerate", ())]
+    unit = "words" if scores["source_type"] == "text" else "ms"
     size = scores.get("run", {}).get("batch_size", 1)
     computation = "with computation" if size == 1 else f"with computation ({size} streams at once)"
-    print_table(["metric", "value", computation], rows, title)
+    print_table([f"metric (latencies in {unit})", "value", computation], rows, title)
 
 
 if __name__ == "__main__":

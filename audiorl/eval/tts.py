@@ -50,7 +50,7 @@ from audiorl.eval.metrics.prosody import MEASURES, slope_per_minute
 from audiorl.eval.metrics.speech import cosine, voice_cosines
 from audiorl.eval.metrics.text import CorpusErrors, ErrorCounts, compared, utterance_errors
 from audiorl.report.listening import Card, Take, listening_page
-from audiorl.report.summary import metric_name, show
+from audiorl.report.summary import metric_name
 from audiorl.rollout.hf import HFEngine
 from audiorl.rollout.speech import CodecSpeechDecoder, StreamingEngine
 from audiorl.tasks.tts.prompts import utterance_sample
@@ -231,7 +231,7 @@ def generate(options: TTSOptions, listed: str) -> tuple[TTSOptions, Row]:
         engine = StreamingEngine(policy, options.sampling)
         pieces = options.pieces
         joints = generate_conversations(engine, scripts, folder, settings, pieces, batch_size=together, seed=seed)
-        for label, text in _joint_rows(joints):
+        for label, text in score_rows(joints):
             print(f"{label}: {text}")
         return replace(options, turns=folder / SAID), joints
     samples = [utterance_sample(u) for u in _texts(options)]
@@ -371,7 +371,7 @@ def conversation_voices(conversations: Sequence[Sequence[Judged]]) -> Row:
 
 # -- tables and the page -----------------------------------------------------------------------------------------------
 
-LABELS = {
+PERCENT = {
     "mean_wer": "WER % (mean over utterances)",
     "wer": "WER % (corpus)",
     "intra": "cosine × 100 between turns of one speaker",
@@ -381,32 +381,25 @@ LABELS = {
     "voice_similarity": "cosine × 100 with their own voice",
     "voice_drift": "its change per minute, × 100",
 }
+STEPS = {
+    "level_step": "level step at joints, dB",
+    "usual_level_step": "level step in the middle of pieces, dB",
+    "pitch_step": "pitch step at joints, semitones",
+    "usual_pitch_step": "pitch step in the middle of pieces, semitones",
+}
 
 
 def score_rows(scores: Row) -> list[list[str]]:
-    """Return [label, text] of the scores, rates and similarities in percent."""
+    """Return [label, text] of the scores that are numbers, rates and similarities in percent."""
     rows = []
-    for key, label in LABELS.items():
-        if (value := scores.get(key)) is not None:
-            single = not isinstance(value, dict)
-            rows.append([label, f"{100 * value:.2f}" if single else with_interval(value, ".2f", scale=100, to="–")])
-    prompts = scores.get("reference_prosody")
-    for name in (name for name in MEASURES if name in scores):
-        mean, low, high = (show(scores[name][key], name) for key in ("mean", "low", "high"))
-        compared_with = "" if prompts is None else f", prompts {show(prompts[name], name)}"
-        rows.append([metric_name(name), f"{mean} ({low} to {high}){compared_with}"])
-    counts = [[key, str(scores[key])] for key in ("utterances", "recordings", "missing", "unreadable")]
-    return [*rows, *_joint_rows(scores), *counts]
-
-
-def _joint_rows(scores: Row) -> list[list[str]]:
-    """Return [label, text] of the steps at joints between pieces, with the usual ones in the middle of pieces."""
-    rows = []
-    for name, unit in (("level", "dB"), ("pitch", "semitones")):
-        if f"{name}_step" in scores:
-            usual = scores.get(f"usual_{name}_step")
-            elsewhere = "" if usual is None else f" ({usual:.1f} in the middle of pieces)"
-            rows.append([f"{name} step at joints, {unit}", f"{scores[f'{name}_step']:.1f}{elsewhere}"])
+    for key, value in scores.items():
+        label, scale = PERCENT.get(key) or STEPS.get(key) or metric_name(key), 100 if key in PERCENT else 1
+        if key == "reference_prosody":
+            rows += [[f"{metric_name(name)} of the prompts", f"{mean:.2f}"] for name, mean in value.items()]
+        elif isinstance(value, dict) and "mean" in value:
+            rows.append([label, with_interval(value, ".2f", scale=scale, to="–")])
+        elif isinstance(value, int | float):
+            rows.append([label, f"{scale * value:.2f}" if isinstance(value, float) else str(value)])
     return rows
 
 

@@ -35,8 +35,8 @@ class Outcome:
 class Scale:
     """Sizes of the models and packs that are checked.
 
-    groups: of a pack, each `group_size` responses of `response` tokens to a prompt of `prompt`. decoded: rollouts
-    decoded together. repeats: timed runs, of which the median counts.
+    A pack has `groups` of `group_size` responses of `response` tokens to a prompt of `prompt`. `decoded` rollouts are
+    decoded together; of `repeats` timed runs the median counts.
     """
 
     hidden: int
@@ -126,20 +126,12 @@ TEXTS = ["What is said, and by whom? yes no why English Spanish French"] * 20
 
 def full_width_policy(setup: Setup, config: ModelConfig) -> AudioPolicy:
     """Build a text decoder of the scale's width in the config's dtype, the same weights every time."""
-    scale = setup.scale
-    tokenizer = tiny_tokenizer(TEXTS, 400)
+    scale, tokenizer = setup.scale, tiny_tokenizer(TEXTS, 400)
     size = Qwen2Config(
-        hidden_size=scale.hidden,
-        intermediate_size=scale.intermediate,
-        num_hidden_layers=scale.layers,
-        num_attention_heads=scale.heads,
-        num_key_value_heads=scale.kv_heads,
-        vocab_size=max(scale.vocabulary, len(tokenizer)),
-        max_position_embeddings=32_768,
-        tie_word_embeddings=False,
-        bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
+        **{"hidden_size": scale.hidden, "intermediate_size": scale.intermediate, "num_hidden_layers": scale.layers},
+        **{"num_attention_heads": scale.heads, "num_key_value_heads": scale.kv_heads, "tie_word_embeddings": False},
+        **{"vocab_size": max(scale.vocabulary, len(tokenizer)), "max_position_embeddings": 32_768},
+        **{"bos_token_id": None, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id},
     )
     with torch.random.fork_rng(devices=[setup.device] if setup.is_gpu else []), setup.device:
         torch.manual_seed(0)

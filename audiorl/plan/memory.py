@@ -1,25 +1,9 @@
-"""How much GPU memory a run needs, by part and by phase of a step, from arithmetic alone.
+"""How much GPU memory a run needs, by part and by phase of a step, from arithmetic alone (docs/scaling.md).
 
-Model states follow ZeRO (Rajbhandari et al., arXiv 1910.02054): with Ψ trained weights on N ranks in a 16-bit dtype,
-weights 2Ψ, gradients 2Ψ, and 12Ψ for AdamW (arXiv 1711.05101): two moments and a master copy in float32. Stage 1
-divides the last by N, stage 2 also the gradients, stage 3 and FSDP also the weights, here while a backward pass runs:
-between updates every rank holds them whole. A step needs the gradients in float32 for a moment; AdamW without master
-weights makes one temporary copy of a moment. An optimizer on the CPU (ZeRO-Offload, arXiv 2101.06840) leaves weights
-and a bucket of gradients on the GPU. An engine takes a fraction of the GPU: what its weights and its workspace leave of
-it is its key-value cache (arXiv 2309.06180). Numbers that cannot be computed are fields of `Assumptions`.
-
-Activations are counted as by Korthikanti et al. (arXiv 2205.05198), for the layers that audiorl trains; tests hold them
-against what `torch.autograd.graph.saved_tensors_hooks` sees. Symbols: T tokens of a packed row, H decoder width, I
-feed-forward width, A = heads x head width, K the same of keys, c bytes of a number in the compute dtype. A layer whose
-weights are trained keeps, per token:
-
-    norms       x in float32, the normed x, and its product with the weight, twice     2 (4 + 2c) H
-    attention   queries, keys, values, the output                                      2c (A + K)
-    softmax     its logarithmic sum, float32                                           4 x heads
-    gated FFN   gate, its activation, up, their product                                4c I
-
-Under autocast every linear keeps its own cast of its input. With adapters a frozen weight does not keep its input, but
-an adapter does, cast to the adapter's dtype where that is another one.
+Model states follow ZeRO (Rajbhandari et al., arXiv 1910.02054) and AdamW (arXiv 1711.05101), an optimizer on the CPU
+ZeRO-Offload (arXiv 2101.06840), the key-value cache vLLM (arXiv 2309.06180), activations Korthikanti et al. (arXiv
+2205.05198) for the layers that audiorl trains: tests hold them against what `saved_tensors_hooks` sees. What cannot be
+computed are fields of `Assumptions`.
 """
 
 from __future__ import annotations
@@ -90,32 +74,43 @@ class PlanOptions:
     """Fraction of the sampled tokens that are codec frames, in [0, 1]."""
     assume: Assumptions = field(default_factory=Assumptions)
 
-    def check(self) -> None:
-        """Raise ValueError for options that contradict each other."""
-        r, model, tokens = self.runtime, self.model, self.prompt_tokens + self.sampling.max_new_tokens
+    def check(self, shape: Shape) -> None:
+        """Raise ValueError for options that contradict each other or the model."""
+        r, model, tp, per_node = self.runtime, self.model, self.tensor_parallel, self.gpus_per_node
         r.check()
         if r.critics:
             self.rl.check_separate_critic(r.critics)
-        per_node, row, how = self.gpus_per_node, self.rl.micro_batch_tokens, "fsdp" if r.fsdp else f"zero {r.zero}"
         for name in ("gpu_gib", "gpus_per_node", "prompt_tokens", "clips"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"--{name.replace('_', '-')} is {getattr(self, name):g}; it must be above 0")
+        tokens, row = self.prompt_tokens + self.sampling.max_new_tokens, self.rl.micro_batch_tokens
+        how, vllm = "fsdp" if r.fsdp else f"zero {r.zero}", r.engine == "vllm"
+        alone = r.sharded and r.ranks == 1 and not r.offload
+        indivisible = shape.kv_heads % tp and tp % shape.kv_heads
         for wrong, message in (
             (not 0 <= self.speech_share <= 1, f"--speech-share is {self.speech_share}; it must be from 0 to 1"),
             (
                 self.gpus > per_node and self.gpus % per_node,
                 f"the run has {self.gpus} GPUs, which do not fill nodes of --gpus-per-node {per_node}",
             ),
-            (
-                r.sharded and r.ranks == 1 and not r.offload,
-                f"--runtime.{how} divides nothing on one trainer GPU; leave it out, or take more GPUs",
-            ),
+            (alone, f"--runtime.{how} divides nothing on one trainer GPU; leave it out, or take more GPUs"),
             (
                 model.autocast and model.dtype != "float32",
                 f"--model.autocast is for float32 weights, not {model.dtype}; leave it out",
             ),
-            (self.tensor_parallel > per_node, f"--runtime.engine-gpus {r.engine_gpus}: an engine lies within a node"),
+            (tp > per_node, f"--runtime.engine-gpus {tp}: an engine lies within a node"),
             (row < tokens, f"--rl.micro-batch-tokens {row} do not hold a prompt and response of {tokens}"),
+            (
+                vllm and shape.heads % tp,
+                f"--runtime.engine-gpus {tp} does not divide the {shape.heads} attention heads",
+            ),
+            (
+                vllm and indivisible,
+                f"--runtime.engine-gpus {tp} and {shape.kv_heads} key-value heads: neither divides the other",
+            ),
+            (vllm and shape.codes, "vLLM does not serve models that write codes; use --runtime.engine hf"),
+            (vllm and shape.kind == "whisper", "vLLM serves no Whisper policy; use --runtime.engine hf"),
+            (self.speech_share and not shape.codes, "--speech-share is for a model that writes codes; leave it out"),
         ):
             if wrong:
                 raise ValueError(message)
@@ -163,11 +158,6 @@ class Precision:
     compute: int
     adapter: int
 
-    @property
-    def residual(self) -> int:
-        """Of what flows from layer to layer."""
-        return max(self.weights, self.compute)
-
 
 @dataclass(frozen=True)
 class PackedRow:
@@ -196,7 +186,13 @@ def packed_row(budget: int, prompt: int, response: int, group: int, share_prompt
 
 
 def layer_bytes(shape: Shape, row: PackedRow, precision: Precision, attention: str) -> float:
-    """Count what one decoder layer keeps of a packed row."""
+    """Count what one decoder layer keeps of a packed row.
+
+    With trained weights, per token, for width H, A = heads x head width, K the same of keys, feed-forward width I and c
+    bytes: norms (x in float32, the normed x, its product with the weight, twice) 2(4 + 2c)H; queries, keys, values and
+    the output 2c(A + K); the softmax's logarithmic sum 4 x heads; the gated block 4cI. Under autocast every linear
+    keeps its own cast of its input. A frozen weight keeps no input, its adapter does, cast to the adapter's dtype.
+    """
     t, c, h, lora = row.tokens, precision.compute, shape.hidden, shape.rank > 0
     a, k = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     # Under a mask keys are repeated for every query head. Otherwise a response has its own copy of the keys that it
@@ -205,7 +201,7 @@ def layer_bytes(shape: Shape, row: PackedRow, precision: Precision, attention: s
     masks = {"mask": t * t, "span": row.pairs, "varlen": 0}[attention]
     attended = c * ((3 if attention == "span" else 2) * t * a + keys + masks) + 4 * shape.heads * t
     normed = 2 * h + (a + k if shape.qk_norm else 0)
-    norms = normed * (4 if lora else 4 + precision.residual)
+    norms = normed * (4 if lora else 4 + max(precision.weights, c))
     autocast = c != precision.weights
     if lora:
         ranks = len(shape.adapted) * shape.rank
@@ -226,11 +222,11 @@ def layer_bytes(shape: Shape, row: PackedRow, precision: Precision, attention: s
 def decoder_bytes(shape: Shape, row: PackedRow, precision: Precision, attention: str, checkpointing: bool) -> float:
     """Count what the decoder keeps of a row. With checkpointing (Chen et al., arXiv 1604.06174) the inputs of all
     layers, and everything of the one that is being computed again."""
-    layer = layer_bytes(shape, row, precision, attention)
-    last_norm = row.tokens * shape.hidden * (4 if shape.rank else 4 + precision.residual)
+    layer, wide = layer_bytes(shape, row, precision, attention), max(precision.weights, precision.compute)
+    last_norm = row.tokens * shape.hidden * (4 if shape.rank else 4 + wide)
     if not checkpointing:
         return shape.layers * layer + last_norm
-    return shape.layers * row.tokens * shape.hidden * precision.residual + layer + last_norm
+    return shape.layers * row.tokens * shape.hidden * wide + layer + last_norm
 
 
 def logits_bytes(predicted: int, vocabulary: int, c: int, gradient: bool, chunk: int, keep: int) -> float:
@@ -289,19 +285,18 @@ class Cache:
 
 @dataclass(frozen=True)
 class GPU:
-    """What lies on every GPU of one kind."""
+    """What lies on every GPU of one kind, each of `size` bytes."""
 
     name: str
     count: int
     size: float
-    """Bytes that there are."""
     parts: tuple[Part, ...]
     cache: Cache | None = None
 
     @property
     def totals(self) -> tuple[float, ...]:
         """Bytes in each phase."""
-        return tuple(sum(column) for column in zip(*(p.bytes for p in self.parts), strict=True))
+        return _sums(self.parts)
 
     @property
     def peak(self) -> float:
@@ -314,7 +309,7 @@ class GPU:
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """What a run puts on its GPUs, and in the CPU memory of each node."""
+    """What a run puts on its GPUs, and in the CPU memory of each node (bytes)."""
 
     size: ModelSize
     gpus: tuple[GPU, ...]
@@ -325,8 +320,13 @@ class MemoryPlan:
         return all(gpu.fits for gpu in self.gpus)
 
 
-def _part(name: str, how: str, size: float, *phases: str) -> Part:
-    return Part(name, how, tuple(size * (phase in (phases or PHASES)) for phase in PHASES))
+def _sums(parts: Sequence[Part]) -> tuple[float, ...]:
+    return tuple(map(sum, zip(*(p.bytes for p in parts), strict=True)))
+
+
+def _part(name: str, how: str, always: float = 0.0, **phases: float) -> Part:
+    """Make a part of `always` bytes, but in `phases`."""
+    return Part(name, how, tuple(phases.get(phase, always) for phase in PHASES))
 
 
 def _text(number: int) -> str:
@@ -335,86 +335,73 @@ def _text(number: int) -> str:
 
 def make_plan(size: ModelSize, options: PlanOptions) -> MemoryPlan:
     """Plan the memory of a run. Raises ValueError for options that contradict each other or the model."""
-    options.check()
+    options.check(size.shape)
     return _Planner(size, options).plan()
 
 
 class _Planner:
     def __init__(self, size: ModelSize, options: PlanOptions):
-        self.size, self.options, self.runtime, self.assume = size, options, options.runtime, options.assume
-        weights = BYTES[options.model.dtype]
+        r = options.runtime
+        self.size, self.options, self.runtime, self.assume = size, options, r, options.assume
+        wide = BYTES[options.model.dtype]
         # peft holds adapters of a 16-bit model in float32; DeepSpeed casts everything to the model's dtype.
-        self.precision = Precision(
-            weights, 2 if options.model.autocast else weights, weights if self.runtime.zero else 4
-        )
-        self.master = (options.optim.master_weights or self.runtime.zero > 0) and weights < 4
-        self.held = self._weight_bytes(size.total - size.adapters)
-        self.copied = self._weight_bytes(size.trained)
-        self.sends_adapter = (
-            size.shape.rank > 0 and self.runtime.engine == "vllm" and self.runtime.engine_lora != "merged"
-        )
-        self.number = self.precision.compute
-        """Bytes of a number in an engine."""
+        self.precision = Precision(wide, 2 if options.model.autocast else wide, wide if r.zero else 4)
+        self.master = (options.optim.master_weights or r.zero > 0) and wide < 4
+        self.held, self.copied = self._bytes(size.total - size.adapters), self._bytes(size.trained)
+        self.all_weights = f"{_text(size.total)} x {wide} bytes"
+        self.shards_weights = r.fsdp or r.zero == 3
+        self.sends_adapter = size.shape.rank > 0 and r.engine == "vllm" and r.engine_lora != "merged"
 
-    def _weight_bytes(self, weights: int) -> float:
+    def _bytes(self, weights: int) -> float:
         return weights * self.precision.weights + self.size.adapters * self.precision.adapter
 
     def plan(self) -> MemoryPlan:
-        r, ranks = self.runtime, self.runtime.ranks
-        self._check_model()
-        engine, cache = self.engine()
-        trainer = self.trainer()
+        r, o = self.runtime, self.options
+        trainer, (engine, cache) = self.trainer(), self.engine()
         if r.shares_gpus:
-            shared = self._with_overhead(trainer, "trainer", ranks, 2 if r.engine == "vllm" else 1) + engine
-            gpus = [self._gpu("trainer and engine", ranks, shared, cache)]
+            processes = 2 if r.engine == "vllm" else 1
+            gpus = [self._gpu("trainer and engine", r.ranks, r.ranks, trainer, engine, cache, processes)]
         else:
             trainer += [part for part in engine if part.name == "weight sync"]  # one sends, the other receives
-            engine = self._with_overhead(engine, "engine", self.options.tensor_parallel)
-            gpus = [
-                self._gpu("trainer", ranks, self._with_overhead(trainer, "trainer", ranks)),
-                self._gpu("engine", r.engines * r.engine_gpus, engine, cache),
-            ]
-        if self.options.reference == "separate":
-            gpus.append(self._gpu("reference", r.references, self._with_overhead(self.reference(), "reference", 1)))
+            gpus = [self._gpu("trainer", r.ranks, r.ranks, trainer)]
+            gpus.append(self._gpu("engine", r.engines * r.engine_gpus, o.tensor_parallel, [], engine, cache))
+        if o.reference == "separate":
+            parts = [_part("weights", self.all_weights, self.held), *self._autocast(1, "score"), *self._teacher()]
+            gpus.append(self._gpu("reference", r.references, 1, [], [*parts, *self._activations(self.size, "score")]))
         if r.critics:
-            gpus.append(self._gpu("critic", r.critics, self._with_overhead(self.critic(), "critic", r.critics)))
+            learned = self._states("", self.size.trained - self.size.heads, r.critics)
+            parts = [self._weights("weights", self.all_weights, self.held, r.critics), *learned]
+            work = self._activations(self.size, "score", "backward")
+            parts += [*self._autocast(1, "score", "backward"), *(part for part in work if part.name != "logits")]
+            gpus.append(self._gpu("critic", r.critics, r.critics, parts))
         return MemoryPlan(self.size, tuple(gpus), self.host())
 
-    def _check_model(self) -> None:
-        shape, tp = self.size.shape, self.options.tensor_parallel
-        if self.runtime.engine == "vllm":
-            if shape.heads % tp:
-                raise ValueError(f"--runtime.engine-gpus {tp} does not divide the {shape.heads} attention heads")
-            if shape.kv_heads % tp and tp % shape.kv_heads:
-                raise ValueError(
-                    f"--runtime.engine-gpus {tp} and {shape.kv_heads} key-value heads: neither divides the other"
-                )
-            if shape.codes:
-                raise ValueError("vLLM does not serve models that write codes; use --runtime.engine hf")
-            if shape.kind == "whisper":
-                raise ValueError("vLLM serves no Whisper policy; use --runtime.engine hf")
-        if self.options.speech_share and not shape.codes:
-            raise ValueError("--speech-share is for a model that writes codes; leave it out")
-
-    def _gpu(self, name: str, number: int, parts: Sequence[Part], cache: Cache | None = None) -> GPU:
-        return GPU(name, number, self.options.gpu_gib * GIB, tuple(p for p in parts if any(p.bytes)), cache)
-
-    def _with_overhead(self, parts: Sequence[Part], kind: str, ranks: int, processes: int = 1) -> list[Part]:
+    def _gpu(
+        self,
+        name: str,
+        count: int,
+        ranks: int,
+        learning: Sequence[Part],
+        other: Sequence[Part] = (),
+        cache: Cache | None = None,
+        processes: int = 1,
+    ) -> GPU:
+        """Add what `processes` take, NCCL between `ranks`, and what is lost between the allocations of `learning`."""
         a = self.assume
         fixed = GIB * (processes * a.context_gib + (a.nccl_gib if ranks > 1 else 0))
-        out = [*parts, _part("CUDA and NCCL", f"{processes} process{'es' * (processes > 1)}, assumed", fixed)]
-        if kind in ("trainer", "critic"):
-            lost = tuple(a.fragmentation * sum(column) for column in zip(*(p.bytes for p in parts), strict=True))
-            out.append(Part("fragmentation", f"{a.fragmentation:.0%} of the {kind}'s, assumed", lost))
-        return out
+        parts = [*learning, _part("CUDA and NCCL", f"{processes} process{'es' * (processes > 1)}, assumed", fixed)]
+        if learning:
+            lost = tuple(a.fragmentation * number for number in _sums(learning))
+            parts.append(Part("fragmentation", f"{a.fragmentation:.0%} of the {name.split()[0]}'s, assumed", lost))
+        shown = tuple(part for part in [*parts, *other] if any(part.bytes))
+        return GPU(name, count, self.options.gpu_gib * GIB, shown, cache)
 
     # What learns and scores: trainers, a reference, critics.
 
     def trainer(self) -> list[Part]:
         size, o, n = self.size, self.options, self.runtime.ranks
-        parts = [self._weights(n), *self._states("", size.trained, n)]
-        if o.model.autocast:
-            parts.append(self._autocast(2 if o.critic == "own" else 1, "score", "backward"))
+        parts = [self._weights("weights", self.all_weights, self.held, n), *self._states("", size.trained, n)]
+        parts += self._autocast(2 if o.critic == "own" else 1, "score", "backward")
         if o.rl.ema_decay is not None:
             parts.append(_part("moving average", "float32 of what is trained", 4 * (size.trained + size.adapters)))
         if o.reference == "copy":
@@ -423,72 +410,50 @@ class _Planner:
             parts += self._teacher()
         if o.critic == "own":
             # Weights that are divided have one owner: at stage 3 the critic copies the frozen ones, too.
-            copy = ("the model", self.held) if self._shards_weights else ("what is trained", self.copied)
-            parts.append(self._divided("critic weights", f"a copy of {copy[0]}", copy[1], n))
+            what, held = ("the model", self.held) if self.shards_weights else ("what is trained", self.copied)
+            parts.append(self._weights("critic weights", f"a copy of {what}", held, n))
             parts += self._states("critic ", size.trained - size.heads, n)
-        return parts + self._activations(size)
+        return parts + self._activations(size, *PHASES)
 
-    def reference(self) -> list[Part]:
-        """Return the parts of the whole model on a GPU of its own, which only scores."""
-        parts = [_part("weights", f"{_text(self.size.total)} x {self.precision.weights} bytes", self.held)]
-        parts += [self._autocast(1, "score")] if self.options.model.autocast else []
-        return parts + self._teacher() + [_only(part, "score") for part in self._activations(self.size)]
-
-    def critic(self) -> list[Part]:
-        """Return the parts of the value model on GPUs of its own, which scores and learns, with its optimizer."""
-        n = self.runtime.critics
-        parts = [self._weights(n), *self._states("", self.size.trained - self.size.heads, n)]
-        parts += [self._autocast(1, "score", "backward")] if self.options.model.autocast else []
-        activations = [part for part in self._activations(self.size) if part.name != "logits"]
-        return parts + [_only(part, "score", "backward") for part in activations]
-
-    @property
-    def _shards_weights(self) -> bool:
-        return self.runtime.fsdp or self.runtime.zero == 3
-
-    def _weights(self, n: int) -> Part:
-        return self._divided("weights", f"{_text(self.size.total)} x {self.precision.weights} bytes", self.held, n)
-
-    def _divided(self, name: str, how: str, held: float, n: int) -> Part:
+    def _weights(self, name: str, how: str, held: float, n: int) -> Part:
         """At stage 3 and with FSDP each rank's part, plus all weights between updates; in a backward pass only those
         outside of the decoder's layers and the layers that are gathered (with FSDP one, and the next)."""
-        if not self._shards_weights:
+        if not self.shards_weights:
             return _part(name, how, held)
         size, layers, wide = self.size, self.size.in_layers, self.precision.weights
         live = 2 * layers / size.shape.layers if self.runtime.fsdp else max(_ZERO_LIVE, size.largest)
         gathered = min((size.total - layers + min(layers, live)) * wide, held)
         spread = (layers * wide if self.runtime.fsdp else held) / n
-        at_work = tuple(spread + (gathered if phase == "backward" else held) for phase in PHASES)
-        return Part(name, f"{how}, / {n} and whole between updates", at_work)
+        return _part(name, f"{how}, / {n} and whole between updates", spread + held, backward=spread + gathered)
 
-    def _autocast(self, models: int, *phases: str) -> Part:
-        return _part("autocast copies", "the layers' matrices in 2 bytes", 2 * self.size.linears * models, *phases)
+    def _autocast(self, models: int, *phases: str) -> list[Part]:
+        copies = 2 * self.size.linears * models * self.options.model.autocast
+        return [_part("autocast copies", "the layers' matrices in 2 bytes", **dict.fromkeys(phases, copies))]
 
     def _states(self, name: str, trained: int, n: int) -> list[Part]:
         """Gradients, the optimizer's states and its temporary memory."""
         size, r, wide = self.size, self.runtime, self.precision.weights
-        numbers, gradient = trained + size.adapters, self._weight_bytes(trained)
+        numbers, gradient = trained + size.adapters, self._bytes(trained)
         how, backward, step = f"{_text(numbers)} trained", gradient, gradient
         if r.zero:
-            bucket = min(numbers, _ZERO_BUCKET) * wide
             if r.zero >= 2:
                 step = 0 if r.offload else gradient / n
                 how += ", a bucket of them" if r.offload else f" / {n} + a bucket"
-            backward = step + bucket
+            backward = step + min(numbers, _ZERO_BUCKET) * wide
         if r.fsdp:  # those outside of the layers are reduced after the last backward pass; a layer's in 4 bytes
             in_layers = numbers if size.shape.rank else min(trained, size.in_layers)
             outside, step = (numbers - in_layers) * wide, gradient / n
             backward = (gradient - outside) / n + outside + 2 * 4 * in_layers / size.shape.layers
             how += f" / {n}, whole outside of the layers until the step"
-        by_phase = {"backward": backward, "step": step}
-        parts = [Part(f"{name}gradients", how, tuple(by_phase.get(phase, 0.0) for phase in PHASES))]
+        parts = [_part(f"{name}gradients", how, backward=backward, step=step)]
         if not r.offload:
             states, how = self._optimizer(trained, n)
             in_float32 = self.master or r.zero > 0
             temporary = (4 * numbers if in_float32 else gradient) / (n if r.sharded else 1)
             parts.append(_part(f"{name}optimizer", how, states))
-            what = "gradients in float32" if in_float32 else "a moment's copy"
-            parts.append(_part(f"{name}step", what, temporary, "step"))
+            parts.append(
+                _part(f"{name}step", "gradients in float32" if in_float32 else "a moment's copy", step=temporary)
+            )
         return parts
 
     def _optimizer(self, trained: int, n: int) -> tuple[float, str]:
@@ -500,88 +465,82 @@ class _Planner:
         elif zero:
             states, how = 8.0 * numbers, "8 bytes (two moments)"
         else:
-            states, how = 2.0 * self._weight_bytes(trained), "two moments"
+            states, how = 2.0 * self._bytes(trained), "two moments"
         return (states / n, f"{how} / {n}") if self.runtime.sharded else (states, how)
 
     def _teacher(self) -> list[Part]:
-        """Return a teacher of distillation that is another model: whole and frozen. It scores before or after the
-        policy."""
-        distill, o, wide = self.options.rl.distill, self.options, self.precision.weights
+        """A teacher of distillation that is another model: whole and frozen; it scores before or after the policy."""
+        distill, model, wide = self.options.rl.distill, self.options.model, self.precision.weights
         if distill.coef == 0 or distill.teacher in ("reference", "policy"):
             return []
-        teacher = size_of(distill.teacher, replace(o.model, lora=LoraConfig(rank=0), audio="frozen", only=()))
-        score = PHASES.index("score")
-        more = (sum(part.bytes[score] for part in self._activations(size)) for size in (teacher, self.size))
-        extra = max(next(more) - next(more), 0)
+        teacher = size_of(distill.teacher, replace(model, lora=LoraConfig(rank=0), audio="frozen", only=()))
+        theirs, ours = (sum(max(part.bytes) for part in self._activations(s, "score")) for s in (teacher, self.size))
         return [
             _part("teacher", f"{_text(teacher.total)} x {wide} bytes, frozen", teacher.total * wide),
-            _part("teacher's activations", "what they take more than the policy's", extra, "score"),
+            _part("teacher's activations", "what they take more than the policy's", score=max(theirs - ours, 0)),
         ]
 
-    def _activations(self, size: ModelSize) -> list[Part]:
-        o, shape, p = self.options, size.shape, self.precision
-        budget = (o.rl.micro_batch_tokens, o.prompt_tokens, o.sampling.max_new_tokens, o.rl.group_size)
-        row, checkpointing = packed_row(*budget, o.rl.share_prompts), o.model.gradient_checkpointing
-        saved = decoder_bytes(shape, row, p, ATTENTION[o.model.attention], checkpointing)
+    def _activations(self, size: ModelSize, *phases: str) -> list[Part]:
+        """What passes over a packed row take in these phases."""
+        o, shape, p, checkpointing = self.options, size.shape, self.precision, self.options.model.gradient_checkpointing
+        tokens, prompt, response = o.rl.micro_batch_tokens, o.prompt_tokens, o.sampling.max_new_tokens
+        row = packed_row(tokens, prompt, response, o.rl.group_size, o.rl.share_prompts)
         models = 2 if o.critic == "own" else 1  # both graphs wait for one backward pass
+        saved = models * decoder_bytes(shape, row, p, ATTENTION[o.model.attention], checkpointing)
         wide = 3 * shape.experts * shape.intermediate + 2 * shape.hidden
-        how = f"{shape.layers} layers, a row of {row.tokens} tokens" + " x 2 models" * (models == 2)
-        parts = [
-            _part("activations", how, models * saved, "backward"),
-            _part(
-                "one layer's work", "estimate", row.tokens * (p.compute * wide + 8 * shape.hidden), "score", "backward"
-            ),
-        ]
-        frames = round(row.predicted * o.speech_share)
-        logits = {
-            phase: sum(
+        work, frames = row.tokens * (p.compute * wide + 8 * shape.hidden), round(row.predicted * o.speech_share)
+        score, backward = (
+            sum(
                 logits_bytes(rows, width, p.compute, gradient, _LOGITS_CHUNK, _LOGITS_KEEP)
                 for rows, width in ((row.predicted - frames, shape.vocabulary), (frames, shape.codes))
             )
-            for phase, gradient in (("score", False), ("backward", True))
-        }
-        how = f"{row.predicted} predicted x {shape.vocabulary}"
-        parts.append(Part("logits", how, tuple(logits.get(phase, 0.0) for phase in PHASES)))
+            for gradient in (False, True)
+        )
+        how = f"{shape.layers} layers, a row of {row.tokens} tokens" + " x 2 models" * (models == 2)
+        parts = [
+            _part("activations", how, backward=saved),
+            _part("one layer's work", "estimate", score=work, backward=work),
+            _part("logits", f"{row.predicted} predicted x {shape.vocabulary}", score=score, backward=backward),
+        ]
         if shape.tower is not None:
             trained = o.model.audio == "full"
             alone = tower_bytes(shape.tower, o.clip_seconds, 1, p.compute, False, False)
             encoder = tower_bytes(shape.tower, o.clip_seconds, o.clips, p.compute, trained, checkpointing)
-            by_phase = {"generate": alone, "score": alone, "backward": encoder}
             how = f"{o.clips if trained else 1} x {o.clip_seconds:g} s"
-            parts.append(Part("audio tower's activations", how, tuple(by_phase.get(phase, 0.0) for phase in PHASES)))
-        return parts
+            parts.append(_part("audio tower's activations", how, generate=alone, score=alone, backward=encoder))
+        kept = [phase in phases for phase in PHASES]
+        return [Part(q.name, q.how, tuple(b * k for b, k in zip(q.bytes, kept, strict=True))) for q in parts]
 
     # Engines and CPU memory.
 
     def engine(self) -> tuple[list[Part], Cache | None]:
-        size, a, o = self.size, self.assume, self.options
-        served, tp = size.total - size.adapters, o.tensor_parallel
-        each = kv_bytes_per_token(size.shape, self.number, tp)
+        size, a, o, number = self.size, self.assume, self.options, self.precision.compute
+        served, tp, asleep = size.total - size.adapters, o.tensor_parallel, self.runtime.shares_gpus
+        each = kv_bytes_per_token(size.shape, number, tp)
         if self.runtime.engine == "hf":
             tokens = o.sampling.max_batch_tokens
-            return [_part("key-value cache", f"{tokens} tokens x {each} bytes", tokens * each, "generate")], None
+            return [_part("key-value cache", f"{tokens} tokens x {each} bytes", generate=tokens * each)], None
         whole = sum(size.parts.get(name, 0) for name in ("audio tower", "projector"))
-        weights = self.number * (whole + (served - whole) / tp)
-        adapter = 2.0 * self.number * size.adapters if self.sends_adapter else 0.0
+        weights = number * (whole + (served - whole) / tp)
+        adapter = 2.0 * number * size.adapters if self.sends_adapter else 0.0
         fraction, work = self.runtime.engine_gpu_fraction, a.engine_workspace_gib * GIB
         room = max(fraction * o.gpu_gib * GIB - weights - adapter - work, 0.0)
         bucket = a.sync_bucket_mib * 2**20
-        sync = bucket if self.sends_adapter else max(bucket, size.largest * self.number)
+        sync = bucket if self.sends_adapter else max(bucket, size.largest * number)
         # On the trainers' GPUs it sleeps while they work.
-        asleep = self.runtime.shares_gpus
-        loaded, running = (("generate", "sync"), ("generate",)) if asleep else (PHASES, PHASES)
-        split = f"{_text(served)} x {self.number} bytes" + (f", the decoder / {tp}" if tp > 1 else "")
-        copies = f"2 x {_text(size.adapters)} x {self.number} bytes: as they came, and where they are used"
+        left, train = a.engine_asleep_gib * GIB * asleep, dict.fromkeys(("score", "backward", "step"), 0.0)
+        loaded: dict[str, float] = train if asleep else {}
+        running: dict[str, float] = {**train, "sync": 0.0} if asleep else {}
+        split = f"{_text(served)} x {number} bytes" + (f", the decoder / {tp}" if tp > 1 else "")
+        copies = f"2 x {_text(size.adapters)} x {number} bytes: as they came, and where they are used"
         parts = [
-            _part("engine's weights", split, weights, *loaded),
-            _part("engine's adapter", copies, adapter, *loaded),
-            _part("key-value cache", f"what {fraction:g} of the GPU leaves", room, *running),
-            _part("engine's workspace", "assumed", work, *running),
-            _part("weight sync", "a bucket" if self.sends_adapter else "a bucket or the largest tensor", sync, "sync"),
+            _part("engine's weights", split, weights, **loaded),
+            _part("engine's adapter", copies, adapter, **loaded),
+            _part("key-value cache", f"what {fraction:g} of the GPU leaves", room, **running),
+            _part("engine's workspace", "assumed", work, **running),
+            _part("weight sync", "a bucket" if self.sends_adapter else "a bucket or the largest tensor", sync=sync),
+            _part("engine asleep", "assumed", left, generate=0, sync=0),
         ]
-        if asleep:
-            left = a.engine_asleep_gib * GIB
-            parts.append(_part("engine asleep", "assumed", left, "score", "backward", "step"))
         # Every GPU of an engine holds its share of each token, so it has room for as many as one of them.
         tokens, prompt, response = int(room // each), o.prompt_tokens, o.sampling.max_new_tokens
         groups, rest = divmod(tokens, prompt + o.rl.group_size * response)
@@ -592,22 +551,15 @@ class _Planner:
         """Return the bytes of CPU memory that a node needs: offloaded optimizers, weights of sleeping engines."""
         size, o, r = self.size, self.options, self.runtime
         node, needed = min(o.gpus, o.gpus_per_node), 0.0
-        if r.offload:
-            learners = [(size.trained, r.ranks)]
-            if o.critic in ("own", "separate"):
-                learners.append((size.trained - size.heads, r.critics or r.ranks))
-            for trained, n in learners:
-                gradients = 4 * (trained + size.adapters) / n
-                needed += min(node, n) * (self._optimizer(trained, n)[0] + gradients)
+        learners = [(size.trained, r.ranks)]
+        if o.critic in ("own", "separate"):
+            learners.append((size.trained - size.heads, r.critics or r.ranks))
+        for trained, n in learners if r.offload else ():
+            needed += min(node, n) * (self._optimizer(trained, n)[0] + 4 * (trained + size.adapters) / n)
         if r.engine == "vllm" and r.shares_gpus:
             sent = 2 * size.adapters if self.sends_adapter else 0
-            needed += self.number * (size.total - size.adapters + sent) * min(node, r.ranks)
+            needed += self.precision.compute * (size.total - size.adapters + sent) * min(node, r.ranks)
         return needed
-
-
-def _only(part: Part, *phases: str) -> Part:
-    kept = tuple(number * (phase in phases) for number, phase in zip(part.bytes, PHASES, strict=True))
-    return Part(part.name, part.how, kept)
 
 
 # -- what takes less ---------------------------------------------------------------------------------------------------
@@ -644,8 +596,7 @@ def suggestions(model: str, options: PlanOptions) -> list[tuple[Change, MemoryPl
 def _changes(options: PlanOptions) -> Iterator[Change]:
     r = options.runtime
     yield {"model.gradient-checkpointing": True}
-    for tokens in (options.rl.micro_batch_tokens // 2, options.rl.micro_batch_tokens // 4):
-        yield {"rl.micro-batch-tokens": tokens}
+    yield from ({"rl.micro-batch-tokens": options.rl.micro_batch_tokens // part} for part in (2, 4))
     yield {"model.dtype": "bfloat16", "model.autocast": False}
     yield {"model.lora.rank": 16}
     if r.engine == "hf":

@@ -1,13 +1,8 @@
 """How large a model is: its parameters, counted on the real classes without allocating them.
 
-The model is built on torch's meta device, where a tensor has a shape but no data, and becomes an `AudioPolicy`. So the
-code that trains decides which weights count as trained.
-
-released.json holds the config.json of released models, without what transformers' classes have as defaults, so that
-one can plan before downloading. The counts were checked against what the authors say: Qwen2.5-Omni's decoder has the
-7.6 B parameters of Qwen2.5-7B (arXiv 2503.20215), Qwen3-Omni's encoders 650 M and 540 M and its thinker 30 B
-(arXiv 2509.17765), Higgs Audio V2 a 3.6 B decoder with 2.2 B in its audio FFNs (its model card), Whisper large 1.55 B
-(arXiv 2212.04356).
+The model is built on torch's meta device, where a tensor has a shape but no data, and becomes an `AudioPolicy`: the
+code that trains decides which weights count as trained. released.json holds the config.json of released models, without
+what transformers' classes have as defaults, so that one can plan before downloading.
 """
 
 from __future__ import annotations
@@ -52,8 +47,7 @@ _TOWER_RATES = {QwenOmni: (50.0, 0.0), Qwen3Omni: (12.5, 0.0), Qwen2Audio: (50.0
 
 @dataclass(frozen=True)
 class Tower:
-    """An audio encoder: `frame_rate` frames a second of `hidden` numbers through `layers`; each clip is padded to
-    `window` seconds, 0 where it is not."""
+    """An audio encoder: `frame_rate` frames a second; each clip is padded to `window` seconds, 0 where it is not."""
 
     layers: int
     hidden: int
@@ -138,24 +132,24 @@ def skeleton(raw_config: dict[str, Any], config: ModelConfig, where: str = "conf
         size = config_class(**values)
     except (TypeError, ValueError) as error:
         raise ValueError(f"{where}/config.json: {config_class.__name__} does not take it: {error}") from error
-    backbone: Any
     speech: FrameLayout | None = None
     with torch.device("meta"):
+        model = model_class(size, use_text_head=True) if backbone_class is Higgs else model_class(size)
+        tokenizer = tiny_tokenizer([], 300)
         if backbone_class is Higgs:
-            model, backbone = model_class(size, use_text_head=True), Higgs(tiny_llama_tokenizer([], 300))
+            tokenizer, last = tiny_llama_tokenizer([], 300), size.codebook_size - 1
+            backbone: Any = Higgs(tokenizer)
             add_routing(model)
-            last = size.codebook_size - 1
             speech = FrameLayout(size.num_codebooks, last + 1, last - 1, last, 0, 0, 0, 0)
         elif backbone_class is WhisperBackbone:
-            model, backbone = model_class(size), WhisperBackbone(tiny_whisper_tokenizer([], 300), True)
+            tokenizer = tiny_whisper_tokenizer([], 300)
+            backbone = WhisperBackbone(tokenizer, True)
             use_packed_decoder(model)
         else:
-            model = model_class(size)
-            backbone = TextDecoder(tiny_tokenizer([], 300)) if backbone_class is TextDecoder else backbone_class()
+            backbone = TextDecoder(tokenizer) if backbone_class is TextDecoder else backbone_class()
             if LAYOUT_KEY in raw_config:
                 speech = FrameLayout(**raw_config[LAYOUT_KEY])
                 add_branch(model, backbone.decoder(model), speech)
-        tokenizer = backbone.tokenizer if hasattr(backbone, "tokenizer") else tiny_tokenizer([], 300)
         return AudioPolicy(model, tokenizer, None, backbone, config, speech)
 
 
@@ -175,15 +169,14 @@ def count(policy: AudioPolicy) -> ModelSize:
         "audio FFNs": [m for layer in decoder.layers for name, m in layer.named_children() if name[:6] == "audio_"],
         "decoder layers": [decoder],
     }
-    adapters = {id(p) for name, p in model.named_parameters() if ".lora_" in name}
-    counted = set(adapters)
-    parts: dict[str, int] = {}
-    for name, owned in modules.items():
-        own = {id(p): p.numel() for m in owned for p in m.parameters() if id(p) not in counted}
-        counted |= set(own)
-        parts[name] = sum(own.values())
     every = {id(p): p for p in model.parameters()}
-    parts["rest"] = sum(p.numel() for key, p in every.items() if key not in counted)
+    adapters = {id(p) for name, p in model.named_parameters() if ".lora_" in name}
+    left = every.keys() - adapters
+    parts: dict[str, int] = {}
+    for name, owned in {**modules, "rest": [model]}.items():
+        own = {id(p): p.numel() for m in owned for p in m.parameters() if id(p) in left}
+        left -= own.keys()
+        parts[name] = sum(own.values())
     parts["adapters"] = sum(every[key].numel() for key in adapters)
     trained = {id(p): p.numel() for p in policy.trainable().values() if id(p) not in adapters}
     unread = [m.weight for m in code_heads] + ([head.weight] if head.weight is not embedding.weight else [])

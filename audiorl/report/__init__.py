@@ -1,9 +1,9 @@
-"""One kit of pages: the report of a run, pictures for a README, the live view, the study of rewards, benchmark pages.
+"""One kit of pages: the report of a run, the live view, the study of rewards, benchmark pages.
 
 kit.py         the document, sections, tables, text and rewards as HTML; assets/ holds style sheets and scripts
 audio.py       players, which files they may embed, pitch and level below them
-charts.py      pictures as SVG and PNG: curves, bars, quality against latency, pass@k
-rollouts.py    questions, responses, recordings; streams.py: interpreted streams on a time axis
+charts.py      pictures: curves, bars, quality against latency, pass@k
+rollouts.py    questions, responses, held-out examples; streams.py: interpreted streams on a time axis
 run.py         reads a run folder; summary.py: its held-out numbers, the headline, the sentence at the top
 page.py        the report of a run; listening.py: pages of recordings and questions
 view/, study/  the live view of runs; rewards on recorded rollouts
@@ -29,14 +29,4 @@ def write_report(run_dir: str | Path, audio_root: Sequence[Path] = ()) -> Path:
     return write(run_dir, audio_root)
 
 
-def plot_result(run_dir: str | Path, png_path: str | Path) -> Path:
-    """Write a PNG of the run for a README: held-out evaluations on the left, curves on the right.
-
-    Without evaluations or without curves that half is left out. Raises ValueError for a run with neither.
-    """
-    from audiorl.report.charts import plot_run
-
-    return plot_run(run_dir, png_path)
-
-
-__all__ = ["plot_result", "write_report"]
+__all__ = ["write_report"]

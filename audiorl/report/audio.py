@@ -8,7 +8,7 @@ import io
 import json
 import mmap
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -68,11 +68,15 @@ def allowed_audio(run_dir: Path, config: Any, more: Sequence[Path] = ()) -> Allo
     """
     home, package = Path.home().resolve(), Path(audiorl.__file__).parent
     folders = [run_dir, package, package.parent / "unseen_speakers", *more]
-    manifests = []
-    for text in _texts(config):
+    manifests: list[Path] = []
+    values: list[Any] = [config]
+    for value in values:  # grows while it is read
+        if isinstance(value, Mapping | list | tuple):
+            values += value.values() if isinstance(value, Mapping) else value
+            continue
         try:
-            path = Path(parse_set(text)[0])
-            if not text or not os.access(path, os.R_OK) or not (path.is_file() or path.is_dir()):
+            path = Path(parse_set(value)[0]) if isinstance(value, str) and value else None
+            if path is None or not os.access(path, os.R_OK) or not (path.is_file() or path.is_dir()):
                 continue
         except (OSError, ValueError):  # no path, such as a text of many lines
             continue
@@ -82,15 +86,6 @@ def allowed_audio(run_dir: Path, config: Any, more: Sequence[Path] = ()) -> Allo
         if not home.is_relative_to(folder.resolve()):
             folders.append(folder)
     return Allowed(tuple(folders), tuple(manifests))
-
-
-def _texts(config: Any) -> Iterator[str]:
-    """All texts in a config that can be paths."""
-    if isinstance(config, str):
-        yield config
-    elif isinstance(config, Mapping | list | tuple):
-        for value in config.values() if isinstance(config, Mapping) else config:
-            yield from _texts(value)
 
 
 def _names(manifest: Path, path: Path) -> bool:
@@ -132,22 +127,24 @@ class Players:
         """Return HTML for {"path", "start", "duration"}. A clip that cannot be read says so in its place."""
         if not clip or not clip.get("path"):
             return note("♪ audio was not kept with the run", "span")
-        path, start, duration = self._path(clip), float(clip.get("start") or 0.0), clip.get("duration")
+        path, start, duration = self._part(clip)
         label = path.name + (f" from {start:.1f} s" if start else "") + (f", {duration:.1f} s" if duration else "")
-        if self.link is None and (self.embedded >= self.max_clips or self.bytes_used >= self.max_bytes):
-            self.skipped += 1
-            return note(f"♪ not embedded to keep the page small: {label}", "span")
-        if not self._may_read(path):
-            return note(f"♪ not embedded, it is neither in the run folder nor in the run's data: {label}", "span")
-        if not path.is_file():
-            return note(f"♪ audio file not found: {label}", "span")
+        full = self.link is None and (self.embedded >= self.max_clips or self.bytes_used >= self.max_bytes)
+        self.skipped += full
+        for wrong, why in (
+            (full, "not embedded to keep the page small"),
+            (not self._may_read(path), "not embedded, it is neither in the run folder nor in the run's data"),
+            (not path.is_file(), "audio file not found"),
+        ):
+            if wrong:
+                return note(f"♪ {why}: {label}", "span")
         title, key = html.escape(label), (str(path), start, duration)
         if self.link is not None:
             source = html.escape(self.link(path, start, duration))
             return f'<audio controls preload="none" title="{title}" src="{source}"></audio>'
         if key not in self._cache:
             try:
-                self._cache[key] = playable(_clip(path, start, duration), self.max_file)
+                self._cache[key] = playable(AudioClip(path=key[0], start=start, duration=duration), self.max_file)
             except AudioError as error:
                 return note(f"♪ cannot be played: {error}", "span")
         mime, content = self._cache[key]
@@ -162,16 +159,17 @@ class Players:
 
     def samples(self, clip: Mapping[str, Any] | None) -> NDArray[np.float32] | None:
         """Return the clip's sound, mono float32 [T] at 16 kHz; None where there is none to read."""
-        path = self._path(clip or {})
-        if not self._may_read(path) or not path.is_file() or clip is None:
+        path, start, duration = self._part(clip or {})
+        if clip is None or not self._may_read(path) or not path.is_file():
             return None
         try:
-            return _clip(path, float(clip.get("start") or 0.0), clip.get("duration")).load(RATE)
+            return AudioClip(path=str(path), start=start, duration=duration).load(RATE)
         except AudioError:
             return None  # the player in its place says why
 
-    def _path(self, clip: Mapping[str, Any]) -> Path:
-        return self.run_dir / str(clip.get("path") or "")  # an absolute path replaces run_dir
+    def _part(self, clip: Mapping[str, Any]) -> tuple[Path, float, float | None]:
+        path = self.run_dir / str(clip.get("path") or "")  # an absolute path replaces run_dir
+        return path, float(clip.get("start") or 0.0), clip.get("duration")
 
     def _may_read(self, path: Path) -> bool:
         return path in (self.allowed or Allowed((self.run_dir,)))
@@ -199,10 +197,6 @@ def playable(clip: AudioClip, max_file: int) -> tuple[str, bytes]:
         for at in range(0, len(samples), RATE):  # libsndfile overflows its stack on one long write
             file.write(samples[at : at + RATE])
     return "audio/ogg", buffer.getvalue()
-
-
-def _clip(path: Path, start: float, duration: float | None) -> AudioClip:
-    return AudioClip(path=str(path), start=start, duration=duration)
 
 
 def _data_uri(mime: str, content: bytes) -> str:

@@ -1,4 +1,4 @@
-"""Drawing with matplotlib: metrics over steps, bars with intervals, quality against latency, pass@k; as PNG or SVG.
+"""Drawing with matplotlib: metrics over steps, bars with intervals, quality against latency, pass@k.
 
 In an SVG stand-in colours become CSS variables after drawing, so that one picture serves light and dark schemes.
 """
@@ -6,7 +6,6 @@ In an SVG stand-in colours become CSS variables after drawing, so that one pictu
 from __future__ import annotations
 
 import io
-import json
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -15,15 +14,16 @@ from pathlib import Path
 from typing import Any, Literal, TypeGuard
 
 import matplotlib as mpl
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.text import Annotation
 from matplotlib.ticker import MaxNLocator, NullLocator, PercentFormatter
 from matplotlib.transforms import Bbox, BboxBase
+from numpy.typing import NDArray
 
 from audiorl.report.kit import asset
-from audiorl.report.run import RunContents, load_run
-from audiorl.report.summary import UNSEEN, Measure, Point, headline, measures, metric_name, points, show
+from audiorl.report.summary import UNSEEN, Measure, Point, read_json_object, show
 
 LineStyle = Literal["average", "points", "exact"]
 """How a line is drawn: every step faint under a moving average, marked points, or as recorded."""
@@ -44,19 +44,17 @@ class Theme:
 
 
 _NAMES = ("ink", "muted", "grid", "before", "control", *(f"line{i}" for i in range(8)))
+_STAND_INS = {name: f"#0a0b{i:02x}" for i, name in enumerate(_NAMES, 1)}  # matplotlib accepts only real colours
+_COLOURS = dict(re.findall(r"--(\w+): (#\w+)", asset("report.css").split("@media")[0]))
 
 
-def _theme(colours: Sequence[str]) -> Theme:
-    ink, muted, grid, before, control, *lines = colours
+def _theme(colours: Mapping[str, str]) -> Theme:
+    ink, muted, grid, before, control, *lines = (colours[name] for name in _NAMES)
     return Theme(ink, muted, grid, before, control, tuple(lines))
 
 
-_STAND_INS = {name: f"#0a0b{i:02x}" for i, name in enumerate(_NAMES, 1)}  # matplotlib accepts only real colours
-PAGE = _theme(list(_STAND_INS.values()))
-"""For pictures inside a page, see `svg`."""
-_LIGHT = dict(re.findall(r"--(\w+): (#\w+)", asset("report.css").split("@media")[0]))
-LIGHT = _theme([_LIGHT[name] for name in _NAMES])
-"""For PNG files: the light colours of the style sheet."""
+PAGE, LIGHT = _theme(_STAND_INS), _theme(_COLOURS)
+"""For pictures inside a page, see `svg`; for PNG files: the light colours of the style sheet."""
 
 
 # -- metrics as lines --------------------------------------------------------------------------------------------------
@@ -263,6 +261,17 @@ def draw_bars(ax: Axes, bars: Sequence[Measure], metric: str, theme: Theme) -> N
     ax.spines["left"].set_color(theme.muted)
 
 
+def draw_histogram(ax: Axes, values: NDArray[np.float64], theme: Theme, bins: int = 20) -> None:
+    """Draw how often each of at most `bins` values occurs, or of as many ranges of them."""
+    distinct, counts = np.unique(values, return_counts=True)
+    if len(distinct) > bins:
+        counts, edges = np.histogram(values, bins)
+        distinct = (edges[1:] + edges[:-1]) / 2
+    ax.bar(distinct, counts, width=0.9 * (float(np.ptp(values)) or 1.0) / bins, color=theme.lines[0])
+    _plain_axes(ax, theme)
+    ax.xaxis.set_major_locator(MaxNLocator(6))
+
+
 def draw_tradeoff(ax: Axes, points: Sequence[Point], theme: Theme, quality: str = "chrF") -> None:
     """Draw latency to the right, quality upwards, every point labelled; joined are wait-k's, and those of the trained
     policy before and after, for unseen speakers too."""
@@ -293,7 +302,7 @@ _PLACES = ((8, 0), (-8, 0), (8, 10), (8, -10), (-8, 10), (-8, -10), (8, -20), (8
 
 
 def _label_points(ax: Axes, points: Sequence[Point], theme: Theme) -> None:
-    """Each label where it covers no other label, is not cut off, and hides the fewest points."""
+    """Put each label where it covers no other label, is not cut off, and hides the fewest points."""
     figure = ax.get_figure(root=True)
     assert figure is not None
     figure.draw_without_rendering()  # now the axes have their size
@@ -303,18 +312,18 @@ def _label_points(ax: Axes, points: Sequence[Point], theme: Theme) -> None:
     inside = ax.get_window_extent()
     for p in points:
         weight = "bold" if p.entry in ("before", "after") else "normal"
-        words, at = literal(_label(p.entry)), (p.latency, p.quality)
         style: dict[str, Any] = {"va": "center", "color": theme.ink, "size": 10, "weight": weight}
+        at, words = (p.latency, p.quality), literal(_label(p.entry))
         label = ax.annotate(words, at, _PLACES[0], textcoords="offset points", **style)
-        boxes = []
-        for place in _PLACES:
+
+        def cost(place: tuple[int, int], label: Annotation = label) -> float:
             label.set(position=place, horizontalalignment="left" if place[0] > 0 else "right")
             box = label.get_window_extent()
             cut_off = box.x0 < inside.x0 or box.x1 > inside.x1
-            boxes.append((box.count_overlaps(marks) + 5 * box.count_overlaps(labels) + 20 * cut_off, box))
-        best = min(range(len(_PLACES)), key=lambda k: boxes[k][0])
-        label.set(position=_PLACES[best], horizontalalignment="left" if _PLACES[best][0] > 0 else "right")
-        labels.append(boxes[best][1])
+            return box.count_overlaps(marks) + 5 * box.count_overlaps(labels) + 20 * cut_off
+
+        cost(min(_PLACES, key=cost))  # moves it there
+        labels.append(label.get_window_extent())
 
 
 def _entry_colour(entry: str, theme: Theme) -> str:
@@ -333,36 +342,7 @@ def _label(entry: str) -> str:
     return ": ".join(filter(None, _split_entry(entry)))
 
 
-# -- whole pictures ----------------------------------------------------------------------------------------------------
-
-
-def plot_run(run_dir: str | Path, png: str | Path) -> Path:
-    """See `audiorl.report.plot_result`. The evaluations of an interpreter are points of quality against latency."""
-    run: RunContents = load_run(run_dir)
-    bars, places, metric = measures(run.evals), points(run.evals), headline(run.evals) or ""
-    named = (("Reward", "reward/mean"), ("Held-out accuracy", "eval/accuracy"), ("Held-out chrF", "eval/chrf"))
-    curves = [(title, name) for title, name in named if series(run.metrics, name)]
-    columns = [2.3] * bool(bars) + [2.0] * len(curves)
-    if not columns:
-        raise ValueError(f"{run.path}: neither eval.json nor a reward curve to draw")
-    layout = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.08, wspace=0.06)
-    figure = Figure(figsize=(1.9 * sum(columns), 3.1), dpi=200, facecolor="white", layout=layout)
-    axes = list(figure.subplots(1, len(columns), width_ratios=columns, squeeze=False)[0])
-    titles = [title for title, _ in curves]
-    if bars:
-        sizes = {m.n for m in bars if m.n is not None}
-        n = f", n = {sizes.pop()}" if len(sizes) == 1 else ""
-        if len(places) > 1:
-            draw_tradeoff(axes[0], places, LIGHT)
-        else:
-            draw_bars(axes[0], bars, metric, LIGHT)
-        titles.insert(0, f"Held-out {'quality against latency' if len(places) > 1 else metric_name(metric)}{n}")
-    for ax, (_, name) in zip(axes[bool(bars) :], curves, strict=True):
-        style: LineStyle = "points" if name.startswith("eval/") else "average"
-        draw_lines(ax, [series(run.metrics, name)], offsets(run.metrics), LIGHT, style)
-    for ax, title in zip(axes, titles, strict=True):
-        ax.set_title(literal(title), loc="left", color=LIGHT.ink, size=11, weight="bold", pad=14)
-    return _save(figure, png)
+# -- pictures of benchmarks --------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -405,11 +385,25 @@ def read_tradeoff(folder: str | Path, quality: str, latency: str) -> list[tuple[
 
     `quality` and `latency` are keys of scores.json; latencies are ms there. Raises ValueError naming file and field.
     """
-    folder = Path(folder)
-    files = [folder / SCORES] if (folder / SCORES).is_file() else sorted(folder.glob(f"*/{SCORES}"))
-    if not files:
+    points = []
+    for path in _score_files(folder):
+        scores = read_json_object(path) or {}
+        if scores.get("source_type") == "text":
+            raise ValueError(f"{path}: source_type: text; its latencies are words, not seconds; plot speech sources")
+        for key in (latency, quality):
+            if not _is_number(scores.get(key)) or not math.isfinite(scores[key]):
+                raise ValueError(
+                    f"{path}: {key}: {scores.get(key)!r}; score the folder with it, or plot another metric"
+                )
+        points.append((scores[latency] / 1000, float(scores[quality])))
+    return sorted(points)
+
+
+def _score_files(folder: str | Path) -> list[Path]:
+    found = [*Path(folder).glob(SCORES), *sorted(Path(folder).glob(f"*/{SCORES}"))]
+    if not found:
         raise ValueError(f"{folder}: no {SCORES} there or one folder below; score it first (--score {folder})")
-    return sorted((_score(path, latency) / 1000, _score(path, quality)) for path in files)
+    return found[:1] if found[0].parent == Path(folder) else found
 
 
 def plot_tradeoff(
@@ -423,8 +417,8 @@ def plot_tradeoff(
     if not folders:
         raise ValueError("give the folders to plot: --plot OUT.png DIR DIR …")
     if latency is None:
-        scored = [p for f in folders for p in (Path(f) / SCORES, *Path(f).glob(f"*/{SCORES}")) if p.is_file()]
-        latency = "StreamLAAL" if scored and all("StreamLAAL" in _scores(path) for path in scored) else "LAAL"
+        scored = [read_json_object(path) or {} for folder in folders for path in _score_files(folder)]
+        latency = "StreamLAAL" if all("StreamLAAL" in scores for scores in scored) else "LAAL"
     figure = Figure(figsize=(6.4, 4.2), dpi=200, facecolor="white", layout="constrained")
     ax = figure.subplots()
     for place, folder in enumerate(folders):
@@ -438,23 +432,3 @@ def plot_tradeoff(
     ax.xaxis.set_major_locator(MaxNLocator(6))
     ax.margins(x=0.16, y=0.16)
     return _save(figure, png)
-
-
-def _scores(path: Path) -> dict[str, Any]:
-    try:
-        scores = json.loads(path.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{path}: not JSON ({error}); score the folder again") from error
-    if not isinstance(scores, dict):
-        raise ValueError(f"{path}: expected a JSON object; score the folder again")
-    return scores
-
-
-def _score(path: Path, key: str) -> float:
-    scores = _scores(path)
-    if scores.get("source_type") == "text":
-        raise ValueError(f"{path}: source_type: text; its latencies are words, not seconds; plot speech sources")
-    value = scores.get(key)
-    if not _is_number(value) or not math.isfinite(value):
-        raise ValueError(f"{path}: {key}: {value!r}; score the folder with it, or plot another metric")
-    return float(value)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from html import escape
@@ -26,24 +26,21 @@ from audiorl.report.charts import (
     series,
     svg,
 )
-from audiorl.report.kit import NOTHING, chips, document, marked, more, note, section, write_page
+from audiorl.report.kit import document, more, note, section, write_page
 from audiorl.report.rollouts import (
-    codec_side,
-    is_codec_copy,
-    is_spoken,
+    Kind,
+    Side,
+    example_card,
     is_stream,
-    parts,
+    kind_of,
     question,
-    reference_player,
     response,
     score_chips,
-    spoken_side,
     total,
 )
-from audiorl.report.run import RunContents, load_run
+from audiorl.report.run import RunContents, checked_rows, load_run
 from audiorl.report.streams import STREAM_LEAD, Band, stream
 from audiorl.report.summary import (
-    EvaluationRow,
     Row,
     disagreements,
     entry_names,
@@ -60,13 +57,10 @@ from audiorl.report.summary import (
     worse_tasks,
 )
 
-_EXAMPLES, _RECORDINGS, _STREAMS = 6, 8, 4
+_CHANGED = 6
 _GROUPS, _MEMBERS = 6, 8  # of the first and the last step
 _GROUPS_BETWEEN, _MEMBERS_BETWEEN = 3, 4  # of the other steps
 _BYTES = 4_000_000  # of HTML of rollouts, audio not counted
-
-Side = Callable[[str, Row, Players], str]
-"""(evaluation name, row, players) -> HTML."""
 
 
 def write(run_dir: str | Path, audio_root: Sequence[Path] = ()) -> Path:
@@ -78,21 +72,11 @@ def write(run_dir: str | Path, audio_root: Sequence[Path] = ()) -> Path:
 def page(run: RunContents, audio_root: Sequence[Path] = ()) -> str:
     """Return the page as text."""
     players = Players(run.path, allowed=allowed_audio(run.path, run.config.get("config"), audio_root))
-    sections = (
-        _header(run),
-        _evaluations(run),
-        _curves(run),
-        _changed_answers(run, players),
-        _spoken_texts(run, players),
-        _codec_copies(run, players),
-        _held_out_streams(run, players),
-        _rollouts(run, players),
-        _settings(run),
-    )
-    body = "".join(sections)
+    body = _header(run) + _evaluations(run) + _curves(run) + _examples(run, players) + _rollouts(run, players)
     sound = f"{players.embedded} audio players, {players.bytes_used / 1e6:.1f} MB of sound"
     skipped = f"; {players.skipped} more clips were left out to keep the page small" if players.skipped else ""
-    return document(f"{run.recipe} · {run.name}", f"{body}<footer>Written by audiorl. {sound}{skipped}.</footer>")
+    footer = f"<footer>Written by audiorl. {sound}{skipped}.</footer>"
+    return document(f"{run.recipe} · {run.name}", f"{body}{_settings(run)}{footer}")
 
 
 # -- header and settings -----------------------------------------------------------------------------------------------
@@ -136,9 +120,8 @@ def _facts(run: RunContents) -> str:
         facts.append((phase or "steps", f"{max(s for s in of_phase if isinstance(s, int | float)):.0f} steps"))
     if times := [r["time"] for r in run.metrics if isinstance(r.get("time"), int | float)]:
         minutes, seconds = divmod(round(max(times)), 60)
-        hours, minutes = divmod(minutes, 60)
-        length = f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {seconds:02d} s"
-        facts.append(("time", length if hours or minutes else f"{seconds} s"))
+        short = f"{minutes} min {seconds:02d} s" if minutes else f"{seconds} s"
+        facts.append(("time", f"{minutes // 60} h {minutes % 60:02d} min" if minutes > 59 else short))
     for label, name in (("reward", "reward/mean"), ("KL", "kl"), ("tokens/s", "tokens_per_s")):
         if ends := [s for s in series(run.metrics, name) if not is_control(s.phase)]:
             facts.append((label, show(ends[-1].end)))
@@ -147,14 +130,12 @@ def _facts(run: RunContents) -> str:
 
 def _settings(run: RunContents) -> str:
     """Show the command that repeats the run, its resolved configuration, and the versions it ran with."""
-    if not run.config:
-        return ""
     body = f"<pre>{escape(run.command)}</pre>" if run.command else ""
     for title, values in (("Resolved configuration", "config"), ("Versions", "versions")):
         if settings := run.config.get(values):
             rows = "".join(f"<div><span>{escape(k)}</span><b>{escape(v)}</b></div>" for k, v in _flat(settings))
             body += f"<details><summary>{title}</summary><div class='settings'>{rows}</div></details>"
-    return f"<section><h2>Settings</h2>{body}</section>"
+    return section("Settings", body)
 
 
 def _flat(value: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
@@ -172,32 +153,23 @@ def _flat(value: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
 def _evaluations(run: RunContents) -> str:
     """Return every number of eval.json, overall and by task, one column per evaluation; what got worse is marked."""
     rows = rows_of_entries(run.evals)
+    entries, body = entry_names(rows), ""
+    compared = {"before", "after"} <= set(entries)
+    for row in rows:
+        # The number of samples stands at the name when it is the same everywhere, else at each value.
+        samples = {name: f"<small>n = {n}</small>" for name, n in row.samples.items()}
+        shared = len(set(samples.values())) == 1 and len(samples) == len(row.values)
+        cells = [escape(row.cell(e)) + ("" if shared else samples.get(e, "")) for e in entries]
+        cells += [("▼ " if row.worse else "") + escape(row.change_text())] if compared else []
+        heading = escape(row.label) + (next(iter(samples.values())) if shared else "")
+        kind = " ".join(name for name, holds in (("task", row.task), ("worse", row.worse)) if holds)
+        body += f"<tr class='{kind}'><th scope='row'>{heading}</th>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
     if not rows:
         return ""
-    entries = entry_names(rows)
-    compared = {"before", "after"} <= set(entries)
-    head = ["", *entries, *(["after − before"] if compared else ())]
-    top = "".join(f"<th>{escape(cell)}</th>" for cell in head)
-    body = "".join(_evaluation_row(row, entries, compared) for row in rows)
+    top = "".join(f"<th>{escape(cell)}</th>" for cell in ("", *entries, *["after − before"] * compared))
     legend = note("▼ is worse after training than before.") if any(row.worse for row in rows) else ""
     table = f"<table class='numbers'><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>"
     return section("Held-out evaluation", f"<div class='card scroll-x'>{table}{legend}</div>")
-
-
-def _evaluation_row(row: EvaluationRow, entries: Sequence[str], compared: bool) -> str:
-    """Draw a row; the number of samples stands at its name when it is the same everywhere, else at each value."""
-
-    def samples(n: int | None) -> str:
-        return "" if n is None else f"<small>n = {n}</small>"
-
-    shared = len(set(row.samples.values())) == 1 and len(row.samples) == len(row.values)
-    cells = [escape(row.cell(e)) + ("" if shared else samples(row.samples.get(e))) for e in entries]
-    if compared:
-        cells.append(("▼ " if row.worse else "") + escape(row.change_text()))
-    heading = escape(row.label) + (samples(next(iter(row.samples.values()))) if shared else "")
-    kind = " ".join(name for name, holds in (("task", row.task), ("worse", row.worse)) if holds)
-    values = "".join(f"<td>{cell}</td>" for cell in cells)
-    return f"<tr class='{kind}'><th scope='row'>{heading}</th>{values}</tr>"
 
 
 # -- curves ------------------------------------------------------------------------------------------------------------
@@ -248,30 +220,23 @@ def arrange(names: Sequence[str]) -> tuple[list[Panel], list[Panel]]:
     """Return (the panels to look at first, the rest), each in a fixed order. Every metric is in exactly one; a name
     without a rule gets a panel of its own."""
     remaining = list(names)
-
-    def panels_of(rules: tuple[Rule, ...], skip: set[str]) -> list[Panel]:
-        panels = []
+    later = {name for name in names if any(name in patterns for _, patterns, _ in _MORE)}
+    groups: tuple[list[Panel], list[Panel]] = ([], [])
+    for panels, rules, skip in zip(groups, (_MAIN, _MORE), (later, ()), strict=True):
         for title, patterns, style in rules:
             matching = [n for n in remaining if n not in skip and any(fnmatchcase(n, p) for p in patterns)]
             if matching:
                 panels.append(Panel(title, tuple(matching), style))
-                remaining[:] = [n for n in remaining if n not in matching]
-        return panels
-
-    main = panels_of(_MAIN, {name for name in names if any(name in patterns for _, patterns, _ in _MORE)})
-    rest = panels_of(_MORE, set())
-    return main, rest + [Panel(name, (name,)) for name in remaining]
+                remaining = [n for n in remaining if n not in matching]
+    return groups[0], groups[1] + [Panel(name, (name,)) for name in remaining]
 
 
 def _curves(run: RunContents) -> str:
-    main, rest = arrange(metric_names(run.metrics))
-    if not main and not rest:
-        return ""
-    body = f'<div class="panels">{"".join(_panel(run, p) for p in main)}</div>'
+    main, rest = ([_panel(run, panel) for panel in panels] for panels in arrange(metric_names(run.metrics)))
+    body = f'<div class="panels">{"".join(main)}</div>' if main or rest else ""
     if rest:
         title = f"{len(rest)} more chart{'s' * (len(rest) > 1)}"
-        panels = f'<div class="panels">{"".join(_panel(run, p) for p in rest)}</div>'
-        body += f"<details><summary>{title}</summary>{panels}</details>"
+        body += f'<details><summary>{title}</summary><div class="panels">{"".join(rest)}</div></details>'
     lead = "Faint: each step. Strong: moving average. Points: probes on held-out samples during training."
     if any(is_control(phase) for phase in offsets(run.metrics)):
         lead += " Dashed: the control, from the point where it branches off."
@@ -285,54 +250,89 @@ def _panel(run: RunContents, panel: Panel) -> str:
         return f'<figure class="card">{title}{note("never a finite value")}</figure>'
     figure = Figure(figsize=(3.9, 2.2))
     draw_lines(figure.add_axes((0.115, 0.17, 0.87, 0.755)), lines, offsets(run.metrics), PAGE, panel.style)
-    # One key per line, and one per control: its colour, its name and where it ended.
-    keys = ""
+    # One key per line, and one per control: its colour, its name and where it ended. Where all names of the panel share
+    # a group it is left out: ``reward/format`` is ``format``.
+    keys, groups = "", {n.partition("/")[0] for n in panel.names}
     for place, phases in enumerate(lines):
         main = [one for one in phases if not is_control(one.phase)]
         for one in main[-1:] + [one for one in phases if is_control(one.phase)]:
             control = is_control(one.phase)
             colour = "var(--control)" if control else f"var(--line{place % 8})"
-            name = ", ".join([_short(one.name, panel)] * (len(lines) > 1) + [one.phase] * control)
+            short = one.name.partition("/")[2] if len(groups) == 1 and "/" in one.name else one.name
+            name = escape(", ".join([short] * (len(lines) > 1) + [one.phase] * control))
             keys += f'<span><i style="background:{colour}"></i>{_end(run, one, panel.style, name)}</span>'
     return f'<figure class="card">{title}<div class="legend">{keys}</div>{svg(figure)}</figure>'
 
 
 def _end(run: RunContents, one: Series, style: LineStyle, name: str) -> str:
     """Name and end of a line. A held-out metric ends with the final evaluation, which is not the last probe."""
-    prefix = f"{escape(name)} " if name else ""
+    prefix, last = f"{name} " if name else "", show(one.y[-1], one.name)
     if not one.name.startswith("eval/"):
-        return f"{prefix or 'at the end '}<b>{show(one.end if style == 'average' else one.y[-1], one.name)}</b>"
-    last_probe = show(one.y[-1], one.name)
+        return f"{prefix or 'at the end '}<b>{show(one.end, one.name) if style == 'average' else last}</b>"
     final = numbers(run.evals.get("control" if is_control(one.phase) else "after") or {})
     metric = one.name.removeprefix("eval/")
     if metric not in final:
-        return f"{prefix}last probe <b>{last_probe}</b>"
-    return f"{prefix}final evaluation <b>{show(final[metric], metric)}</b> (last probe {last_probe})"
+        return f"{prefix}last probe <b>{last}</b>"
+    return f"{prefix}final evaluation <b>{show(final[metric], metric)}</b> (last probe {last})"
 
 
-def _short(name: str, panel: Panel) -> str:
-    """Return the name without the group that all names of its panel share: ``reward/format`` is ``format``."""
-    groups = {n.partition("/")[0] for n in panel.names}
-    return name.partition("/")[2] if len(groups) == 1 and "/" in name else name
+# -- held-out examples -------------------------------------------------------------------------------------------------
+
+_EXAMPLES: dict[Kind, tuple[str, str, int]] = {
+    "spoken": (
+        "Spoken texts",
+        "The same held-out texts as each evaluation spoke them, with what the recogniser understood. Texts whose "
+        f"character error rate (CER) changed the most come first. {CONTOUR_NOTE}",
+        8,
+    ),
+    "codec": ("Through the codec", "Held-out recordings, and the same after encoding and decoding.", 8),
+    "stream": ("Held-out streams", STREAM_LEAD, 4),
+}
+"""By kind: title, lead, and how many are shown."""
 
 
-# -- held-out samples --------------------------------------------------------------------------------------------------
+def _examples(run: RunContents, players: Players) -> str:
+    """Held-out examples as each evaluation has them."""
+    kinds: dict[Kind, dict[str, dict[Any, Row]]] = {}
+    for name, rows in run.answers.items():
+        if rows:
+            by_id = {(row.get("sample") or row).get("id"): row for row in rows}
+            kinds.setdefault(kind_of(rows[0]), {})[name] = by_id
+    answers = kinds.get("text", {})
+    body = (
+        _changed_answers(answers["before"], answers["after"], players) if {"before", "after"} <= answers.keys() else ""
+    )
+    for kind, (title, lead, limit) in _EXAMPLES.items():
+        held = kinds.get(kind, {})
+        ids = list(dict.fromkeys(id for rows in held.values() for id in rows))
+        if kind == "spoken" and held:
+            ends = (
+                ("before", "after") if {"before", "after"} <= held.keys() else (next(iter(held)), next(reversed(held)))
+            )
+            change = {
+                id: abs(float(held[ends[0]][id].get("cer") or 0.0) - float(held[ends[1]][id].get("cer") or 0.0))
+                for id in held[ends[1]]
+                if id in held[ends[0]]
+            }
+            ids = sorted(change, key=lambda id: -change[id])
+        elif kind == "codec" and held:
+            ids = [id for id, row in next(reversed(held.values())).items() if row.get("decoded")]
+        cards = ""
+        for id in ids[:limit]:
+            cards += example_card([(name, rows[id], players) for name, rows in held.items() if id in rows], kind)
+        body += section(title, cards + more(len(ids) - limit, "in eval/"), lead)
+    return body
 
 
-def changed_pairs(before: Sequence[Row], after: Sequence[Row]) -> tuple[list[tuple[Row, Row]], ...]:
+def changed_pairs(before: Mapping[Any, Row], after: Mapping[Any, Row]) -> tuple[list[tuple[Row, Row]], ...]:
     """Pair answers by sample id; return those that went from wrong to right, from right to wrong, and all pairs."""
-    after_by_id = {row.get("id"): row for row in after}
-    pairs = [(row, after_by_id[row.get("id")]) for row in before if row.get("id") in after_by_id]
+    pairs = [(row, after[id]) for id, row in before.items() if id in after]
     fixed = [(b, a) for b, a in pairs if not b.get("correct") and a.get("correct")]
     broken = [(b, a) for b, a in pairs if b.get("correct") and not a.get("correct")]
     return fixed, broken, pairs
 
 
-def _changed_answers(run: RunContents, players: Players) -> str:
-    """Answers that went from wrong to right and from right to wrong, with the audio; "" without both files."""
-    before, after = run.answers.get("before"), run.answers.get("after")
-    if not before or not after or is_stream(after[0].get("sample")) or is_spoken(after) or is_codec_copy(after):
-        return ""
+def _changed_answers(before: Mapping[Any, Row], after: Mapping[Any, Row], players: Players) -> str:
     fixed, broken, pairs = changed_pairs(before, after)
     lead = (
         f"Of {len(pairs)} examples answered before and after, <b>{len(fixed)}</b> went from wrong to right and "
@@ -340,92 +340,14 @@ def _changed_answers(run: RunContents, players: Players) -> str:
     )
     body = f"<p class='sub'>{lead}</p>"
     for title, changed in (("Wrong → right", fixed), ("Right → wrong", broken)):
-        if changed:
-            cards = ""
-            for pair in changed[:_EXAMPLES]:
-                sides = ""
-                for label, row in zip(("before", "after"), pair, strict=True):
-                    text = marked(str(row.get("text") or "")) or NOTHING
-                    mark = "right" if row.get("correct") else "wrong"
-                    said = f"<span class='when'>{label}</span><p class='written'>{text}</p>"
-                    sides += f"<div class='side {mark}'>{said}</div>"
-                asked = question(pair[0], players)
-                cards += f"<article class='card'>{asked}<div class='sides'>{sides}</div></article>"
-            rest = more(len(changed) - _EXAMPLES, "in eval/after.jsonl")
+        cards = ""
+        for pair in changed[:_CHANGED]:
+            sides: list[Side] = [(name, row, players) for name, row in zip(("before", "after"), pair, strict=True)]
+            cards += example_card(sides, "text")
+        if cards:
+            rest = more(len(changed) - _CHANGED, "in eval/after.jsonl")
             body += f"<h3>{title}</h3><div class='pairs'>{cards}</div>{rest}"
     return section("Answers that changed", body)
-
-
-def _spoken_texts(run: RunContents, players: Players) -> str:
-    """Held-out texts as each evaluation spoke them, greatest change of the error rate first."""
-    spoken = {name: {row.get("id"): row for row in rows} for name, rows in run.answers.items() if is_spoken(rows)}
-    if not spoken:
-        return ""
-    names = list(spoken)
-    first, last = (
-        spoken[name]
-        for name in (("before", "after") if {"before", "after"} <= spoken.keys() else (names[0], names[-1]))
-    )
-
-    def change(id: Any) -> float:
-        return abs(float(first[id].get("cer") or 0.0) - float(last[id].get("cer") or 0.0))
-
-    ids = sorted((id for id in last if id in first), key=lambda id: -change(id))
-    cards = ""
-    for id in ids[:_RECORDINGS]:
-        title, reference = str(last[id].get("text") or ""), reference_player(last[id], players)
-        cards += _recording_card(title, reference, id, spoken, spoken_side, players)
-    lead = (
-        "The same held-out texts as each evaluation spoke them, with what the recogniser understood. Texts whose "
-        f"character error rate (CER) changed the most come first. {CONTOUR_NOTE}"
-    )
-    return section("Spoken texts", cards + more(len(ids) - _RECORDINGS, "in eval/"), lead)
-
-
-def _codec_copies(run: RunContents, players: Players) -> str:
-    """Held-out recordings next to what the codec made of them; "" where no audio was kept."""
-    copies = {name: {row["id"]: row for row in rows} for name, rows in run.answers.items() if is_codec_copy(rows)}
-    last: dict[Any, Row] = next(reversed(copies.values()), {})
-    cards = ""
-    for row in [row for row in last.values() if row.get("decoded")][:_RECORDINGS]:
-        original = f"<div class='audio'>{players.player(row.get('original'))}</div>"
-        title = str(row.get("text") or row["id"])
-        cards += _recording_card(title, original, row["id"], copies, codec_side, players)
-    return section("Through the codec", cards, "Held-out recordings, and the same after encoding and decoding.")
-
-
-def _recording_card(
-    title: str, audio: str, id: Any, rows: Mapping[str, Mapping[Any, Row]], side: Side, players: Players
-) -> str:
-    sides = "".join(side(name, by_id[id], players) for name, by_id in rows.items() if id in by_id)
-    asked = f"<div class='question'><p class='prompt'>{escape(title)}</p>{audio}</div>"
-    return f"<article class='card'>{asked}<div class='sides'>{sides}</div></article>"
-
-
-def _held_out_streams(run: RunContents, players: Players) -> str:
-    """Show the first held-out streams with the output of each evaluation; "" where none were interpreted."""
-    rows = {name: [r for r in answers if is_stream(r.get("sample"))] for name, answers in run.answers.items()}
-    places = {name: k for k, name in enumerate(run.evals)}
-    names = sorted((n for n, streams in rows.items() if streams), key=lambda n: (places.get(n, len(places)), n))
-    if not names:
-        return ""
-    by_id = {name: {r["sample"].get("id"): r for r in rows[name]} for name in names}
-    ids = list(dict.fromkeys(r["sample"].get("id") for name in names for r in rows[name]))
-    cards = ""
-    for id in ids[:_STREAMS]:
-        outputs = {name: by_id[name][id] for name in names if id in by_id[name]}
-        opened = {"before", "after"} & outputs.keys() or {next(iter(outputs))}
-        bands = [evaluation_band(row, name, name in opened) for name, row in outputs.items()]
-        drawn = stream(next(iter(outputs.values()))["sample"], bands, players)
-        cards += f"<article class='card'><h3>{escape(str(id))}</h3>{drawn}</article>"
-    return section(
-        "Held-out streams", cards + more(len(ids) - _STREAMS, f"streams in eval/{names[0]}.jsonl"), STREAM_LEAD
-    )
-
-
-def evaluation_band(row: Row, name: str, opened: bool = True) -> Band:
-    """Return a stream's output in one evaluation, without the sums of its rewards."""
-    return Band(row, f"<b>{escape(name)}</b>{chips(parts(row))}", name, opened, total=False)
 
 
 # -- rollouts ----------------------------------------------------------------------------------------------------------
@@ -439,15 +361,21 @@ def _rollouts(run: RunContents, players: Players) -> str:
     """
     steps: dict[int, str] = {}
     size, files = 0, run.rollout_files
-    for place in _middles_first(len(files)):
+    order, gaps = [len(files) - 1, 0][: len(files)], [(0, len(files) - 1)]
+    for low, high in gaps:  # grows while it is read
+        if high - low > 1:
+            middle = (low + high) // 2
+            order.append(middle)
+            gaps += [(low, middle), (middle, high)]
+    for place in order:
         if size > _BYTES:
             break
-        number, _ = files[place]
-        if rows := run.rollouts(number):
+        number, file = files[place]
+        if rows := checked_rows(file):
             ends = place in (0, len(files) - 1)
             groups, members = (_GROUPS, _MEMBERS) if ends else (_GROUPS_BETWEEN, _MEMBERS_BETWEEN)
             before = players.bytes_used
-            steps[number] = _step(number, rows, groups, members, players)
+            steps[number] = _step(f"rollouts/{file.name}", rows, groups, members, players)
             size += len(steps[number]) - (players.bytes_used - before)
     if not steps:
         return ""
@@ -464,18 +392,6 @@ def _rollouts(run: RunContents, players: Players) -> str:
     return section("Rollouts", body, lead).replace("<section>", "<section class='rollouts'>", 1)
 
 
-def _middles_first(count: int) -> list[int]:
-    """Return the last place, the first, then the middle of every gap, wide gaps first."""
-    order = [count - 1, 0][:count]
-    gaps = [(0, count - 1)]
-    for low, high in gaps:  # grows while it is read
-        if high - low > 1:
-            middle = (low + high) // 2
-            order.append(middle)
-            gaps += [(low, middle), (middle, high)]
-    return order
-
-
 def _selector(steps: Sequence[int]) -> str:
     options = "".join(f"<option value='{n}'{' selected' if n == steps[-1] else ''}>{n}</option>" for n in steps)
     return (
@@ -487,11 +403,11 @@ def _selector(steps: Sequence[int]) -> str:
     )
 
 
-def _step(number: int, rows: Sequence[Row], groups: int, members: int, players: Players) -> str:
+def _step(file: str, rows: Sequence[Row], groups: int, members: int, players: Players) -> str:
     by_group: dict[str, list[Row]] = {}
     for row in rows:
         by_group.setdefault(str(row.get("group_id", "")), []).append(row)
-    file, cards = f"rollouts/step_{number:06d}.jsonl", ""
+    cards = ""
     for group in list(by_group.values())[:groups]:
         shown = sorted(group, key=lambda row: -total(row))[:members]
         sample = group[0].get("sample") or {}

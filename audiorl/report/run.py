@@ -66,8 +66,9 @@ class ShownScore(Struct):
     segment_parts: dict[str, list[float | None]] | None = None
 
 
-class ShownRollout(Struct):
-    """One line of rollouts/step_*.jsonl, see `audiorl.data.rollout_rows`."""
+class ShownRow(ShownSample):
+    """A line of rollouts/step_N.jsonl (`audiorl.data.rollout_rows`), or of eval/NAME.jsonl: a question with its answer,
+    a stream, a spoken text, or a recording after a codec."""
 
     group_id: _Label | None = None
     index: _Label | None = None
@@ -76,18 +77,8 @@ class ShownRollout(Struct):
     text: str | None = None
     score: ShownScore | None = None
     advantage: float | None = None
-    spoken_audio: ShownClip | None = None
-
-
-class ShownAnswer(ShownSample):
-    """A line of eval/NAME.jsonl: a question with its answer, a stream, a spoken text, or a recording after a codec."""
-
-    text: str | None = None
     correct: bool | float | None = None
     parts: dict[str, float] | None = None
-    sample: ShownSample | None = None
-    segments: list[ShownSegment] | None = None
-    score: ShownScore | None = None
     spoken_audio: ShownClip | None = None
     original: ShownClip | None = None
     decoded: ShownClip | None = None
@@ -150,10 +141,6 @@ class RunContents:
         options = map(str, self.config.get("argv") or ())
         return shlex.join(["audiorl", "train", str(self.config["recipe"]), *options, "--out", str(self.path)])
 
-    def rollouts(self, step: int) -> list[Row]:
-        """Read the rows that were recorded at a step from its file."""
-        return checked_rows(dict(self.rollout_files)[step], ShownRollout)
-
 
 def load_run(folder: str | Path) -> RunContents:
     """Read `folder`. Only a folder that does not exist, or a file with damage other than a torn end, is an error."""
@@ -170,30 +157,30 @@ def load_run(folder: str | Path) -> RunContents:
             _check(numbers, dict[str, _Value], where)
     metrics = read_metrics(path / "metrics.jsonl") if (path / "metrics.jsonl").exists() else []
     answer_files = {f.stem: f for f in sorted((path / "eval").glob("*.jsonl"))}
-    in_order = [*(name for name in evals or {} if name in answer_files), *answer_files]
-    answers = {name: tuple(checked_rows(answer_files[name], ShownAnswer)) for name in dict.fromkeys(in_order)}
+    in_order = dict.fromkeys([*(name for name in evals or {} if name in answer_files), *answer_files])
+    answers = {name: tuple(checked_rows(answer_files[name])) for name in in_order}
     matches = ((re.fullmatch(r"step_(\d+)\.jsonl", f.name), f) for f in (path / "rollouts").glob("step_*.jsonl"))
     rollout_files = tuple(sorted((int(match[1]), f) for match, f in matches if match and f.stat().st_size))
     absent = [repr(name) for name in ("before", "after") if name not in (evals or {})]
+    both = {"before", "after"} <= answers.keys()
     learns_from_rollouts = not metrics or any("reward/mean" in row for row in metrics)
     missing = {
         "config.json: the resolved configuration is unknown": config is None,
         "metrics.jsonl: no step has been recorded, so there are no curves": not metrics,
         "eval.json: no held-out evaluation has finished": evals is None,
         f"eval.json: no {' and no '.join(absent)} entry yet": evals is not None and absent,
-        "eval/before.jsonl and eval/after.jsonl: changed answers cannot be shown": not {"before", "after"}
-        <= answers.keys(),
+        "eval/before.jsonl and eval/after.jsonl: changed answers cannot be shown": not both,
         "rollouts/: no rollouts were recorded": not rollout_files and learns_from_rollouts,
     }
     said = tuple(text for text, holds in missing.items() if holds)
     return RunContents(path, config or {}, tuple(metrics), evals or {}, answers, rollout_files, said)
 
 
-def checked_rows(path: Path, schema: Any) -> list[Row]:
-    """Return the rows of a JSON-lines file. ValueError names the row and the field that is not as `schema` says."""
+def checked_rows(path: Path) -> list[Row]:
+    """Return the rows of a JSON-lines file. ValueError names the row and the field that is not as in `ShownRow`."""
     rows = []
     for number, row in numbered_rows(path):
-        _check(row, schema, f"{path}: row {number}")
+        _check(row, ShownRow, f"{path}: row {number}")
         rows.append(row)
     return rows
 

@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 
 from audiorl.report.audio import Players
 from audiorl.report.kit import marked, note, sign_of
-from audiorl.report.rollouts import spoken_player
 from audiorl.report.summary import Row, show
 
 STREAM_LEAD = (
@@ -58,13 +57,23 @@ class _Axis:
     def __len__(self) -> int:
         return len(self.ends)
 
-    def cell_width(self, k: int) -> int:
-        """Return the width of what stands behind chunk k."""
-        return (*self.widths[1:], self.widths[0])[k] - 3
+    def cell(self, k: int, kind: str, strength: float, title: str, text: str, least: int = 0) -> str:
+        """Return a coloured cell behind chunk k; `text` only where it is wider than `least`."""
+        width = (*self.widths[1:], self.widths[0])[k] - 3
+        style = f"--strength:{strength:.2f};width:{width}px"
+        return f"<td><i class='cell {kind}' style='{style}' title='{title}'>{text if width > least else ''}</i></td>"
 
+    def row(self, name: str, cells: Sequence[str], kind: str = "grid") -> str:
+        """Return a row of the grid: the first column has no chunk before it."""
+        rest = "<td></td>" * (len(self) - len(cells))
+        return f"<tr class='{kind}'><th scope='row'>{escape(name)}</th><td></td>{''.join(cells)}{rest}</tr>"
 
-Boxes = Mapping[int, tuple[str, str]]
-"""(HTML, text) of a box that begins at the end of a chunk, by the chunk's number."""
+    def table(self, caption: str, rows: str) -> str:
+        """Return rows on the axis."""
+        columns = "".join(f"<col style='width:{w}px'>" for w in (_NAMES, *self.widths, _TAIL))
+        style = f"width:{_NAMES + sum(self.widths) + _TAIL}px"
+        label = f"aria-label='{escape(caption)}' style='{style}'"
+        return f"<table class='track' {label}><colgroup>{columns}</colgroup>{rows}</table>"
 
 
 def stream(sample: Row, bands: Sequence[Band], players: Players) -> str:
@@ -82,134 +91,104 @@ def stream(sample: Row, bands: Sequence[Band], players: Players) -> str:
         clip = None
     instructions = "".join(players.player(c) for c in clips if c is not clip and c.get("path") and clip is not None)
     player = players.player(clip)
-    wave = _envelopes(players.samples(clip), axis)
-    rows = _times(axis) + _waveform(axis, wave, "<audio" in player) + _references(axis, sample["turns"])
-    top = _table(axis, "speech and reference", rows)
+    times = "".join(f"<td>{_seconds(t)}</td>" for t in (*starts, ends[-1]))  # at the left edges of the columns
+    rows = f"<tr class='times'><th scope='row'>seconds</th>{times}</tr>"
+    rows += _waveform(axis, players.samples(clip), "<audio" in player) + _references(axis, sample["turns"])
     name = escape(str(sample.get("id") or "stream"))
     return (
         f"<div class='stream'><div class='audio'>{instructions}{player}</div>"
         f"<div class='scroll' tabindex='0' role='region' aria-label='timeline of {name}'><div class='inner'>"
-        f"<div class='playhead' hidden></div>{top}{''.join(_band(b, axis, players) for b in bands)}</div></div></div>"
-    )
-
-
-def _band(band: Band, axis: _Axis, players: Players) -> str:
-    score, segments = band.row.get("score") or {}, band.row.get("segments") or ()
-    parts = dict(score.get("segment_parts") or {})
-    if band.total and score.get("per_segment") is not None:
-        parts["reward"] = score["per_segment"]
-    rewards = "".join(_rewards(axis, part, values) for part, values in parts.items())
-    rows = _actions(axis, segments) + _written(axis, segments) + rewards
-    table = _table(axis, f"{band.name}: segments and rewards", rows)
-    return (
-        f"<details class='band'{' open' if band.open else ''}><summary><span class='chips'>{band.head}</span></summary>"
-        f"{table}{spoken_player(band.row, players)}</details>"
-    )
-
-
-def _table(axis: _Axis, caption: str, rows: str) -> str:
-    columns = "".join(f"<col style='width:{w}px'>" for w in (_NAMES, *axis.widths, _TAIL))
-    width = _NAMES + sum(axis.widths) + _TAIL
-    return (
-        f"<table class='track' aria-label='{escape(caption)}' style='width:{width}px'>"
-        f"<colgroup>{columns}</colgroup>{rows}</table>"
+        f"<div class='playhead' hidden></div>{axis.table('speech and reference', rows)}"
+        f"{''.join(_band(b, axis, players) for b in bands)}</div></div></div>"
     )
 
 
 # -- speech and reference ----------------------------------------------------------------------------------------------
 
 
-def _times(axis: _Axis) -> str:
-    """Draw the moments at the left edges of the columns; the end of the speech is that of the last one."""
-    cells = "".join(f"<td>{_seconds(t)}</td>" for t in (*axis.starts, axis.ends[-1]))
-    return f"<tr class='times'><th scope='row'>seconds</th>{cells}</tr>"
-
-
-def _waveform(axis: _Axis, wave: Sequence[str], playable: bool) -> str:
+def _waveform(axis: _Axis, wav: NDArray[np.float32] | None, playable: bool) -> str:
+    """Draw the sound of each chunk as an outline in a box of _BINS x 2, mirrored at the middle."""
+    rate, loudest = 0.0, 1.0
+    if wav is not None and len(wav):
+        rate, loudest = len(wav) / axis.ends[-1], max(float(np.abs(wav).max()), 1e-6)
     cells = ""
-    for k, (start, end, path) in enumerate(zip(axis.starts, axis.ends, wave, strict=True), 1):
-        box = f"<svg viewBox='0 0 {_BINS} 2' preserveAspectRatio='none' aria-hidden='true'>"
-        picture = f"{box}<path d='{path}'/></svg>" if path else ""
+    for k, (start, end) in enumerate(zip(axis.starts, axis.ends, strict=True), 1):
+        picture = ""
+        if wav is not None and rate:
+            chunk = np.abs(wav[round(start * rate) : round(end * rate)])
+            edges = np.linspace(0, len(chunk), _BINS + 1).astype(int)
+            heights = [max(0.015, float(chunk[a:b].max(initial=0.0)) / loudest) for a, b in pairwise(edges)]
+            outline = [(0.0, heights[0]), *((i + 0.5, h) for i, h in enumerate(heights)), (float(_BINS), heights[-1])]
+            points = [f"{x:g},{1 - h:.2f}" for x, h in outline] + [f"{x:g},{1 + h:.2f}" for x, h in outline[::-1]]
+            box = f"<svg viewBox='0 0 {_BINS} 2' preserveAspectRatio='none' aria-hidden='true'>"
+            picture = f"{box}<path d='M{' '.join(points)}Z'/></svg>"
         label = f"chunk {k}, {_seconds(start)} to {_seconds(end)} s"
+        cell = f"<span class='chunk' title='{label}'>{picture}</span>"
         if playable:
             names = f"title='{label}: play from here' aria-label='{label}: play from here'"
-            button = f"<button type='button' data-at='{start:.3f}' data-end='{end:.3f}' {names}>{picture}</button>"
-            cells += f"<td>{button}</td>"
-        else:
-            cells += f"<td><span class='chunk' title='{label}'>{picture}</span></td>"
+            cell = f"<button type='button' data-at='{start:.3f}' data-end='{end:.3f}' {names}>{picture}</button>"
+        cells += f"<td>{cell}</td>"
     return f"<tr class='wave'><th scope='row'>speech</th>{cells}<td></td></tr>"
 
 
 def _references(axis: _Axis, turns: Sequence[Row]) -> str:
     boxes = {}
     for k, turn in enumerate(turns):
-        text, source = (str(turn.get(name) or "") for name in ("reference", "source"))
+        text, source = (str(turn.get(name) or "").strip() for name in ("reference", "source"))
         if text or source:
             lasts = turn.get("reference_seconds")
             spoken = f", {lasts:.1f} s when spoken" if isinstance(lasts, int | float) else ""
             under = f"<small dir='auto'>{escape(source)}</small>" if source else ""
             title = f"available from {_seconds(axis.ends[k])} s on{spoken}"
-            html = f"<div class='ref' dir='auto' title='{title}'>{escape(text.strip())}{under}</div>"
-            boxes[k] = html, max(text.strip(), source, key=len)
+            html = f"<div class='ref' dir='auto' title='{title}'>{escape(text)}{under}</div>"
+            boxes[k] = html, max(text, source, key=len)
     return _lanes(axis, "reference", boxes)
-
-
-def _envelopes(wav: NDArray[np.float32] | None, axis: _Axis) -> list[str]:
-    """Outline the sound of each chunk in a box of _BINS x 2, mirrored at the middle; "" without sound."""
-    if wav is None or not len(wav):
-        return [""] * len(axis)
-    rate, loudest = len(wav) / axis.ends[-1], max(float(np.abs(wav).max()), 1e-6)
-    outlines = []
-    for start, end in zip(axis.starts, axis.ends, strict=True):
-        chunk = np.abs(wav[round(start * rate) : round(end * rate)])
-        edges = np.linspace(0, len(chunk), _BINS + 1).astype(int)
-        heights = [max(0.015, float(chunk[a:b].max(initial=0.0)) / loudest) for a, b in pairwise(edges)]
-        outline = list(zip((k + 0.5 for k in range(_BINS)), heights, strict=True))
-        outline = [(0.0, heights[0]), *outline, (float(_BINS), heights[-1])]
-        top = [f"{x:g},{1 - height:.2f}" for x, height in outline]
-        bottom = [f"{x:g},{1 + height:.2f}" for x, height in reversed(outline)]
-        outlines.append(f"M{' '.join([*top, *bottom])}Z")
-    return outlines
 
 
 # -- what the policy did -----------------------------------------------------------------------------------------------
 
 
-def _actions(axis: _Axis, segments: Sequence[Row]) -> str:
-    """After each chunk READ (nothing was written) or WRITE, and how many seconds of wall-clock time passed until then.
+def _band(band: Band, axis: _Axis, players: Players) -> str:
+    """Draw READ (nothing was written) or WRITE after each chunk, how much wall-clock time passed until then, what was
+    written, and the rewards: green gives, red takes, grey is zero, empty is undefined.
 
     Where the recorded times lie before the chunk's end the run did not wait for the speech, and no delay is shown.
     """
-    actions, delays, empty = ["<td></td>"], ["<td></td>"], "<td></td>"
-    for k, segment in enumerate(segments[: len(axis)]):
-        width, word = axis.cell_width(k), "WRITE" if str(segment.get("text") or "").strip() else "READ"
-        style, title = f"style='--strength:0.6;width:{width}px'", escape(_about(segment, axis.ends[k]))
-        shown = word if width > 44 else word[0]
-        actions.append(f"<td><i class='cell {word.lower()}' {style} title='{title}'>{shown}</i></td>")
-        delay = float(segment.get("emit_time") or 0.0) - axis.ends[k]
-        late = f"<td><i class='cell read' style='width:{width}px'>{show(delay)}</i></td>"
-        delays.append(late if delay > 0 else empty)
-    if not segments:
-        return ""
-    rows = [("policy", actions)] + [("delay (s)", delays)] * any("<i" in cell for cell in delays)
-    return "".join(
-        f"<tr class='grid'><th scope='row'>{name}</th>{''.join(cells)}{empty * (len(axis) + 1 - len(cells))}</tr>"
-        for name, cells in rows
-    )
-
-
-def _written(axis: _Axis, segments: Sequence[Row]) -> str:
-    boxes = {}
-    for k, segment in enumerate(segments[: len(axis)]):
+    score, segments = band.row.get("score") or {}, (band.row.get("segments") or ())[: len(axis)]
+    actions, delays, boxes = [], [], {}
+    for k, segment in enumerate(segments):
         text, cut = str(segment.get("text") or "").strip(), segment.get("stop_reason") == "length"
+        word, title = "WRITE" if text else "READ", escape(_about(segment, axis.ends[k]))
+        narrow = axis.widths[k + 1 if k + 1 < len(axis) else 0] <= 47
+        actions.append(axis.cell(k, word.lower(), 0.6, title, word[0] if narrow else word))
+        delay = float(segment.get("emit_time") or 0.0) - axis.ends[k]
+        delays.append(axis.cell(k, "read", 0.6, title, show(delay)) if delay > 0 else "<td></td>")
         if text or cut:
             mark = "<small>cut at the length limit</small>" if cut else ""
-            title = escape(_about(segment, axis.ends[k]))
             boxes[k] = f"<div class='output' dir='auto' title='{title}'>{marked(text)}{mark}</div>", text or "limit"
-    if boxes:
-        return _lanes(axis, "wrote", boxes)
-    nothing = note("nothing (READ only)", "span")
-    return f"<tr><th scope='row'>wrote</th><td colspan='{len(axis) + 1}'>{nothing}</td></tr>"
+    rows = axis.row("policy", actions) if segments else ""
+    rows += axis.row("delay (s)", delays) if any("<i" in cell for cell in delays) else ""
+    nothing = f"<td colspan='{len(axis) + 1}'>{note('nothing (READ only)', 'span')}</td>"
+    rows += _lanes(axis, "wrote", boxes) if boxes else f"<tr><th scope='row'>wrote</th>{nothing}</tr>"
+    parts = dict(score.get("segment_parts") or {})
+    if band.total and score.get("per_segment") is not None:
+        parts["reward"] = score["per_segment"]
+    for name, values in parts.items():
+        cells = []
+        for k, value in enumerate(values[: len(axis)]):
+            if value is None or not math.isfinite(value):
+                cells.append("<td></td>")
+                continue
+            value = round(float(value), 2) + 0.0
+            title = escape(f"{name} of chunk {k + 1}, at {_seconds(axis.ends[k])} s: {show(value)}")
+            cells.append(axis.cell(k, sign_of(value), min(1.0, abs(value)), title, show(value), 26))
+        rows += axis.row(name, cells, "grid total" if name == "reward" else "grid")
+    clip = band.row.get("spoken_audio")
+    spoken = f"<div class='audio'>{players.player(clip)}</div>" if clip else ""
+    return (
+        f"<details class='band'{' open' if band.open else ''}><summary><span class='chips'>{band.head}</span></summary>"
+        f"{axis.table(f'{band.name}: segments and rewards', rows)}{spoken}</details>"
+    )
 
 
 def _about(segment: Row, end: float) -> str:
@@ -225,8 +204,8 @@ def _about(segment: Row, end: float) -> str:
     return ", ".join(words)
 
 
-def _lanes(axis: _Axis, name: str, boxes: Boxes) -> str:
-    """Table rows in which the box of chunk k begins at the chunk's right edge and may reach to the next one.
+def _lanes(axis: _Axis, name: str, boxes: Mapping[int, tuple[str, str]]) -> str:
+    """Table rows in which the box (HTML, text) of chunk k begins at the chunk's right edge and may reach to the next.
 
     A box whose text would be squeezed by the next one pushes that down to a row of its own.
     """
@@ -245,30 +224,12 @@ def _lanes(axis: _Axis, name: str, boxes: Boxes) -> str:
         # px that keep the text to a few lines without breaking its longest word
         wide = max(max(map(len, words)) * _LETTER, len(boxes[k][1]) * _LETTER / _LINES + 12) + 20
         free[lane] = lefts[k + 1] + wide
-    rows = []
+    rows, head = "", f"<th scope='row' rowspan='{len(lanes)}'>{name}</th>"
     for members in lanes:
-        cells = [f"<td colspan='{members[0] + 1 if members else len(axis) + 1}'></td>"]
-        cells += [f"<td colspan='{after - k}'>{boxes[k][0]}</td>" for k, after in pairwise([*members, len(axis)])]
-        rows.append("".join(cells))
-    head = f"<th scope='row' rowspan='{len(lanes)}'>{name}</th>"
-    return "".join(f"<tr>{head if n == 0 else ''}{row}</tr>" for n, row in enumerate(rows))
-
-
-def _rewards(axis: _Axis, name: str, values: Sequence[float | None]) -> str:
-    """One row of the grid: green gives, red takes, grey is zero, empty is undefined."""
-    cells = []
-    for k, value in enumerate(values[: len(axis)]):
-        width = axis.cell_width(k)
-        if value is None or not math.isfinite(value):
-            cells.append("<td></td>")
-            continue
-        value = round(float(value), 2) + 0.0
-        title = escape(f"{name} of chunk {k + 1}, at {_seconds(axis.ends[k])} s: {show(value)}")
-        style, shown = f"--strength:{min(1.0, abs(value)):.2f};width:{width}px", show(value) if width > 26 else ""
-        cells.append(f"<td><i class='cell {sign_of(value)}' style='{style}' title='{title}'>{shown}</i></td>")
-    cells += ["<td></td>"] * (len(axis) - len(cells))
-    kind = " total" if name == "reward" else ""
-    return f"<tr class='grid{kind}'><th scope='row'>{escape(name)}</th><td></td>{''.join(cells)}</tr>"
+        cells = f"<td colspan='{members[0] + 1 if members else len(axis) + 1}'></td>"
+        cells += "".join(f"<td colspan='{b - a}'>{boxes[a][0]}</td>" for a, b in pairwise([*members, len(axis)]))
+        rows += f"<tr>{'' if rows else head}{cells}</tr>"
+    return rows
 
 
 def _seconds(value: float) -> str:

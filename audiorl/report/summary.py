@@ -19,10 +19,7 @@ Evals = Mapping[str, Mapping[str, Any]]
 BASIC_ENTRIES = ("before", "after", "control")
 _NOT_METRICS = ("n", "low", "high")
 _METRICS: dict[str, tuple[str, int, bool]] = {
-    "accuracy": ("", 1, True),
-    "as_written": ("", 1, True),
-    "said": ("", 1, True),
-    "vocabulary": ("", 1, True),
+    **dict.fromkeys(("accuracy", "as_written", "said", "vocabulary"), ("", 1, True)),
     "chrf": ("chrF", 1, False),
     "chrf++": ("chrF++", 1, False),
     "bleu": ("BLEU", 1, False),
@@ -52,14 +49,18 @@ _PROSODY = ("f0_range", "energy_range", "pauses")
 # -- numbers as people read them ---------------------------------------------------------------------------------------
 
 
+def _known(metric: str) -> tuple[str, int, bool]:
+    return _METRICS.get(metric, ("", 0, False))
+
+
 def metric_name(metric: str) -> str:
     """Return a metric as people write it: ``chrf`` is ``chrF``."""
-    return _METRICS.get(metric, ("",))[0] or metric
+    return _known(metric)[0] or metric
 
 
 def is_percentage(metric: str) -> bool:
     """Return whether a metric is a share that people read in percent."""
-    return _METRICS.get(metric.rpartition("/")[2], ("", 0, False))[2]
+    return _known(metric.rpartition("/")[2])[2]
 
 
 def show(value: Any, metric: str = "") -> str:
@@ -77,7 +78,7 @@ def show(value: Any, metric: str = "") -> str:
 
 
 def signed(change: float, metric: str) -> str:
-    """``+12.5`` percentage points, ``−0.031``."""
+    """Write a change with its sign: ``+12.5`` percentage points, ``−0.031``, ``0``."""
     text = f"{abs(change) * 100:.1f}" if is_percentage(metric) else show(abs(change))
     return ("" if not re.search("[1-9]", text) else "+" if change > 0 else "−") + text
 
@@ -107,12 +108,9 @@ def read_json_object(path: Path) -> dict[str, Any] | None:
 class EvaluationRow:
     """One held-out number of a run at each of its evaluations, as a row of a table.
 
-    metric: key of an entry of eval.json, for example "accuracy".
-    task: the task or language to which the number is limited; "" for all samples.
-    values: the number by evaluation, in the order of the columns; an evaluation without it is absent.
-    samples: how many samples each evaluation measured it on, where eval.json says so.
-    changes: (mean, low, high) of the paired differences from `before`, by evaluation, with 95% intervals.
-    outside: no phase optimised the metric.
+    metric: key of an entry of eval.json. task: the task or language it is limited to; "" for all samples. values: the
+    number by evaluation, absent where there is none; samples: on how many samples. changes: (mean, low, high) of the
+    paired differences from `before`, with 95% intervals. outside: no phase optimised the metric.
     """
 
     metric: str
@@ -129,33 +127,34 @@ class EvaluationRow:
         return name + (" (not optimised)" if self.outside else "")
 
     @property
-    def change(self) -> float | None:
-        """`after` minus `before`; None where one of them is absent or not finite."""
+    def change(self) -> float:
+        """`after` minus `before`; NaN where one of them is absent or not finite."""
         difference = self.values.get("after", math.nan) - self.values.get("before", math.nan)
-        return difference if math.isfinite(difference) else None
+        return difference if math.isfinite(difference) else math.nan
 
     @property
     def worse(self) -> bool:
         """True if `after` is worse than `before`. False for a metric without a better direction, such as a length."""
-        return (self.change or 0.0) * _METRICS.get(self.metric, ("", 0, False))[1] < 0
+        return self.change * _known(self.metric)[1] < 0
 
     @property
     def surely_better(self) -> bool:
         """True if the interval of the change since `before` lies on the better side of 0."""
         _, low, high = self.changes["after"]
-        return high < 0 if _METRICS.get(self.metric, ("", 0, False))[1] < 0 else low > 0
+        return high < 0 if _known(self.metric)[1] < 0 else low > 0
 
     def cell(self, entry: str) -> str:
         """Return the value at one evaluation as people read it; a dash where there is none."""
         return show(self.values[entry], self.metric) if entry in self.values else "–"
 
     def change_text(self) -> str:
-        """``+12.5 points``, with the paired interval where there is one: ``+12.5 points (+8.1 to +16.9)``."""
-        if self.change is None:
+        """Return ``+12.5 points``, with the paired interval where there is one: ``+12.5 points (+8.1 to +16.9)``."""
+        if math.isnan(self.change):
             return "–"
-        text = f"{signed(self.change, self.metric)}{' points' if is_percentage(self.metric) else ''}"
+        text = signed(self.change, self.metric)
         if not re.search("[1-9]", text):
             return "0"
+        text += " points" * is_percentage(self.metric)
         if "after" not in self.changes:
             return text
         low, high = (signed(bound, self.metric) for bound in self.changes["after"][1:])
@@ -165,14 +164,8 @@ class EvaluationRow:
 def evaluation_rows(run_folder: str | Path) -> list[EvaluationRow]:
     """Return the held-out numbers of a run folder, from its eval.json; [] before the first evaluation has finished.
 
-    The first row is the headline metric over all samples, then come its rows by task, then all other numbers.
+    The first row is the headline metric over all samples, then come its rows by task, then all other numbers;
     `entry_names(rows)` gives the columns. Raises ValueError for a damaged eval.json.
-
-    ::
-
-        for row in evaluation_rows("runs/quickstart"):
-            print(row.label, row.cell("before"), row.cell("after"), row.cell("control"), row.change_text())
-        # accuracy 41.0% 63.5% 45.0% +22.5 points
     """
     return rows_of_entries(read_json_object(Path(run_folder) / "eval.json") or {})
 
@@ -234,7 +227,7 @@ class Measure:
     high: float | None = None
 
     def text(self, metric: str) -> str:
-        """``63.5% (56.6–69.9%)``."""
+        """Return ``63.5% (56.6–69.9%)``."""
         value = show(self.value, metric)
         if self.low is None or self.high is None:
             return value
@@ -254,10 +247,9 @@ class Point:
 
 def headline(evals: Evals) -> str | None:
     """Return the metric that the page is about: accuracy, chrF, or else the first number that all entries share."""
-    entries = [e for e in evals.values() if isinstance(e, Mapping)]
-    shared = [k for k in numbers(entries[0]) if all(k in numbers(e) for e in entries)] if entries else []
-    shared = [k for k in shared if k not in _NOT_METRICS]
-    return next((k for k in ("accuracy", "chrf") if k in shared), next(iter(shared), None))
+    entries = [numbers(e) for e in evals.values() if isinstance(e, Mapping)]
+    shared = [k for k in entries[0] if k not in _NOT_METRICS and all(k in e for e in entries)] if entries else []
+    return next((k for k in ("accuracy", "chrf", *shared) if k in shared), None)
 
 
 def points(evals: Evals) -> list[Point]:
@@ -282,7 +274,7 @@ def measures(evals: Evals) -> list[Measure]:
 
 
 def sentence(evals: Evals) -> str:
-    """``Held-out accuracy rose from 41.0% (34.4–47.9%) to 63.5% (56.6–69.9%) on n = 200; …``
+    """Return ``Held-out accuracy rose from 41.0% (34.4–47.9%) to 63.5% (56.6–69.9%) on n = 200; …``.
 
     The numbers are those of eval.json. `worse_tasks` says which tasks did not follow.
     """
@@ -292,8 +284,8 @@ def sentence(evals: Evals) -> str:
     before, after, control = (by_entry.get(name) for name in BASIC_ENTRIES)
     if before and after:
         named = [before, after]
-        change = f"rose from {before.text(metric)} to" if after.value > before.value else "stayed at"
-        change = f"fell from {before.text(metric)} to" if after.value < before.value else change
+        moved = "rose" if after.value > before.value else "fell"
+        change = "stayed at" if after.value == before.value else f"{moved} from {before.text(metric)} to"
         text = f"Held-out {metric_name(metric)} {change} {after.text(metric)}"
         latency = {p.entry: p.latency for p in points(evals)}
         if metric == "chrf" and {"before", "after"} <= latency.keys():
@@ -311,22 +303,21 @@ def sentence(evals: Evals) -> str:
 
 
 def worse_tasks(evals: Evals, limit: int = 3) -> str:
-    """``Worse than before: English (95.0% to 87.0%).`` The greatest losses come first; "" where no task lost."""
+    """Return ``Worse than before: English (95.0% to 87.0%).``, the greatest losses first; "" where no task lost."""
     metric = headline(evals)
     lost = [row for row in rows_of_entries(evals) if row.metric == metric and row.task and row.worse]
-    lost.sort(key=lambda row: -abs(row.change or 0.0))
+    lost.sort(key=lambda row: -abs(row.change))
     named = ", ".join(f"{row.task} ({row.cell('before')} to {row.cell('after')})" for row in lost[:limit])
     more = f" and {len(lost) - limit} more" if len(lost) > limit else ""
     return f"Worse than before: {named}{more}." if lost else ""
 
 
 def disagreements(entries: Mapping[str, Any], metrics: Sequence[Row] = ()) -> list[str]:
-    """``accuracy rose by +9.0 points (+5.1 to +12.9), but accuracy, unseen did not: +0.4 points (−2.1 to +2.9).``
+    """Return ``accuracy rose by +9.0 points (…), but accuracy, unseen did not get better: +0.4 points (−2.1 to +2.9).``
 
-    One sentence for each measure that no phase optimised, and for each set of unseen speakers, that did not get better
-    (the interval of its change reaches 0 or below) while the headline did, and for each range of prosody that got
-    smaller. Where no phase optimises the headline either, as with speech models that judge, the mean reward stands in
-    its place, by `metrics`, the lines of metrics.jsonl.
+    One sentence for each measure that no phase optimised, and for each set of unseen speakers, that did not surely get
+    better while the headline did, and for each range of prosody that got smaller. Where no phase optimises the headline
+    either, as with speech models that judge, the mean reward of `metrics`, the lines of metrics.jsonl, stands for it.
     """
     rows = [row for row in rows_of_entries(entries) if "after" in row.changes]
     flattened = [r for r in rows if r.metric in _PROSODY[:2] and r.changes["after"][2] < 0]
@@ -335,15 +326,12 @@ def disagreements(entries: Mapping[str, Any], metrics: Sequence[Row] = ()) -> li
     optimised = ""
     if headlines and headlines[0].surely_better:
         first = headlines[0]
-        rise = f"{first.label} {'rose' if (first.change or 0.0) > 0 else 'fell'} by {first.change_text()}"
+        rise = f"{first.label} {'rose' if first.change > 0 else 'fell'} by {first.change_text()}"
         optimised = first.metric
     elif headlines or not rows or not (rise := _reward_rise(metrics)):
         return []
-    others = [
-        row
-        for row in rows
-        if (row.outside and row.task in ("", UNSEEN)) or (row.task == UNSEEN and row.metric == optimised)
-    ]
+    kinds = [(row, row.task == UNSEEN and row.metric == optimised) for row in rows]
+    others = [row for row, unseen in kinds if unseen or (row.outside and row.task in ("", UNSEEN))]
     return [
         *(f"{rise}, but {r.label} did not get better: {r.change_text()}." for r in others if not r.surely_better),
         *(f"{rise}, but {r.label} got smaller: {r.change_text()}." for r in flattened),
@@ -351,10 +339,8 @@ def disagreements(entries: Mapping[str, Any], metrics: Sequence[Row] = ()) -> li
 
 
 def _reward_rise(metrics: Sequence[Row], steps: int = 5) -> str:
-    """``the mean reward rose by +0.11 (+0.05 to +0.17) from the first to the last 5 steps``; "" unless it surely did.
-
-    The interval is the normal approximation for the difference of two means of steps.
-    """
+    """``the mean reward rose by +0.11 (+0.05 to +0.17) from the first to the last 5 steps``; "" unless it surely did:
+    by the normal approximation for the difference of two means of steps."""
     rewards = [float(row["reward/mean"]) for row in metrics if isinstance(row.get("reward/mean"), int | float)]
     if len(rewards) < 2 * steps:
         return ""
@@ -381,8 +367,7 @@ def not_measured(entries: Mapping[str, Any]) -> list[str]:
 def sign_test(gained: int, lost: int) -> float:
     """Return the two-sided p-value of gained versus lost under a fair coin (the exact form of McNemar's test)."""
     n = gained + lost
-    tail = sum(math.comb(n, k) for k in range(min(gained, lost) + 1)) / 2**n
-    return min(1.0, 2 * tail)
+    return min(1.0, 2 * sum(math.comb(n, k) for k in range(min(gained, lost) + 1)) / 2**n)
 
 
 def wilson(p: float, n: int, z: float = 1.959964) -> tuple[float, float]:

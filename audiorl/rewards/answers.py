@@ -8,8 +8,9 @@ import threading
 import unicodedata
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
+from audiorl.rewards.combine import check_options
 from audiorl.types import Rollout, Sample, Score
 
 _ANSWER = re.compile(r"<answer>((?:(?!<answer>).)*?)</answer>", re.DOTALL)
@@ -23,8 +24,7 @@ def after_think(text: str) -> str:
 
 
 def extract_answer(text: str) -> str | None:
-    """Return the stripped text of the last well-formed `<answer>…</answer>` outside the thinking, None if there is
-    none.
+    """Return the stripped text of the last well-formed `<answer>…</answer>` outside the thinking, or None.
 
     >>> extract_answer("<think>first <answer>A</answer></think> <answer> B </answer>")
     'B'
@@ -49,14 +49,10 @@ def strip_tags(text: str) -> str:
 
 
 def final_text(text: str) -> str:
-    """The answer for a task whose response may be bare: the `<answer>` text, else what follows the thinking.
-
-    Empty when the thinking never ends: a response cut off in its thoughts has not answered.
-    """
-    answer = extract_answer(text)
+    """Return the `<answer>` text, else what follows the thinking; "" when the thinking never ends."""
+    answer, rest = extract_answer(text), after_think(text)
     if answer is not None:
         return answer
-    rest = after_think(text)
     return "" if "<think>" in rest else strip_tags(rest)
 
 
@@ -66,34 +62,20 @@ _LETTER_SPACE_TEXT = re.compile(r"([A-Za-z])\s+(\S.*)", re.DOTALL)
 
 
 def normalize_text(text: str) -> str:
-    """Return the text without differences of case, punctuation and whitespace: "Acoustic-guitar. " -> "acoustic
-    guitar".
+    """Return the text without differences of case, punctuation and space: "Acoustic-guitar. " -> "acoustic guitar".
 
     What carries meaning stays: signs, points and slashes of numbers ("-5", "3/4"), "%", and the sharp of "C#".
     """
-    text = re.sub(r"['’]", "", unicodedata.normalize("NFKC", text).casefold())  # joins: don't -> dont
-    padded = f" {text} "
-    characters = (
-        char if char in "%#" or not unicodedata.category(char).startswith("P") or _numeric(before, char, after) else " "
-        for before, char, after in zip(padded, padded[1:], padded[2:], strict=False)
-    )
-    return " ".join("".join(characters).split())
-
-
-def _numeric(before: str, char: str, after: str) -> bool:
-    return after.isdigit() and (before.isdigit() or (before.isspace() and char in "-."))
+    padded = " " + re.sub(r"['’]", "", unicodedata.normalize("NFKC", text).casefold()) + " "  # don't -> dont
+    kept = []
+    for before, char, after in zip(padded, padded[1:], padded[2:], strict=False):
+        numeric = after.isdigit() and (before.isdigit() or (before.isspace() and char in "-."))
+        kept.append(char if char in "%#" or numeric or not unicodedata.category(char).startswith("P") else " ")
+    return " ".join("".join(kept).split())
 
 
 def _casefold(text: str) -> str:
     return " ".join(text.casefold().split())
-
-
-def _without_label(choice: str, index: int) -> str:
-    """Choices are sometimes written with their letter: "(B) cat" -> "cat" for the second one."""
-    match = _LETTER_TEXT.fullmatch(choice.strip())
-    if match and (match[1] or match[2]).upper() == chr(ord("A") + index):
-        return match[3]
-    return choice
 
 
 def match_choice(text: str, choices: Sequence[str]) -> int | None:
@@ -102,22 +84,22 @@ def match_choice(text: str, choices: Sequence[str]) -> int | None:
     The choice's own words come first, so a choice that happens to be called "A" is found by name; comparison goes from
     exact to normalised, which keeps "C" and "C#" apart. A letter together with the words of another choice names none.
     """
-    plain = [_without_label(c, i) for i, c in enumerate(choices)]
-    text = text.strip()
-    named = _by_text(text, choices)
-    if named is None:
-        named = _by_text(text, plain)
-    if named is not None:
-        return named
+    text, plain = text.strip(), list(choices)
+    for i, choice in enumerate(choices):  # sometimes written with their letter: "(B) cat" is "cat" as the second one
+        match = _LETTER_TEXT.fullmatch(choice.strip())
+        if match and _index(match[1] or match[2], choices) == i:
+            plain[i] = match[3]
+    for texts in (choices, plain):
+        if (named := _by_text(text, texts)) is not None:
+            return named
     if match := _LETTER.fullmatch(text):
         return _index(match[1], choices)
     if match := _LETTER_TEXT.fullmatch(text):
-        index = _index(match[1] or match[2], choices)
-        spoken = _by_text(match[3], plain)
+        index, spoken = _index(match[1] or match[2], choices), _by_text(match[3], plain)
         return index if spoken in (None, index) else None
     if match := _LETTER_SPACE_TEXT.fullmatch(text):  # "B cat"; but "A cat" alone may well be an article
-        index = _index(match[1], choices)
-        return index if index is not None and _by_text(match[2], plain) == index else None
+        index, spoken = _index(match[1], choices), _by_text(match[2], plain)
+        return index if index is not None and spoken == index else None
     return None
 
 
@@ -158,19 +140,19 @@ def looks_like_maths(text: str) -> bool:
     variables = any(not latex and len(word) == 1 for latex, word in words)
     if variables and not latex_commands and not re.search(r"[\^*/+=]", text):
         return False  # "B", "A4", "C 7": letters and names of notes, not products
-    if not latex_commands and not re.search(r"\d", text):
-        return False
-    if re.search(r"\d\s+\d", text):
+    if not (latex_commands or re.search(r"\d", text)) or re.search(r"\d\s+\d", text):
         return False  # "1 2" is a list, which the parser would add up
-    return _powers_are_small(text.replace("**", "^"))
+    text, power = text.replace("**", "^"), 1
+    exponents = _EXPONENT.findall(text)
+    for bare, braced in exponents:
+        power *= int(bare or braced) if (bare or braced).isdigit() else 1
+    return len(exponents) == text.count("^") and power <= _MAX_POWER
 
 
 def maths_equal(a: str, b: str) -> bool:
     """Return whether both sides are expressions and symbolically equal. Whatever cannot be parsed in time is not equal.
 
-    Guarded, since most answers about audio are words, and words are not maths: "e minor" must not become Euler's
-    number, nor "3 birds" equal "3 dogs".
-    Note that 6/8 equals 3/4 here: compare time signatures and the like as choices or as text.
+    Words are not maths: "e minor" must not become Euler's number, nor "3 birds" equal "3 dogs". But 6/8 equals 3/4.
     """
     if not (looks_like_maths(a) and looks_like_maths(b)):
         return False
@@ -186,9 +168,8 @@ def maths_equal(a: str, b: str) -> bool:
     try:
         # Only the LaTeX reader, without fallback: the others would read "1/" as 1.
         config = [LatexExtractionConfig()]
-        left, right = (
-            parse(f"${_latex(x)}$", config, fallback_mode="no_fallback", parsing_timeout=seconds) for x in (a, b)
-        )
+        texts = (x.strip().strip("$").removesuffix(".").replace("**", "^") for x in (a, b))
+        left, right = (parse(f"${x}$", config, fallback_mode="no_fallback", parsing_timeout=seconds) for x in texts)
         if not left or not right:
             return False
         # verify is not symmetric (it may simplify only one side), equality is
@@ -197,21 +178,6 @@ def maths_equal(a: str, b: str) -> bool:
         return False
     finally:
         quiet.setLevel(level)
-
-
-def _latex(text: str) -> str:
-    return text.strip().strip("$").removesuffix(".").replace("**", "^")
-
-
-def _powers_are_small(text: str) -> bool:
-    exponents = _EXPONENT.findall(text)
-    if len(exponents) != text.count("^"):
-        return False
-    power = 1
-    for bare, braced in exponents:
-        exponent = bare or braced
-        power *= int(exponent) if exponent.isdigit() else 1
-    return power <= _MAX_POWER
 
 
 Fallback = Literal["none", "text", "last_line"]
@@ -226,12 +192,8 @@ class AnswerAccuracy:
 
     With choices, an answer that names a choice by letter or by text is right exactly when it names the reference's
     choice. Otherwise symbolic maths decides where both sides are expressions (`maths`), else equality of the texts up
-    to case, punctuation and whitespace.
-
-    `strict` is the rule of Ke-Omni-R: symbolic maths first, else exact equality of the stripped texts; letters and
-    choices play no part. There 6/8 equals 3/4, even as a time signature.
-
-    Raises ValueError for a sample without references. Source: Ke-Omni-R's released accuracy reward.
+    to case, punctuation and whitespace. `strict` is the rule of Ke-Omni-R's released reward: symbolic maths, else exact
+    equality of the stripped texts. Raises ValueError for a sample without references.
     """
 
     strict: bool = False
@@ -239,8 +201,7 @@ class AnswerAccuracy:
     fallback: Fallback = "none"
 
     def __post_init__(self) -> None:
-        if self.fallback not in ("none", "text", "last_line"):
-            raise ValueError(f"AnswerAccuracy: fallback {self.fallback!r} is not one of 'none', 'text', 'last_line'")
+        check_options(self, fallback=get_args(Fallback))
 
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
         return [Score(float(self.correct(r.text, r.sample))) for r in rollouts]
@@ -248,28 +209,19 @@ class AnswerAccuracy:
     def correct(self, text: str, sample: Sample) -> bool:
         if not sample.references:
             raise ValueError(f"AnswerAccuracy: sample {sample.id!r} has no reference answer")
-        answer = self._answer(text)
-        return bool(answer) and any(self._equal(answer, gold, sample.choices) for gold in sample.references)
-
-    def _answer(self, text: str) -> str:
-        answer = extract_answer(text)
-        if answer is None and self.fallback != "none":
-            rest = after_think(text).strip()
-            if "<think>" in rest:  # cut off while thinking
-                return ""
+        answer, rest = extract_answer(text), after_think(text).strip()
+        if answer is None and self.fallback != "none" and "<think>" not in rest:  # else it was cut off while thinking
             lines = rest.splitlines()
             answer = rest if self.fallback == "text" or not lines else lines[-1].strip()
-        return answer or ""
+        return bool(answer) and any(self._equal(str(answer), gold, sample.choices) for gold in sample.references)
 
     def _equal(self, answer: str, gold: str, choices: Sequence[str]) -> bool:
         if not self.strict and choices:
             named, wanted = match_choice(answer, choices), match_choice(gold, choices)
-            if wanted is not None:
-                if named is not None:
-                    return named == wanted
-                gold = choices[wanted]
-        if self.maths and maths_equal(answer, gold):
+            if wanted is not None and named is not None:
+                return named == wanted
+            gold = gold if wanted is None else choices[wanted]
+        gold = gold.strip()
+        if answer == gold or (self.maths and maths_equal(answer, gold)):
             return True
-        if self.strict:
-            return answer == gold.strip()
-        return answer == gold.strip() or (normalize_text(answer) or answer) == (normalize_text(gold) or gold.strip())
+        return not self.strict and (normalize_text(answer) or answer) == (normalize_text(gold) or gold)

@@ -10,6 +10,7 @@ from typing import Literal
 from audiorl.audio import seconds
 from audiorl.eval.metrics.text import ErrorCounts, Normalizer, char_errors, normalize, units, word_errors
 from audiorl.rewards.answers import after_think, final_text, strip_tags
+from audiorl.rewards.combine import check_options
 from audiorl.types import Rollout, Sample, Score
 
 
@@ -17,11 +18,9 @@ from audiorl.types import Rollout, Sample, Score
 class WordAccuracy:
     """1 - WER of the response, or of its <answer> if it has one; the best over the sample's references.
 
-    WER can exceed 1: `clip` keeps the reward in [0, 1], without it long babble goes below 0. `normalizer` is
-    "english" (Whisper), "basic" (multilingual; spells digits out where sample.metadata has a "language") or "none".
-
-    The reference "" says that nobody speaks: an empty response gets 1 and any other 0. Clipped, an output that is wrong
-    throughout gets 0 however long it is, and the normalisers drop text in brackets: see `Hallucination`.
+    WER can exceed 1: `clip` keeps the reward in [0, 1]. `normalizer` is "english" (Whisper), "basic" (multilingual;
+    spells digits out where sample.metadata has a "language") or "none". The reference "" says that nobody speaks: an
+    empty response gets 1 and any other 0. Babble costs no more than one wrong word: see `Hallucination`.
 
     Raises ValueError for a sample without references and for a text that is empty after normalisation.
     """
@@ -62,7 +61,7 @@ def error_rate(
 
 
 def references_of(sample: Sample, normalizer: Normalizer, language: str | None) -> tuple[str, ...]:
-    """sample.references, checked: "" stays (nobody speaks), other texts must not be empty after normalisation."""
+    """Return sample.references; "" stays (nobody speaks), other texts must not be empty after normalisation."""
     if not sample.references:
         raise ValueError(f"sample {sample.id!r} has no reference transcript")
     for reference in sample.references:
@@ -80,7 +79,7 @@ def languages_of(samples: Sequence[Sample]) -> tuple[str, ...]:
 
 
 def language_of(sample: Sample) -> str | None:
-    """sample.metadata["language"], where it is a code."""
+    """Return sample.metadata["language"], where it is a code."""
     language = sample.metadata.get("language")
     return language if isinstance(language, str) and language else None
 
@@ -92,17 +91,13 @@ _BRACKETS = re.compile(r"[<>()\[\]{}（）［］【】]")
 class Hallucination:
     """-max(insertions, overrun), in [-1, 0]; `parts` hold both.
 
-    insertions: inserted units / reference units, at most 1, the best over the references. At least `SHORTEST` units
-    stand below the line: with the reference "" (nobody speaks) one word costs 0.2 and five words cost 1.
+    insertions: inserted units / reference units (at least `SHORTEST`), at most 1, the best over the references.
     overrun: units beyond those that fit into the audio (max_rate a second, and `ALLOWANCE`), over those that fit, at
-    most 1. It counts the text as written, fillers included, which the English normaliser drops.
+    most 1. It counts the text as written, fillers included, which the English normaliser drops. Counted is everything
+    after the thinking: also text outside of <answer> tags and in brackets, which 1 - WER does not see.
 
-    Counted is everything after the thinking: text outside of <answer> tags, and text in brackets, which Whisper's
-    normalisers drop, so that 1 - WER does not see either.
-
-    `unit`: "word" or "char", as of the accuracy. `max_rate`: units a second that speech can reach; None: 5 words or 25
-    characters, which no recording that comes with the package exceeds by more than ALLOWANCE. Raises ValueError for a
-    sample without references and for one without audio.
+    `max_rate`: units a second that speech can reach; None: 5 words or 25 characters. Raises ValueError for a sample
+    without references and for one without audio.
     """
 
     unit: Literal["word", "char"] = "word"
@@ -110,35 +105,23 @@ class Hallucination:
     max_rate: float | None = None
 
     def __post_init__(self) -> None:
-        if self.unit not in MAX_RATE:
-            raise ValueError(f"Hallucination: unit {self.unit!r} is not one of 'word', 'char'")
-        if self.max_rate is not None and not self.max_rate > 0:
-            raise ValueError(f"Hallucination: max_rate must be above 0 units a second, got {self.max_rate}")
+        check_options(self, unit=tuple(MAX_RATE), max_rate=1e-3)
 
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
-        scores = []
-        for rollout in rollouts:
-            text = _BRACKETS.sub(" ", strip_tags(after_think(rollout.text)))
-            parts = {"insertions": self.insertions(rollout.sample, text), "overrun": self.overrun(rollout.sample, text)}
-            scores.append(Score(-max(parts.values()), parts))
-        return scores
+        return [self._score(r.sample, _BRACKETS.sub(" ", strip_tags(after_think(r.text)))) for r in rollouts]
 
-    def insertions(self, sample: Sample, text: str) -> float:
-        """In [0, 1], for a text without tags and brackets."""
-        errors = word_errors if self.unit == "word" else char_errors
-        language = language_of(sample)
-        counts = [errors(r, text, self.normalizer, language) for r in references_of(sample, self.normalizer, language)]
-        return min(min(1.0, c.insertions / max(c.reference_length, SHORTEST[self.unit])) for c in counts)
-
-    def overrun(self, sample: Sample, text: str) -> float:
-        """In [0, 1], for a text without tags and brackets."""
+    def _score(self, sample: Sample, text: str) -> Score:
         if not sample.audio:
             raise ValueError(f"Hallucination: sample {sample.id!r} has no audio, so nothing can have been said")
+        errors, language = word_errors if self.unit == "word" else char_errors, language_of(sample)
+        counts = [errors(r, text, self.normalizer, language) for r in references_of(sample, self.normalizer, language)]
+        insertions = min(min(1.0, c.insertions / max(c.reference_length, SHORTEST[self.unit])) for c in counts)
         rate = MAX_RATE[self.unit] if self.max_rate is None else self.max_rate
         fitting = rate * sum(map(seconds, sample.audio)) + ALLOWANCE[self.unit]
         words = units(normalize(text, "none"))
         length = len(words) if self.unit == "word" else sum(map(len, words))
-        return min(1.0, max(0.0, length - fitting) / fitting)
+        overrun = min(1.0, max(0.0, length - fitting) / fitting)
+        return Score(-max(insertions, overrun), {"insertions": insertions, "overrun": overrun})
 
 
 MAX_RATE = {"word": 5.0, "char": 25.0}

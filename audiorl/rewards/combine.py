@@ -10,7 +10,18 @@ from typing import Any
 from torch import Tensor
 
 from audiorl.protocols import Reward
-from audiorl.types import Rollout, Score, Segment
+from audiorl.types import Rollout, Score
+
+
+def check_options(owner: object, **allowed: tuple[Any, ...] | float) -> None:
+    """Raise ValueError for a field of `owner` that is none of the values given, or less than the number given."""
+    for name, wanted in allowed.items():
+        value, where = getattr(owner, name), type(owner).__name__
+        if isinstance(wanted, tuple):
+            if value not in wanted:
+                raise ValueError(f"{where}: {name} {value!r} is not one of {', '.join(map(repr, wanted))}")
+        elif value is not None and not wanted <= value < math.inf:
+            raise ValueError(f"{where}: {name} is {value}; it must be at least {wanted}")
 
 
 def check_scores(name: str, scores: Any, rollouts: Sequence[Rollout], undefined: bool = False) -> list[Score | None]:
@@ -30,8 +41,7 @@ def check_scores(name: str, scores: Any, rollouts: Sequence[Rollout], undefined:
 
 
 def score_rollouts(reward: Reward, rollouts: Sequence[Rollout]) -> list[Score | None]:
-    """Return the reward's scores, checked. It gets copies of tokens, log-probs and metadata: writing to them has no
-    effect."""
+    """Return the reward's scores, checked. It gets copies of tokens, log-probs and metadata, which it may write to."""
     return check_scores("reward", reward([copied(r) for r in rollouts]), rollouts)
 
 
@@ -42,34 +52,31 @@ def scored_rollouts(reward: Reward, rollouts: Sequence[Rollout]) -> list[Rollout
 
 
 def copied(rollout: Rollout) -> Rollout:
-    """Copies of tokens, log-probs and metadata."""
+    """Return the rollout with copies of tokens, log-probs and metadata."""
+    segments = []
+    for segment in rollout.segments:
+        values = {field.name: getattr(segment, field.name) for field in fields(segment)}
+        copies: dict[str, Any] = {name: value.clone() for name, value in values.items() if isinstance(value, Tensor)}
+        segments.append(replace(segment, **copies))
     sample = replace(rollout.sample, metadata=dict(rollout.sample.metadata))
-    return replace(rollout, sample=sample, segments=tuple(_copied_tensors(s) for s in rollout.segments))
-
-
-def _copied_tensors(segment: Segment) -> Segment:
-    values = ((field.name, getattr(segment, field.name)) for field in fields(segment))
-    copies: dict[str, Any] = {name: value.clone() for name, value in values if isinstance(value, Tensor)}
-    return replace(segment, **copies)
+    return replace(rollout, sample=sample, segments=tuple(segments))
 
 
 def _check(where: str, score: Any, rollout: Rollout, undefined: bool) -> None:
     if not isinstance(score, Score):
         raise ValueError(f"{where}: returned {type(score).__name__}, expected Score or None")
-    values = {"total": score.total, **{f"part {name!r}": value for name, value in score.parts.items()}}
-    for field, value in values.items():
+    for name, value in {"total": score.total, **{f"part {name!r}": v for name, v in score.parts.items()}}.items():
         if not math.isfinite(value):
-            raise ValueError(f"{where}: {field} is {value}")
-    for field, per_item, count in (
-        ("per_segment", score.per_segment, len(rollout.segments)),
-        ("per_token", score.per_token, rollout.num_sampled),
-    ):
-        if per_item is None:
+            raise ValueError(f"{where}: {name} is {value}")
+    for name, count in (("per_segment", len(rollout.segments)), ("per_token", rollout.num_sampled)):
+        values = getattr(score, name)
+        if values is None:
             continue
-        if len(per_item) != count:
-            raise ValueError(f"{where}: {field} has {len(per_item)} values, the rollout has {count}")
-        if not all(math.isfinite(v) or (undefined and math.isnan(v) and field == "per_segment") for v in per_item):
-            raise ValueError(f"{where}: {field} holds a value that is not finite")
+        if len(values) != count:
+            raise ValueError(f"{where}: {name} has {len(values)} values, the rollout has {count}")
+        may_be_nan = undefined and name == "per_segment"
+        if not all(math.isfinite(v) or (may_be_nan and math.isnan(v)) for v in values):
+            raise ValueError(f"{where}: {name} holds a value that is not finite")
     if score.step_ends is not None and score.per_token is None:
         raise ValueError(f"{where}: step_ends without per_token; give both, or neither")
     if score.step_ends and not 0 <= min(score.step_ends) <= max(score.step_ends) < rollout.num_sampled:
@@ -125,18 +132,33 @@ class WeightedSum:
     def _combine(self, scores: tuple[Score, ...] | None, rollout: Rollout) -> Score | None:
         if scores is None:
             return None
+        weights = {t.name: t.weight for t in self.terms}
         parts: dict[str, float] = {}
-        for term, score in zip(self.terms, scores, strict=True):
-            parts[term.name] = score.total
-            parts.update({f"{term.name}/{part}": value for part, value in score.parts.items()})
-        weights = [t.weight for t in self.terms]
+        for name, score in zip(weights, scores, strict=True):
+            parts |= {name: score.total} | {f"{name}/{part}": value for part, value in score.parts.items()}
+
+        def summed(values: Sequence[tuple[float, ...] | None], length: int) -> tuple[float, ...] | None:
+            """Sum the values per segment or token; a term without them has its total on the last one."""
+            if length == 0 or all(items is None for items in values):
+                return None
+            out = [0.0] * length
+            for weight, score, items in zip(weights.values(), scores, values, strict=True):
+                for i, value in enumerate((*[0.0] * (length - 1), score.total) if items is None else items):
+                    out[i] += weight * value
+            return tuple(out)
+
+        per_token = summed([s.per_token for s in scores], rollout.num_sampled)
+        step_ends = None
+        if per_token is not None and not any(s.per_token is not None and s.step_ends is None for s in scores):
+            # A term with credit per token ends steps of its own; another one is placed on the last token.
+            step_ends = tuple(sorted({i for s in scores for i in (s.step_ends or (rollout.num_sampled - 1,))}))
         return Score(
-            weights={t.name: t.weight for t in self.terms},
-            total=sum(w * s.total for w, s in zip(weights, scores, strict=True)),
-            parts=parts,
-            per_segment=_sum_items(weights, [(s.total, s.per_segment) for s in scores], len(rollout.segments)),
-            per_token=_sum_items(weights, [(s.total, s.per_token) for s in scores], rollout.num_sampled),
-            step_ends=_all_step_ends(scores, rollout.num_sampled),
+            sum(w * s.total for w, s in zip(weights.values(), scores, strict=True)),
+            parts,
+            per_segment=summed([s.per_segment for s in scores], len(rollout.segments)),
+            per_token=per_token,
+            weights=weights,
+            step_ends=step_ends,
         )
 
 
@@ -144,29 +166,6 @@ def _rows(columns: Sequence[Sequence[Score | None]]) -> list[tuple[Score, ...] |
     """From one column of scores a term to one row a rollout; None for a rollout that a term skipped."""
     rows = zip(*columns, strict=True)
     return [None if None in row else tuple(s for s in row if s is not None) for row in rows]
-
-
-def _sum_items(
-    weights: Sequence[float], scores: Sequence[tuple[float, tuple[float, ...] | None]], length: int
-) -> tuple[float, ...] | None:
-    """Weighted sum of (total, values per segment or token) over the terms; None if no term has such values."""
-    if length == 0 or all(per_item is None for _, per_item in scores):
-        return None
-    out = [0.0] * length
-    for weight, (total, per_item) in zip(weights, scores, strict=True):
-        for i, value in enumerate(per_item if per_item is not None else (*[0.0] * (length - 1), total)):
-            out[i] += weight * value
-    return tuple(out)
-
-
-def _all_step_ends(scores: Sequence[Score], length: int) -> tuple[int, ...] | None:
-    """Return the tokens at which a term with credit per token ends a step, and the last one where another term is
-    placed."""
-    if length == 0 or any(s.per_token is not None and s.step_ends is None for s in scores):
-        return None
-    if all(s.per_token is None for s in scores):
-        return None
-    return tuple(sorted({i for s in scores for i in (s.step_ends or (length - 1,))}))
 
 
 @dataclass(frozen=True)
@@ -194,17 +193,12 @@ class Gated:
         return [None if s is None or g is None else self._gated(s, g) for s, g in zip(scores, gates, strict=True)]
 
     def _gated(self, score: Score, gate: Score) -> Score:
-        is_open = gate.total >= self.at_least
-        parts = {**score.parts, "open": float(is_open)}
-        if is_open:
-            return replace(score, parts=parts)
-        return replace(
-            score,
-            total=0.0,
-            parts=parts,
-            per_segment=None if score.per_segment is None else (0.0,) * len(score.per_segment),
-            per_token=None if score.per_token is None else (0.0,) * len(score.per_token),
-        )
+        if gate.total >= self.at_least:
+            return replace(score, parts={**score.parts, "open": 1.0})
+        credit = (score.per_segment, score.per_token)
+        per_segment, per_token = (None if values is None else (0.0,) * len(values) for values in credit)
+        parts = {**score.parts, "open": 0.0}
+        return replace(score, total=0.0, parts=parts, per_segment=per_segment, per_token=per_token)
 
 
 @dataclass(frozen=True)
@@ -214,10 +208,9 @@ class StandardisedSum:
         StandardisedSum.of(quality=Quality(), timing=(TimeCompliance(), 0.5))
 
     A term with values per segment is standardised over all segments of the batch, and its total is their sum; NaN marks
-    a segment where it is not defined: such a segment takes no part in the statistics and gets 0. Other terms are
-    standardised over the rollouts. A term that is constant over the batch contributes 0. `parts` and `segment_parts`
-    hold the rewards as they were. A rollout that one term skips (None) is skipped and takes no part in the statistics.
-    Scores depend on their batch by design (Seed LiveInterpret 2.0, arXiv 2507.17527, section on fusion).
+    a segment where it is not defined, which gets 0 and takes no part in the statistics, nor does a rollout that one
+    term skips (None). Other terms are standardised over the rollouts; a constant one contributes 0. `parts` and
+    `segment_parts` hold the rewards as they were. Source: Seed LiveInterpret 2.0, arXiv 2507.17527.
     """
 
     terms: tuple[Term, ...]
@@ -232,40 +225,32 @@ class StandardisedSum:
 
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Score | None]:
         rows = _rows([check_scores(t.name, t.reward(rollouts), rollouts, undefined=True) for t in self.terms])
-        scored = [(row, rollout) for row, rollout in zip(rows, rollouts, strict=True) if row is not None]
-        scores = iter(self._fuse([row for row, _ in scored], [rollout for _, rollout in scored]))
-        return [None if row is None else next(scores) for row in rows]
-
-    def _fuse(self, rows: Sequence[tuple[Score, ...]], rollouts: Sequence[Rollout]) -> list[Score]:
-        columns = list(zip(*rows, strict=True)) or [()] * len(self.terms)
-        per_segment = any(score.per_segment is not None for row in rows for score in row)
-        segments = [[0.0] * len(r.segments) for r in rollouts]
-        totals = [0.0] * len(rollouts)
+        scored = [i for i, row in enumerate(rows) if row is not None]
+        columns = list(zip(*(row for row in rows if row is not None), strict=True)) or [()] * len(self.terms)
+        by_segment = any(score.per_segment is not None for column in columns for score in column)
+        segments = [[0.0] * len(rollouts[i].segments) for i in scored]
+        totals = [0.0] * len(scored)
         for term, column in zip(self.terms, columns, strict=True):
-            for i, values in enumerate(_standardised_values(column)):
-                totals[i] += term.weight * sum(values)
-                if per_segment and segments[i]:  # a reward of the whole rollout belongs to its last segment
-                    indices = range(len(values)) if column[i].per_segment is not None else [len(segments[i]) - 1]
-                    for index, value in zip(indices, values, strict=True):
-                        segments[i][index] += term.weight * value
-        names = [t.name for t in self.terms]
-        return [
-            Score(
-                total,
-                {name: column[i].total for name, column in zip(names, columns, strict=True)},
-                per_segment=tuple(segments[i]) if per_segment and segments[i] else None,
-                segment_parts={
-                    name: values
-                    for name, column in zip(names, columns, strict=True)
-                    if (values := column[i].per_segment) is not None
-                },
+            for n, values in enumerate(_standardised_values(column)):
+                totals[n] += term.weight * sum(values)
+                if by_segment and segments[n]:  # a reward of the whole rollout belongs to its last segment
+                    first = 0 if column[n].per_segment is not None else len(segments[n]) - 1
+                    for place, value in enumerate(values, first):
+                        segments[n][place] += term.weight * value
+        scores: list[Score | None] = [None] * len(rollouts)
+        for n, i in enumerate(scored):
+            terms = {term.name: column[n] for term, column in zip(self.terms, columns, strict=True)}
+            scores[i] = Score(
+                totals[n],
+                {name: score.total for name, score in terms.items()},
+                per_segment=tuple(segments[n]) if by_segment and segments[n] else None,
+                segment_parts={name: s.per_segment for name, s in terms.items() if s.per_segment is not None},
             )
-            for i, total in enumerate(totals)
-        ]
+        return scores
 
 
 def _standardised_values(column: Sequence[Score]) -> list[list[float]]:
-    """Per rollout the standardised values of one term: one per segment, or the total alone."""
+    """Return per rollout the standardised values of one term: one per segment, or the total alone."""
     rows = [[s.total] if s.per_segment is None else list(s.per_segment) for s in column]
     defined = [x for row in rows for x in row if not math.isnan(x)]
     mean = sum(defined) / len(defined) if defined else 0.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -31,8 +31,7 @@ class RewardError(RuntimeError):
 
 @contextmanager
 def naming(where: str) -> Iterator[None]:
-    """Put `where` before the message of any error; a ValueError stays one, since it blames the rollouts, and a
-    JudgeError, since it is no fault of the file."""
+    """Put `where` before any error's message; ValueError, which blames the rollouts, and JudgeError keep their kind."""
     try:
         yield
     except RewardServerError:
@@ -71,7 +70,7 @@ class FunctionReward:
     @cached_property
     def takes(self) -> Literal["rollout", "rollouts", "completions"]:
         """The kind of arguments that the function is called with."""
-        parameters = self._parameters
+        parameters = inspect.signature(self.function).parameters
         if "completions" in parameters:
             return "completions"
         required = [p for p in parameters.values() if p.default is p.empty and p.kind is not p.VAR_KEYWORD]
@@ -88,12 +87,14 @@ class FunctionReward:
         return self.takes == "rollout" and inspect.iscoroutinefunction(self.function)
 
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Score | None]:
+        if self.by_group:
+            return run_async(self._score_all(rollouts))
         if self.takes == "rollout":
-            if inspect.iscoroutinefunction(self.function):
-                return run_async(self._score_all(rollouts))
             return [self._score(r, self._call(f"{self._where}, sample {r.name}", r)) for r in rollouts]
-        columns = self._columns(rollouts) if self.takes == "completions" else {}
-        values = self._call(self._where, **columns) if columns else self._call(self._where, rollouts)
+        if self.takes == "completions":
+            values = self._call(self._where, **self._columns(rollouts))
+        else:
+            values = self._call(self._where, rollouts)
         values = values.tolist() if isinstance(values, np.ndarray | Tensor) else values
         if not isinstance(values, Sequence) or isinstance(values, str):
             raise ValueError(
@@ -121,25 +122,22 @@ class FunctionReward:
 
     def _columns(self, rollouts: Sequence[Rollout]) -> dict[str, list[Any]]:
         samples = [r.sample for r in rollouts]
-        fields = dict.fromkeys(name for s in samples for name in s.metadata)
-        columns: dict[str, list[Any]] = {name: [s.metadata.get(name) for s in samples] for name in fields}
+        names = dict.fromkeys(name for s in samples for name in s.metadata)
+        columns: dict[str, list[Any]] = {name: [s.metadata.get(name) for s in samples] for name in names}
         columns |= {
             "prompts": ["\n".join(c for m in s.messages for c in m.content if isinstance(c, str)) for s in samples],
             "completions": [r.text for r in rollouts],
             "completion_ids": [[i for segment in r.segments for i in segment.ids.tolist()] for r in rollouts],
-            "references": [s.references for s in samples],
-            "choices": [s.choices for s in samples],
-            "audio": [s.audio for s in samples],
-            "id": [s.id for s in samples],
-            "task": [s.task for s in samples],
         }
-        parameters = self._parameters
-        for p in parameters.values():
-            if p.default is p.empty and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) and p.name not in columns:
+        columns |= {n: [getattr(s, n) for s in samples] for n in ("references", "choices", "audio", "id", "task")}
+        parameters = inspect.signature(self.function).parameters.values()
+        wanted = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+        for p in wanted:
+            if p.default is p.empty and p.name not in columns:
                 raise ValueError(f"{self._where}: no column is called {p.name!r}; there are {', '.join(columns)}")
-        if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        if any(p.kind is p.VAR_KEYWORD for p in parameters):
             return columns
-        return {name: column for name, column in columns.items() if name in parameters}
+        return {p.name: columns[p.name] for p in wanted if p.name in columns}
 
     def _score(self, rollout: Rollout, value: Any) -> Score | None:
         if value is None or isinstance(value, Score):
@@ -155,10 +153,6 @@ class FunctionReward:
     def _where(self) -> str:
         name = getattr(self.function, "__name__", type(self.function).__name__)
         return f"{self.name}, function {name!r}" if self.name else f"function {name!r}"
-
-    @property
-    def _parameters(self) -> Mapping[str, Parameter]:
-        return inspect.signature(self.function).parameters
 
 
 @dataclass(frozen=True)
@@ -183,10 +177,7 @@ class FileReward:
 
 
 def as_reward(reward: Any, name: str = "") -> Reward:
-    """Return a reward object unchanged, and a function as a `FunctionReward`. Raises ValueError for anything else.
-
-    `name` stands before the function's in errors.
-    """
+    """Return a reward object as it is, and a function as a `FunctionReward` of that `name`; ValueError for the rest."""
     where = f"{name}: " if name else ""
     if isinstance(reward, type):
         raise ValueError(f"{where}'reward' is the class {reward.__name__}; write reward = an instance")
@@ -199,10 +190,8 @@ def as_reward(reward: Any, name: str = "") -> Reward:
 def load_reward(path: str | Path) -> FileReward:
     """Import the Python file at `path` and return its module-level `reward`.
 
-    `reward` may be a Reward object or a function of any signature that `FunctionReward` takes. An exception that the
-    file itself raises on import passes through.
-
-    Raises ValueError for a file that does not exist, is not Python or has no usable `reward`.
+    `reward` may be a Reward object or a function of any signature that `FunctionReward` takes. Raises ValueError for a
+    file that does not exist, is not Python or has no usable `reward`.
     """
     where = f"reward file {str(path)!r}"
     return FileReward(str(path), as_reward(load_name(path, "reward", "reward file"), where))

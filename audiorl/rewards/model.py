@@ -1,25 +1,55 @@
-"""A trained reward model as a reward."""
+"""Trained models as rewards: of outcomes, of steps, and what other rewards ask a checkpoint."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
-from audiorl.types import Rollout, Score
+from audiorl.rewards.combine import check_options
+from audiorl.types import Rollout, Sample, Score
 
 if TYPE_CHECKING:
+    from audiorl.models import AudioPolicy
     from audiorl.models.process_reward import ProcessRewardModel
     from audiorl.models.value import ValueModel
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The model in the folder, or of the cached hub id, `path`, loaded at the first call."""
+
+    path: str
+    device: str = field(default="auto", kw_only=True)
+    """Where it runs."""
+    max_batch_tokens: int = field(default=8192, kw_only=True)
+    """Most tokens in a forward pass."""
+
+    @cached_property
+    def policy(self) -> AudioPolicy:
+        from audiorl.config import ModelConfig
+        from audiorl.models import load_policy
+
+        policy = load_policy(self.path, ModelConfig(dtype="auto", device=self.device))
+        policy.model.requires_grad_(False)
+        return policy
+
+    def logprobs(self, items: Sequence[tuple[Sample, str]]) -> list[float]:
+        """Return the summed log-prob in nats of each answer after the prompt of its sample."""
+        from audiorl.models.examples import Example, answer_logprobs, experience
+
+        laid_out = [experience(self.policy, Example(sample, text), sample.id) for sample, text in items]
+        values = answer_logprobs(self.policy, laid_out, self.max_batch_tokens, share_prompts=True)
+        return [float(x.sum()) for x in values]
 
 
 @dataclass(frozen=True)
 class ModelReward:
     """(score - mean) / std of the reward model in the folder `path` (`audiorl/recipes/reward_model.py` trains one).
 
-    It reads the prompt, audio included, and the answer's text under its own tokenizer, so it may be of another family
-    than the policy. Loaded at the first call. Raises ValueError for a folder that holds no reward model.
+    It reads the answer's text under its own tokenizer, so it may be of another family than the policy. Raises
+    ValueError for a folder that holds no reward model.
     """
 
     path: str
@@ -29,8 +59,7 @@ class ModelReward:
     max_batch_tokens: int = 8192
 
     def __post_init__(self) -> None:
-        if not self.std > 0:
-            raise ValueError(f"ModelReward: std is {self.std}; it must be greater than 0")
+        check_options(self, std=1e-9)
 
     @cached_property
     def model(self) -> ValueModel:
@@ -48,57 +77,43 @@ class ModelReward:
 
 
 @dataclass(frozen=True)
-class ProcessModelReward:
+class ProcessModelReward(Checkpoint):
     """The quality of an answer's steps, by the process reward model in the folder `path`.
 
     An answer is split into steps after every `</think>` and at each `separator`. The total is the lowest probability of
-    a step to be good, the rule of "Let's verify step by step"; `parts` hold the mean too. An empty answer
-    scores 0. `marker`, `good` and `bad` are those that the model was trained with.
+    a step to be good; `parts` hold the mean too. An empty answer scores 0. `marker`, `good` and `bad` are those that
+    the model was trained with.
 
-    With `credit` "steps" each step's last token gets the step's probability divided by the number of steps, for
-    advantages that tell tokens apart (`process`, `reinforce`, `gae`); the total is their sum, the mean. A policy then
-    earns nothing by more steps. It needs the policy's tokenizer to be that of the process reward model. Raises
-    ValueError where it is not.
+    With `credit` "steps" each step's last token gets the step's probability divided by the number of steps; the total
+    is their sum. Raises ValueError where the policy's tokenizer is not that of the process reward model.
     """
 
-    path: str
     marker: str = "\n\n"
     good: str = "+"
     bad: str = "-"
     separator: str = "\n"
     credit: Literal["total", "steps"] = "total"
-    device: str = "auto"
-    max_batch_tokens: int = 8192
 
     def __post_init__(self) -> None:
-        if self.credit not in ("total", "steps"):
-            raise ValueError(f"ProcessModelReward: credit is {self.credit!r}; it must be 'total' or 'steps'")
+        check_options(self, credit=("total", "steps"))
 
     @cached_property
     def judge(self) -> ProcessRewardModel:
-        from audiorl.config import ModelConfig
-        from audiorl.models import load_policy
         from audiorl.models.process_reward import ProcessRewardModel
 
-        policy = load_policy(self.path, ModelConfig(dtype="auto", device=self.device))
-        return ProcessRewardModel(policy, self.marker, self.good, self.bad)
+        return ProcessRewardModel(self.policy, self.marker, self.good, self.bad)
 
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
         steps = [self.steps(r.text) for r in rollouts]
-        filled = [i for i, steps_of_answer in enumerate(steps) if steps_of_answer]
-        judged = self.judge.score_steps([(rollouts[i].sample, steps[i]) for i in filled], self.max_batch_tokens)
-        scores = [self._score(0.0, 0.0, r, (), ()) for r in rollouts]
-        for i, values in zip(filled, judged, strict=True):
-            mean = sum(values) / len(values)
-            total = min(values) if self.credit == "total" else mean
-            scores[i] = self._score(total, mean, rollouts[i], steps[i], values)
-        return scores
+        filled = [(r.sample, s) for r, s in zip(rollouts, steps, strict=True) if s]
+        judged = iter(self.judge.score_steps(filled, self.max_batch_tokens))
+        return [self._score(r, s, next(judged) if s else ()) for r, s in zip(rollouts, steps, strict=True)]
 
-    def _score(self, total: float, mean: float, r: Rollout, steps: Sequence[str], values: Sequence[float]) -> Score:
-        """Return the score; with credit "steps" each step's share of the total is on the token that completes its
-        text."""
+    def _score(self, r: Rollout, steps: Sequence[str], values: Sequence[float]) -> Score:
+        """Return the score; with credit "steps" each step's share is on the token that completes its text."""
+        mean = sum(values) / len(values) if values else 0.0
         if self.credit == "total":
-            return Score(total, {"mean": mean})
+            return Score(min(values, default=0.0), {"mean": mean})
         ids = [i for s in r.segments for i in s.ids.tolist()]
         decode = self.judge.policy.decode
         if decode(ids) != r.text:
@@ -113,7 +128,7 @@ class ProcessModelReward:
                 token += 1
             credit[token] += value / len(steps)
             ends.append(token)
-        return Score(total, {"mean": mean}, per_token=tuple(credit), step_ends=tuple(ends))
+        return Score(mean, {"mean": mean}, per_token=tuple(credit), step_ends=tuple(ends))
 
     def steps(self, text: str) -> tuple[str, ...]:
         """Return the answer's steps, without empty ones.

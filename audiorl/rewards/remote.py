@@ -8,26 +8,16 @@ import logging
 import os
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, get_args
 from urllib.parse import urlsplit
 
 from audiorl.data.serialization import AudioMode, deserialize_scores, digest, serialize_rollouts
-from audiorl.rewards.combine import check_scores
-from audiorl.rewards.concurrency import (
-    FailedTry,
-    checked_token,
-    gather_all,
-    printable,
-    retry_after,
-    run_async,
-    semaphore_for,
-)
+from audiorl.rewards.combine import check_options, check_scores
+from audiorl.rewards.concurrency import gather_all, run_async, semaphore_for
+from audiorl.rewards.http import FailedTry, checked_token, post, printable, retried
 from audiorl.types import Rollout, Score
-
-if TYPE_CHECKING:
-    import httpx
 
 TOKEN_ENV = "AUDIORL_REWARD_TOKEN"
 ANSWER_BYTES, SCORE_BYTES, TOKEN_BYTES = 2**20, 2**16, 64
@@ -46,18 +36,16 @@ class RemoteReward:
         RemoteReward("http://127.0.0.1:8300")
         WeightedSum.of(judge=(RemoteReward(("http://judge1:8300", "http://judge2:8300"), batch_size=16), 0.5), ...)
 
-    All rollouts of a step are one request, as for a local reward. `batch_size` splits them, to spread the work over the
-    servers and to repeat less of it after a failure; only for rewards that score each rollout alone (not for a
-    `StandardisedSum`). At most `concurrency` requests are open at a time.
+    All rollouts of a step are one request. `batch_size` splits them, to spread the work over the servers; only for
+    rewards that score each rollout alone. At most `concurrency` requests are open at a time.
 
     `audio`: "bytes" sends the audio, "path" the names of files that the server can read too (its --audio-root), "none"
-    nothing, for rewards of text and codes; a reward that loads audio then raises an error that says so.
+    nothing, for rewards of text and codes.
 
-    A try fails if the answer takes longer than `timeout` seconds, cannot be parsed, has the wrong length or a value
-    that is not finite, if the connection breaks, or with status 5xx. Each request has `tries`, with random pauses
-    (`seed`) that start around `backoff` seconds and double up to `max_backoff`; the defaults outlast a restart of 30
-    seconds. A server that failed is not used for `cooldown` seconds while another one works. The bearer token is read
-    from the environment variable `token_env`; proxies of the environment are not used.
+    A try fails with no usable answer within `timeout` seconds. Each request has `tries`, with random pauses (`seed`)
+    that start around `backoff` seconds and double up to `max_backoff`. A server that failed is not used for `cooldown`
+    seconds while another one works. The bearer token is read from the environment variable `token_env`; proxies of the
+    environment are not used.
 
     Raises RewardServerError after the last try, and ValueError at once where a repetition is of no use: a refused
     request, a reward that raises ValueError, servers with different rewards. A fault never becomes a score of 0.
@@ -84,14 +72,8 @@ class RemoteReward:
             parts = urlsplit(url)
             if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.username:
                 raise ValueError(f"RemoteReward: urls: {url!r} is not an address like http://host:8300")
-        if self.audio not in get_args(AudioMode):
-            raise ValueError(f"RemoteReward: audio is {self.audio!r}, expected one of {', '.join(get_args(AudioMode))}")
-        for name in ("batch_size", "concurrency", "tries"):
-            if (value := getattr(self, name)) is not None and value < 1:
-                raise ValueError(f"RemoteReward: {name} is {value}; it must be at least 1")
-        for name, least in (("timeout", 1e-3), ("backoff", 0.0), ("max_backoff", 0.0), ("cooldown", 0.0)):
-            if not least <= (value := getattr(self, name)) < float("inf"):
-                raise ValueError(f"RemoteReward: {name} is {value}; it must be seconds")
+        check_options(self, audio=get_args(AudioMode), batch_size=1, concurrency=1, tries=1)
+        check_options(self, timeout=1e-3, backoff=0, max_backoff=0, cooldown=0)
 
     @property
     def servers(self) -> tuple[str, ...]:
@@ -106,129 +88,85 @@ class RemoteReward:
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Score | None]:
         size = self.batch_size or max(len(rollouts), 1)
         batches = [rollouts[i : i + size] for i in range(0, len(rollouts), size)]
-        answers = run_async(self._request_all(batches))
-        return [score for answer in answers for score in answer]
+        return [score for answer in run_async(self._request_all(batches)) for score in answer]
 
     async def _request_all(self, batches: Sequence[Sequence[Rollout]]) -> list[list[Score | None]]:
         import httpx
 
-        step = _Step(self.servers, self._cooling)
-        wait = httpx.Timeout(None, connect=min(self.timeout, 10.0))  # `_post` times the whole request
-        async with httpx.AsyncClient(headers=self._headers(), timeout=wait, trust_env=False) as client:
-            return await gather_all(self._request(client, step, batch) for batch in batches)
-
-    def _headers(self) -> dict[str, str]:
         headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
         if token := os.environ.get(self.token_env, "").strip():
             headers["Authorization"] = f"Bearer {checked_token(token, f'environment variable {self.token_env}')}"
-        return headers
+        wait = httpx.Timeout(None, connect=min(self.timeout, 10.0))  # `post` times the whole request
+        async with httpx.AsyncClient(headers=headers, timeout=wait, trust_env=False) as client:
+            step = _Step(self, client)
+            return await gather_all(step.scores(batch) for batch in batches)
 
-    async def _request(self, client: httpx.AsyncClient, step: _Step, batch: Sequence[Rollout]) -> list[Score | None]:
+
+class _Step:
+    """One call: how busy each server is, and which reward it serves."""
+
+    def __init__(self, reward: RemoteReward, client: Any):
+        self.reward, self.client = reward, client
+        self.busy = dict.fromkeys(reward.servers, 0)
+        self.served: dict[str, str] = {}
+
+    async def scores(self, batch: Sequence[Rollout]) -> list[Score | None]:
         """Return the scores of one batch, in at most `tries` tries."""
-        async with semaphore_for(self, self.concurrency):
-            document = await asyncio.to_thread(serialize_rollouts, batch, self.audio)
-            rng = random.Random(f"{self.seed}/{digest(document)}")
-            begin = time.monotonic()
-            for number in range(1, self.tries + 1):
-                url = step.acquire(rng)
+        reward, begin = self.reward, time.monotonic()
+        async with semaphore_for(reward, reward.concurrency):
+            document = await asyncio.to_thread(serialize_rollouts, batch, reward.audio)
+            rng = random.Random(f"{reward.seed}/{digest(document)}")
+
+            async def attempt() -> list[Score | None]:
+                # The least busy server that has not failed recently, or else the one whose failure is longest ago.
+                now, cooling = time.time(), reward._cooling
+                url = min(self.busy, key=lambda u: (max(cooling.get(u, 0.0) - now, 0.0), self.busy[u], rng.random()))
+                self.busy[url] += 1
                 try:
-                    scores = await self._post(client, step, url, document, batch)
+                    scores = await self.ask(url, document, batch)
                 except FailedTry as failure:
-                    step.release(url, failure.wait or self.cooldown)
-                    log.warning("reward server %s: %s (try %d of %d)", url, failure, number, self.tries)
-                    last = f"the last try, at {url}: {failure}"
-                    if number < self.tries:
-                        pause = min(self.backoff * 2 ** (number - 1), self.max_backoff) * rng.uniform(0.5, 1.0)
-                        await asyncio.sleep(max(pause, min(failure.wait, self.max_backoff)))
-                else:
-                    step.release(url, 0.0)
-                    return scores
-        raise RewardServerError(
-            f"reward server {', '.join(self.servers)}: {len(batch)} rollouts from {batch[0].name} on could not be "
-            f"scored in {self.tries} tries and {time.monotonic() - begin:.1f} s; {last}. Start it again, or raise "
-            "timeout or tries"
-        )
+                    cooling[url] = time.time() + (failure.wait or reward.cooldown)
+                    log.warning("reward server %s: %s", url, failure)
+                    raise FailedTry(failure.kind, f"at {url}: {failure}", failure.wait) from None
+                finally:
+                    self.busy[url] -= 1
+                cooling[url] = 0.0
+                return scores
 
-    async def _post(
-        self, client: httpx.AsyncClient, step: _Step, url: str, document: bytes, batch: Sequence[Rollout]
-    ) -> list[Score | None]:
-        import httpx
+            try:
+                return await retried(attempt, reward.tries, reward.backoff, reward.max_backoff, rng)
+            except FailedTry as failure:
+                raise RewardServerError(
+                    f"reward server {', '.join(reward.servers)}: {len(batch)} rollouts from {batch[0].name} on could "
+                    f"not be scored in {reward.tries} tries and {time.monotonic() - begin:.1f} s; the last try, "
+                    f"{failure}. Start it again, or raise timeout or tries"
+                ) from None
 
-        try:
-            async with asyncio.timeout(self.timeout):
-                status, headers, content = await self._exchange(client, url, document, batch)
-        except TimeoutError:
-            raise FailedTry("timeout", f"no answer within {self.timeout:g} s") from None
-        except httpx.RequestError as error:
-            raise FailedTry("connection", f"{type(error).__name__}: {error}") from None
+    async def ask(self, url: str, document: bytes, batch: Sequence[Rollout]) -> list[Score | None]:
+        limit = ANSWER_BYTES + sum(SCORE_BYTES + TOKEN_BYTES * r.num_sampled for r in batch)
+        status, wait, content = await post(self.client, f"{url}/v1/scores", document, self.reward.timeout, limit)
         try:
             answer = json.loads(content)
         except (ValueError, RecursionError):
             answer = None
-        if status == 200:
-            return self._scores(step, url, answer, document, batch)
-        details = answer if isinstance(answer, dict) else {}
-        message = f"status {status}: {printable(details.get('error', content[:200].decode(errors='replace')), 2000)}"
-        temporary = status >= 500 or status in (408, 429)
-        if temporary and details.get("retry", True):
-            raise FailedTry("status", message, retry_after(headers.get("Retry-After")))
-        raise ValueError(f"reward server {url}: {message}")
-
-    async def _exchange(
-        self, client: httpx.AsyncClient, url: str, document: bytes, batch: Sequence[Rollout]
-    ) -> tuple[int, Mapping[str, str], bytes]:
-        """(status, headers, body) of a request; a body that is compressed or too long for its scores is a failure."""
-        limit = ANSWER_BYTES + sum(SCORE_BYTES + TOKEN_BYTES * r.num_sampled for r in batch)
-        body = bytearray()
-        async with client.stream("POST", f"{url}/v1/scores", content=document) as response:
-            if response.headers.get("Content-Encoding", "identity") != "identity":
-                raise FailedTry("answer", "the answer is compressed, which was not asked for")
-            async for chunk in response.aiter_raw():
-                body += chunk
-                if len(body) > limit:
-                    raise FailedTry(
-                        "answer", f"the answer is longer than {limit} bytes, too long for {len(batch)} scores"
-                    )
-        return response.status_code, response.headers, bytes(body)
-
-    def _scores(
-        self, step: _Step, url: str, answer: Any, document: bytes, batch: Sequence[Rollout]
-    ) -> list[Score | None]:
+        if status != 200:
+            details = answer if isinstance(answer, dict) else {}
+            error = details.get("error", content[:200].decode(errors="replace"))
+            message = f"status {status}: {printable(error, 2000)}"
+            if (status >= 500 or status in (408, 429)) and details.get("retry", True):
+                raise FailedTry("status", message, wait)
+            raise ValueError(f"reward server {url}: {message}")
         try:
             scores = check_scores("remote", deserialize_scores(answer), batch, undefined=True)
         except ValueError as error:
             raise FailedTry("answer", f"the answer is not a list of scores: {error}") from None
         if answer.get("request") != digest(document):
             raise FailedTry("answer", "the answer belongs to another request")
-        step.check_reward(url, str(answer.get("reward")))
+        served = self.served[url] = str(answer.get("reward"))
+        for other, reward in self.served.items():
+            if reward != served:
+                raise ValueError(
+                    f"reward servers {other} and {url} serve different rewards ({reward}, {served}); start both with "
+                    "the same file"
+                )
         return scores
-
-
-class _Step:
-    """The servers during one call: which one is used next, and whether all serve the same reward."""
-
-    def __init__(self, urls: Sequence[str], cooling: dict[str, float]):
-        self._busy = dict.fromkeys(urls, 0)
-        self._cooling = cooling
-        self._served: dict[str, str] = {}
-
-    def acquire(self, rng: random.Random) -> str:
-        """Return the least busy server that has not failed recently, or else the one whose failure is longest ago."""
-        now = time.time()
-        ready = {u: max(self._cooling.get(u, 0.0) - now, 0.0) for u in self._busy}
-        url = min(self._busy, key=lambda u: (ready[u], self._busy[u], rng.random()))
-        self._busy[url] += 1
-        return url
-
-    def release(self, url: str, cooldown: float) -> None:
-        self._busy[url] -= 1
-        self._cooling[url] = time.time() + cooldown if cooldown else 0.0
-
-    def check_reward(self, url: str, reward: str) -> None:
-        other = next((u for u, served in self._served.items() if served != reward), None)
-        if other is not None:
-            raise ValueError(
-                f"reward servers {other} and {url} serve different rewards ({self._served[other]}, {reward}); start "
-                "both with the same file"
-            )
-        self._served[url] = reward

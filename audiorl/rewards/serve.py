@@ -23,10 +23,11 @@ import os
 import secrets
 import socket
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import uvicorn
 from fastapi import FastAPI, Request, Response
@@ -43,18 +44,16 @@ from audiorl.data.serialization import (
     serialize_scores,
 )
 from audiorl.rewards.combine import check_scores
-from audiorl.rewards.concurrency import checked_token, is_loopback
 from audiorl.rewards.files import FileReward, load_reward
+from audiorl.rewards.http import checked_token, is_loopback
 from audiorl.rewards.remote import TOKEN_ENV
-from audiorl.types import Rollout, Score
 
 BODY_SECONDS = 120.0
 """Seconds within which a request's body must arrive."""
 REFUSED_BODY_SECONDS = 5.0
-"""Seconds for which the body of a refused request is read."""
+"""Seconds for which the body of a refused request is read: clients read the answer only after sending."""
 RETRY_SECONDS = 2
 log = logging.getLogger(__name__)
-T = TypeVar("T")
 
 
 def serve(options: RewardServerConfig) -> None:
@@ -67,11 +66,19 @@ def serve(options: RewardServerConfig) -> None:
             f"or set {TOKEN_ENV}"
         )
     app = make_app(load_reward(options.file), options, token)
-    listener = _listen(options.host, options.port)
-    host, port = listener.getsockname()[:2]
-    print(f"serving {options.file} on http://{f'[{host}]' if ':' in host else host}:{port}", flush=True)
-    with suppress(KeyboardInterrupt):  # how one stops it
-        uvicorn.Server(uvicorn.Config(app, log_level="warning")).run(sockets=[listener])
+    shown = f"[{options.host}]" if ":" in options.host else options.host
+    family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:  # bound before the address is printed, so that a port in use is one clear error
+            listener.bind((options.host, options.port))
+            listener.listen()  # from here on connections queue instead of failing
+        except OSError as error:
+            where = f"{options.host}:{options.port} ({error.strerror})"
+            raise OSError(f"rewards serve: cannot listen on {where}; choose another --port") from None
+        print(f"serving {options.file} on http://{shown}:{listener.getsockname()[1]}", flush=True)
+        with suppress(KeyboardInterrupt):  # how one stops it
+            uvicorn.Server(uvicorn.Config(app, log_level="warning")).run(sockets=[listener])
 
 
 def _check(options: RewardServerConfig) -> None:
@@ -90,56 +97,10 @@ def _check(options: RewardServerConfig) -> None:
 def read_token(options: RewardServerConfig) -> str | None:
     """Return the token from the file, else from the environment; None without either."""
     if options.token_file is not None:
-        return checked_token(
-            options.token_file.read_text().strip(), f"rewards serve: --token-file {options.token_file}"
-        )
+        where = f"rewards serve: --token-file {options.token_file}"
+        return checked_token(options.token_file.read_text().strip(), where)
     token = os.environ.get(TOKEN_ENV, "").strip()
     return checked_token(token, f"environment variable {TOKEN_ENV}") if token else None
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    """Return a bound socket. It is bound before the address is printed, so that a port in use is one clear error."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, port))
-        listener.listen()  # from here on connections queue instead of failing
-    except OSError as error:
-        listener.close()
-        raise OSError(
-            f"rewards serve: cannot listen on {host}:{port} ({error.strerror}); choose another --port"
-        ) from None
-    return listener
-
-
-async def _in_thread(done: Callable[[], object], seconds: float, function: Callable[..., T], *arguments: Any) -> T:
-    """Return the function's result, from a thread; `done` is called in the loop when the thread ends, however late.
-
-    Raises Refused after `seconds`. A thread cannot be stopped, so it goes on; the server's exit does not wait for it.
-    """
-    loop, result = asyncio.get_running_loop(), asyncio.get_running_loop().create_future()
-
-    def settle(setter: Callable[[Any], None], value: Any) -> None:
-        done()
-        if not result.done():
-            setter(value)
-
-    def run() -> None:
-        try:
-            outcome: tuple[Callable[[Any], None], Any] = (result.set_result, function(*arguments))
-        except BaseException as error:
-            outcome = (result.set_exception, error)
-        with suppress(RuntimeError):  # the loop is closed: the server has ended
-            loop.call_soon_threadsafe(settle, *outcome)
-
-    threading.Thread(target=run, daemon=True).start()
-    try:
-        async with asyncio.timeout(seconds):
-            value: T = await result
-            return value
-    except TimeoutError:
-        raise Refused(504, f"the reward did not return within {seconds:g} s (--max-seconds)") from None
 
 
 class Refused(Exception):
@@ -151,7 +112,7 @@ class Refused(Exception):
 
     def response(self) -> Response:
         headers = {401: {"WWW-Authenticate": "Bearer"}, 503: {"Retry-After": str(RETRY_SECONDS)}}
-        return _json({"error": str(self), **self.more}, self.status, headers.get(self.status, {}))
+        return _json({"error": str(self), **self.more}, self.status, headers.get(self.status))
 
 
 def _json(content: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
@@ -163,33 +124,38 @@ def make_app(served: FileReward, options: RewardServerConfig, token: str | None)
     app = FastAPI(title="audiorl reward", version=__version__, docs_url=None, redoc_url=None, openapi_url=None)
     identity = f"{Path(served.path).name} {hashlib.sha256(Path(served.path).read_bytes()).hexdigest()[:16]}"
     free = asyncio.Semaphore(options.concurrency)
+    most_open = options.concurrency + options.max_queue
     open_requests = 0
+
+    def has_token(request: Request) -> bool:
+        sent = request.headers.get("Authorization", "").encode()
+        return token is None or secrets.compare_digest(sent, f"Bearer {token}".encode())  # in constant time
 
     @app.get("/health")
     async def health(request: Request) -> Response:
-        details = {"file": identity, "reward": repr(served.reward)} if _has_token(request, token) else {}
+        details = {"file": identity, "reward": repr(served.reward)} if has_token(request) else {}
         return _json({"ready": True, "version": __version__, "format": VERSION, **details})
 
     async def answer(request: Request) -> Response:
+        if open_requests > most_open:
+            await _discard(request)
+            raise Refused(503, f"busy: {most_open} requests are open already")
         body = await _read(request, options.max_bytes)
         await free.acquire()
         if await request.is_disconnected():
             free.release()
             raise ClientDisconnect  # the client gave up and will send the request again
-        scores = await _in_thread(free.release, options.max_seconds, _scored, served, options, body)
+        scores = await _in_thread(free.release, options.max_seconds, partial(_scored, served, options, body))
         return _json({"version": VERSION, "request": digest(body), "reward": identity, "scores": scores})
 
     @app.post("/v1/scores")
     async def scores(request: Request) -> Response:
         nonlocal open_requests
-        if not _has_token(request, token):
+        if not has_token(request):
             await _discard(request)
             return Refused(401, f"wrong or missing token; set {TOKEN_ENV} to the server's").response()
         open_requests += 1  # counted from the first byte of the body on: bodies take memory
         try:
-            if open_requests > options.concurrency + options.max_queue:
-                await _discard(request)
-                raise Refused(503, f"busy: {options.concurrency + options.max_queue} requests are open already")
             return await answer(request)
         except Refused as refused:
             return refused.response()
@@ -201,14 +167,7 @@ def make_app(served: FileReward, options: RewardServerConfig, token: str | None)
     return app
 
 
-def _has_token(request: Request, token: str | None) -> bool:
-    """Return whether the request has the token, compared in constant time."""
-    sent = request.headers.get("Authorization", "").encode()
-    return token is None or secrets.compare_digest(sent, f"Bearer {token}".encode())
-
-
 async def _discard(request: Request) -> None:
-    """Read the body of a refused request for a while: clients read the answer only after sending."""
     with suppress(TimeoutError):
         async with asyncio.timeout(REFUSED_BODY_SECONDS):
             async for _ in request.stream():
@@ -227,35 +186,56 @@ async def _read(request: Request, limit: int) -> bytes:
     except TimeoutError:
         raise Refused(408, f"the body did not arrive within {BODY_SECONDS:g} s") from None
     if size > limit:
-        advice = (
-            "send smaller batches (batch_size), audio by path or none, or start the server with a larger --max-bytes"
-        )
-        raise Refused(413, f"{size} bytes, at most {limit}; {advice}")
+        advice = "smaller batches (batch_size), audio by path or none, or start the server with a larger --max-bytes"
+        raise Refused(413, f"{size} bytes, at most {limit}; send {advice}")
     return bytes(body)
+
+
+async def _in_thread(done: Callable[[], object], seconds: float, function: Callable[[], Any]) -> Any:
+    """Return the function's result, from a thread; `done` is called in the loop when the thread ends, however late.
+
+    Raises Refused after `seconds`. A thread cannot be stopped, so it goes on; the server's exit does not wait for it.
+    """
+    loop = asyncio.get_running_loop()
+    result = loop.create_future()
+
+    def settle(setter: Callable[[Any], None], value: Any) -> None:
+        done()
+        if not result.done():
+            setter(value)
+
+    def run() -> None:
+        try:
+            outcome: tuple[Callable[[Any], None], Any] = (result.set_result, function())
+        except BaseException as error:
+            outcome = (result.set_exception, error)
+        with suppress(RuntimeError):  # the loop is closed: the server has ended
+            loop.call_soon_threadsafe(settle, *outcome)
+
+    threading.Thread(target=run, daemon=True).start()
+    try:
+        async with asyncio.timeout(seconds):
+            return await result
+    except TimeoutError:
+        raise Refused(504, f"the reward did not return within {seconds:g} s (--max-seconds)") from None
 
 
 def _scored(served: FileReward, options: RewardServerConfig, body: bytes) -> list[dict[str, Any] | None]:
     """Return the rows of an answer's scores. Raises Refused for a document or a reward that is wrong."""
     try:
         rollouts = deserialize_rollouts(body, options.audio_root)
-    except PathNotAllowed as error:
-        raise Refused(403, str(error)) from None
     except SerializationError as error:
-        raise Refused(422, str(error)) from None
+        raise Refused(403 if isinstance(error, PathNotAllowed) else 422, str(error)) from None
     if len(rollouts) > options.max_batch:
         raise Refused(413, f"{len(rollouts)} rollouts, at most {options.max_batch}; send smaller batches (batch_size)")
-    given = _reward(served, rollouts)
     try:
-        return serialize_scores(check_scores(served.path, given, rollouts, undefined=True))
-    except ValueError as error:
-        raise Refused(500, str(error)) from None
-
-
-def _reward(served: FileReward, rollouts: Sequence[Rollout]) -> Sequence[Score | None]:
-    try:
-        return served.reward(rollouts)
+        given = served.reward(rollouts)
     except Exception as error:
         log.exception("the reward of %s raised", served.path)  # the traceback stays here; the client gets the message
         message = f"reward {served.path!r} raised {type(error).__name__}: {' '.join(str(error).split())[:500]}"
         # A ValueError blames the rollouts, which are the same in the next try.
         raise Refused(500, message, retry=not isinstance(error, ValueError)) from None
+    try:
+        return serialize_scores(check_scores(served.path, given, rollouts, undefined=True))
+    except ValueError as error:
+        raise Refused(500, str(error)) from None

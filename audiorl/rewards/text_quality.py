@@ -5,11 +5,12 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
 from audiorl.eval.metrics.corpus import DocumentFrequencies, cider_d
 from audiorl.eval.metrics.text import Normalizer, normalize, script_counts, units
 from audiorl.rewards.answers import extract_answer, extract_think, final_text, strip_tags
+from audiorl.rewards.combine import check_options
 from audiorl.types import Rollout, Sample, Score
 
 
@@ -17,11 +18,8 @@ from audiorl.types import Rollout, Sample, Score
 class CaptionQuality:
     """CIDEr-D of the final text against the sample's references, divided by 10: in [0, 1].
 
-    Make it with `CaptionQuality.of(samples)`, which counts how rare words are in all their references.
-    Self-critical training of captions rewards this (Rennie et al., arXiv 1612.00563). It counts words alone: look at a
-    judge's opinion, too.
-
-    Raises ValueError for a sample without references.
+    Make it with `CaptionQuality.of(samples)`, which counts how rare words are in all their references. Source: Rennie
+    et al., arXiv 1612.00563. Raises ValueError for a sample without references.
     """
 
     frequencies: DocumentFrequencies = field(repr=False)
@@ -34,41 +32,28 @@ class CaptionQuality:
         return cls(DocumentFrequencies.of(references), normalizer)
 
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
-        return [Score(self._value(r)) for r in rollouts]
-
-    def _value(self, rollout: Rollout) -> float:
-        references = [normalize(text, self.normalizer) for text in rollout.sample.references]
-        if not references:
-            raise ValueError(f"CaptionQuality: sample {rollout.sample.id!r} has no reference caption")
-        return cider_d(normalize(final_text(rollout.text), self.normalizer), references, self.frequencies) / 10
+        scores = []
+        for rollout in rollouts:
+            references = [normalize(text, self.normalizer) for text in rollout.sample.references]
+            if not references:
+                raise ValueError(f"CaptionQuality: sample {rollout.sample.id!r} has no reference caption")
+            text = normalize(final_text(rollout.text), self.normalizer)
+            scores.append(Score(cider_d(text, references, self.frequencies) / 10))
+        return scores
 
 
 Part = Literal["all", "think", "answer"]
 
 # The scripts a language is written in; every language not listed is written in Latin letters.
+_WRITTEN_IN = (
+    "han: zh yue wuu, han kana: ja, hangul: ko, cyrillic: ru uk be bg mk sr kk ky mn tg tt ba, greek: el, hebrew: he, "
+    "arabic: ar fa ur ps ug, devanagari: hi mr ne sa, bengali: bn as, gurmukhi: pa, gujarati: gu, tamil: ta, thai: th, "
+    "telugu: te, kannada: kn, malayalam: ml, lao: lo, myanmar: my, georgian: ka, ethiopic: am, khmer: km, armenian: hy"
+)
 LANGUAGE_SCRIPTS: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(("zh", "yue", "wuu"), ("han",)),
-    "ja": ("han", "kana"),
-    "ko": ("hangul",),
-    **dict.fromkeys(("ru", "uk", "be", "bg", "mk", "sr", "kk", "ky", "mn", "tg", "tt", "ba"), ("cyrillic",)),
-    "el": ("greek",),
-    "hy": ("armenian",),
-    "he": ("hebrew",),
-    **dict.fromkeys(("ar", "fa", "ur", "ps", "ug"), ("arabic",)),
-    **dict.fromkeys(("hi", "mr", "ne", "sa"), ("devanagari",)),
-    **dict.fromkeys(("bn", "as"), ("bengali",)),
-    "pa": ("gurmukhi",),
-    "gu": ("gujarati",),
-    "ta": ("tamil",),
-    "te": ("telugu",),
-    "kn": ("kannada",),
-    "ml": ("malayalam",),
-    "th": ("thai",),
-    "lo": ("lao",),
-    "my": ("myanmar",),
-    "ka": ("georgian",),
-    "am": ("ethiopic",),
-    "km": ("khmer",),
+    language: tuple(scripts.split())
+    for scripts, _, languages in (entry.partition(":") for entry in _WRITTEN_IN.split(","))
+    for language in languages.split()
 }
 
 
@@ -76,10 +61,9 @@ LANGUAGE_SCRIPTS: dict[str, tuple[str, ...]] = {
 class LanguageConsistency:
     """Share of letters in the target language's script, and 0 if the text is identified as another language.
 
-    The target is `language` or else sample.metadata["language"] ("en", "zh-CN", …). Scripts settle Chinese, Korean,
-    Russian against English and the like. Between languages that share a script py3langid decides among `languages` and
-    the target, for texts of at least `min_letters` letters; shorter ones are judged by script alone. Japanese of that
-    length must contain kana, else it is taken for Chinese.
+    The target is `language` or else sample.metadata["language"] ("en", "zh-CN", …). Between languages that share a
+    script py3langid decides among `languages` and the target, for texts of at least `min_letters` letters; shorter ones
+    are judged by script alone. Japanese of that length must contain kana.
 
     `part` is the text judged: the thinking, the answer, or all without tags. A missing or empty part scores 0; a part
     without letters ("42") fits every language and scores 1.
@@ -93,24 +77,23 @@ class LanguageConsistency:
     min_letters: int = 20
 
     def __post_init__(self) -> None:
-        if self.part not in ("all", "think", "answer"):
-            raise ValueError(f"LanguageConsistency: part {self.part!r} is not one of 'all', 'think', 'answer'")
-        if self.min_letters < 1:
-            raise ValueError(f"LanguageConsistency: min_letters must be at least 1, got {self.min_letters}")
+        check_options(self, part=get_args(Part), min_letters=1)
 
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
-        return [Score(self.value(self._part(r.text), self.target(r.sample))) for r in rollouts]
-
-    def target(self, sample: Sample) -> str:
-        language = self.language or sample.metadata.get("language")
-        if not isinstance(language, str) or not language:
-            raise ValueError(
-                f"LanguageConsistency: sample {sample.id!r} has no metadata['language'] and no language was set"
-            )
-        return _code(language)
+        part = {"all": strip_tags, "think": extract_think, "answer": extract_answer}[self.part]
+        scores = []
+        for rollout in rollouts:
+            language = self.language or rollout.sample.metadata.get("language")
+            if not isinstance(language, str) or not language:
+                name = repr(rollout.sample.id)
+                raise ValueError(
+                    f"LanguageConsistency: sample {name} has no metadata['language'] and no language was set"
+                )
+            scores.append(Score(self.value(part(rollout.text) or "", _code(language))))
+        return scores
 
     def value(self, text: str, target: str) -> float:
-        """In [0, 1], for a text without tags."""
+        """Return the value in [0, 1] of a text without tags."""
         if not text.strip():
             return 0.0
         counts = script_counts(text)
@@ -128,15 +111,9 @@ class LanguageConsistency:
             return 0.0
         return share
 
-    def _part(self, text: str) -> str:
-        if self.part == "all":
-            return strip_tags(text)
-        return (extract_think(text) if self.part == "think" else extract_answer(text)) or ""
-
 
 def identify(text: str, languages: tuple[str, ...]) -> str:
-    """Return the most likely of `languages` (ISO 639-1 codes) for `text`. Source: py3langid, after Lui and Baldwin
-    2012."""
+    """Return the most likely of `languages` (ISO 639-1) for `text`. Source: py3langid, after Lui and Baldwin 2012."""
     return _identifier(languages).classify(text)[0]
 
 
@@ -171,15 +148,11 @@ class Overlong:
     buffer: int
 
     def __post_init__(self) -> None:
-        if not 0 < self.buffer <= self.max_tokens:
-            raise ValueError(f"Overlong: buffer must lie in 1 … max_tokens {self.max_tokens}, got {self.buffer}")
+        check_options(self, buffer=1, max_tokens=max(self.buffer, 1))
 
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
-        return [Score(self.value(r.num_sampled)) for r in rollouts]
-
-    def value(self, length: int) -> float:
-        over = length - (self.max_tokens - self.buffer)
-        return max(-over / self.buffer, -1.0) if over > 0 else 0.0
+        over = [r.num_sampled - (self.max_tokens - self.buffer) for r in rollouts]
+        return [Score(max(-tokens / self.buffer, -1.0) if tokens > 0 else 0.0) for tokens in over]
 
 
 @dataclass(frozen=True)
@@ -198,24 +171,18 @@ class Repetition:
     beyond_reference: bool = False
 
     def __post_init__(self) -> None:
-        if self.n < 1:
-            raise ValueError(f"Repetition: n must be at least 1, got {self.n}")
-        if self.unit not in ("auto", "words", "characters"):
-            raise ValueError(f"Repetition: unit {self.unit!r} is not one of 'auto', 'words', 'characters'")
+        check_options(self, n=1, unit=("auto", "words", "characters"))
 
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
-        return [Score(min(0.0, self.value(r.text) - self._spoken(r.sample))) for r in rollouts]
-
-    def _spoken(self, sample: Sample) -> float:
-        """Return the value of the reference that repeats itself most, where that is allowed for."""
-        return min((self.value(text) for text in sample.references), default=0.0) if self.beyond_reference else 0.0
+        scores = []
+        for rollout in rollouts:
+            allowed = [self.value(text) for text in rollout.sample.references if self.beyond_reference]
+            scores.append(Score(min(0.0, self.value(rollout.text) - min(allowed, default=0.0))))
+        return scores
 
     def value(self, text: str) -> float:
-        tokens = self._units(text.casefold())
+        text = text.casefold()
+        tokens = units(text) if self.unit == "auto" else text.split()
+        tokens = list("".join(tokens)) if self.unit == "characters" else tokens
         ngrams = [tuple(tokens[i : i + self.n]) for i in range(len(tokens) - self.n + 1)]
         return len(set(ngrams)) / len(ngrams) - 1.0 if ngrams else 0.0
-
-    def _units(self, text: str) -> list[str]:
-        if self.unit == "characters":
-            return list("".join(text.split()))
-        return text.split() if self.unit == "words" else units(text)

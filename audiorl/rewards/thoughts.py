@@ -6,24 +6,22 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import TYPE_CHECKING
 
 from audiorl.data.views import SWAP_ALIKE, view_of, views_of
 from audiorl.eval.metrics.text import char_errors, normalize, units
 from audiorl.rewards.answers import extract_answer, extract_think, match_choice
 from audiorl.rewards.asr import language_of
+from audiorl.rewards.combine import check_options
+from audiorl.rewards.model import Checkpoint
 from audiorl.types import Rollout, Sample, Score
-
-if TYPE_CHECKING:
-    from audiorl.models import AudioPolicy
 
 _THINK_ANSWER = re.compile(r"<think>.*?</think>\s*<answer>.*?</answer>", re.DOTALL)
 _ANSWER_ONLY = re.compile(r"<answer>.*?</answer>", re.DOTALL)
 
 
-def _count_tags(text: str) -> tuple[int, int, int, int]:
-    return text.count("<think>"), text.count("</think>"), text.count("<answer>"), text.count("</answer>")
+def _has_form(text: str, form: re.Pattern[str], tags: tuple[int, ...]) -> float:
+    counts = tuple(text.count(tag) for tag in ("<think>", "</think>", "<answer>", "</answer>"))
+    return float(counts == tags and form.fullmatch(text.strip()) is not None)
 
 
 @dataclass(frozen=True)
@@ -35,10 +33,7 @@ class ThinkFormat:
     """
 
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
-        return [Score(float(self.matches(r.text))) for r in rollouts]
-
-    def matches(self, text: str) -> bool:
-        return _count_tags(text) == (1, 1, 1, 1) and _THINK_ANSWER.fullmatch(text.strip()) is not None
+        return [Score(_has_form(r.text, _THINK_ANSWER, (1, 1, 1, 1))) for r in rollouts]
 
 
 @dataclass(frozen=True)
@@ -46,10 +41,7 @@ class AnswerFormat:
     """1 if the whole response is one `<answer>.*?</answer>` without thinking, else 0: the no-think counterpart."""
 
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
-        return [Score(float(self.matches(r.text))) for r in rollouts]
-
-    def matches(self, text: str) -> bool:
-        return _count_tags(text) == (0, 0, 1, 1) and _ANSWER_ONLY.fullmatch(text.strip()) is not None
+        return [Score(_has_form(r.text, _ANSWER_ONLY, (0, 0, 1, 1))) for r in rollouts]
 
 
 @dataclass(frozen=True)
@@ -63,8 +55,7 @@ class ThinkPresent:
     min_words: int = 1
 
     def __post_init__(self) -> None:
-        if self.min_words < 1:
-            raise ValueError(f"ThinkPresent: min_words must be at least 1, got {self.min_words}")
+        check_options(self, min_words=1)
 
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
         return [Score(float(len(units(extract_think(r.text) or "")) >= self.min_words)) for r in rollouts]
@@ -83,23 +74,16 @@ class ThinkLength:
     min_words: int = 0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.min_words <= self.max_words or self.max_words < 1:
-            raise ValueError(
-                f"ThinkLength: need 0 <= min_words <= max_words and max_words >= 1, "
-                f"got min_words={self.min_words}, max_words={self.max_words}"
-            )
+        check_options(self, min_words=0, max_words=max(self.min_words, 1))
 
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
-        return [Score(self.value(r.text)) for r in rollouts]
-
-    def value(self, text: str) -> float:
-        think = extract_think(text)
-        if think is None:
-            return 0.0
-        n = len(units(think))
-        if n < self.min_words:
-            return n / self.min_words
-        return min(1.0, max(0.0, 2.0 - n / self.max_words))
+        scores = []
+        for rollout in rollouts:
+            think = extract_think(rollout.text)
+            n = len(units(think or ""))
+            value = n / self.min_words if n < self.min_words else min(1.0, max(0.0, 2.0 - n / self.max_words))
+            scores.append(Score(0.0 if think is None else value))
+        return scores
 
 
 @dataclass(frozen=True)
@@ -108,16 +92,13 @@ class ThinkTranscript:
 
     `words` compares with the first so many words of the transcript only; None with all of it. Part `said` is 1 where
     the thought has words and each of them is a word of the whole transcript. A missing or unclosed thought earns 0.
-    Without a reward of this kind GRPO on the answer alone makes thoughts cues that nobody said.
-
     Raises ValueError for a sample without transcript.
     """
 
     words: int | None = None
 
     def __post_init__(self) -> None:
-        if self.words is not None and self.words < 1:
-            raise ValueError(f"ThinkTranscript: words must be at least 1, or None for all, got {self.words}")
+        check_options(self, words=1)
 
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
         return [self._score(r.sample, extract_think(r.text) or "") for r in rollouts]
@@ -135,81 +116,51 @@ class ThinkTranscript:
 
 
 @dataclass(frozen=True)
-class _Judged:
-    """The judge of both rewards."""
-
-    path: str
-    """Folder or hub id of the judge."""
-    view: str = "text"
-    """What the judge is given in place of the audio: a view of `audiorl.data.views`, or FILE.py:FUNCTION."""
-    device: str = "auto"
-    """Where the judge runs."""
-    max_batch_tokens: int = 8192
-    """Row tokens of one forward pass."""
-
-    @cached_property
-    def judge(self) -> AudioPolicy:
-        from audiorl.config import ModelConfig
-        from audiorl.models import load_policy
-
-        policy = load_policy(self.path, ModelConfig(dtype="auto", device=self.device))
-        policy.model.requires_grad_(False)
-        return policy
-
-    def logprobs(self, items: Sequence[tuple[Sample, str]]) -> list[float]:
-        """Return the summed log-prob in nats of each answer after the prompt of its sample; equal neighbours share
-        prompts."""
-        from audiorl.models.examples import Example, answer_logprobs, experience
-
-        laid_out = [experience(self.judge, Example(sample, text), sample.id) for sample, text in items]
-        values = answer_logprobs(self.judge, laid_out, self.max_batch_tokens, share_prompts=True)
-        return [float(x.sum()) for x in values]
-
-
-@dataclass(frozen=True)
-class ThoughtConsistency(_Judged):
+class ThoughtConsistency(Checkpoint):
     """Does the answer follow from the thought? The probability, in [0, 1], that the judge chooses the rollout's answer
     when it reads the question and the thought and gets `view` in place of the audio.
 
-    The probability is that of the rollout's choice among all choices of the sample. Part `agrees` is 1 where no other
-    choice is more probable. Without a closed thought, or with an answer that names no choice, the score is 0. A thought
-    that states the answer is consistent, too: combine this with accuracy and with `ThoughtGrounding`.
+    Part `agrees` is 1 where no other choice is more probable. Without a closed thought, or with an answer that names no
+    choice, the score is 0. A thought that states the answer is consistent, too: combine this with accuracy.
 
     Raises ValueError for a sample without choices. Source: the consistency reward of CESAR (arXiv 2510.20867), with
     log-probs of a judge in place of a comparison of words.
     """
 
+    view: str = "text"
+    """What the judge is given in place of the audio: a view of `audiorl.data.views`, or FILE.py:FUNCTION."""
+
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
-        scores = [Score(0.0, {"agrees": 0.0}) for _ in rollouts]
-        requests: list[tuple[int, int]] = []
+        chosen: list[int | None] = []
         items: list[tuple[Sample, str]] = []
-        for i, rollout in enumerate(rollouts):
+        for rollout in rollouts:
             sample, thought = rollout.sample, extract_think(rollout.text)
             if not sample.choices:
                 raise ValueError(f"sample {sample.id!r} has no choices, among which an answer could follow")
-            chosen = match_choice(extract_answer(rollout.text) or "", sample.choices)
-            if thought and chosen is not None:
-                requests.append((i, chosen))
+            named = match_choice(extract_answer(rollout.text) or "", sample.choices)
+            chosen.append(named if thought else None)
+            if chosen[-1] is not None:
                 given = view_of(sample, self.view)
                 items += [(given, f"<think>{thought}</think><answer>{choice}</answer>") for choice in sample.choices]
-        logprobs = iter(self.logprobs(items))
-        for i, chosen in requests:
-            of_choices = [next(logprobs) for _ in rollouts[i].sample.choices]
+        logprobs, scores = iter(self.logprobs(items)), []
+        for rollout, choice in zip(rollouts, chosen, strict=True):
+            if choice is None:
+                scores.append(Score(0.0, {"agrees": 0.0}))
+                continue
+            of_choices = [next(logprobs) for _ in rollout.sample.choices]
             best = max(of_choices)
-            total = sum(math.exp(x - best) for x in of_choices)
-            agrees = float(of_choices[chosen] == best)
-            scores[i] = Score(math.exp(of_choices[chosen] - best) / total, {"agrees": agrees})
+            probability = math.exp(of_choices[choice] - best) / sum(math.exp(x - best) for x in of_choices)
+            scores.append(Score(probability, {"agrees": float(of_choices[choice] == best)}))
         return scores
 
 
 @dataclass(frozen=True)
-class ThoughtGrounding(_Judged):
+class ThoughtGrounding(Checkpoint):
     """Is the thought about this audio? How much more probable the judge finds it with the audio than with `view` in its
     place: (gain in nats / tokens of the thought) / `full`, in [0, 1]; part `nats` holds the gain per token itself.
 
-    A thought that fits any recording gains nothing. `view` is by default the audio of another prompt of the step, with
-    the same answer if there is one, so that a cue for the answer gains nothing either: over `silence` it does. Without
-    a closed thought that has words the score is 0. The judge must listen: see `audiorl audit`.
+    `view` is by default the audio of another prompt of the step, with the same answer if there is one, so that a cue
+    for the answer gains nothing: over `silence` it does. Without a closed thought that has words the score is 0.
 
     Raises ValueError for a sample without audio, or without another sample to compare with.
     """
@@ -219,8 +170,7 @@ class ThoughtGrounding(_Judged):
     """Nats per token that earn the whole reward."""
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.full) and self.full > 0):
-            raise ValueError(f"ThoughtGrounding: full is {self.full}; give nats per token above 0")
+        check_options(self, full=1e-6)
 
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
         thoughts = [extract_think(r.text) for r in rollouts]
@@ -231,7 +181,7 @@ class ThoughtGrounding(_Judged):
         with_view = self.logprobs([(views[rollouts[i].sample.id], text) for i, text in requests])
         scores = [Score(0.0, {"nats": 0.0}) for _ in rollouts]
         for (i, text), right, other in zip(requests, with_audio, with_view, strict=True):
-            tokens = len(self.judge.tokenizer.encode(text, add_special_tokens=False))
+            tokens = len(self.policy.tokenizer.encode(text, add_special_tokens=False))
             nats = (right - other) / tokens
             scores[i] = Score(min(max(nats / self.full, 0.0), 1.0), {"nats": nats})
         return scores

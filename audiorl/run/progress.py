@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Any
 
@@ -81,23 +81,21 @@ class Progress:
 
     def line(self) -> str:
         """Say the state in one plain line: ``grpo 12/200  reward 0.250  KL 0.0010  left 3:20``."""
-        left = self._left()
-        values = [f"{label} {value}" for label, value in self._values()]
-        parts = (f"{self.phase} {self._count()}", *values, left and f"left {left}", self._note)
-        return "  ".join(part for part in parts if part)
+        cells = (f"{label} {value}".strip() for label, value in self._cells())
+        return f"{self.phase} {'  '.join(cell for cell in cells if cell)}"
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         if self._live is not None:
             self._live.__exit__(kind, error, tb)
 
-    def _values(self) -> Iterator[tuple[str, str]]:
+    def _cells(self) -> list[tuple[str, str]]:
+        """(label, value) of the steps, of what they report, of the time left, and the note."""
+        cells = [("", f"{self._step}/{self.total}" if self._spent is None else str(self._step))]
         for label, names, form in _SHOWN:
             value = next((self._last[n] for n in names if n in self._last), None)
-            if value is not None:
-                yield label, form.format(value)
-
-    def _count(self) -> str:
-        return f"{self._step}/{self.total}" if self._spent is None else str(self._step)
+            cells += [] if value is None else [(label, form.format(value))]
+        left = self._left()
+        return [*cells, ("left" if left else "", left), ("", self._note)]
 
     def _left(self) -> str:
         """Time left at the pace of the steps or of the limit; empty before the first step and after the last."""
@@ -115,15 +113,9 @@ class Progress:
     def _render(self) -> Table:
         done = min(max(self._step / max(self.total, 1), self._spent or 0.0), 1.0)  # by steps or by time
         table = Table.grid(padding=(0, 2))
-        left = self._left()
-        table.add_row(
-            f"[bold]{self.phase}[/]",
-            ProgressBar(total=1.0, completed=done, width=24),
-            self._count(),
-            *(f"[dim]{label}[/] {value}" for label, value in self._values()),
-            f"[dim]left[/] {left}" if left else "",
-            self._note,
-        )
+        cells = [f"[dim]{label}[/] {value}" if label else value for label, value in self._cells()]
+        bar = ProgressBar(total=1.0, completed=done, width=24)
+        table.add_row(f"[bold]{self.phase}[/]", bar, *cells)
         return table
 
 

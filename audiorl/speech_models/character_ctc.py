@@ -1,8 +1,7 @@
 """A small recogniser: characters by CTC on the bundled encoder of Whisper tiny, trained by `corpora` in a minute.
 
-For speech rewards where no recogniser is at hand, and as a second opinion next to one. With `features="mel"` it reads
-log-mel frames in place of the encoder's: such a recogniser knows only the voices and melodies that it has met, and
-shows what a reward of intelligibility does then (docs/experiments.md).
+With `features="mel"` it reads log-mel frames in place of the encoder's and knows only the voices and melodies that it
+has met (docs/experiments.md).
 
 Shapes: F frames of features (25 a second), D their width, V characters. Two labels a frame are read, 50 a second, since
 CTC needs more frames than characters.
@@ -11,7 +10,7 @@ CTC needs more frames than characters.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -27,8 +26,8 @@ from audiorl.models import AudioPolicy
 from audiorl.models.audio_encoder import log_mels
 from audiorl.models.families.qwen_omni import tiny
 from audiorl.models.weights import read_tensors
-from audiorl.speech_models.ctc import align_words, ctc_log_probability
-from audiorl.speech_models.protocol import CHARACTER_CTC, AlignedWord, Waveform, batches_by_length, padded, resampled
+from audiorl.speech_models.ctc import CTCHead
+from audiorl.speech_models.protocol import CHARACTER_CTC, Waveform, batches_by_length, padded, resampled
 
 CHARACTERS = "abcdefghijklmnopqrstuvwxyz "
 BLANK = 0
@@ -68,51 +67,35 @@ class Head(nn.Module):
 
 
 @dataclass(frozen=True, eq=False)
-class CharacterCTC:
+class CharacterCTC(CTCHead):
     """An `Aligner` and `TextScorer` of English: greedy CTC, repeats and blanks removed (Graves et al. 2006)."""
 
     head: Head
     name: str = "character-ctc"
     features: Features = "whisper"
 
-    @property
-    def device(self) -> torch.device:
-        return self.head.labels.weight.device
-
     @torch.no_grad()
-    def transcribe(self, waveforms: Sequence[Waveform], sample_rate: int) -> list[str]:
-        return [_text(logprobs) for logprobs in self._logprobs(waveforms, sample_rate)]
+    def clips(self, waveforms: Sequence[Waveform], sample_rate: int) -> Iterator[tuple[int, Tensor, float]]:
+        features = encode_clips(waveforms, sample_rate, self.features, self.head.labels.weight.device)
+        places = [i for i, frames in enumerate(features) if len(frames)]
+        if places:
+            # One transfer from the device for all.
+            labels = torch.cat([self.head(features[i][None])[0].log_softmax(-1) for i in places]).cpu()
+            for i, logprobs in zip(places, labels.split([2 * len(features[i]) for i in places]), strict=True):
+                yield i, logprobs, len(waveforms[i]) / sample_rate
 
-    @torch.no_grad()
-    def align(self, waveforms: Sequence[Waveform], sample_rate: int, texts: Sequence[str]) -> list[list[AlignedWord]]:
-        aligned = []
-        (space,) = labels_of(" ")
-        for wav, logprobs, text in zip(waveforms, self._logprobs(waveforms, sample_rate), texts, strict=True):
-            words = plain(text).split() if len(logprobs) else []
-            labels = [labels_of(word) for word in words]
-            aligned.append(align_words(logprobs, words, labels, space, BLANK, len(wav) / sample_rate, _text))
-        return aligned
+    def separators(self) -> tuple[int | None, int]:
+        return labels_of(" ")[0], BLANK
 
-    @torch.no_grad()
-    def log_probabilities(self, waveforms: Sequence[Waveform], sample_rate: int, texts: Sequence[str]) -> list[float]:
-        if empty := [text for text in texts if not plain(text)]:
-            raise ValueError(f"{self.name}: text {empty[0]!r} has no letters; leave it out")
-        return [
-            ctc_log_probability(logprobs, labels_of(plain(text)), BLANK)
-            for logprobs, text in zip(self._logprobs(waveforms, sample_rate), texts, strict=True)
-        ]
+    def read(self, logprobs: Tensor) -> str:
+        best = logprobs.argmax(-1).unique_consecutive()
+        return " ".join("".join(CHARACTERS[i - 1] for i in best.tolist() if i != BLANK).split())
 
-    def _logprobs(self, waveforms: Sequence[Waveform], sample_rate: int) -> list[Tensor]:
-        """[2F, V + 1] of each clip, on the CPU."""
-        features = encode_clips(waveforms, sample_rate, self.features, self.device)
-        if not any(map(len, features)):
-            return [torch.zeros(0, len(CHARACTERS) + 1)] * len(features)
-        # One transfer from the device for all.
-        labels = torch.cat([self.head(frames[None])[0].log_softmax(-1) for frames in features if len(frames)]).cpu()
-        return list(labels.split([2 * len(frames) for frames in features]))
+    def words(self, text: str) -> list[tuple[str, list[int]]]:
+        return [(word, labels_of(word)) for word in plain(text).split()]
 
     def save(self, folder: str | Path) -> None:
-        """config.json and head.safetensors; the encoder comes with the package."""
+        """Write config.json and head.safetensors; the encoder comes with the package."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         save_file({n: p.detach().contiguous() for n, p in self.head.named_parameters()}, folder / "head.safetensors")
@@ -136,10 +119,7 @@ def load(folder: str | Path, device: str = "cpu") -> CharacterCTC:
 
 @torch.no_grad()
 def encode_clips(
-    waveforms: Sequence[Waveform],
-    sample_rate: int,
-    features: Features = "whisper",
-    device: torch.device | str = "cpu",
+    waveforms: Sequence[Waveform], sample_rate: int, features: Features, device: torch.device | str
 ) -> list[Tensor]:
     """Return the features [F, D] of each clip, on the device; none for no samples."""
     device = torch.device(device)
@@ -169,9 +149,3 @@ def _encoder(device: torch.device) -> AudioPolicy:
 
 def labels_of(text: str) -> list[int]:
     return [CHARACTERS.index(c) + 1 for c in text]
-
-
-def _text(labels: Tensor) -> str:
-    best = labels.argmax(-1)
-    collapsed = best.unique_consecutive()
-    return " ".join("".join(CHARACTERS[i - 1] for i in collapsed.tolist() if i != BLANK).split())

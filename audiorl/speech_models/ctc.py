@@ -8,9 +8,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,6 +19,7 @@ from audiorl.config import torch_device
 from audiorl.eval.metrics.text import normalize
 from audiorl.speech_models.protocol import (
     AlignedWord,
+    ModelFolder,
     Wave,
     Waveform,
     batches_by_length,
@@ -62,21 +62,15 @@ def ctc_path(logprobs: Tensor, labels: Sequence[int], blank: int) -> list[tuple[
 
 
 def ctc_log_probability(logprobs: Tensor, labels: Sequence[int], blank: int) -> float:
-    """ln p(labels) of a clip, summed over all CTC paths (Graves et al. 2006, equation 8); -inf where there is none.
+    """Return ln p(labels) by `logprobs` [T, V] of a clip, summed over all CTC paths; -inf where there is none.
 
-    logprobs: [T, V].
+    Source: Graves et al. 2006, equation 8.
     """
     if not len(logprobs):
         return -math.inf
-    loss = torch.nn.functional.ctc_loss(
-        logprobs.float().cpu()[:, None],
-        torch.tensor([labels]),
-        torch.tensor([len(logprobs)]),
-        torch.tensor([len(labels)]),
-        blank=blank,
-        reduction="sum",
-    )
-    return -float(loss)
+    lengths = torch.tensor([len(logprobs)]), torch.tensor([len(labels)])
+    emitted, target = logprobs.float().cpu()[:, None], torch.tensor([labels])
+    return -float(torch.nn.functional.ctc_loss(emitted, target, *lengths, blank=blank, reduction="sum"))
 
 
 def align_words(
@@ -114,29 +108,67 @@ def align_words(
     ]
 
 
+class CTCHead:
+    """What recognisers with a CTC head have in common: they are an `Aligner` and a `TextScorer`."""
+
+    def clips(self, waveforms: Sequence[Waveform], sample_rate: int) -> Iterator[tuple[int, Tensor, float]]:
+        """Yield (index, log-probs [T, V], seconds) of each clip with samples, in any order."""
+        raise NotImplementedError
+
+    def separators(self) -> tuple[int | None, int]:
+        """Return the label between words, None for none, and the blank."""
+        raise NotImplementedError
+
+    def read(self, logprobs: Tensor) -> str:
+        """Return the text of the most probable labels, repeats and blanks removed."""
+        raise NotImplementedError
+
+    def words(self, text: str) -> list[tuple[str, list[int]]]:
+        """Return the words of a text, normalised, with their labels."""
+        raise NotImplementedError
+
+    def transcribe(self, waveforms: Sequence[Waveform], sample_rate: int) -> list[str]:
+        texts = [""] * len(waveforms)
+        for i, logprobs, _ in self.clips(waveforms, sample_rate):
+            texts[i] = self.read(logprobs)
+        return texts
+
+    def align(self, waveforms: Sequence[Waveform], sample_rate: int, texts: Sequence[str]) -> list[list[AlignedWord]]:
+        words = [self.words(text) for text in texts]
+        aligned: list[list[AlignedWord]] = [[] for _ in waveforms]
+        for i, logprobs, seconds in self.clips(waveforms, sample_rate):
+            spelled, labels = [w for w, _ in words[i]], [ids for _, ids in words[i]]
+            aligned[i] = align_words(logprobs, spelled, labels, *self.separators(), seconds, self.read)
+        return aligned
+
+    def log_probabilities(self, waveforms: Sequence[Waveform], sample_rate: int, texts: Sequence[str]) -> list[float]:
+        (between, blank), labels = self.separators(), list[list[int]]()
+        for text in texts:
+            words = [ids for _, ids in self.words(text)]
+            if not words:
+                raise ValueError(f"text {text!r} has no words; leave it out")
+            space = [] if between is None else [between]
+            labels.append(words[0] + [label for word in words[1:] for label in (*space, *word)])
+        values = [-math.inf] * len(waveforms)
+        for i, logprobs, _ in self.clips(waveforms, sample_rate):
+            values[i] = ctc_log_probability(logprobs, labels[i], blank)
+        return values
+
+
 MIN_SAMPLES = 1600
 """Samples (0.1 s) to which shorter clips are padded with silence: the convolutions need some."""
 
 
 @dataclass(frozen=True)
-class CTC:
+class CTC(ModelFolder, CTCHead):
     """The most probable label of each frame, repeats and blanks removed. Source: Graves et al. 2006.
 
     Models whose first convolution normalises over time (Wav2Vec2 base, HuBERT base) get one clip at a time, since the
     padding of a batch would change their output. The others get batches with a mask.
     """
 
-    path: str
     device: str = "auto"
     batch_size: int = 8
-
-    def __post_init__(self) -> None:
-        if self.batch_size < 1:
-            raise ValueError("CTC: batch_size must be at least 1")
-
-    @property
-    def name(self) -> str:
-        return Path(self.path).name
 
     @cached_property
     def parts(self) -> tuple[Any, Any, Any]:
@@ -147,84 +179,41 @@ class CTC:
         extractor = load_processor(Wav2Vec2FeatureExtractor, self.path, "feature extractor")
         return model, extractor, load_processor(AutoTokenizer, self.path, "tokenizer")
 
-    def transcribe(self, waveforms: Sequence[Waveform], sample_rate: int) -> list[str]:
-        texts = [""] * len(waveforms)
-        for place, logits, _ in self._logits(waveforms, sample_rate):
-            texts[place] = _read(self.parts[2], logits)
-        return texts
-
-    def align(self, waveforms: Sequence[Waveform], sample_rate: int, texts: Sequence[str]) -> list[list[AlignedWord]]:
-        tokenizer = self.parts[2]
-        labels = [_word_labels(tokenizer, text, self.path) for text in texts]
-        aligned: list[list[AlignedWord]] = [[] for _ in waveforms]
-        between, blank = tokenizer.word_delimiter_token_id, tokenizer.pad_token_id
-        for i, logits, seconds in self._logits(waveforms, sample_rate):
-            words, ids = [w for w, _ in labels[i]], [ids for _, ids in labels[i]]
-            logprobs, read = logits.float().log_softmax(-1), partial(_read, tokenizer)
-            aligned[i] = align_words(logprobs, words, ids, between, blank, seconds, read)
-        return aligned
-
-    def log_probabilities(self, waveforms: Sequence[Waveform], sample_rate: int, texts: Sequence[str]) -> list[float]:
-        tokenizer = self.parts[2]
-        between, labels = tokenizer.word_delimiter_token_id, list[list[int]]()
-        for text in texts:
-            words = [ids for _, ids in _word_labels(tokenizer, text, self.path)]
-            if not words:
-                raise ValueError(f"{self.name}: text {text!r} has no words; leave it out")
-            space = [] if between is None else [between]
-            labels.append(words[0] + [label for word in words[1:] for label in (*space, *word)])
-        values = [-math.inf] * len(waveforms)
-        for i, logits, _ in self._logits(waveforms, sample_rate):
-            values[i] = ctc_log_probability(logits.float().log_softmax(-1), labels[i], tokenizer.pad_token_id)
-        return values
-
     @torch.no_grad()
-    def _logits(self, waveforms: Sequence[Waveform], sample_rate: int) -> Iterator[tuple[int, Tensor, float]]:
-        """(index, [frames, labels], seconds) of each clip with samples, in any order."""
+    def clips(self, waveforms: Sequence[Waveform], sample_rate: int) -> Iterator[tuple[int, Tensor, float]]:
         model, extractor, _ = self.parts
         waves = resampled(waveforms, sample_rate, extractor.sampling_rate)
-        for batch in batches_by_length(waves, batch_size(model, self.batch_size)):
-            clips = [waves[i] for i in batch]
-            for i, wav, row in zip(
-                batch, clips, model(**inputs(model, extractor, clips, MIN_SAMPLES)).logits, strict=True
-            ):
-                yield i, row[: int(frames(model, max(len(wav), MIN_SAMPLES)))], len(wav) / extractor.sampling_rate
+        padding_counts = getattr(model.config, "feat_extract_norm", "group") != "layer"
+        for batch in batches_by_length(waves, 1 if padding_counts else self.batch_size):
+            logits = model(**inputs(model, extractor, [waves[i] for i in batch], MIN_SAMPLES)).logits
+            for i, row in zip(batch, logits, strict=True):
+                logprobs = row[: int(frames(model, max(len(waves[i]), MIN_SAMPLES)))].float().log_softmax(-1)
+                yield i, logprobs, len(waves[i]) / extractor.sampling_rate
 
+    def separators(self) -> tuple[int | None, int]:
+        return self.parts[2].word_delimiter_token_id, self.parts[2].pad_token_id
 
-def _read(tokenizer: Any, logits: Tensor) -> str:
-    # The tokenizer removes repeats, then blanks; with skip_special_tokens it would drop blanks first.
-    text: str = tokenizer.decode(logits.argmax(-1)).strip()
-    return text
+    def read(self, logprobs: Tensor) -> str:
+        # The tokenizer removes repeats, then blanks; with skip_special_tokens it would drop blanks first.
+        text: str = self.parts[2].decode(logprobs.argmax(-1)).strip()
+        return text
 
-
-def _word_labels(tokenizer: Any, text: str, path: str) -> list[tuple[str, list[int]]]:
-    """Return the words of a text, normalised, in the recogniser's labels: in capitals where its vocabulary has no
-    others."""
-    words = normalize(text, "basic").split()
-    vocabulary = tokenizer.get_vocab()
-    capitals = not any(label.islower() and len(label) == 1 for label in vocabulary)
-    spelled = [word.upper() if capitals else word for word in words]
-    if unknown := sorted({c for word in spelled for c in word} - set(vocabulary)):
-        raise ValueError(f"{path}: {text!r} has the character {unknown[0]!r}, for which the recogniser has no label")
-    return [(word, [vocabulary[c] for c in letters]) for word, letters in zip(words, spelled, strict=True)]
-
-
-def batch_size(model: Any, wanted: int) -> int:
-    """1 for models whose output the padding of a batch would change."""
-    return wanted if getattr(model.config, "feat_extract_norm", "group") == "layer" else 1
+    def words(self, text: str) -> list[tuple[str, list[int]]]:
+        words = normalize(text, "basic").split()
+        vocabulary = self.parts[2].get_vocab()
+        capitals = not any(label.islower() and len(label) == 1 for label in vocabulary)
+        spelled = [word.upper() if capitals else word for word in words]
+        if unknown := sorted({c for word in spelled for c in word} - set(vocabulary)):
+            character = f"{text!r} has the character {unknown[0]!r}"
+            raise ValueError(f"{self.path}: {character}, for which the recogniser has no label")
+        return [(word, [vocabulary[c] for c in letters]) for word, letters in zip(words, spelled, strict=True)]
 
 
 def inputs(model: Any, extractor: Any, waves: Sequence[Wave], shortest: int) -> dict[str, Tensor]:
     """Return the keyword arguments of the model for clips of at least `shortest` samples."""
     filled = [padded(wav, shortest) for wav in waves]
-    mask = len(filled) > 1
-    features = extractor(
-        filled,
-        sampling_rate=extractor.sampling_rate,
-        padding=True,
-        return_attention_mask=mask,
-        return_tensors="pt",
-    )
+    options = {"sampling_rate": extractor.sampling_rate, "padding": True, "return_tensors": "pt"}
+    features = extractor(filled, return_attention_mask=len(filled) > 1, **options)
     return {key: t.to(model.device, model.dtype if t.is_floating_point() else None) for key, t in features.items()}
 
 

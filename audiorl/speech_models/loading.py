@@ -13,9 +13,9 @@ from audiorl.user_files import load_function
 
 POCKETSPHINX = "pocketsphinx"
 DNSMOS = "dnsmos"
-SILERO = "silero"
 PYTHON_FILE = "python file"
 """The kind of a path that has the form FILE.py:FOLDER."""
+_FILE = re.compile(r"(.+?\.py)(?::(.*))?")
 GE2E = "ge2e"
 """The model_type of folders that `tools/fetch_judges.py` writes for Resemblyzer's encoder."""
 
@@ -33,25 +33,21 @@ def load_recogniser(
     path: a transformers folder (or a cached hub id) of Whisper or of any model with a CTC head; a CTranslate2 folder of
     Whisper, which needs faster-whisper; "pocketsphinx" for the recogniser of that package; a folder that
     `tts-quickstart` trained; or FILE.py:FOLDER, whose function `load(folder, device)` returns the recogniser.
-    language: a code such as "en" for multilingual Whisper, which otherwise detects it for each clip. task: multilingual
-    Whisper can also "translate" into English; other recognisers raise ValueError for that. numerals: False makes
-    Whisper of transformers write numbers as words; it changes nothing for other recognisers.
+    language: a code for multilingual Whisper, which otherwise detects it for each clip. task: multilingual Whisper can
+    also "translate" into English; others raise ValueError. numerals: False makes Whisper of transformers write numbers
+    as words.
     """
-    if (Path(path) / "model.bin").is_file():
-        from audiorl.speech_models.recognisers import FasterWhisper
+    from audiorl.speech_models import recognisers
 
-        return FasterWhisper(str(path), language, device, task=task)
+    if (Path(path) / "model.bin").is_file():
+        return recognisers.FasterWhisper(str(path), language, device, task=task)
     kind = "" if str(path) == POCKETSPHINX else model_type(path)
     if kind == "whisper":
-        from audiorl.speech_models.recognisers import WhisperRecogniser
-
-        return WhisperRecogniser(str(path), language, device, batch_size, task=task, numerals=numerals)
+        return recognisers.WhisperRecogniser(str(path), language, device, batch_size, task=task, numerals=numerals)
     if task == "translate":
         raise ValueError(f"{path}: only multilingual Whisper translates; leave this recogniser out")
     if str(path) == POCKETSPHINX:
-        from audiorl.speech_models.recognisers import PocketSphinx
-
-        return PocketSphinx()
+        return recognisers.PocketSphinx()
     if kind == PYTHON_FILE:
         recogniser: Recogniser = _load_file(path, device, "transcribe")
         return recogniser
@@ -92,21 +88,18 @@ def load_quality_model(name: str) -> QualityModel:
     return quality.DNSMOS()
 
 
-def load_speech_detector(name: str = SILERO) -> SpeechDetector:
-    """Return the voice activity detector called `name`: "silero"."""
-    if name != SILERO:
-        raise ValueError(f"no voice activity detector is called {name!r}; there is {SILERO!r}")
+def load_speech_detector() -> SpeechDetector:
+    """Return Silero's voice activity detector."""
     from audiorl.speech_models.quality import Silero
 
     return Silero()
 
 
 def _load_file(path: str | Path, device: str, method: str) -> Any:
-    """Return the model of FILE.py:FOLDER by `load(folder, device)`, of FILE.py by `load(device=device)`; checks its
-    method."""
-    parts = _file_and_folder(path)
-    assert parts is not None
-    file, folder = parts
+    """Return the model of FILE.py:FOLDER by `load(folder, device)`, of FILE.py by `load(device=device)`."""
+    match = _FILE.fullmatch(str(path))
+    assert match is not None
+    file, folder = match[1], match[2]
     load = load_function(file, "load", "speech model file")
     arguments = {"folder": folder, "device": device} if folder else {"device": device}
     try:
@@ -123,18 +116,12 @@ def _load_file(path: str | Path, device: str, method: str) -> Any:
     return model
 
 
-def _file_and_folder(path: str | Path) -> tuple[str, str] | None:
-    """FILE.py and FOLDER, which may be "", of FILE.py:FOLDER; None for other paths."""
-    match = re.fullmatch(r"(.+?\.py)(?::(.*))?", str(path))
-    return (match[1], match[2] or "") if match else None
-
-
 def model_type(path: str | Path) -> str:
     """Return the model_type of a folder's config.json, or of a cached hub id; "python file" for FILE.py:FOLDER.
 
     Raises ValueError where there is none.
     """
-    if _file_and_folder(path):
+    if _FILE.fullmatch(str(path)):
         return PYTHON_FILE
     folder = Path(path)
     if not folder.is_dir():

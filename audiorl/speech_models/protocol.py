@@ -32,17 +32,18 @@ class AlignedWord:
     end: float
 
 
-class Recogniser(Protocol):
-    """Speech to text."""
+class SpeechModel(Protocol):
+    """A model by its name in tables and settings."""
 
     @property
-    def name(self) -> str:
-        """The name in tables and settings."""
-        ...
+    def name(self) -> str: ...
+
+
+class Recogniser(SpeechModel, Protocol):
+    """Speech to text."""
 
     def transcribe(self, waveforms: Sequence[Waveform], sample_rate: int) -> list[str]:
-        """One text each; "" for no samples."""
-        ...
+        """Return a text each; "" for no samples."""
 
 
 @runtime_checkable
@@ -54,7 +55,6 @@ class Aligner(Recogniser, Protocol):
 
         Raises ValueError for a text with a character that the recogniser does not know.
         """
-        ...
 
 
 @runtime_checkable
@@ -62,12 +62,10 @@ class TextScorer(Recogniser, Protocol):
     """A recogniser that also says how probable a text is for a clip: one with a CTC head, and Whisper."""
 
     def log_probabilities(self, waveforms: Sequence[Waveform], sample_rate: int, texts: Sequence[str]) -> list[float]:
-        """ln p(text | waveform) of each, in nats for the whole text; -inf for no samples, and for a text that is too
-        long for its clip.
+        """Return ln p(text | waveform) in nats of each whole text; -inf for no samples and for too long a text.
 
         Raises ValueError for a text without words or with a character that the recogniser does not know.
         """
-        ...
 
 
 class LanguageIdentifier(Recogniser, Protocol):
@@ -76,82 +74,68 @@ class LanguageIdentifier(Recogniser, Protocol):
     @property
     def multilingual(self) -> bool:
         """Return whether the model has more than one language; False for Whisper's English models."""
-        ...
 
     def identify(self, waveforms: Sequence[Waveform], sample_rate: int) -> list[dict[str, float]]:
         """Return the probability of each language, by its code; {} for no samples. Whisper looks at the first 30 s."""
-        ...
 
     def transcribe(
         self, waveforms: Sequence[Waveform], sample_rate: int, languages: Sequence[str] | None = None
     ) -> list[str]:
-        """One text each; `languages` holds the code of each waveform's, in place of the recogniser's own."""
-        ...
+        """Return a text each; `languages` holds the code of each waveform's, in place of the recogniser's own."""
 
 
-class SpeakerEncoder(Protocol):
+class SpeakerEncoder(SpeechModel, Protocol):
     """Speech to a vector; vectors of the same speaker are close."""
-
-    @property
-    def name(self) -> str:
-        """The name in tables and settings."""
-        ...
 
     def embed(self, waveforms: Sequence[Waveform], sample_rate: int) -> NDArray[Any]:
         """[N, D] float32, each of length 1. Raises ValueError for a waveform without samples."""
-        ...
 
 
-class QualityModel(Protocol):
+class QualityModel(SpeechModel, Protocol):
     """Speech to a predicted mean opinion score of listeners."""
 
-    @property
-    def name(self) -> str:
-        """The name in tables and settings."""
-        ...
-
     def rate(self, waveforms: Sequence[Waveform], sample_rate: int) -> list[float]:
-        """Return a mean opinion score from 1 (bad) to 5 (excellent) each. Raises ValueError for a waveform without
-        samples."""
-        ...
+        """Return a mean opinion score from 1 to 5 each. Raises ValueError for a waveform without samples."""
 
 
-class SpeechDetector(Protocol):
+class SpeechDetector(SpeechModel, Protocol):
     """Audio to the probability of speech over time."""
-
-    @property
-    def name(self) -> str:
-        """The name in tables and settings."""
-        ...
 
     @property
     def frame_seconds(self) -> float:
         """Length of a frame in seconds."""
-        ...
 
     def probabilities(self, waveform: Waveform, sample_rate: int) -> NDArray[Any]:
         """[ceil(T / frame)] float32 in [0, 1], for one waveform; the last frame may be shorter."""
-        ...
 
 
 Wave = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class ModelFolder:
+    """A model that is read from a folder, by whose name it is called, or from a cached hub id."""
+
+    path: str
+
+    @property
+    def name(self) -> str:
+        return Path(self.path).name
 
 
 def resampled(waveforms: Sequence[Waveform], sample_rate: int, wanted: int) -> list[Wave]:
     """Return each as float32 [T] at `wanted` Hz. Raises ValueError naming a waveform that is not usable."""
     if not (isinstance(sample_rate, int) and sample_rate > 0):
         raise ValueError(f"sample_rate: {sample_rate!r}; give the waveforms' rate in Hz, an integer")
-    return [_resampled(np.asarray(wav), i, sample_rate, wanted) for i, wav in enumerate(waveforms)]
-
-
-def _resampled(wav: Waveform, number: int, sample_rate: int, wanted: int) -> Wave:
-    if wav.ndim != 1 or wav.dtype.kind != "f":
-        raise ValueError(f"waveform {number}: {wav.dtype} of shape {wav.shape}; give mono floats [T] in [-1, 1]")
-    if not np.isfinite(wav).all():
-        bad = int(np.count_nonzero(~np.isfinite(wav)))
-        raise ValueError(f"waveform {number}: {bad} of {len(wav)} samples are NaN or infinite")
-    wav = np.ascontiguousarray(wav, dtype=np.float32)
-    return wav if sample_rate == wanted or not len(wav) else soxr.resample(wav, sample_rate, wanted)
+    waves = []
+    for number, wav in enumerate(map(np.asarray, waveforms)):
+        if wav.ndim != 1 or wav.dtype.kind != "f":
+            raise ValueError(f"waveform {number}: {wav.dtype} of shape {wav.shape}; give mono floats [T] in [-1, 1]")
+        if bad := np.count_nonzero(~np.isfinite(wav)):
+            raise ValueError(f"waveform {number}: {bad} of {len(wav)} samples are NaN or infinite")
+        wav = np.ascontiguousarray(wav, dtype=np.float32)
+        waves.append(wav if sample_rate == wanted or not len(wav) else soxr.resample(wav, sample_rate, wanted))
+    return waves
 
 
 def require_samples(waves: Sequence[Wave]) -> None:
@@ -202,9 +186,8 @@ def load_model(model_class: Any, path: str | Path, device: str) -> Any:
         names = [name for name in names if not name.endswith(TRAINING_ONLY)]
         if names:
             others = f" (and {len(names) - 1} more)" if len(names) > 1 else ""
-            raise ValueError(
-                f"{path}: weight {names[0]!r}{others} is {kind} the checkpoint; is it a {model_class.__name__}?"
-            )
+            wrong = f"{names[0]!r}{others} is {kind} the checkpoint"
+            raise ValueError(f"{path}: weight {wrong}; is it a {model_class.__name__}?")
     return model.to(device).eval().requires_grad_(False)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,25 +13,18 @@ from numpy.typing import NDArray
 from audiorl.speech_models.protocol import Waveform, require_samples, resampled
 
 RATE = 16_000
-_KEYS = {"overall": "ovrl_mos", "signal": "sig_mos", "background": "bak_mos", "p808": "p808_mos"}
+FRAME = 512
+"""Samples at RATE of a frame, 32 ms."""
 
 
 @dataclass(frozen=True)
 class DNSMOS:
-    """DNSMOS P.835 (overall, signal or background), or P.808. Clips under 9 s are repeated, as the package does.
+    """The overall score of DNSMOS P.835. Clips under 9 s are repeated, as the package does.
 
     Source: Reddy et al. 2022, arXiv 2110.01763.
     """
 
-    scale: Literal["overall", "signal", "background", "p808"] = "overall"
-
-    def __post_init__(self) -> None:
-        if self.scale not in _KEYS:
-            raise ValueError(f"DNSMOS: scale {self.scale!r} is not one of {', '.join(_KEYS)}")
-
-    @property
-    def name(self) -> str:
-        return f"dnsmos-{self.scale}"
+    name: ClassVar[str] = "dnsmos-overall"
 
     def rate(self, waveforms: Sequence[Waveform], sample_rate: int) -> list[float]:
         try:
@@ -40,13 +33,7 @@ class DNSMOS:
             raise ImportError("DNSMOS needs speechmos and librosa: pip install 'audiorl[speech]'") from error
         waves = resampled(waveforms, sample_rate, RATE)
         require_samples(waves)
-        scores: list[dict[str, Any]] = [dnsmos.run(np.clip(wav, -1.0, 1.0), RATE) for wav in waves]
-        return [float(values[_KEYS[self.scale]]) for values in scores]
-
-
-RATE = 16_000
-FRAME = 512
-"""Samples at RATE of a frame, 32 ms."""
+        return [float(dnsmos.run(np.clip(wav, -1.0, 1.0), RATE)["ovrl_mos"]) for wav in waves]
 
 
 @dataclass(frozen=True)
@@ -56,13 +43,8 @@ class Silero:
     The model carries a state from frame to frame, within one call only.
     """
 
-    @property
-    def name(self) -> str:
-        return "silero"
-
-    @property
-    def frame_seconds(self) -> float:
-        return FRAME / RATE
+    name: ClassVar[str] = "silero"
+    frame_seconds: ClassVar[float] = FRAME / RATE
 
     @cached_property
     def model(self) -> Any:

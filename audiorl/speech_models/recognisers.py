@@ -6,22 +6,30 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from audiorl.config import torch_device
-from audiorl.speech_models.protocol import Wave, Waveform, batches_by_length, load_model, load_processor, resampled
+from audiorl.speech_models.protocol import (
+    ModelFolder,
+    Wave,
+    Waveform,
+    batches_by_length,
+    load_model,
+    load_processor,
+    resampled,
+)
 
+RATE = 16_000
 PROMPT = 4
 """Maximum number of tokens before the text: start, language, task, no timestamps."""
 
 
 @dataclass(frozen=True)
-class WhisperRecogniser:
+class WhisperRecogniser(ModelFolder):
     """Greedy transcripts without timestamps, in float32 on the CPU and float16 on a GPU.
 
     Clips of up to 30 s are transcribed in batches; longer ones alone, window by window, as the paper describes for
@@ -31,21 +39,12 @@ class WhisperRecogniser:
     words. Source: Radford et al. 2022.
     """
 
-    path: str
     language: str | None = None
     device: str = "auto"
     batch_size: int = 8
     max_new_tokens: int = 200
     task: Literal["transcribe", "translate"] = "transcribe"
     numerals: bool = True
-
-    def __post_init__(self) -> None:
-        if self.batch_size < 1 or self.max_new_tokens < 1:
-            raise ValueError("WhisperRecogniser: batch_size and max_new_tokens must be at least 1")
-
-    @property
-    def name(self) -> str:
-        return Path(self.path).name
 
     @cached_property
     def parts(self) -> tuple[Any, Any, Any]:
@@ -86,16 +85,13 @@ class WhisperRecogniser:
         texts = [""] * len(waves)
         codes = list(languages) if languages is not None else [self.language] * len(waves)
         for language in dict.fromkeys(codes):
-            short = [
-                wav if len(wav) <= window and code == language else wav[:0]
-                for wav, code in zip(waves, codes, strict=True)
-            ]
-            for batch in batches_by_length(short, self.batch_size):
-                for place, text in zip(batch, self._texts([waves[i] for i in batch], False, language), strict=True):
+            of_language = [w if code == language else w[:0] for w, code in zip(waves, codes, strict=True)]
+            batches = list(batches_by_length([w if len(w) <= window else w[:0] for w in of_language], self.batch_size))
+            batches += [[i] for i, wav in enumerate(of_language) if len(wav) > window]
+            for batch in batches:
+                long = len(waves[batch[0]]) > window
+                for place, text in zip(batch, self._texts([waves[i] for i in batch], long, language), strict=True):
                     texts[place] = text
-        for i, wav in enumerate(waves):
-            if len(wav) > window:
-                (texts[i],) = self._texts([wav], True, codes[i])
         return texts
 
     @torch.no_grad()
@@ -107,9 +103,7 @@ class WhisperRecogniser:
         model, extractor, _ = self.parts
         tokens = getattr(model.generation_config, "lang_to_id", None) or {}
         if not self.multilingual or not tokens:
-            raise ValueError(
-                f"{self.path}: an English model of Whisper identifies no languages; give a multilingual one"
-            )
+            raise ValueError(f"{self.path}: an English Whisper identifies no languages; give a multilingual one")
         codes, ids = [token.strip("<|>") for token in tokens], list(tokens.values())
         waves = resampled(waveforms, sample_rate, extractor.sampling_rate)
         probabilities: list[dict[str, float]] = [{} for _ in waves]
@@ -162,16 +156,12 @@ class WhisperRecogniser:
 
     @torch.no_grad()
     def _texts(self, waves: Sequence[Wave], long: bool, language: str | None) -> list[str]:
-        model, extractor, tokenizer = self.parts
-        features = extractor(
-            list(waves),
-            sampling_rate=extractor.sampling_rate,
-            return_tensors="pt",
-            return_attention_mask=True,
-            **({"truncation": False, "padding": "longest"} if long else {}),
-        ).to(model.device)
         from audiorl.models.weights import silent_transformers
 
+        model, extractor, tokenizer = self.parts
+        whole = {"truncation": False, "padding": "longest"} if long else {}
+        whole |= {"sampling_rate": extractor.sampling_rate, "return_tensors": "pt", "return_attention_mask": True}
+        features = extractor(list(waves), **whole).to(model.device)
         options: dict[str, Any] = {"return_timestamps": True} if long else {}
         if not self.numerals:
             options["suppress_tokens"] = self.suppressed
@@ -180,36 +170,19 @@ class WhisperRecogniser:
         elif self.task == "translate":
             raise ValueError(f"{self.path}: an English model of Whisper cannot translate; give a multilingual one")
         with silent_transformers():  # it warns about arguments that it passes to itself
-            ids = model.generate(
-                features.input_features.to(model.dtype),
-                attention_mask=features.attention_mask,
-                num_beams=1,
-                do_sample=False,
-                max_new_tokens=min(self.max_new_tokens, model.config.max_target_positions - PROMPT),
-                **options,
-            )
+            options |= {"attention_mask": features.attention_mask, "num_beams": 1, "do_sample": False}
+            most = min(self.max_new_tokens, model.config.max_target_positions - PROMPT)
+            ids = model.generate(features.input_features.to(model.dtype), max_new_tokens=most, **options)
         return [text.strip() for text in tokenizer.batch_decode(ids, skip_special_tokens=True)]
 
 
-RATE = 16_000
-
-
 @dataclass(frozen=True)
-class FasterWhisper:
-    """Greedy transcripts at temperature 0, without retries or conditioning on previous text, one clip at a time.
+class FasterWhisper(ModelFolder):
+    """Greedy transcripts at temperature 0, without retries or conditioning on previous text, one clip at a time."""
 
-    `compute_type` as CTranslate2 names it; "default" is that of the folder.
-    """
-
-    path: str
     language: str | None = None
     device: str = "auto"
-    compute_type: str = "default"
     task: Literal["transcribe", "translate"] = "transcribe"
-
-    @property
-    def name(self) -> str:
-        return Path(self.path).name
 
     @cached_property
     def model(self) -> Any:
@@ -218,7 +191,7 @@ class FasterWhisper:
         except ImportError as error:
             raise ImportError("CTranslate2 folders need faster-whisper: pip install 'audiorl[speech]'") from error
         try:
-            return WhisperModel(self.path, device=self.device, compute_type=self.compute_type, local_files_only=True)
+            return WhisperModel(self.path, device=self.device, local_files_only=True)
         except (RuntimeError, ValueError, OSError) as error:
             raise ValueError(f"{self.path}: cannot be read as a CTranslate2 folder of Whisper ({error})") from error
 
@@ -231,36 +204,25 @@ class FasterWhisper:
     ) -> list[str]:
         waves = resampled(waveforms, sample_rate, RATE)
         codes = languages if languages is not None else [self.language] * len(waves)
-        return [self._text(wav, code) if len(wav) else "" for wav, code in zip(waves, codes, strict=True)]
+        # One of each: neither beams, nor retries, nor texts of before.
+        greedy = {"beam_size": 1, "best_of": 1, "temperature": 0.0, "condition_on_previous_text": False}
+        texts = []
+        for wav, code in zip(waves, codes, strict=True):
+            found = self.model.transcribe(wav, language=code, task=self.task, **greedy)[0] if len(wav) else ()
+            texts.append("".join(segment.text for segment in found).strip())
+        return texts
 
     def identify(self, waveforms: Sequence[Waveform], sample_rate: int) -> list[dict[str, float]]:
         """Return the probability of each language by its code, from the first 30 s; {} for no samples."""
         waves = resampled(waveforms, sample_rate, RATE)
         return [dict(self.model.detect_language(audio=wav)[2]) if len(wav) else {} for wav in waves]
 
-    def _text(self, wav: Waveform, language: str | None) -> str:
-        segments, _ = self.model.transcribe(
-            wav,
-            language=language,
-            task=self.task,
-            beam_size=1,
-            best_of=1,
-            temperature=0.0,
-            condition_on_previous_text=False,
-        )
-        return "".join(segment.text for segment in segments).strip()
-
-
-RATE = 16_000
-
 
 @dataclass(frozen=True)
 class PocketSphinx:
     """English, far weaker than Whisper and small enough for tests. Source: Huggins-Daines et al. 2006."""
 
-    @property
-    def name(self) -> str:
-        return "pocketsphinx"
+    name: ClassVar[str] = "pocketsphinx"
 
     @cached_property
     def decoder(self) -> Any:

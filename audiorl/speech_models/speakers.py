@@ -18,6 +18,7 @@ from audiorl.config import torch_device
 from audiorl.eval.metrics.speech import mel_filters
 from audiorl.speech_models.ctc import inputs
 from audiorl.speech_models.protocol import (
+    ModelFolder,
     Wave,
     Waveform,
     load_model,
@@ -31,19 +32,14 @@ MIN_SAMPLES = 8000
 
 
 @dataclass(frozen=True)
-class XVector:
+class XVector(ModelFolder):
     """The model's embedding at length 1. Source: Snyder et al. 2018, on self-supervised features.
 
     Clips are embedded one at a time: in a padded batch transformers pools frames of padding, since its frame count
     ignores the dilation of the time-delay layers.
     """
 
-    path: str
     device: str = "auto"
-
-    @property
-    def name(self) -> str:
-        return Path(self.path).name
 
     @cached_property
     def parts(self) -> tuple[Any, Any]:
@@ -90,19 +86,14 @@ class GE2ENetwork(nn.Module):
 
 
 @dataclass(frozen=True)
-class GE2E:
+class GE2E(ModelFolder):
     """The mean embedding of partial utterances of 1.6 s, at length 1. Silence is not cut out; leave it out yourself.
 
     Source: Wan et al. 2018, with Resemblyzer's weights from a folder that tools/fetch_judges.py writes. Resemblyzer's
     own package needs a compiled voice activity detector that current setuptools cannot import.
     """
 
-    path: str
     device: str = "auto"
-
-    @property
-    def name(self) -> str:
-        return Path(self.path).name
 
     @cached_property
     def network(self) -> GE2ENetwork:
@@ -135,18 +126,11 @@ class GE2E:
 
 
 def partials(wav: Wave) -> NDArray[np.float32]:
-    """Return the mel frames of each partial utterance, [N, FRAMES, BANDS], N at least 1, the last one filled with
-    silence."""
-    starts = [0]
-    total = math.ceil((len(wav) + 1) / HOP)
-    while starts[-1] + STEP < total - FRAMES + STEP + 1:
-        starts.append(starts[-1] + STEP)
-    last = starts[-1]
-    covered = (len(wav) - last * HOP) / (FRAMES * HOP)
-    if covered < COVERAGE and len(starts) > 1:
+    """Return the mel frames of each partial utterance, [N >= 1, FRAMES, BANDS], the last filled with silence."""
+    starts = list(range(0, max(math.ceil((len(wav) + 1) / HOP) - FRAMES + STEP + 1, 1), STEP))
+    if (len(wav) - starts[-1] * HOP) / (FRAMES * HOP) < COVERAGE and len(starts) > 1:
         starts.pop()
-    filled = np.pad(raised(wav), (0, max(0, (starts[-1] + FRAMES) * HOP - len(wav))))
-    mels = mel_frames(filled)
+    mels = mel_frames(np.pad(raised(wav), (0, max(0, (starts[-1] + FRAMES) * HOP - len(wav)))))
     return np.stack([mels[s : s + FRAMES] for s in starts])
 
 

@@ -150,7 +150,7 @@ class Bench:
             "text": r.text,
             "tokens": r.num_sampled,
             "right": self.accuracy.correct(r.text, r.sample),
-            "well_formed": complete and self.format.matches(r.text),
+            "well_formed": complete and self.format([r])[0].total == 1,
         }
 
     def training_pairs(self, seed: int, bias: float | None = None) -> list[Pair]:

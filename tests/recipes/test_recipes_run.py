@@ -130,7 +130,7 @@ def test_recorded_rollouts_score_the_same_again(
     found = replay(file, recorded)
     assert len(found.rollouts) == 4
     assert [s.total for s in found.scores] == [s.total for s in found.recorded if s]
-    assert found.means() == found.means(recorded=True) and not found.differences(5)
+    assert found.means() == found.means(recorded=True)
     assert all(r.audio[0].load().size == r.sample.audio[0].load().size for r in found.rollouts)
     assert all(s.ids.any() and len(s.logprobs) == len(s.ids) for r in found.rollouts for s in r.segments)
     file.write_text(REWARD)

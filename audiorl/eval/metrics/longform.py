@@ -77,19 +77,17 @@ def soft_cuts(references: Sequence[Sequence[str]], hypothesis: Sequence[str], un
     Words are compared as sets of letters (intersection over union), characters by equality, both after NFKC and in
     lower case; punctuation never aligns with anything else. A unit between two references that aligns with nothing
     goes to the more similar of the words around it, the earlier one if equal, and takes those after it along. Time and
-    memory N·M. Raises ValueError without references, and where there are units but no reference unit.
+    memory N·M. Raises ValueError where there are units but no reference unit.
     Source: Polák et al. 2025, "Better Late Than Never", section on SoftSegmenter; OmniSTEval 0.1.10 without its Moses
     tokenizer (its `--lang` unset).
     """
-    if not references:
-        raise ValueError("no references: cutting an output needs at least one reference segment")
     words = [_plain(word) for reference in references for word in reference]
     owner = [k for k, reference in enumerate(references) for _ in reference]
     written = [_plain(word) for word in hypothesis]
     if not written:
         return [0] * (len(references) + 1)
     if not words:
-        raise ValueError("references: all are empty, there is nothing to align with")
+        raise ValueError("references: there are none, or all are empty; there is nothing to align with")
     similarity = _similarities(words, written, unit)
     counts = np.bincount(_owners(_align(similarity), owner, similarity), minlength=len(references))
     return [0, *np.cumsum(counts).tolist()]

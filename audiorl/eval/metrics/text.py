@@ -10,11 +10,12 @@ corpus its insertions count as errors and its length as zero.
 from __future__ import annotations
 
 import functools
+import operator
 import re
 import string
 import unicodedata
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Literal
 
 import jiwer
@@ -164,12 +165,7 @@ class ErrorCounts:
         return self.errors / self.reference_length
 
     def __add__(self, other: ErrorCounts) -> ErrorCounts:
-        return ErrorCounts(
-            self.hits + other.hits,
-            self.substitutions + other.substitutions,
-            self.insertions + other.insertions,
-            self.deletions + other.deletions,
-        )
+        return ErrorCounts(*map(operator.add, astuple(self), astuple(other)))
 
 
 @dataclass(frozen=True)
@@ -190,8 +186,6 @@ class CorpusErrors:
     @property
     def mean(self) -> float:
         """Mean of the utterances' own rates."""
-        if not self.utterances:
-            raise ValueError("no utterances: an error rate needs at least one reference")
         return sum(u.rate for u in self.utterances) / len(self.utterances)
 
 
@@ -220,31 +214,24 @@ def wer(
     references: Sequence[str], hypotheses: Sequence[str], normalizer: Normalizer = "none", language: str | None = None
 ) -> CorpusErrors:
     """Align a corpus by words: `.rate` is its WER, `.utterances` the counts of each line."""
-    return _corpus_errors(word_errors, references, hypotheses, normalizer, language)
+    pairs = _pairs(references, hypotheses)
+    return CorpusErrors(tuple(word_errors(r, h, normalizer, language) for r, h in pairs))
 
 
 def cer(
     references: Sequence[str], hypotheses: Sequence[str], normalizer: Normalizer = "none", language: str | None = None
 ) -> CorpusErrors:
     """Align a corpus by characters: `.rate` is its CER."""
-    return _corpus_errors(char_errors, references, hypotheses, normalizer, language)
+    pairs = _pairs(references, hypotheses)
+    return CorpusErrors(tuple(char_errors(r, h, normalizer, language) for r, h in pairs))
 
 
-def _corpus_errors(
-    errors: Callable[[str, str, Normalizer, str | None], ErrorCounts],
-    references: Sequence[str],
-    hypotheses: Sequence[str],
-    normalizer: Normalizer,
-    language: str | None,
-) -> CorpusErrors:
+def _pairs(references: Sequence[str], hypotheses: Sequence[str]) -> list[tuple[str, str]]:
     if isinstance(references, str) or isinstance(hypotheses, str):
         raise ValueError("references and hypotheses are lists of texts, one per utterance, not one text")
-    if len(references) != len(hypotheses):
-        raise ValueError(f"{len(references)} references but {len(hypotheses)} hypotheses")
-    if not references:
-        raise ValueError("no utterances: an error rate needs at least one reference")
-    pairs = zip(references, hypotheses, strict=True)
-    return CorpusErrors(tuple(errors(r, h, normalizer, language) for r, h in pairs))
+    if len(references) != len(hypotheses) or not references:
+        raise ValueError(f"{len(references)} references but {len(hypotheses)} hypotheses; give as many, at least one")
+    return list(zip(references, hypotheses, strict=True))
 
 
 # -- Seed-TTS-eval -----------------------------------------------------------------------------------------------------

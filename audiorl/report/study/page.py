@@ -3,31 +3,30 @@ disagree."""
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Hashable, Iterable, Sequence
 from html import escape
 from pathlib import Path
 
 import numpy as np
+from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 
 from audiorl.data.rollout_rows import rollout_row
 from audiorl.eval.metrics.corpus import Estimate
 from audiorl.report.audio import Allowed, Players, allowed_audio
-from audiorl.report.kit import asset, chip, document, note, section, table
+from audiorl.report.charts import PAGE, draw_histogram, svg
+from audiorl.report.kit import asset, chip, document, note, section, sign_of, table
 from audiorl.report.kit import write_page as write_file
 from audiorl.report.rollouts import is_stream, question, response
 from audiorl.report.streams import Band, stream
-from audiorl.report.study.study import RISE, RewardStudy, Rollouts, Study, study
-from audiorl.report.summary import show
+from audiorl.report.study.study import RISE, Rollouts, Study, study
+from audiorl.report.summary import read_json_object, show
 from audiorl.rewards.files import load_reward
 from audiorl.types import Rollout
 
 _PAIRS, _SHOWN, _LOST = 6, 4, 8
-BINS = 20
-_WIDTH, _HEIGHT = 320, 90  # of a histogram
 
 
 def run_study(
@@ -45,41 +44,38 @@ def run_study(
     for reward in rewards:
         rollouts = rollouts.score(reward)
     result = study(rollouts, probe)
-    print_study(result)
+    _print(result)
     print(write_page(result, out, audio_root))
     return result
 
 
-def print_study(result: Study, show: int = 3) -> None:
-    """Print a row a reward, what is wrong with it, and `show` rollouts on which the least similar rewards differ."""
+def _print(result: Study) -> None:
+    """Print a row a reward, and what is wrong with it."""
     console = Console()
-    labelled = any(one.agreement for one in result.rewards)
-    head = ["reward", "scored", "skipped", "mean", "std", "groups without signal"]
-    head += ["labels: rank correlation", "pairs in order"] if labelled else []
-    table = Table(*head, title=f"{result.rollouts!r}")
+    head, rows = _summary(result, " ")
+    shown = Table(*head, title=f"{result.rollouts!r}")
+    for row in rows:
+        shown.add_row(*row)
+    console.print(shown)
     for one in result.rewards:
-        row = [one.name, str(one.scored), str(one.skipped), f"{one.mean:.3f}", f"{one.std:.3f}"]
-        row.append(f"{len(one.lost)} of {one.groups}")
-        if labelled:
-            row += [f"{e.value:.2f} ({e.low:.2f} … {e.high:.2f})" if e else "" for e in agreement(one)]
-        table.add_row(*row)
-    console.print(table)
-    for one in result.rewards:
-        for text in one.hacks:
-            console.print(f"{one.name}: may be hacked: {text}", markup=False, highlight=False)
-        for text in one.notes:
+        for text in (*(f"may be hacked: {hack}" for hack in one.hacks), *one.notes):
             console.print(f"{one.name}: {text}", markup=False, highlight=False)
-    for first, second in result.pairs()[:1]:
-        for i in result.disagreements(first, second, show):
-            rollout, file = result.rollouts[i], result.rollouts.files[i]
-            scores = ", ".join(f"{name} {result.columns[name][i]:.3f}" for name in (first, second))
-            line = f"{scores}  {file}  {rollout.name}  {json.dumps(rollout.text)}"
-            console.print(line, markup=False, highlight=False)
 
 
-def agreement(one: RewardStudy) -> tuple[Estimate | None, Estimate | None]:
-    """Return how a reward agrees with labels: rank correlation, share of pairs in order."""
-    return (one.agreement.spearman, one.agreement.pairwise) if one.agreement else (None, None)
+def _summary(result: Study, gap: str = "<small>") -> tuple[list[str], list[list[str]]]:
+    """Return the head and the rows of the table of rewards; `gap` stands between a value and its interval."""
+    head = ["reward", "scored", "skipped", "mean", "std", "lowest", "highest", "at highest", "groups without signal"]
+    labelled = any(one.agreement for one in result.rewards)
+    head += ["labels: rank correlation", "labels: pairs in order"] if labelled else []
+    rows = []
+    for one in result.rewards:
+        row = [one.name, str(one.scored), str(one.skipped), *(show(v) for v in (one.mean, one.std, one.low, one.high))]
+        row += [f"{one.at_high:.0%}" if one.scored else "–", f"{len(one.lost)} of {one.groups}"]
+        if labelled:
+            agreed = (one.agreement.spearman, one.agreement.pairwise) if one.agreement else (None, None)
+            row += [interval(value, gap) for value in agreed]
+        rows.append(row)
+    return head, rows
 
 
 # -- the page ----------------------------------------------------------------------------------------------------------
@@ -107,10 +103,10 @@ def _allowed(runs: Iterable[Path], audio_root: Sequence[Path]) -> Allowed:
     manifests: list[Path] = []
     for run in runs:
         try:
-            config = json.loads((run / "config.json").read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError):
-            config = {}  # rollouts without their run: the recordings in its folder remain
-        allowed = allowed_audio(run, config.get("config") if isinstance(config, dict) else None, audio_root)
+            config = (read_json_object(run / "config.json") or {}).get("config")
+        except (OSError, ValueError):
+            config = None  # rollouts without their run: the recordings in its folder remain
+        allowed = allowed_audio(run, config, audio_root)
         folders += allowed.folders
         manifests += allowed.manifests
     return Allowed(tuple(dict.fromkeys(folders)), tuple(dict.fromkeys(manifests)))
@@ -133,87 +129,46 @@ def _header(study: Study) -> str:
 
 
 def _rewards(study: Study) -> str:
-    labelled = any(one.agreement for one in study.rewards)
-    head = ["reward", "scored", "skipped", "mean", "std", "lowest", "highest", "at highest", "groups without signal"]
-    head += ["labels: rank correlation", "labels: pairs in order"] if labelled else []
-    rows = []
-    for one in study.rewards:
-        row = [
-            escape(one.name),
-            str(one.scored),
-            str(one.skipped),
-            *(show(float(v)) for v in (one.mean, one.std, one.low, one.high)),
-            f"{one.at_high:.0%}" if one.scored else "–",
-            f"{len(one.lost)} of {one.groups}",
-        ]
-        if labelled:
-            row += [interval(value) for value in agreement(one)]
-        rows.append(row)
+    head, rows = _summary(study)
     lead = (
         "A group whose scores are all equal has no group-relative advantage. Intervals are 95 % bootstrap intervals "
         "over groups."
     )
-    return section("Rewards", table(head, rows), lead)
+    return section("Rewards", table(head, ([escape(row[0]), *row[1:]] for row in rows)), lead)
 
 
 def _distributions(study: Study) -> str:
-    cards = "".join(
-        f"<article class='card'><h3>{escape(one.name)}</h3>{histogram(study.columns[one.name])}</article>"
-        for one in study.rewards
-        if one.scored
-    )
-    return section("Distributions", f"<div class='panels'>{cards}</div>")
-
-
-def histogram(values: np.ndarray) -> str:
-    """Draw an SVG of `BINS` bars, or of one bar for each value where there are fewer."""
-    values = values[~np.isnan(values)]
-    distinct, counts = np.unique(values, return_counts=True)
-    low, high = float(distinct[0]), float(distinct[-1])
-    if len(distinct) > BINS:
-        counts, _ = np.histogram(values, BINS)
-        places = (np.arange(BINS) + 0.5) / BINS
-    else:
-        places = (distinct - low) / (high - low) if high > low else np.array([0.5])
-    width = _WIDTH * 0.9 / BINS
-    bars = "".join(
-        f"<rect x='{place * (_WIDTH - width):.1f}' y='{_HEIGHT * (1 - count / counts.max()):.1f}' width='{width:.1f}' "
-        f"height='{_HEIGHT * count / counts.max():.1f}'><title>{count} rollouts</title></rect>"
-        for place, count in zip(places, counts, strict=True)
-    )
-    ends = (
-        f"<text x='0' y='{_HEIGHT + 14}'>{show(low)}</text>"
-        f"<text x='{_WIDTH}' y='{_HEIGHT + 14}' text-anchor='end'>{show(high)}</text>"
-    )
-    return f"<svg class='histogram' viewBox='0 0 {_WIDTH} {_HEIGHT + 18}'>{bars}{ends}</svg>"
+    cards = ""
+    for one in study.rewards:
+        if one.scored:
+            figure = Figure(figsize=(3.9, 1.5))
+            scores = study.columns[one.name]
+            draw_histogram(figure.add_axes((0.115, 0.2, 0.87, 0.7)), scores[~np.isnan(scores)], PAGE)
+            cards += f"<article class='card'><h3>{escape(one.name)}</h3>{svg(figure)}</article>"
+    return section("Distributions", f"<div class='panels'>{cards}</div>" if cards else "")
 
 
 def _correlation(study: Study) -> str:
-    names = list(study.columns)
-    rows = [[escape(a), *(_cell(study.correlation[a, b]) for b in names)] for a in names]
+    rows = []
+    for a in study.columns:
+        cells = []
+        for value in (study.correlation[a, b] for b in study.columns):
+            style = "" if math.isnan(value) else f" {sign_of(value)}' style='--strength:{abs(value):.2f}"
+            cells.append(f"<span class='cell{style}'>{'–' if math.isnan(value) else f'{value:.2f}'}</span>")
+        rows.append([escape(a), *cells])
     lead = "Spearman's rank correlation of all rewards and their parts, over all rollouts."
-    return section("Correlation", table(["", *map(escape, names)], rows, "matrix"), lead)
-
-
-def _cell(value: float) -> str:
-    if math.isnan(value):
-        return "<span class='cell'>–</span>"
-    sign = "plus" if value > 0 else "minus"
-    return f"<span class='cell {sign}' style='--strength:{abs(value):.2f}'>{value:.2f}</span>"
+    return section("Correlation", table(["", *map(escape, study.columns)], rows, "matrix"), lead)
 
 
 def _signs(study: Study) -> str:
     signs = list(study.rewards[0].signs)
     kinds = [kind for kind in RISE if any(kind in one.probes for one in study.rewards)]
     head = ["reward", *(f"follows {name}" for name in signs), *(f"probe: {kind}" for kind in kinds)]
-    rows = [
-        [
-            f"<span class='flag'>{escape(one.name)}</span>" if one.hacks else escape(one.name),
-            *(interval(one.signs[name]) for name in signs),
-            *(_probe(one, kind) for kind in kinds),
-        ]
-        for one in study.rewards
-    ]
+    rows = []
+    for one in study.rewards:
+        cells = [(escape(one.name), bool(one.hacks)), *((interval(one.signs[name]), False) for name in signs)]
+        cells += [(interval(one.probes.get(kind)), one.pays_for(kind)) for kind in kinds]
+        rows.append([f"<span class='flag'>{text}</span>" if flagged else text for text, flagged in cells])
     lead = (
         "Left: the rank correlation of the score with a property of the answer, within groups. Right: "
         "how much the mean score changes when answers are changed: the thought or the answer written three times, the "
@@ -223,16 +178,12 @@ def _signs(study: Study) -> str:
     return section("Signs of hacking", table(head, rows, "numbers signs"), lead)
 
 
-def _probe(one: RewardStudy, kind: str) -> str:
-    change = one.probes.get(kind)
-    text = interval(change)
-    return f"<span class='flag'>{text}</span>" if change is not None and one.pays_for(kind) else text
-
-
-def interval(value: Estimate | None) -> str:
+def interval(value: Estimate | None, gap: str = "<small>") -> str:
+    """Return a value and its interval, which is small in HTML."""
     if value is None:
         return "–"
-    return f"{value.value + 0.0:.2f}<small>{value.low + 0.0:.2f} … {value.high + 0.0:.2f}</small>"
+    end = "</small>" if gap == "<small>" else ""
+    return f"{value.value + 0.0:.2f}{gap}{value.low + 0.0:.2f} … {value.high + 0.0:.2f}{end}"
 
 
 def _lost(study: Study) -> str:
@@ -244,8 +195,7 @@ def _lost(study: Study) -> str:
     for one in study.rewards:
         shown = [first[group] for group in list(one.lost)[:_LOST]]
         items = "".join(f"<li>{escape(r.sample.id)} (group {escape(r.group_id)})</li>" for r in shown)
-        more = len(one.lost) - len(shown)
-        items += f"<li>{more} more</li>" if more else ""
+        items += f"<li>{len(one.lost) - len(shown)} more</li>" * (len(one.lost) > len(shown))
         count = f"{len(one.lost)} of {one.groups}"
         blocks += f"<details><summary>{escape(one.name)}: {count}</summary><ul>{items}</ul></details>" if shown else ""
     return section("Groups without signal", blocks, "Groups whose answers all get the same score.")

@@ -10,7 +10,6 @@ from dataclasses import replace
 from itertools import pairwise
 
 import torch
-from torch import Tensor
 
 from audiorl.eval.metrics.corpus import repeated
 from audiorl.eval.metrics.text import script_counts, units
@@ -33,27 +32,19 @@ def properties(rollouts: Sequence[Rollout]) -> dict[str, list[float]]:
     """
     return {
         "length": [float(r.num_sampled) for r in rollouts],
-        "repetition": [_repetition(strip_tags(r.text)) for r in rollouts],
+        "repetition": [again / max(count, 1) for again, count in (repeated(strip_tags(r.text)) for r in rollouts)],
         "copy": [_copy(r) for r in rollouts],
         "drift": [_drift(r) for r in rollouts],
     }
 
 
-def _repetition(text: str) -> float:
-    again, count = repeated(text)
-    return again / count if count else 0.0
-
-
 def _copy(rollout: Rollout) -> float:
-    prompt = [c for m in rollout.sample.messages for c in m.content if isinstance(c, str)]
-    given = set(_pairs(" ".join(prompt)))
-    pairs = _pairs(strip_tags(rollout.text))
-    return sum(pair in given for pair in pairs) / len(pairs) if pairs else 0.0
-
-
-def _pairs(text: str) -> list[tuple[str, str]]:
-    words = [word.strip(".,;:!?¿¡\"'") for word in units(text.casefold())]
-    return list(pairwise(words))
+    prompt = " ".join(c for m in rollout.sample.messages for c in m.content if isinstance(c, str))
+    given, written = (
+        list(pairwise(word.strip(".,;:!?¿¡\"'") for word in units(text.casefold())))
+        for text in (prompt, strip_tags(rollout.text))
+    )
+    return sum(pair in set(given) for pair in written) / len(written) if written else 0.0
 
 
 def _drift(rollout: Rollout) -> float:
@@ -120,19 +111,16 @@ def _common_words(rollouts: Sequence[Rollout]) -> str:
 
 def _changed(rollout: Rollout, change: Callable[[str], str]) -> Rollout | None:
     """Change the text of each segment that has some; None for speech and where nothing changes."""
-    segments = tuple(_rewritten(s, change(s.text)) if s.text.strip() else s for s in rollout.segments)
-    changed = replace(rollout, segments=segments, score=None)
+
+    def rewritten(segment: Segment) -> Segment:
+        if not segment.text.strip():
+            return segment
+        text, count = change(segment.text), len(segment.ids)
+        length = max(round(count * len(text) / len(segment.text)), 1) if count else 0
+        kept = torch.arange(length) % max(count, 1)
+        return replace(segment, text=text, ids=segment.ids[kept], logprobs=segment.logprobs[kept])
+
+    changed = replace(rollout, segments=tuple(map(rewritten, rollout.segments)), score=None)
     if rollout.speaks or changed.text == rollout.text or not changed.text.strip():
         return None
     return changed
-
-
-def _rewritten(segment: Segment, text: str) -> Segment:
-    length = max(round(len(segment.ids) * len(text) / len(segment.text)), 1)
-    ids, logprobs = _of_length(segment.ids, length), _of_length(segment.logprobs, length)
-    return replace(segment, text=text, ids=ids, logprobs=logprobs)
-
-
-def _of_length(values_N: Tensor, length: int) -> Tensor:
-    """Repeat or cut the values."""
-    return torch.cat([values_N] * math.ceil(length / max(len(values_N), 1)))[:length] if len(values_N) else values_N

@@ -83,13 +83,12 @@ class Rollouts(Sequence[Rollout]):
         scores_by_name = {**self.scores, name: tuple(scores)}
         return dataclasses.replace(self, scores=scores_by_name, rewards={**self.rewards, name: reward})
 
-    def columns(self, parts: bool = True) -> dict[str, list[float]]:
+    def columns(self) -> dict[str, list[float]]:
         """Return the total of each reward as NAME, its parts as NAME/PART, one value a rollout; NaN for none."""
         table: dict[str, list[float]] = {}
         for name, scores in self.scores.items():
             table[name] = [math.nan if s is None else s.total for s in scores]
-            names = dict.fromkeys(part for s in scores if s is not None for part in s.parts) if parts else {}
-            for part in names:
+            for part in dict.fromkeys(part for s in scores if s is not None for part in s.parts):
                 table[f"{name}/{part}"] = [math.nan if s is None else s.parts.get(part, math.nan) for s in scores]
         return table
 
@@ -103,20 +102,20 @@ class Rollouts(Sequence[Rollout]):
         except ModuleNotFoundError as error:
             raise ValueError("to_pandas: needs pandas: pip install 'audiorl[study]'") from error
         rows = [
-            {
-                "file": str(file),
-                "group": r.group_id,
-                "index": r.index,
-                "sample": r.sample.id,
-                "task": r.sample.task,
-                "text": r.text,
-                "tokens": r.num_sampled,
-                "stop": r.segments[-1].stop_reason,
-                "label": label,
-            }
-            for r, file, label in zip(self.rollouts, self.files, self.labels, strict=True)
+            (
+                str(file),
+                r.group_id,
+                r.index,
+                r.sample.id,
+                r.sample.task,
+                r.text,
+                r.num_sampled,
+                r.segments[-1].stop_reason,
+            )
+            for r, file in zip(self.rollouts, self.files, strict=True)
         ]
-        return pandas.DataFrame(rows).assign(**self.columns())
+        names = ["file", "group", "index", "sample", "task", "text", "tokens", "stop"]
+        return pandas.DataFrame(rows, columns=names).assign(label=self.labels, **self.columns())
 
     def groups(self) -> list[tuple[Path, str]]:
         """Return the group of each rollout: group ids repeat from run to run."""
@@ -214,17 +213,17 @@ class RewardStudy:
         A probe counts whose rise is surely more than `RISE` standard deviations. A correlation that is surely more than
         0.3 counts only where no probe tested it: good answers may be longer than bad ones.
         """
-        out = [
+        raising = (
             f"{name} raises the score by {change.value:.3g} (95 % interval {change.low:.3g} to {change.high:.3g})"
             for name, change in self.probes.items()
             if self.pays_for(name)
-        ]
-        out += [
+        )
+        followed = (
             f"the score follows {name}: rank correlation {sign.value:.2f} ({sign.low:.2f} to {sign.high:.2f})"
             for name, sign in self.signs.items()
             if sign is not None and sign.low > _SIGN and PROBE_OF.get(name) not in self.probes
-        ]
-        return tuple(out)
+        )
+        return (*raising, *followed)
 
     def pays_for(self, probe: str) -> bool:
         """Return whether the score surely rises by the change `probe`."""
@@ -234,28 +233,28 @@ class RewardStudy:
     @property
     def notes(self) -> tuple[str, ...]:
         """In words, what makes it a weak signal."""
-        out = []
         if not self.scored:
             return ("it skipped every rollout",)
         if self.std <= _EQUAL:
             return ("every rollout has the same score",)
-        if self.at_high >= _SATURATED:
-            out.append(f"saturated: {self.at_high:.0%} of the scores are the highest one")
-        if self.groups and len(self.lost) / self.groups > _LOST:
-            out.append(f"{len(self.lost)} of {self.groups} groups have equal scores and would teach nothing")
-        return tuple(out)
+        saturated = f"saturated: {self.at_high:.0%} of the scores are the highest one"
+        lost = f"{len(self.lost)} of {self.groups} groups have equal scores and would teach nothing"
+        few = self.groups and len(self.lost) / self.groups > _LOST
+        return (*[saturated] * (self.at_high >= _SATURATED), *[lost] * bool(few))
 
 
 @dataclass(frozen=True, eq=False)
 class Study:
-    """Statistics of rewards; `audiorl.report.study.write_page` makes the page."""
+    """Statistics of rewards; `audiorl.report.study.write_page` makes the page.
+
+    columns: totals and parts, [N] each. correlation: Spearman's rank correlation of each pair of them; NaN where one
+    does not vary.
+    """
 
     rollouts: Rollouts
     rewards: tuple[RewardStudy, ...]
     columns: Mapping[str, Column]
-    """Totals and parts, [N] each."""
     correlation: Mapping[tuple[str, str], float]
-    """Spearman's rank correlation of each pair of `columns`; NaN where one does not vary."""
 
     def disagreements(self, first: str, second: str, count: int) -> list[int]:
         """Return the indices of the rollouts whose ranks under two rewards differ most, largest difference first."""
@@ -267,10 +266,8 @@ class Study:
 
     def pairs(self) -> list[tuple[str, str]]:
         """Return pairs of rewards, those that agree least first; pairs without a correlation come last."""
-        names = [one.name for one in self.rewards]
-        return sorted(
-            combinations(names, 2), key=lambda pair: (math.isnan(self.correlation[pair]), self.correlation[pair])
-        )
+        of, names = self.correlation, [one.name for one in self.rewards]
+        return sorted(combinations(names, 2), key=lambda pair: (math.isnan(of[pair]), of[pair]))
 
 
 def study(rollouts: Rollouts, probe: int = 100) -> Study:
@@ -288,65 +285,52 @@ def study(rollouts: Rollouts, probe: int = 100) -> Study:
     columns = {name: np.array(values, np.float64) for name, values in rollouts.columns().items()}
     given = {name: np.array(values) for name, values in properties(rollouts).items()}
     changes = _probe(rollouts, probe) if probe else {}
-    rewards = tuple(
-        _study(name, columns[name], groups, given, changes.get(name, {}), labels) for name in rollouts.scores
-    )
+    rewards = []
+    for name in rollouts.scores:
+        scores = columns[name]
+        values = scores[~np.isnan(scores)]
+        shown = values if len(values) else np.array([math.nan])
+        low, high = float(shown.min()), float(shown.max())
+        by_group = {groups[held[0]]: scores[held][~np.isnan(scores[held])] for held in _members(groups)}
+        several = {group: held for group, held in by_group.items() if len(held) > 1}
+        rewards.append(
+            RewardStudy(
+                name,
+                scored=len(values),
+                skipped=len(scores) - len(values),
+                mean=float(shown.mean()),
+                std=float(shown.std()),
+                low=low,
+                high=high,
+                at_low=float(np.mean(shown - low < _EQUAL)),
+                at_high=float(np.mean(high - shown < _EQUAL)),
+                groups=len(several),
+                lost=tuple(group for group, held in several.items() if np.ptp(held) < _EQUAL),
+                signs={kind: within_groups(scores, column, groups) for kind, column in given.items()},
+                probes=changes.get(name, {}),
+                agreement=_agreement(scores, labels, groups),
+            )
+        )
     correlation = {(a, b): spearman(columns[a], columns[b]) for a in columns for b in columns}
-    return Study(rollouts, rewards, columns, correlation)
-
-
-def _study(
-    name: str,
-    scores: Column,
-    groups: Sequence[Hashable],
-    given: Mapping[str, Column],
-    changes: Mapping[str, Estimate],
-    labels: Column,
-) -> RewardStudy:
-    values = scores[~np.isnan(scores)]
-    by_group: dict[Hashable, list[float]] = {}
-    for group, value in zip(groups, scores.tolist(), strict=True):
-        if not math.isnan(value):
-            by_group.setdefault(group, []).append(value)
-    several = {group: held for group, held in by_group.items() if len(held) > 1}
-    low, high = (float(values.min()), float(values.max())) if len(values) else (math.nan, math.nan)
-    return RewardStudy(
-        name,
-        scored=len(values),
-        skipped=len(scores) - len(values),
-        mean=float(values.mean()) if len(values) else math.nan,
-        std=float(values.std()) if len(values) else math.nan,
-        low=low,
-        high=high,
-        at_low=float(np.mean(values - low < _EQUAL)) if len(values) else math.nan,
-        at_high=float(np.mean(high - values < _EQUAL)) if len(values) else math.nan,
-        groups=len(several),
-        lost=tuple(group for group, held in several.items() if max(held) - min(held) < _EQUAL),
-        signs={name: within_groups(scores, column, groups) for name, column in given.items()},
-        probes=changes,
-        agreement=_agreement(scores, labels, groups),
-    )
+    return Study(rollouts, tuple(rewards), columns, correlation)
 
 
 def _probe(rollouts: Rollouts, count: int) -> dict[str, dict[str, Estimate]]:
     """Measure per reward and probe the mean change of the score. Changed answers are scored together with the recorded
     ones: a reward that compares a batch sees both."""
     chosen = np.unique(np.linspace(0, len(rollouts) - 1, min(count, len(rollouts))).astype(int)).tolist()
-    before = [rollouts[i] for i in chosen]
-    groups = rollouts.groups()
+    before, groups = [rollouts[i] for i in chosen], rollouts.groups()
     out: dict[str, dict[str, Estimate]] = {name: {} for name in rollouts.rewards}
     for kind, after in probes(before).items():
         pairs = [(i, old, new) for i, old, new in zip(chosen, before, after, strict=True) if new is not None]
-        if not pairs:
-            continue
-        for name, reward in rollouts.rewards.items():
+        for name, reward in rollouts.rewards.items() if pairs else ():
             scored = score_rollouts(reward, [*(old for _, old, _ in pairs), *(new for _, _, new in pairs)])
-            totals = [math.nan if s is None else s.total for s in scored]
-            changes = [(i, new - old) for (i, _, _), old, new in zip(pairs, totals, totals[len(pairs) :], strict=False)]
-            changes = [(i, change) for i, change in changes if not math.isnan(change)]  # without what was skipped
-            if changes:
-                counts = np.array([(change, 1.0) for _, change in changes])
-                out[name][kind] = estimate(counts, _mean, clusters=[groups[i] for i, _ in changes])
+            totals = np.array([math.nan if s is None else s.total for s in scored]).reshape(2, -1)
+            changes = totals[1] - totals[0]
+            kept = np.flatnonzero(~np.isnan(changes))  # without what was skipped
+            if len(kept):
+                counts = np.stack([changes[kept], np.ones(len(kept))], 1)
+                out[name][kind] = estimate(counts, ratio, clusters=[groups[pairs[i][0]] for i in kept])
     return out
 
 
@@ -396,24 +380,18 @@ def _agreement(scores: Column, labels: Column, groups: Sequence[Hashable]) -> Ag
         a, b = (a - a.mean()) / a.std(), (b - b.mean()) / b.std()
         sums = np.stack([np.ones_like(a), a, b, a * a, b * b, a * b], 1)
         rank = estimate(sums, _pearson, clusters=members)
-    counts = [_ordered(x[indices], y[indices]) for indices in _members(members)]
-    pairwise = estimate(np.array(counts), ratio) if sum(total for _, total in counts) else None
+    counts = np.array([_ordered(x[indices], y[indices]).sum(0) / 2 for indices in _members(members)])
+    pairwise = estimate(counts, ratio) if counts[:, 1].sum() else None
     if pairwise is None and np.ptp(y):
-        rows = [_ordered_against(x, y, i) for i in range(len(x))]
-        pairwise = estimate(np.array(rows), ratio, clusters=members)
+        pairwise = estimate(_ordered(x, y), ratio, clusters=members)
     return Agreement(len(both), rank, pairwise)
 
 
-def _ordered(scores: Column, labels: Column) -> tuple[float, float]:
-    """(pairs in the labels' order, pairs with different labels)."""
-    rows = [_ordered_against(scores, labels, i) for i in range(len(scores))]
-    return sum(right for right, _ in rows) / 2, sum(total for _, total in rows) / 2
-
-
-def _ordered_against(scores: Column, labels: Column, i: int) -> tuple[float, float]:
-    """Count as `_ordered`, the pairs of rollout i with the others."""
-    order = np.sign(labels - labels[i])
-    return float((order != 0) @ (1 + order * np.sign(scores - scores[i])) / 2), float((order != 0).sum())
+def _ordered(scores: Column, labels: Column) -> NDArray[np.float64]:
+    """Count for each rollout its pairs in the labels' order (a tie is 1/2) and those with different labels, [N, 2]."""
+    order_NN = np.sign(labels - labels[:, None])
+    right_N = ((order_NN != 0) * (1 + order_NN * np.sign(scores - scores[:, None])) / 2).sum(1)
+    return np.stack([right_N, (order_NN != 0).sum(1)], 1)
 
 
 def _members(groups: Sequence[Hashable]) -> list[list[int]]:
@@ -421,10 +399,6 @@ def _members(groups: Sequence[Hashable]) -> list[list[int]]:
     for i, group in enumerate(groups):
         members.setdefault(group, []).append(i)
     return list(members.values())
-
-
-def _mean(sums_K: NDArray[np.float64]) -> float:
-    return float(sums_K[0] / sums_K[1]) if sums_K[1] else 0.0
 
 
 def _pooled(sums_K: NDArray[np.float64]) -> float:

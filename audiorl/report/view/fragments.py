@@ -12,23 +12,20 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from audiorl.data.rollout_rows import array_of
-from audiorl.report.audio import Players
-from audiorl.report.kit import NOTHING, chips, differences, marked, note, prompt
-from audiorl.report.page import evaluation_band
+from audiorl.report.kit import NOTHING, marked, note, prompt
 from audiorl.report.rollouts import (
-    codec_side,
-    is_codec_copy,
-    is_spoken,
+    Side,
+    example_card,
     is_stream,
+    kind_of,
     question,
     response,
     score_chips,
     spoken_player,
-    spoken_side,
     total,
     written_text,
 )
-from audiorl.report.run import ShownAnswer, checked_rows
+from audiorl.report.run import checked_rows
 from audiorl.report.streams import Band, stream
 from audiorl.report.summary import Row
 from audiorl.report.view.index import PAGE_SIZE, FollowedRun, Matches, RolloutIndex, RolloutPlace
@@ -61,7 +58,12 @@ def _item(index: RolloutIndex, place: RolloutPlace, sound: Sound) -> str:
     run, sample = index.runs[place.run], row.get("sample") or {}
     players = sound.players(run.path)
     clips = [*((clip, "♪ input") for clip in (sample.get("audio") or ())[:3]), (row.get("spoken_audio"), "♪ spoken")]
-    buttons = "".join(_play(players, clip, label) for clip, label in clips if clip)
+    sources = [(re.search(r' src="([^"]*)"', players.player(clip)), label) for clip, label in clips if clip]
+    buttons = "".join(
+        f'<button type="button" class="play" data-source="{source[1]}">{label}</button>'
+        for source, label in sources
+        if source
+    )
     facts = " · ".join(filter(None, (f"step {place.step}", sample.get("task"), str(sample.get("id") or ""))))
     asks = str(sample.get("prompt") or "").strip()
     asks = asks if len(asks) <= _PROMPT else asks[:_PROMPT] + "…"
@@ -72,12 +74,6 @@ def _item(index: RolloutIndex, place: RolloutPlace, sound: Sound) -> str:
         f"<p class='written'>{marked(written_text(row), _TEXT, 'more') or NOTHING}</p>"
         f"<p class='chips'>{score_chips(row)}</p></article>"
     )
-
-
-def _play(players: Players, clip: Row, label: str) -> str:
-    """Return a small button that plays a clip; "" where there is none to play."""
-    source = re.search(r' src="([^"]*)"', players.player(clip))
-    return f'<button type="button" class="play" data-source="{source[1]}">{label}</button>' if source else ""
 
 
 def rollout_page(index: RolloutIndex, place: RolloutPlace, sound: Sound) -> str:
@@ -141,59 +137,32 @@ Evaluated = tuple[FollowedRun, str]
 def evaluation_page(left: Evaluated, right: Evaluated, show: str, page: int, sound: Sound) -> str:
     """Return answers of two evaluations side by side. ValueError for a damaged file, OSError for a lost one."""
     before_by_id, after_by_id = (
-        {(row.get("sample") or row).get("id"): row for row in checked_rows(path, ShownAnswer)}
-        for path in (run.path / "eval" / f"{name}.jsonl" for run, name in (left, right))
+        {(row.get("sample") or row).get("id"): row for row in checked_rows(run.path / "eval" / f"{name}.jsonl")}
+        for run, name in (left, right)
     )
-    pairs = [
-        (_change(before, after_by_id[id]), before, after_by_id[id])
-        for id, before in before_by_id.items()
-        if id in after_by_id
-    ]
-    counts = {kind: sum(pair[0] == kind for pair in pairs) for kind in _KINDS}
+    pairs = [(before, after_by_id[id]) for id, before in before_by_id.items() if id in after_by_id]
+    by_kind: dict[str, list[tuple[Row, Row]]] = {kind: [] for kind in _KINDS}
+    for before, after in pairs:
+        right_before, right_after = bool(before.get("correct")), bool(after.get("correct"))
+        texts = [row.get("transcript") or written_text(row) for row in (before, after)]
+        kind = "same" if texts[0] == texts[1] else "differs"
+        by_kind["fixed" if right_after > right_before else "broken" if right_before > right_after else kind].append(
+            (before, after)
+        )
     wanted = {"changed": ("fixed", "broken"), "text": ("fixed", "broken", "differs")}.get(show, tuple(_KINDS))
-    chosen = [pair for pair in pairs if pair[0] in wanted]
+    chosen = [(kind, pair) for kind in wanted for pair in by_kind[kind]]
     none = "" if chosen else note("None of these; all are shown.")
-    chosen = sorted(chosen or pairs, key=lambda pair: list(_KINDS).index(pair[0]))
-    shown = chosen[page * PAGE_SIZE : (page + 1) * PAGE_SIZE]
-    cards = "".join(_compared(*pair, left, right, sound) for pair in shown)
-    return (
-        f"<p class='sub count'>Of <b>{len(pairs)}</b> examples in both, <b class='up'>{counts['fixed']}</b> went from "
-        f"wrong to right, <b class='down'>{counts['broken']}</b> from right to wrong; <b>{counts['differs']}</b> more "
-        f"texts differ.</p>{none}{cards}{_moves(page, len(chosen))}"
-    )
-
-
-def _change(before: Row, after: Row) -> str:
-    right = bool(before.get("correct")), bool(after.get("correct"))
-    if right[0] != right[1]:
-        return "fixed" if right[1] else "broken"
-    texts = [row.get("transcript") or written_text(row) for row in (before, after)]
-    return "same" if texts[0] == texts[1] else "differs"
-
-
-def _compared(kind: str, before: Row, after: Row, left: Evaluated, right: Evaluated, sound: Sound) -> str:
+    chosen = chosen or [(kind, pair) for kind in _KINDS for pair in by_kind[kind]]
     names = [name if left[0] is right[0] else f"{run.name}: {name}" for run, name in (left, right)]
-    players = [sound.players(run.path) for run, _ in (left, right)]
-    sides = list(zip(names, (before, after), players, strict=True))
-    sample = before.get("sample") or before
-    if is_stream(sample):
-        drawn = stream(sample, [evaluation_band(row, name) for name, row, _ in sides], players[0])
-        return f"<article class='card'><h3>{escape(str(sample.get('id')))}</h3>{drawn}</article>"
-    if is_spoken([before]) or is_codec_copy([before]):
-        draw = spoken_side if is_spoken([before]) else codec_side
-        title = f"<p class='prompt'>{escape(str(before.get('text') or before.get('id') or ''))}</p>"
-        original = players[0].player(before["original"]) if before.get("original") else ""
-        body = "".join(draw(*side) for side in sides)
-        head = f"<div class='question'>{title}{original}</div>"
-        return f"<article class='card'>{head}<div class='sides'>{body}</div></article>"
-    texts = differences(written_text(before), written_text(after))
-    body = "".join(
-        f"<div class='side {'right' if row.get('correct') else 'wrong'}'><span class='when'>{escape(name)}</span>"
-        f"<p class='written'>{text or NOTHING}</p><p class='chips'>{chips(row.get('parts'))}</p></div>"
-        for (name, row, _), text in zip(sides, texts, strict=True)
+    players, cards = [sound.players(run.path) for run, _ in (left, right)], ""
+    for kind, pair in chosen[page * PAGE_SIZE : (page + 1) * PAGE_SIZE]:
+        sides: list[Side] = list(zip(names, pair, players, strict=True))
+        cards += example_card(sides, kind_of(pair[0]), f"<p class='flag {kind}'>{_KINDS[kind]}</p>", kind)
+    return (
+        f"<p class='sub count'>Of <b>{len(pairs)}</b> examples in both, <b class='up'>{len(by_kind['fixed'])}</b> went "
+        f"from wrong to right, <b class='down'>{len(by_kind['broken'])}</b> from right to wrong; "
+        f"<b>{len(by_kind['differs'])}</b> more texts differ.</p>{none}{cards}{_moves(page, len(chosen))}"
     )
-    head = f"<p class='flag {kind}'>{_KINDS[kind]}</p>{question(sample, players[0])}"
-    return f"<article class='card {kind}'>{head}<div class='sides'>{body}</div></article>"
 
 
 # -- tokens ------------------------------------------------------------------------------------------------------------
@@ -209,28 +178,25 @@ def tokens(row: Row, run_folder: Path) -> str:
     files = sorted(run_folder.glob("checkpoints/*/*/tokenizer.json"), key=lambda file: file.stat().st_mtime)
     tokenizer = _load(files[-1], files[-1].stat().st_mtime_ns) if files else None
     segments = [segment for segment in row.get("segments") or () if isinstance(segment.get("ids"), dict)]
-    if tokenizer is None or not segments:
+    if tokenizer is None:
         return ""
+    html = ""
     try:
-        return "".join(_segment(segment, tokenizer, row.get("advantage")) for segment in segments)
-    except (ValueError, KeyError, TypeError, OverflowError):
+        for segment in segments:
+            ids = array_of(segment["ids"])
+            numbers = {"log-prob": array_of(segment["logprobs"]).reshape(len(ids), -1).sum(1)}
+            if row.get("advantage") is not None:
+                numbers["advantage"] = np.full(len(ids), float(row["advantage"]))
+            numbers |= {name: array_of(segment[field]) for field, name in _HALF.items() if segment.get(field)}
+            frames = [False] * len(ids)
+            if segment.get("codes") is not None:
+                frames = [bool((codes >= 0).any()) for codes in array_of(segment["codes"])]
+            for i, text in enumerate(pieces(tokenizer, ids.tolist(), frames)):
+                data = "".join(f" data-{name}='{float(values[i]):.4g}'" for name, values in numbers.items())
+                html += f"<span class='token{' frame' * frames[i]}'{data}>{escape(text)}</span>"
+    except (ValueError, KeyError, TypeError, OverflowError, IndexError):
         return ""  # edited or damaged: the plain text is shown
-
-
-def _segment(segment: Row, tokenizer: Tokenizer, advantage: float | None) -> str:
-    ids = array_of(segment["ids"])
-    numbers = {"log-prob": array_of(segment["logprobs"]).reshape(len(ids), -1).sum(1)}
-    if advantage is not None:
-        numbers["advantage"] = np.full(len(ids), float(advantage))
-    numbers |= {name: array_of(segment[field]) for field, name in _HALF.items() if segment.get(field)}
-    has_codes = segment.get("codes") is not None
-    frames = [bool((row >= 0).any()) for row in array_of(segment["codes"])] if has_codes else [False] * len(ids)
-    return "".join(
-        f"<span class='token{' frame' if frames[i] else ''}'"
-        + "".join(f" data-{name}='{float(values[i]):.4g}'" for name, values in numbers.items())
-        + f">{escape(text)}</span>"
-        for i, text in enumerate(pieces(tokenizer, [int(i) for i in ids], frames))
-    )
+    return html
 
 
 def pieces(tokenizer: Tokenizer, ids: Sequence[int], frames: Sequence[bool]) -> list[str]:

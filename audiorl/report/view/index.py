@@ -1,8 +1,8 @@
 """Following run folders, and their recorded rollouts in SQLite.
 
 The index holds numbers and the folded text to search in; a rollout itself stays in its file and is read from there when
-it is shown. Text is searched by `instr` over all rows: 50,000 rollouts take a few hundredths of a second, less than
-writing a trigram index would cost (`bench/view.py` measures both).
+it is shown. Text is searched by `instr` over all rows: 50,000 rollouts take a few tenths of a second, less than writing
+a trigram index would cost (`bench/view.py` measures both).
 """
 
 from __future__ import annotations
@@ -16,13 +16,12 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from audiorl.report.run import ShownRollout
+from audiorl.report.run import ShownRow
 from audiorl.report.summary import Row, read_json_object
 
 PAGE_SIZE = 40
@@ -32,7 +31,7 @@ _TAIL = 200
 """Bytes before the place that was read last; when they differ, the file is another one."""
 _LIVE_SECONDS = 120
 _metrics_line = msgspec.json.Decoder(dict[str, float | bool | str | None]).decode
-_rollout_line = msgspec.json.Decoder(ShownRollout).decode
+_rollout_line = msgspec.json.Decoder(ShownRow).decode
 
 
 # -- run folders -------------------------------------------------------------------------------------------------------
@@ -47,27 +46,27 @@ class MetricsFile:
 
     def __init__(self, path: Path):
         self.path = path
+        self.epoch = -1
+        self._restart()
+
+    def _restart(self) -> None:
         self.rows: list[Row] = []
-        self.epoch = 0
-        self.problem = ""
-        self._at = self._lines = 0
-        self._tail = b""
+        self.epoch, self.problem = self.epoch + 1, ""
+        self._at, self._lines, self._tail = 0, 0, b""
 
     def poll(self) -> bool:
         """Read what is new; return whether `rows` has changed."""
+        epoch = self.epoch
         try:
             with self.path.open("rb") as file:
-                before = os.pread(file.fileno(), len(self._tail), self._at - len(self._tail))
-                restarted = before != self._tail
-                if restarted:
+                if os.pread(file.fileno(), len(self._tail), self._at - len(self._tail)) != self._tail:
                     self._restart()
                 file.seek(self._at)
                 added = file.read()
         except OSError:  # not there yet, or deleted
-            existed = self._at > 0
-            if existed:
+            if self._at:
                 self._restart()
-            return existed
+            added = b""
         added = added[: added.rfind(b"\n") + 1]
         for line in added.splitlines():
             self._lines += 1
@@ -78,11 +77,7 @@ class MetricsFile:
                 self.problem = f"{self.path}:{self._lines}: not a line of metrics: {error}"
         self._at += len(added)
         self._tail = (self._tail + added)[-_TAIL:]
-        return bool(added) or restarted
-
-    def _restart(self) -> None:
-        self.rows, self.epoch, self.problem = [], self.epoch + 1, ""
-        self._at, self._lines, self._tail = 0, 0, b""
+        return bool(added) or self.epoch > epoch
 
 
 class FollowedRun:
@@ -99,14 +94,9 @@ class FollowedRun:
     @property
     def is_live(self) -> bool:
         """True if a step was logged a short time ago and the run has not written its report since."""
-
-        def modified(name: str) -> float:
-            try:
-                return (self.path / name).stat().st_mtime
-            except OSError:
-                return 0.0
-
-        return modified("report.html") <= modified("metrics.jsonl") > time.time() - _LIVE_SECONDS
+        files = (self.path / name for name in ("report.html", "metrics.jsonl"))
+        report, metrics = (file.stat().st_mtime if file.exists() else 0.0 for file in files)
+        return report <= metrics > time.time() - _LIVE_SECONDS
 
     @property
     def recipe(self) -> str:
@@ -178,45 +168,42 @@ def conditions(text: str, parts: Sequence[str], runs: Sequence[str]) -> tuple[li
 
     finds rollouts whose text holds "menor" and "o igual" and not "sil", with these numbers; `prompt:WORD` looks into
     prompts and gold answers. Fields are those of `NUMBERS` and `TEXTS` and the reward parts `parts`; `runs` are the
-    names of the runs. Upper and lower case are the same. Raises ValueError for a field that does not exist and for a
-    number that is none.
+    names of the runs. Raises ValueError for a field that does not exist and for a number that is none.
     """
     where: list[str] = []
     values: list[Any] = []
-
-    def add(condition: str, value: Any, negative: str) -> None:
-        where.append(f"NOT ({condition})" if negative else f"({condition})")
-        values.append(value)
-
+    fields = (*NUMBERS, *TEXTS, *parts)
     for term in _TERM.finditer(text):
         negative, quoted, name, relation, value, word = term.groups()
-        if name is None or (relation == ":" and name not in (*NUMBERS, *TEXTS, *parts)):
-            words = quoted if quoted is not None else word or term[0].removeprefix("-").replace('"', "")
-            if words:
-                add("instr(folded, ?) > 0", words.casefold(), negative)
-            continue
-        value, column = value.strip('"'), _COLUMN.get(name, name)
-        if name in TEXTS and relation not in ":=":
+        column, value = _COLUMN.get(name, name), (value or "").strip('"')
+        if name is None or (relation == ":" and name not in fields):
+            value = (quoted if quoted is not None else word or term[0].removeprefix("-").replace('"', "")).casefold()
+            condition = "instr(folded, ?) > 0" if value else ""
+        elif name in TEXTS and relation not in ":=":
             raise ValueError(f"{name} is a text: write {name}:{value}")
-        if name == "prompt":
-            add("instr(asks, ?) > 0", value.casefold(), negative)
+        elif name == "prompt":
+            condition, value = "instr(asks, ?) > 0", value.casefold()
         elif name == "run":
             matching = [str(i) for i, run in enumerate(runs) if run == value or run.endswith(f"/{value}")]
             if not matching:
                 raise ValueError(f"no run is called {value}; there are {', '.join(runs)}")
-            add(f"run IN ({','.join(matching)}) AND ?", "1", negative)
+            condition, value = "instr(?, ',' || run || ',') > 0", f",{','.join(matching)},"
         elif name in TEXTS:
-            add(f"{column} = ?", value, negative)
+            condition = f"{column} = ?"
+        elif name not in fields:
+            known = ", ".join(fields)
+            raise ValueError(f'no field or reward part is called {name}; there are {known}. A text: "{term[0]}"')
         else:
-            if name in parts and name not in NUMBERS:
+            if name not in NUMBERS:
                 column = "json_extract(parts, '$.\"" + name.replace("'", "''") + "\"')"
-            elif name not in NUMBERS:
-                fields = ", ".join((*NUMBERS, *TEXTS, *parts))
-                raise ValueError(f'no field or reward part is called {name}; there are {fields}. A text: "{term[0]}"')
+            condition = f"{column} {'=' if relation == ':' else relation} ?"
             try:
-                add(f"{column} {'=' if relation == ':' else relation} ?", float(value), negative)
+                value = float(value)
             except ValueError:
                 raise ValueError(f"{term[0]}: {value} is not a number") from None
+        if condition:
+            where.append(f"NOT ({condition})" if negative else f"({condition})")
+            values.append(value)
     return where, values
 
 
@@ -263,27 +250,24 @@ class RolloutIndex:
         self._lock = threading.Lock()
         self.values: dict[str, set[str]] = {"task": set(), "phase": set(), "parts": set()}
         """Every task, phase and reward part that was read."""
-        self._matching = lru_cache(maxsize=8)(self._all_matching)
-        self.version = 0
-        """Grows with every change."""
 
     def update(self, number: int) -> bool:
         """Index the files of a run that are new or were written again, drop those that are gone; whether any was."""
-        run, before = self.runs[number], self.version
+        run, changed = self.runs[number], False
         stamps = self._all("SELECT step, time, size FROM files WHERE run = ?", number)
         indexed = {step: (time, size) for step, time, size in stamps}
         for step, file, stamp in run.rollout_files():
             if indexed.pop(step, None) != stamp:
-                self._add(number, step, file, stamp, run.phase(step))
+                changed = self._add(number, step, file, stamp, run.phase(step)) or changed
         for step in indexed:
             self._replace(number, step, [])
-        return self.version > before
+        return changed or bool(indexed)
 
-    def _add(self, run: int, step: int, file: Path, stamp: tuple[int, int], phase: str) -> None:
+    def _add(self, run: int, step: int, file: Path, stamp: tuple[int, int], phase: str) -> bool:
         try:
             content = file.read_bytes()
         except OSError:
-            return  # deleted meanwhile
+            return False  # deleted meanwhile
         rows, problem, start = [], "", 0
         for number, line in enumerate(content.split(b"\n")):
             complete = start + len(line) < len(content)  # a last line without its newline is still being written
@@ -298,19 +282,17 @@ class RolloutIndex:
             start += len(line) + 1
         self.values["phase"].add(phase)
         self._replace(run, step, rows, (run, step, *stamp, len(rows), problem))
+        return True
 
-    def _replace(
-        self, run: int, step: int, rows: Sequence[tuple[Any, ...]], file: tuple[Any, ...] | None = None
-    ) -> None:
+    def _replace(self, run: int, step: int, rows: Sequence[tuple[Any, ...]], file: tuple[Any, ...] = ()) -> None:
         with self._lock:
             self._db.execute("BEGIN")
             for table in ("rollouts", "files"):
                 self._db.execute(f"DELETE FROM {table} WHERE run = ? AND step = ?", (run, step))
             self._db.executemany(f"INSERT INTO rollouts VALUES ({','.join('?' * 18)})", rows)
-            if file is not None:
+            if file:
                 self._db.execute("INSERT INTO files VALUES (?, ?, ?, ?, ?, ?)", file)
             self._db.execute("COMMIT")
-            self.version += 1
 
     def search(
         self,
@@ -328,23 +310,16 @@ class RolloutIndex:
         where, values = conditions(text, sorted(self.values["parts"]), [run.name for run in self.runs])
         if runs is not None:
             where.append(f"run IN ({','.join(str(int(r)) for r in runs)})")
-        for column, value in (equal or {}).items():
-            where.append(f"{column} = ?")
-            values.append(value)
+        where += [f"{column} = ?" for column in equal or {}]
+        values += (equal or {}).values()
         if order not in ORDERS:
             raise ValueError(f"no order is called {order}; there are {', '.join(ORDERS)}")
-        clause = f"WHERE {' AND '.join(where) or '1'} ORDER BY {ORDERS[order]}"
-        places, mean = self._matching(clause, tuple(values), self.version)
-        shown = places[PAGE_SIZE * page : PAGE_SIZE * (page + 1)]
-        return Matches(tuple(RolloutPlace(*place) for place in shown), len(places), mean)
-
-    def _all_matching(
-        self, clause: str, values: tuple[Any, ...], version: int
-    ) -> tuple[list[tuple[int, int, int]], float | None]:
-        """(places, mean reward) of all matches: one pass over the texts serves all pages."""
-        rows = self.select("run, step, row, reward", clause, *values)
-        rewards = [row[3] for row in rows if row[3] is not None]
-        return [row[:3] for row in rows], sum(rewards) / len(rewards) if rewards else None
+        found = self.select(
+            "run, step, row, reward", f"WHERE {' AND '.join(where) or '1'} ORDER BY {ORDERS[order]}", *values
+        )
+        rewards = [row[3] for row in found if row[3] is not None]
+        shown = tuple(RolloutPlace(*row[:3]) for row in found[PAGE_SIZE * page : PAGE_SIZE * (page + 1)])
+        return Matches(shown, len(found), sum(rewards) / len(rewards) if rewards else None)
 
     def group(self, place: RolloutPlace) -> list[RolloutPlace]:
         """Return the rollouts of the same prompt at the same step, in the order of the file."""
@@ -357,14 +332,11 @@ class RolloutIndex:
         """Return the rollout as its file holds it; None when it is no longer there."""
         at = (place.run, place.step, place.row)
         spot = self.select("start, length", "WHERE run = ? AND step = ? AND row = ?", *at)
-        if not spot:
-            return None
-        ((start, length),) = spot
         try:
             with self.file(place).open("rb") as file:
-                file.seek(start)
-                row = json.loads(file.read(length))
-        except (OSError, ValueError, RecursionError):
+                file.seek(spot[0][0])
+                row = json.loads(file.read(spot[0][1]))
+        except (OSError, ValueError, IndexError, RecursionError):
             return None  # deleted, or written again a moment ago: the next update has it
         return row if isinstance(row, dict) else None
 
@@ -379,10 +351,9 @@ class RolloutIndex:
         """Return the first damaged row of each file."""
         return [problem for (problem,) in self._all("SELECT problem FROM files WHERE problem != ''")]
 
-    def counts(self, run: int) -> tuple[int, int]:
-        """Return (rollouts, recorded steps) of a run."""
-        ((rollouts, steps),) = self._all("SELECT ifnull(sum(rows), 0), count(*) FROM files WHERE run = ?", run)
-        return rollouts, steps
+    def count(self, run: int) -> int:
+        """Return how many rollouts of a run were read."""
+        return int(self._all("SELECT ifnull(sum(rows), 0) FROM files WHERE run = ?", run)[0][0])
 
     def select(self, columns: str, clause: str, *values: Any) -> list[tuple[Any, ...]]:
         return self._all(f"SELECT {columns} FROM rollouts {clause}", *values)
@@ -401,26 +372,25 @@ def answer_key(sample: object, text: str) -> str:
     return hashlib.sha256(f"{sample}\0{text}".encode("utf-8", "replace")).hexdigest()[:16]
 
 
-def _columns(row: ShownRollout) -> tuple[Any, ...]:
+def _columns(row: ShownRow) -> tuple[Any, ...]:
     """Return what the index holds. `answer` is "" where there is nothing to label: no text, no audio, streams."""
-    sample, score, segments = row.sample, row.score, row.segments or []
+    sample, score, segments = row.sample or ShownRow(), row.score, row.segments or []
     text = row.text or "".join(segment.text or "" for segment in segments)
-    can_label = bool(text.strip() and sample and sample.audio and not sample.turns)
-    asks = [sample.prompt or "", *map(str, sample.references or ())] if sample else []
-    asks += [turn.reference or "" for turn in (sample and sample.turns) or ()]
+    can_label = text.strip() and sample.audio and not sample.turns
+    references = [turn.reference or "" for turn in sample.turns or ()]
     return (
-        (sample.task if sample else None) or "",
-        str("" if row.group_id is None else row.group_id),
+        sample.task or "",
+        "" if row.group_id is None else str(row.group_id),
         "" if row.index is None else row.index,
-        str(sample.id) if sample and sample.id is not None else "",
+        "" if sample.id is None else str(sample.id),
         (segments[-1].stop_reason if segments else None) or "",
         sum(segment.num_tokens or 0 for segment in segments),
         score.total if score else None,
         row.advantage,
-        answer_key(sample.id, text) if can_label and sample else "",
-        json.dumps(score.parts or {}) if score else "{}",
+        answer_key(sample.id, text) if can_label else "",
+        json.dumps((score and score.parts) or {}),
         _folded(text),
-        _folded("\n".join(asks)),
+        _folded("\n".join([sample.prompt or "", *map(str, sample.references or ()), *references])),
     )
 
 

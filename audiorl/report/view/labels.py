@@ -68,7 +68,7 @@ class LabelFile:
             raise ValueError(f"view: --labels {path}: there is no folder {path.absolute().parent}")
         self.labelled: dict[Path, set[tuple[str, ...]]] = {}
         self.problem = ""
-        self._stamps: dict[Path, tuple[int, int]] = {}
+        self._stamps: dict[Path, tuple[int, int] | None] = {}
         self.read()
         other = "pairs" if mode == "scores" else "scores"
         if any(len(keys) != (2 if mode == "pairs" else 1) for keys in self.labelled[path]):
@@ -84,54 +84,48 @@ class LabelFile:
     def read(self) -> None:
         """Read the files again where they have changed: another labeller or an editor may have written to them."""
         for path in (self.path, self.undecided):
-            try:
-                stat = path.stat()
-                stamp = stat.st_mtime_ns, stat.st_size
-                if self._stamps.get(path) != stamp:
-                    self.labelled[path] = set(self._keys(path))
-                    self._stamps[path] = stamp
-            except FileNotFoundError:
-                self.labelled[path] = set()
-
-    def _keys(self, path: Path) -> Iterator[tuple[str, ...]]:
-        self.problem = ""
-        for number, line in enumerate(path.read_bytes().splitlines(), 1):
-            try:
-                if line.strip():
-                    yield tuple(msgspec.json.decode(line, type=_Label).label_of)
-            except UNREADABLE:
-                self.problem = f"{path}: row {number}: not a label of this tool; it stays as it is"
+            stamp = (path.stat().st_mtime_ns, path.stat().st_size) if path.exists() else None
+            if path in self.labelled and self._stamps[path] == stamp:
+                continue
+            self.problem, self._stamps[path], self.labelled[path] = "", stamp, set()
+            for number, line in enumerate(path.read_bytes().splitlines() if stamp else (), 1):
+                try:
+                    if line.strip():
+                        self.labelled[path].add(tuple(msgspec.json.decode(line, type=_Label).label_of))
+                except UNREADABLE:
+                    self.problem = f"{path}: row {number}: not a label of this tool; it stays as it is"
 
     def add(self, question: LabelQuestion, verdict: str, index: RolloutIndex) -> None:
         """Append the label. ValueError for a verdict that does not exist and for rows that cannot be labelled."""
         if verdict not in VERDICTS[self.mode]:
             raise ValueError(f"{verdict!r} is no label; give one of {', '.join(VERDICTS[self.mode])}")
         row: dict[str, Any] = {"verdict": verdict}
-        folders = [index.runs[p.run].path.resolve() for p in question.places]
         undecided = verdict in ("tie", "skip")
-        if not undecided and self.mode == "pairs":
-            a, b = (rollout_from_row(row, folder) for row, folder in zip(question.rows, folders, strict=True))
-            chosen, rejected = (a, b) if verdict == "a" else (b, a)
-            row |= pair_row(Pair(chosen.sample, chosen.text, rejected.text))
-        elif not undecided:
-            row |= self._score(question.rows[0], verdict, folders[0])
+        if not undecided:
+            folders = [index.runs[p.run].path.resolve() for p in question.places]
+            rollouts = [rollout_from_row(*pair) for pair in zip(question.rows, folders, strict=True)]
+            if self.mode == "pairs":
+                chosen, rejected = rollouts if verdict == "a" else rollouts[::-1]
+                row |= pair_row(Pair(chosen.sample, chosen.text, rejected.text))
+            else:
+                row |= _scored(rollouts[0], question.rows[0], int(verdict))
         row |= {"label_of": question.keys, "time": round(time.time(), 1)}
         row["from"] = [str(index.file(p).resolve()) + f":{p.row + 1}" for p in question.places]
         _append(self.undecided if undecided else self.path, row)
         self.read()
 
-    def _score(self, row: Row, verdict: str, folder: Path) -> dict[str, Any]:
-        rollout: Rollout = rollout_from_row(row, folder)
-        messages = rollout.sample.messages
-        return {
-            **rollout_row(rollout, row.get("step", 0), row.get("advantage") or 0.0),  # with absolute paths
-            "label": int(verdict),
-            "id": rollout.sample.id,
-            "prompt": [{"role": m.role, "content": [part_row(c) for c in m.content]} for m in messages],
-            "references": list(rollout.sample.references),
-            "completion": rollout.text,
-            "desirable": int(verdict) >= DESIRABLE,
-        }
+
+def _scored(rollout: Rollout, row: Row, score: int) -> dict[str, Any]:
+    messages = rollout.sample.messages
+    return {
+        **rollout_row(rollout, row.get("step", 0), row.get("advantage") or 0.0),  # with absolute paths
+        "label": score,
+        "id": rollout.sample.id,
+        "prompt": [{"role": m.role, "content": [part_row(c) for c in m.content]} for m in messages],
+        "references": list(rollout.sample.references),
+        "completion": rollout.text,
+        "desirable": score >= DESIRABLE,
+    }
 
 
 def _append(path: Path, row: dict[str, Any]) -> None:
@@ -157,10 +151,8 @@ def next_question(index: RolloutIndex, labels: LabelFile, rng: random.Random) ->
     """Return a question that nobody has answered, chosen and ordered at random; None when there is none."""
     labels.read()
     if labels.mode == "scores":
-        answers = dict(
-            ((key,), RolloutPlace(*place))
-            for key, *place in index.select("answer, run, step, row", "WHERE answer != ''")
-        )
+        found = index.select("answer, run, step, row", "WHERE answer != ''")
+        answers = {(key,): RolloutPlace(*place) for key, *place in found}
         open_keys = [keys for keys in answers if not labels.is_labelled(keys)]
         rng.shuffle(open_keys)
         candidates: Iterator[tuple[RolloutPlace, ...]] = ((answers[keys],) for keys in open_keys)

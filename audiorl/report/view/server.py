@@ -14,15 +14,15 @@ import socket
 import sqlite3
 import tempfile
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import uvicorn
-from fastapi import FastAPI, HTTPException, Request, Response
+from fastapi import FastAPI, Request, Response
 from fastapi.responses import FileResponse, HTMLResponse, RedirectResponse, StreamingResponse
 
 from audiorl import __version__
@@ -37,11 +37,13 @@ from audiorl.report.view.sound import Sound
 HOST = "127.0.0.1"
 NAMES_OF_HOST = ("127.0.0.1", "localhost")
 POLL_SECONDS = 0.7
-_OPEN_QUESTIONS = 1000
-_POLICY = (
-    "default-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; frame-ancestors 'none'; "
-    "base-uri 'none'; form-action 'none'"
-)
+_HEADERS = {
+    "Content-Security-Policy": "default-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; "
+    "frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+}
 
 
 @dataclass
@@ -72,29 +74,18 @@ class RunsView:
 
     def state(self) -> dict[str, Any]:
         """Return what the page shows around its content."""
-        runs = []
-        for number, run in enumerate(self.runs):
-            rollouts, steps = self.index.counts(number)
-            runs.append(
-                {
-                    "name": run.name,
-                    "path": str(run.path),
-                    "recipe": run.recipe,
-                    "live": run.is_live,
-                    "deleted": not run.path.is_dir(),
-                    "epoch": run.metrics.epoch,
-                    "lines": len(run.metrics.rows),
-                    "rollouts": rollouts,
-                    "steps": steps,
-                    "evaluations": run.evaluations(),
-                }
-            )
         problems = [run.metrics.problem for run in self.runs if run.metrics.problem] + self.index.problems()
         problems += [f"{run.path}: the run folder was deleted" for run in self.runs if not run.path.is_dir()]
         values = {name: sorted(texts) for name, texts in self.index.values.items()}
         return {
-            "version": self.version,
-            "runs": runs,
+            "runs": [
+                {
+                    **{"name": run.name, "path": str(run.path), "recipe": run.recipe, "live": run.is_live},
+                    **{"deleted": not run.path.is_dir(), "epoch": run.metrics.epoch, "lines": len(run.metrics.rows)},
+                    **{"rollouts": self.index.count(number), "evaluations": run.evaluations()},
+                }
+                for number, run in enumerate(self.runs)
+            ],
             "problems": problems,
             "fields": {"numbers": NUMBERS, "texts": TEXTS, "parts": values["parts"]},
             "orders": list(ORDERS),
@@ -120,23 +111,28 @@ def make_app(view: RunsView, token: str, cookie: str = "audiorl_view") -> FastAP
     questions: dict[str, LabelQuestion] = {}
     rng = random.Random()
 
+    def find_run(number: int) -> FollowedRun:
+        if not 0 <= number < len(view.runs):
+            raise LookupError("no such run")
+        return view.runs[number]
+
     @app.middleware("http")
     async def check(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
         refusal = _refusal(request, token, cookie)
         if refusal is not None:
             return refusal
         response = await call_next(request)
-        headers = {
-            "Content-Security-Policy": _POLICY,
-            "X-Content-Type-Options": "nosniff",
-            "Referrer-Policy": "no-referrer",
-        }
-        response.headers.update({"Cache-Control": "no-store", **headers, **dict(response.headers)})
+        response.headers.update({**_HEADERS, **dict(response.headers)})
         return response
 
-    @app.exception_handler(ValueError)
-    async def bad_input(request: Request, error: ValueError) -> Response:
-        return Response(" ".join(str(error).split()), 400, media_type="text/plain; charset=utf-8")
+    async def failed(request: Request, error: Exception) -> Response:
+        """Answer bad input by a 400, what is not there any more or cannot be decoded by a 404, with one line."""
+        gone = isinstance(error, LookupError | OSError | AudioError)
+        line = " ".join(str(error).split())
+        return Response(line, 404 if gone else 400, media_type="text/plain; charset=utf-8")
+
+    for kind in (ValueError, LookupError, OSError):
+        app.add_exception_handler(kind, failed)
 
     @app.get("/")
     def page() -> Response:
@@ -145,7 +141,7 @@ def make_app(view: RunsView, token: str, cookie: str = "audiorl_view") -> FastAP
     @app.get("/assets/{name}")
     def asset(name: str) -> Response:
         if name not in {file.name for file in ASSETS.iterdir()}:
-            raise HTTPException(404)
+            raise LookupError(name)
         return FileResponse(ASSETS / name)
 
     @app.get("/state")
@@ -159,8 +155,8 @@ def make_app(view: RunsView, token: str, cookie: str = "audiorl_view") -> FastAP
     @app.get("/metrics/{number}")
     def metrics(number: int, epoch: int = -1, since: int = 0) -> Any:
         """Return the lines of a run's metrics from `since` on, all of them when the file has become another one."""
-        followed = _run(view, number).metrics
-        rows, current = followed.rows, followed.epoch
+        followed = find_run(number).metrics
+        current, rows = followed.epoch, followed.rows
         start = since if epoch == current else 0
         shift = offsets(rows)
         controls = [phase for phase in shift if is_control(phase)]
@@ -184,46 +180,45 @@ def make_app(view: RunsView, token: str, cookie: str = "audiorl_view") -> FastAP
 
     @app.get("/rollouts/{run}/{step}/{row}")
     def rollout(run: int, step: int, row: int) -> Response:
-        _run(view, run)
-        with _missing_is_404():
-            return HTMLResponse(fragments.rollout_page(view.index, RolloutPlace(run, step, row), view.sound))
+        find_run(run)
+        return HTMLResponse(fragments.rollout_page(view.index, RolloutPlace(run, step, row), view.sound))
 
     @app.get("/evaluations")
     def evaluations(left: str, right: str, show: str = "changed", page: int = 0) -> Response:
-        sides = [_evaluation(view, side) for side in (left, right)]
-        with _missing_is_404():
-            return HTMLResponse(fragments.evaluation_page(sides[0], sides[1], show, max(0, page), view.sound))
+        sides = []
+        for number, _, name in (left.partition("/"), right.partition("/")):
+            run = find_run(int(number) if number.isdigit() else -1)
+            if name not in run.evaluations():
+                raise LookupError(f"{run.name} has no evaluation {name!r}")
+            sides.append((run, name))
+        return HTMLResponse(fragments.evaluation_page(sides[0], sides[1], show, max(0, page), view.sound))
 
     @app.get("/audio/{key}")
     def audio(key: str, request: Request) -> Response:
-        with _missing_is_404():
-            mime, content = view.sound.content(key)
+        mime, content = view.sound.content(key)
         return _part(content, mime, request.headers.get("Range", ""))
 
     @app.get("/spectrogram/{key}")
     def spectrogram(key: str) -> Response:
-        with _missing_is_404():
-            return Response(view.sound.spectrogram(key), media_type="image/png", headers={"Cache-Control": "private"})
+        return Response(view.sound.spectrogram(key), media_type="image/png", headers={"Cache-Control": "private"})
 
     @app.get("/question")
     def question() -> Any:
         if view.labels is None:
-            raise HTTPException(404, "start the view with --labels FILE to label")
+            raise LookupError("start the view with --labels FILE to label")
         given = next_question(view.index, view.labels, rng)
         status = {"mode": view.labels.mode, "count": view.labels.count, "problem": view.labels.problem}
         if given is None:
             return {**status, "id": None, "html": ""}
         key = secrets.token_urlsafe(8)
         questions[key] = given
-        while len(questions) > _OPEN_QUESTIONS:
-            del questions[next(iter(questions))]
         html = fragments.ask(given.rows, view.runs[given.places[0].run].path, view.sound)
         return {**status, "id": key, "html": html}
 
     @app.post("/labels")
     async def label(request: Request) -> Any:
         if view.labels is None:
-            raise HTTPException(404)
+            raise LookupError("start the view with --labels FILE to label")
         body = await request.json()
         if not isinstance(body, dict) or body.get("id") not in questions:
             raise ValueError("this question is not open any more; ask for the next one")
@@ -276,37 +271,20 @@ def _part(content: bytes, mime: str, byte_range: str) -> Response:
     return Response(content[int(start) : last + 1], 206, headers, mime)
 
 
-@contextmanager
-def _missing_is_404() -> Iterator[None]:
-    """Answer what is not there any more, or cannot be decoded, by a 404 with one line."""
-    try:
-        yield
-    except (LookupError, OSError, AudioError) as error:
-        raise HTTPException(404, " ".join(str(error).split())) from None
-
-
-def _run(view: RunsView, number: int) -> FollowedRun:
-    if not 0 <= number < len(view.runs):
-        raise HTTPException(404, "no such run")
-    return view.runs[number]
-
-
-def _evaluation(view: RunsView, text: str) -> tuple[FollowedRun, str]:
-    """NUMBER/NAME of an evaluation that exists."""
-    number, _, name = text.partition("/")
-    run = _run(view, int(number) if number.isdigit() else -1)
-    if name not in run.evaluations():
-        raise HTTPException(404, f"{run.name} has no evaluation {name!r}")
-    return run, name
-
-
 def serve(folders: Sequence[Path], port: int, labels: Path | None, mode: Mode) -> None:
     """Print the address and serve until interrupted. ValueError or OSError for what is wrong with the options."""
     if not 0 <= port < 2**16:
         raise ValueError(f"view: --port {port}: not a port; give 0 (any free one) to 65535")
     with tempfile.TemporaryDirectory(prefix="audiorl-view-") as folder:
         view = open_view(folders, labels, mode, Path(folder) / "index.sqlite")
-        listener = _listen(port)
+        listener = socket.socket()
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((HOST, port))
+            listener.listen()
+        except OSError as error:  # one clear error before the address is printed
+            listener.close()
+            raise OSError(f"view: cannot listen on {HOST}:{port} ({error.strerror}); choose another --port") from None
         port, token = listener.getsockname()[1], secrets.token_urlsafe(24)
         print(f"open http://{HOST}:{port}/?token={token}", flush=True)
         thread = threading.Thread(target=view.follow, daemon=True)
@@ -321,16 +299,3 @@ def serve(folders: Sequence[Path], port: int, labels: Path | None, mode: Mode) -
             view.stop.set()
             thread.join(5)
             view.index.close()
-
-
-def _listen(port: int) -> socket.socket:
-    """Bind a socket: a port in use is one clear error before the address is printed."""
-    listener = socket.socket()
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((HOST, port))
-        listener.listen()
-    except OSError as error:
-        listener.close()
-        raise OSError(f"view: cannot listen on {HOST}:{port} ({error.strerror}); choose another --port") from None
-    return listener

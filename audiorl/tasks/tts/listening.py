@@ -52,8 +52,7 @@ class SpeechModels:
     _cache: WeakKeyDictionary[Rollout, dict[str, Any]] = field(
         default_factory=WeakKeyDictionary, init=False, repr=False
     )
-    _references: dict[str, NDArray[Any]] = field(default_factory=dict, init=False, repr=False)
-    _reference_prosodies: dict[str, Prosody | None] = field(default_factory=dict, init=False, repr=False)
+    _references: dict[tuple[str, str], Any] = field(default_factory=dict, init=False, repr=False)
 
     @property
     def sample_rate(self) -> int:
@@ -61,7 +60,18 @@ class SpeechModels:
 
     def waveforms(self, rollouts: Sequence[Rollout]) -> list[Waveform]:
         """Return the speech of each, [T]; T = 0 without speech. Raises ValueError for samples that are not finite."""
-        return self._once("waveform", rollouts, self._decoded)
+
+        def decode(new: list[Rollout]) -> list[Waveform]:
+            waves = [np.zeros(0, np.float32) if wav is None else wav for wav in self.speech_decoder.waveforms(new)]
+            for rollout, wav in zip(new, waves, strict=True):
+                if wav.ndim != 1 or not np.isfinite(wav).all():
+                    raise ValueError(
+                        f"{rollout.name}: its speech has shape {wav.shape} and {np.count_nonzero(~np.isfinite(wav))} "
+                        "samples that are not finite; the codec or its weights are broken"
+                    )
+            return waves
+
+        return self._once("waveform", rollouts, decode)
 
     def have_speech(self, rollouts: Sequence[Rollout]) -> list[bool]:
         """Return whether the speech of each has a frame that is not silent."""
@@ -69,97 +79,73 @@ class SpeechModels:
 
     def transcripts(self, rollouts: Sequence[Rollout]) -> list[str]:
         """Return the recogniser's transcripts; "" for silence."""
-        if self.recogniser is None:
-            raise ValueError("SpeechModels: has no recogniser; pass recogniser=…")
-        recogniser = self.recogniser
-        return self._ask_waveforms("transcript", rollouts, lambda w: recogniser.transcribe(w, self.sample_rate), "")
+        recogniser = _given(self.recogniser, "recogniser")
+        return self._ask("transcript", rollouts, lambda _, w: recogniser.transcribe(w, self.sample_rate), "")
 
     def aligned_words(self, rollouts: Sequence[Rollout]) -> list[list[AlignedWord]]:
         """Return the words of the first references, where they are said and what was understood; none for silence."""
-        aligner = self.recogniser
+        aligner = _given(self.recogniser, "recogniser")
         if not isinstance(aligner, Aligner):
-            raise self._lacks("cannot align words; take one with a CTC head, such as Wav2Vec2 or CharacterCTC")
-
-        def align(spoken: list[Rollout]) -> list[list[AlignedWord]]:
-            return aligner.align(self.waveforms(spoken), self.sample_rate, _first_references(spoken))
-
-        return self._ask_about("words", rollouts, align, [])
+            raise ValueError(
+                f"SpeechModels: the recogniser {aligner.name} cannot align words; take one with a CTC head, such as "
+                "Wav2Vec2 or CharacterCTC"
+            )
+        return self._ask("words", rollouts, lambda texts, w: aligner.align(w, self.sample_rate, texts), [])
 
     def text_log_probabilities(self, rollouts: Sequence[Rollout]) -> list[float]:
         """Return ln p of the first references by the recogniser, in nats for each character; -inf for silence."""
-        scorer = self.recogniser
+        scorer = _given(self.recogniser, "recogniser")
         if not isinstance(scorer, TextScorer):
-            raise self._lacks("gives no probabilities of texts; take Whisper or one with a CTC head")
+            raise ValueError(
+                f"SpeechModels: the recogniser {scorer.name} gives no probabilities of texts; take Whisper or one with "
+                "a CTC head"
+            )
 
-        def ask(spoken: list[Rollout]) -> list[float]:
-            texts = _first_references(spoken)
-            values = scorer.log_probabilities(self.waveforms(spoken), self.sample_rate, texts)
+        def ask(texts: list[str], waves: list[Waveform]) -> list[float]:
+            values = scorer.log_probabilities(waves, self.sample_rate, texts)
             return [value / len(text) for value, text in zip(values, texts, strict=True)]
 
-        return self._ask_about("log_probability", rollouts, ask, -math.inf)
+        return self._ask("log_probability", rollouts, ask, -math.inf)
 
     def speaker_embeddings(self, rollouts: Sequence[Rollout]) -> list[NDArray[Any] | None]:
         """Return the speaker's embedding [D]; None for silence."""
-        encoder = self._encoder()
-        return self._ask_waveforms("voice", rollouts, lambda w: list(encoder.embed(w, self.sample_rate)), None)
+        encoder = _given(self.encoder, "encoder")
+        return self._ask("voice", rollouts, lambda _, w: list(encoder.embed(w, self.sample_rate)), None)
 
     def mos_scores(self, rollouts: Sequence[Rollout]) -> list[float]:
         """Return mean opinion scores from 1 to 5; 1 for silence."""
-        if self.quality is None:
-            raise ValueError("SpeechModels: has no quality model; pass quality=…")
-        quality = self.quality
-        return self._ask_waveforms("opinion", rollouts, lambda w: quality.rate(w, self.sample_rate), 1.0)
-
-    def reference_embedding(self, clip: AudioClip) -> NDArray[Any]:
-        """Return the embedding [D] of a recording."""
-        if clip.key not in self._references:
-            wav = clip.load(self.sample_rate)
-            self._references[clip.key] = self._encoder().embed([wav], self.sample_rate)[0]
-        return self._references[clip.key]
+        quality = _given(self.quality, "quality")
+        return self._ask("opinion", rollouts, lambda _, w: quality.rate(w, self.sample_rate), 1.0)
 
     def prosodies(self, rollouts: Sequence[Rollout]) -> list[Prosody | None]:
         """Return the measures of pitch, level and pauses; None for silence and for less than 0.1 s of voice."""
-        return self._ask_waveforms("prosody", rollouts, lambda w: [prosody(wav, self.sample_rate) for wav in w], None)
+        return self._ask("prosody", rollouts, lambda _, w: [prosody(wav, self.sample_rate) for wav in w], None)
+
+    def reference_embedding(self, clip: AudioClip) -> NDArray[Any]:
+        """Return the embedding [D] of a recording."""
+        encoder = _given(self.encoder, "encoder")
+        return self._of_reference("voice", clip, lambda wav: encoder.embed([wav], self.sample_rate)[0])
 
     def reference_prosody(self, clip: AudioClip) -> Prosody | None:
         """Return the measures of a recording; None for less than 0.1 s of voice."""
-        if clip.key not in self._reference_prosodies:
-            self._reference_prosodies[clip.key] = prosody(clip.load(self.sample_rate), self.sample_rate)
-        return self._reference_prosodies[clip.key]
+        return self._of_reference("prosody", clip, lambda wav: prosody(wav, self.sample_rate))
 
-    def _lacks(self, complaint: str) -> ValueError:
-        name = "no recogniser" if self.recogniser is None else f"the recogniser {self.recogniser.name}"
-        return ValueError(f"SpeechModels: {name} {complaint}")
+    def _of_reference(self, name: str, clip: AudioClip, ask: Callable[[Waveform], T]) -> T:
+        if (name, clip.key) not in self._references:
+            self._references[name, clip.key] = ask(clip.load(self.sample_rate))
+        result: T = self._references[name, clip.key]
+        return result
 
-    def _encoder(self) -> SpeakerEncoder:
-        if self.encoder is None:
-            raise ValueError("SpeechModels: has no speaker encoder; pass encoder=…")
-        return self.encoder
-
-    def _decoded(self, rollouts: Sequence[Rollout]) -> list[Waveform]:
-        waves = [np.zeros(0, np.float32) if wav is None else wav for wav in self.speech_decoder.waveforms(rollouts)]
-        for rollout, wav in zip(rollouts, waves, strict=True):
-            if wav.ndim != 1 or not np.isfinite(wav).all():
-                raise ValueError(
-                    f"{rollout.name}: its speech has shape {wav.shape} and {int(np.count_nonzero(~np.isfinite(wav)))} "
-                    "samples that are not finite; the codec or its weights are broken"
-                )
-        return waves
-
-    def _ask_waveforms(
-        self, name: str, rollouts: Sequence[Rollout], ask: Callable[[list[Waveform]], Sequence[T]], silent: T
+    def _ask(
+        self, name: str, rollouts: Sequence[Rollout], ask: Callable[[list[str], list[Waveform]], Sequence[T]], silent: T
     ) -> list[T]:
-        """`_ask_about` the waveforms alone."""
-        return self._ask_about(name, rollouts, lambda spoken: ask(self.waveforms(spoken)), silent)
-
-    def _ask_about(
-        self, name: str, rollouts: Sequence[Rollout], ask: Callable[[list[Rollout]], Sequence[T]], silent: T
-    ) -> list[T]:
-        """Return the model's results, in one call for all rollouts with speech that are not in the cache."""
+        """Return the results for (first references, waveforms), in one call for all that speak and are not cached."""
 
         def results(new: list[Rollout]) -> list[T]:
             spoken = [r for r, speaks in zip(new, self.have_speech(new), strict=True) if speaks]
-            by_id = dict(zip(map(id, spoken), ask(spoken), strict=True)) if spoken else {}
+            texts = [r.sample.references[0] if r.sample.references else "" for r in spoken]
+            found = ask(texts, self.waveforms(spoken)) if spoken else ()
+            by_id = dict(zip(map(id, spoken), found, strict=True))
             return [by_id.get(id(r), silent) for r in new]
 
         return self._once(name, rollouts, results)
@@ -171,5 +157,7 @@ class SpeechModels:
         return [self._cache[r][name] for r in rollouts]
 
 
-def _first_references(rollouts: Sequence[Rollout]) -> list[str]:
-    return [r.sample.references[0] if r.sample.references else "" for r in rollouts]
+def _given(model: T | None, name: str) -> T:
+    if model is None:
+        raise ValueError(f"SpeechModels: has no {name}; pass {name}=…")
+    return model

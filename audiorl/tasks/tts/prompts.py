@@ -36,16 +36,12 @@ def speech_sample(
     """
     if not text.strip():
         raise ValueError(f"sample {id!r}: the text to speak is empty")
-    messages: list[Message] = []
-    if scene:
-        messages.append(Message("system", (scene,)))
+    about: dict[str, Any] = {**(metadata or {}), "respond": "speech"}
+    messages = [Message("system", (scene,))] if scene else []
     if voice is not None:
         messages += [Message("user", (tagged(speaker, voice[0]),)), Message("assistant", (voice[1],))]
-    messages.append(Message("user", (tagged(speaker, text),)))
-    about: dict[str, Any] = {**(metadata or {}), "respond": "speech"}
-    if voice is not None:
         about.setdefault("reference_audio", voice[1])
-    return Sample(id, tuple(messages), (text,), task="tts", metadata=about)
+    return Sample(id, (*messages, Message("user", (tagged(speaker, text),))), (text,), task="tts", metadata=about)
 
 
 def utterance_sample(utterance: TextToSay, tag: bool = False) -> Sample:
@@ -58,11 +54,12 @@ def utterance_sample(utterance: TextToSay, tag: bool = False) -> Sample:
     about: dict[str, Any] = {name: v for name, v in (("speaker", u.speaker), ("language", u.language)) if v}
     if u.recording is not None:
         about |= {"reference_seconds": seconds(u.recording), "reference_audio": u.recording}
-    elif u.prompt is not None:
-        about["reference_seconds"] = seconds(u.prompt) * _letters(u.text) / max(_letters(u.prompt_text), 1)
+    voice = None
     if u.prompt is not None:
+        letters, of_prompt = (sum(map(str.isalnum, text)) for text in (u.text, u.prompt_text))
+        about.setdefault("reference_seconds", seconds(u.prompt) * letters / max(of_prompt, 1))
         about["reference_audio"] = u.prompt
-    voice = None if u.prompt is None else (u.prompt_text, u.prompt)
+        voice = (u.prompt_text, u.prompt)
     return speech_sample(u.name, u.text, speaker=u.speaker if tag else "", voice=voice, metadata=about)
 
 
@@ -71,10 +68,6 @@ def utterance_example(utterance: TextToSay, tag: bool = False) -> Example:
     if utterance.recording is None:
         raise ValueError(f"{utterance.name!r}: has no recording to train on; give the row's audio")
     return Example(utterance_sample(utterance, tag), speech=(utterance.recording,))
-
-
-def _letters(text: str) -> int:
-    return sum(map(str.isalnum, text))
 
 
 def tagged(speaker: str, text: str) -> str:
@@ -100,17 +93,18 @@ class TurnPiece:
 
 
 def split_text(text: str, most: int) -> list[str]:
-    """Return the text in parts of at most `most` characters, divided after sentences if possible, else after clauses,
-    else between words; a longer word is divided anywhere. The parts have every character but the spaces between
-    them."""
-    if most < 1:
-        raise ValueError(f"most must be at least 1 character, got {most}")
+    """Return the text in parts of at most `most` characters, which have every character but the spaces between them.
+
+    It is divided after sentences if possible, else after clauses, else between words, else anywhere.
+    """
     rest, parts = text.strip(), []
     while len(rest) > most:
-        window = rest[: most + 1]
-        ends = ([m.end() for m in re.finditer(pattern, window)] for pattern in _ENDS)
-        fitting = ([end for end in places if len(window[:end].rstrip()) <= most] for places in ends)
-        end = next((places[-1] for places in fitting if places), most)
+        window, end = rest[: most + 1], most
+        for pattern in _ENDS:
+            ends = [m.end() for m in re.finditer(pattern, window) if len(window[: m.end()].rstrip()) <= most]
+            if ends:
+                end = ends[-1]
+                break
         parts.append(rest[:end].rstrip())
         rest = rest[end:].lstrip()
     return [*parts, rest] if rest else parts
@@ -118,25 +112,24 @@ def split_text(text: str, most: int) -> list[str]:
 
 def pieces_of(conversation: Conversation, most: int) -> list[TurnPiece]:
     """Return the pieces of all turns, in order, each of at most `most` characters."""
-    return [
-        TurnPiece(f"{conversation.id}/{number:03d}-{part:02d}", number, turn.speaker, text)
-        for number, turn in enumerate(conversation.turns)
-        for part, text in enumerate(split_text(turn.text, most))
-    ]
+    pieces = []
+    for number, turn in enumerate(conversation.turns):
+        for part, text in enumerate(split_text(turn.text, most)):
+            pieces.append(TurnPiece(f"{conversation.id}/{number:03d}-{part:02d}", number, turn.speaker, text))
+    return pieces
 
 
 def check_voices(conversation: Conversation) -> None:
     """Raise ValueError for a voice that cannot be read or is too short to imitate. Opens the recordings."""
     for speaker, (_, clip) in conversation.voices.items():
+        where = f"conversation {conversation.id!r}, voice {speaker!r}"
         try:
             length = seconds(clip)
         except AudioError as error:
-            raise ValueError(f"conversation {conversation.id!r}, voice {speaker!r}: {error}") from error
+            raise ValueError(f"{where}: {error}") from error
         if length < SHORTEST_VOICE:
-            raise ValueError(
-                f"conversation {conversation.id!r}, voice {speaker!r}: {clip.path} is {length:.2f} s long; give at "
-                f"least {SHORTEST_VOICE} s, better 3 to 10"
-            )
+            advice = f"give at least {SHORTEST_VOICE} s, better 3 to 10"
+            raise ValueError(f"{where}: {clip.path} is {length:.2f} s long; {advice}")
 
 
 def piece_sample(
@@ -147,17 +140,11 @@ def piece_sample(
     own_voice: the voice of its speaker alone, and no tags, for models that know one voice in a prompt.
     """
     several = not own_voice and len({turn.speaker for turn in conversation.turns}) > 1
+    voices = [(s, *voice) for s, voice in conversation.voices.items() if not own_voice or s == piece.speaker]
     messages: list[Message] = []
-
-    def said(speaker: str, text: str, clip: AudioClip) -> None:
+    for speaker, text, clip in (*voices, *((p.speaker, p.text, clip) for p, clip in before)):
         messages.append(Message("user", (tagged(speaker if several else "", text),)))
         messages.append(Message("assistant", (clip,)))
-
-    for speaker, (text, clip) in conversation.voices.items():
-        if not own_voice or speaker == piece.speaker:
-            said(speaker, text, clip)
-    for earlier, clip in before:
-        said(earlier.speaker, earlier.text, clip)
     messages.append(Message("user", (tagged(piece.speaker if several else "", piece.text),)))
     metadata = {"respond": "speech", "speaker": piece.speaker}
     return Sample(piece.id, tuple(messages), (piece.text,), task="tts", metadata=metadata)

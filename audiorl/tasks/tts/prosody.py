@@ -1,4 +1,4 @@
-"""A reward of usual prosody, next to those of intelligibility, which alone make speech monotone (arXiv 2509.18531).
+"""Rewards of usual prosody, next to those of intelligibility, which alone make speech monotone (arXiv 2509.18531).
 
 norm = prosody_norm(recordings, decoder.sample_rate)
 models = SpeechModels(decoder, recogniser=load_recogniser("whisper-base", "en"))
@@ -41,8 +41,13 @@ def prosody_norm(recordings: Sequence[AudioClip], sample_rate: int, most: int = 
     Of more than `most` every n-th counts; a second of speech takes a few milliseconds. Raises ValueError where no
     recording has 0.1 s of voice.
     """
+    chosen = recordings[:: max(-(-len(recordings) // most), 1)]
+    measured = [p for clip in chosen if (p := prosody(clip.load(sample_rate), sample_rate)) is not None]
+    if not measured:
+        raise ValueError(
+            f"the usual prosody: none of {len(recordings)} recordings has 0.1 s of voice; give recordings of speech"
+        )
     moments = {}
-    measured = _measured(recordings, sample_rate, most)
     for name in MEASURES:
         values = [_scaled(name, p) for p in measured]
         mean = sum(values) / len(values)
@@ -60,18 +65,11 @@ class ProsodyBins:
 
     def of(self, measured: Sequence[Prosody | None]) -> dict[str, NDArray[np.int64]]:
         """Return by measure the bin of each recording, [N]; -1 where there is no voice."""
-        return {
-            name: np.array(
-                [-1 if p is None else np.searchsorted(edges, _scaled(name, p), side="right") for p in measured],
-                np.int64,
-            )
-            for name, edges in self.edges.items()
-        }
-
-
-def prosody_bins(recordings: Sequence[AudioClip], sample_rate: int, bins: int = 5, most: int = 500) -> ProsodyBins:
-    """Return `bins_of` recordings that are chosen as by `prosody_norm`."""
-    return bins_of(_measured(recordings, sample_rate, most), bins)
+        places = {}
+        for name, edges in self.edges.items():
+            found = [-1 if p is None else np.searchsorted(edges, _scaled(name, p), side="right") for p in measured]
+            places[name] = np.array(found, np.int64)
+        return places
 
 
 def bins_of(measured: Sequence[Prosody | None], bins: int = 5) -> ProsodyBins:
@@ -79,8 +77,6 @@ def bins_of(measured: Sequence[Prosody | None], bins: int = 5) -> ProsodyBins:
 
     Raises ValueError where all are None.
     """
-    if bins < 2:
-        raise ValueError(f"bins_of: bins must be at least 2, got {bins}")
     voiced = [p for p in measured if p is not None]
     if not voiced:
         raise ValueError(f"bins_of: none of {len(measured)} recordings has 0.1 s of voice")
@@ -89,8 +85,7 @@ def bins_of(measured: Sequence[Prosody | None], bins: int = 5) -> ProsodyBins:
         values = [_scaled(name, p) for p in voiced]
         inner = np.quantile(values, np.arange(1, bins) / bins, method="higher")
         edges[name] = tuple(float(edge) for edge in np.unique(inner) if edge > min(values))
-        places = np.searchsorted(edges[name], values, side="right")
-        shares[name] = _smoothed_shares(places, len(edges[name]) + 1)
+        shares[name] = _smoothed_shares(np.searchsorted(edges[name], values, side="right"), len(edges[name]) + 1)
     return ProsodyBins(edges, shares)
 
 
@@ -100,20 +95,8 @@ def _smoothed_shares(places: NDArray[np.int64], bins: int) -> tuple[float, ...]:
     return tuple(float(share) for share in counts / counts.sum())
 
 
-def _measured(recordings: Sequence[AudioClip], sample_rate: int, most: int) -> list[Prosody]:
-    """Return the measures of recordings with voice."""
-    step = -(-len(recordings) // most)
-    chosen = recordings[::step] if recordings else []
-    measured = [p for clip in chosen if (p := prosody(clip.load(sample_rate), sample_rate)) is not None]
-    if not measured:
-        raise ValueError(
-            f"the usual prosody: none of {len(recordings)} recordings has 0.1 s of voice; give recordings of speech"
-        )
-    return measured
-
-
 def own_recording(sample: Sample) -> AudioClip | None:
-    """sample.metadata["reference_audio"] where it is an AudioClip."""
+    """Return sample.metadata["reference_audio"] where it is an AudioClip."""
     clip = sample.metadata.get("reference_audio")
     return clip if isinstance(clip, AudioClip) else None
 
@@ -123,11 +106,9 @@ class ProsodyRange:
     """How usual the ranges of pitch and level and the share of pauses are, in [0, 1]; flat and wild both score less.
 
     With z standard deviations between a measure and the sample's own recording, or the mean of `norm` where
-    `reference(sample)` is None, it scores 1 for z up to 1 and 1 / z beyond. The total is the geometric mean of the
-    three. `parts` hold the measures: f0_range in semitones, energy_range in dB, pauses as a share of the time; see
-    `audiorl.eval.metrics.prosody`. Silence, and less than 0.1 s of voice, scores 0 and has ranges of 0 and pauses of 1.
-
-    Speech that nobody understands can be lively: add it to `Intelligibility`, or put it behind one with `Gated`.
+    `reference(sample)` is None, it scores 1 for z up to 1 and 1 / z beyond; the total is their geometric mean.
+    `parts` hold the measures: f0_range in semitones, energy_range in dB, pauses as a share of the time. Less than 0.1 s
+    of voice scores 0. Speech that nobody understands can be lively: put it behind `Intelligibility` with `Gated`.
     """
 
     models: SpeechModels
@@ -155,13 +136,9 @@ class ProsodyDistribution:
     """How seldom the batch speaks like this rollout, next to recordings: it keeps a batch's distribution like theirs.
 
     For each measure p / (p + q), where p is the share of recordings in the rollout's bin and q that of the batch: 1/2
-    where both are alike, more for what is said too seldom, less for what is said too often. That is the optimal
-    discriminator between the two (Goodfellow et al. 2014, equation 2), which a policy that is rewarded for it makes 1/2
-    everywhere. The total is the mean of the three; `parts` as in `ProsodyRange`. Silence, and less than 0.1 s of voice,
-    scores 0 and is not counted.
-
-    `ProsodyRange` scores each rollout alone, and lets a batch become monotone where both flat and lively speech are
-    usual. This one needs a batch: all rollouts of a step, a hundred or more.
+    where both are alike, more for what is said too seldom (the optimal discriminator, Goodfellow et al. 2014, equation
+    2). The total is the mean of the three; `parts` as in `ProsodyRange`. Less than 0.1 s of voice scores 0 and is not
+    counted. It needs a batch: all rollouts of a step, a hundred or more.
     """
 
     models: SpeechModels
@@ -176,41 +153,6 @@ class ProsodyDistribution:
             said = np.array(_smoothed_shares(places[spoken], len(recorded)))
             totals[spoken] += (recorded / (recorded + said))[places[spoken]] / len(MEASURES)
         return [Score(float(total), _parts(p)) for total, p in zip(totals, measured, strict=True)]
-
-
-def balanced_choice(
-    rewards: NDArray[np.float64], measured: Sequence[Prosody | None], bins: ProsodyBins, rounds: int = 400
-) -> NDArray[np.int64]:
-    """Choose which of the K samples of each of N texts to keep, [N]: rewards as high as possible, while all that are
-    chosen together have the prosody of `bins`: of recordings, or of the samples themselves; then choosing moves none.
-
-    rewards [N, K]; measured: of the N * K samples, text by text. If only the best were chosen, a batch would become
-    monotone as soon as flat speech is understood a little better. Here each bin has a price, which rises while too few
-    samples of it are chosen and falls while too many are, and each text keeps the sample with the highest sum of reward
-    and prices: dual ascent on the linear programme whose constraints are the shares of `bins`. Of all rounds the one
-    that comes nearest to these shares counts. Speech without voice has no bin and no price. Raises ValueError
-    for other shapes.
-    """
-    if rewards.ndim != 2 or rewards.size != len(measured):
-        raise ValueError(f"balanced_choice: rewards {rewards.shape} for {len(measured)} samples")
-    texts = np.arange(len(rewards))
-    places = [b.reshape(rewards.shape) for b in bins.of(measured).values()]
-    # One price more than bins, which stays 0: that of speech without voice, whose place is -1.
-    wanted = [np.array([*shares, 0.0]) for shares in bins.shares.values()]
-    prices = [np.zeros(len(shares)) for shares in wanted]
-    best, smallest = rewards.argmax(1), math.inf
-    for step in range(1, rounds + 1):
-        values = rewards + sum(price[place] for price, place in zip(prices, places, strict=True))
-        chosen = values.argmax(1)
-        distance = 0.0
-        for price, place, shares in zip(prices, places, wanted, strict=True):
-            counts = np.bincount(place[texts, chosen] % len(shares), minlength=len(shares))
-            excess = counts[:-1] / max(counts[:-1].sum(), 1) - shares[:-1]
-            price[:-1] -= excess / math.sqrt(step)
-            distance += float(np.abs(excess).sum())
-        if distance < smallest:
-            best, smallest = chosen, distance
-    return best
 
 
 def _parts(measured: Prosody | None) -> dict[str, float]:

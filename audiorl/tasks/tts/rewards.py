@@ -1,8 +1,7 @@
 """The rewards of text to speech, and the options that weigh them.
 
-A rollout without speech, or with silence only, scores 0 in all of them (except `Duration` against a reference of 0 s):
-silence never raises a score. A rollout that was cut off at its token limit is scored by its speech up to there;
-`Finished` gives it 0.
+No speech, or silence only, scores 0 in all of them (except `Duration` against 0 s). A rollout that was cut off at its
+token limit is scored by its speech up to there; `Finished` gives it 0.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeVar
+from typing import Literal
 
 from audiorl.audio import AudioClip
 from audiorl.eval.metrics.speech import clipped_share, cosine, duration_ratio, silent_share
@@ -19,15 +18,11 @@ from audiorl.protocols import Reward, SpeechDecoder
 from audiorl.rewards import Gated, Term, WeightedSum
 from audiorl.rewards.answers import final_text
 from audiorl.rewards.asr import error_rate, language_of
+from audiorl.rewards.combine import check_options
 from audiorl.speech_models import load_quality_model, load_recogniser, load_speaker_encoder
-from audiorl.speech_models.protocol import (
-    AlignedWord,
-)
 from audiorl.tasks.tts.listening import SpeechModels
 from audiorl.tasks.tts.prosody import ProsodyRange, own_recording, prosody_norm
 from audiorl.types import Rollout, Sample, Score
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -44,19 +39,14 @@ class Intelligibility:
     against: Literal["reference", "text"] = "reference"
 
     def __post_init__(self) -> None:
-        if self.metric not in ("wer", "cer"):
-            raise ValueError(f"Intelligibility: metric {self.metric!r} is not one of 'wer', 'cer'")
-        if self.against not in ("reference", "text"):
-            raise ValueError(f"Intelligibility: against {self.against!r} is not one of 'reference', 'text'")
+        check_options(self, metric=("wer", "cer"), against=("reference", "text"))
 
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
         transcripts = self.models.transcripts(rollouts)
-        return [self._score(r, transcript) for r, transcript in zip(rollouts, transcripts, strict=True)]
-
-    def _score(self, rollout: Rollout, transcript: str) -> Score:
-        rate = self._rate(rollout, transcript)
+        rates = [self._rate(r, transcript) for r, transcript in zip(rollouts, transcripts, strict=True)]
         # An empty transcript scores 0 even against an empty reference, whose error rate would be 0.
-        return Score(max(0.0, 1.0 - rate) if transcript else 0.0, {self.metric: rate})
+        totals = [max(0.0, 1.0 - rate) if said else 0.0 for rate, said in zip(rates, transcripts, strict=True)]
+        return [Score(total, {self.metric: rate}) for total, rate in zip(totals, rates, strict=True)]
 
     def _rate(self, rollout: Rollout, transcript: str) -> float:
         errors = word_errors if self.metric == "wer" else char_errors
@@ -72,9 +62,8 @@ class Intelligibility:
 class Likelihood:
     """How probable the recogniser finds the sample's first reference: the geometric mean for a character, in [0, 1].
 
-    It goes on rising where a transcript has no errors left, towards the speech that suits the recogniser best: used
-    alone it makes speech monotone (arXiv 2509.18531, where ln p is the reward). Combine it with `ProsodyRange`. Needs
-    Whisper or a recogniser with a CTC head (`TextScorer`). `parts` hold ln p for a character.
+    Needs Whisper or a recogniser with a CTC head. Used alone it makes speech monotone (arXiv 2509.18531, where ln p is
+    the reward): combine it with `ProsodyRange`. `parts` hold ln p for a character.
     """
 
     models: SpeechModels
@@ -89,51 +78,50 @@ class Likelihood:
 class WordIntelligibility:
     """The mean over the words of the sample's first reference of 1 - CER, in [0, 1], with credit on each word's frames.
 
-    Needs a recogniser with a CTC head (`Aligner`): the text is aligned with the speech, and each word is compared with
-    what the recogniser understood while it is said. `per_token` puts a word's share on the last frame that says
-    it, the last word's on the last sampled token, and `step_ends` are these tokens: for the advantages `step-index` and
-    `process`, and for `gae`. Silence, and a text without words, score 0.
-    Raises ValueError where a rollout has speech in several segments, and for a recogniser that cannot align.
+    The text is aligned with the speech, and each word is compared with what the recogniser understood while it is said.
+    `per_token` puts a word's share on the last frame that says it, the last word's on the last sampled token, and
+    `step_ends` are these tokens. Silence, and a text without words, score 0. Raises ValueError where a rollout has
+    speech in several segments, and for a recogniser without a CTC head.
     """
 
     models: SpeechModels
     normalizer: Normalizer = "basic"
 
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
-        waves, aligned = self.models.waveforms(rollouts), self.models.aligned_words(rollouts)
-        seconds = [len(wav) / self.models.sample_rate for wav in waves]
-        return [self._score(*row) for row in zip(rollouts, seconds, aligned, strict=True)]
-
-    def _score(self, rollout: Rollout, seconds: float, words: Sequence[AlignedWord]) -> Score:
-        if not rollout.num_sampled:
-            return Score(0.0, {"cer": 1.0})
-        rates = [min(char_errors(w.text, w.transcript, self.normalizer).rate, 1.0) for w in words] or [1.0]
-        values = [(1.0 - rate) / len(rates) for rate in rates]
-        per_token, ends = [0.0] * rollout.num_sampled, list[int]()
-        frames = _spoken_rows(rollout)
-        for index, value in enumerate(values):
-            place = rollout.num_sampled - 1
-            if index < len(values) - 1:
-                # Codebook k is delayed by k rows: a frame's codes lie around the row that is half as many rows later.
-                place = frames[min(round(len(frames) * words[index].end / seconds), len(frames) - 1)]
-                place = min(place, rollout.num_sampled - len(values) + index)
-            ends.append(max(place, 0))
-            per_token[ends[-1]] += value
-        cer = sum(rates) / len(rates)
-        return Score(1.0 - cer, {"cer": cer}, per_token=tuple(per_token), step_ends=tuple(ends))
+        aligned = self.models.aligned_words(rollouts)
+        seconds = [len(wav) / self.models.sample_rate for wav in self.models.waveforms(rollouts)]
+        scores = []
+        for rollout, length, words in zip(rollouts, seconds, aligned, strict=True):
+            if not rollout.num_sampled:
+                scores.append(Score(0.0, {"cer": 1.0}))
+                continue
+            rates = [min(char_errors(w.text, w.transcript, self.normalizer).rate, 1.0) for w in words] or [1.0]
+            frames = _spoken_rows(rollout)
+            per_token, ends = [0.0] * rollout.num_sampled, list[int]()
+            for index, rate in enumerate(rates):
+                place = rollout.num_sampled - 1
+                if index < len(rates) - 1:
+                    # Codebook k is delayed by k rows: a frame's codes lie around the row that is half as many later.
+                    place = frames[min(round(len(frames) * words[index].end / length), len(frames) - 1)]
+                    place = min(place, rollout.num_sampled - len(rates) + index)
+                ends.append(max(place, 0))
+                per_token[ends[-1]] += (1.0 - rate) / len(rates)
+            cer = sum(rates) / len(rates)
+            scores.append(Score(1.0 - cer, {"cer": cer}, per_token=tuple(per_token), step_ends=tuple(ends)))
+        return scores
 
 
 def _spoken_rows(rollout: Rollout) -> list[int]:
     """Return the places of codec frames among the sampled tokens, of the one segment that speaks."""
-    spoken = [s for s in rollout.segments if s.codes is not None]
-    if len(spoken) > 1:
-        raise ValueError(f"{rollout.name}: WordIntelligibility scores one spoken segment; this has {len(spoken)}")
+    rows: list[list[int]] = []
     before = 0
-    for s in rollout.segments:
-        if s.codes is not None:
-            return [before + int(i) for i in (s.codes[:, 0] >= 0).nonzero()[:, 0]]
-        before += len(s.ids)
-    return []
+    for segment in rollout.segments:
+        if segment.codes is not None:
+            rows.append([before + int(i) for i in (segment.codes[:, 0] >= 0).nonzero()[:, 0]])
+        before += len(segment.ids)
+    if len(rows) > 1:
+        raise ValueError(f"{rollout.name}: WordIntelligibility scores one spoken segment; this has {len(rows)}")
+    return rows[0] if rows else []
 
 
 def reference_clip(sample: Sample) -> AudioClip:
@@ -157,11 +145,7 @@ def reference_seconds(sample: Sample) -> float:
     if seconds is None and sample.turns:
         turns = [t.reference_seconds for t in sample.turns if t.reference]
         seconds = sum(s for s in turns if s is not None) if None not in turns else None
-    if (
-        isinstance(seconds, bool)
-        or not isinstance(seconds, int | float)
-        or not (math.isfinite(seconds) and seconds >= 0)
-    ):
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < math.inf:
         raise ValueError(f"sample {sample.id!r}: metadata['reference_seconds'] is {seconds!r}, expected seconds")
     return float(seconds)
 
@@ -206,10 +190,6 @@ class NotSilent:
     models: SpeechModels
     most: float = 0.7
 
-    def __post_init__(self) -> None:
-        if not 0 <= self.most < 1:
-            raise ValueError(f"NotSilent: most must be in [0, 1), got {self.most}")
-
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
         models = self.models
         shares = [silent_share(w, models.sample_rate, models.silence) for w in models.waveforms(rollouts)]
@@ -223,16 +203,10 @@ class NotClipped:
     models: SpeechModels
     most: float = 1e-3
 
-    def __post_init__(self) -> None:
-        if not 0 <= self.most < 1:
-            raise ValueError(f"NotClipped: most must be in [0, 1), got {self.most}")
-
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
         shares = [clipped_share(wav) for wav in self.models.waveforms(rollouts)]
-        return [
-            Score(float(share <= self.most and speaks), {"clipped": share})
-            for share, speaks in zip(shares, self.models.have_speech(rollouts), strict=True)
-        ]
+        heard = self.models.have_speech(rollouts)
+        return [Score(float(x <= self.most and h), {"clipped": x}) for x, h in zip(shares, heard, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -242,10 +216,9 @@ class Finished:
     models: SpeechModels
 
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
-        return [
-            Score(float(speaks and all(s.stop_reason != "length" for s in r.segments)))
-            for r, speaks in zip(rollouts, self.models.have_speech(rollouts), strict=True)
-        ]
+        ended = [all(s.stop_reason != "length" for s in r.segments) for r in rollouts]
+        heard = self.models.have_speech(rollouts)
+        return [Score(float(e and h)) for e, h in zip(ended, heard, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -261,19 +234,7 @@ class PredictedMOS:
 
 GATED = ("similarity", "quality", "prosody")
 """The rewards that `SpeechRewards.gate` withholds from speech that is not understood."""
-
-
-WEIGHTED = (
-    "understood",
-    "likelihood",
-    "similarity",
-    "duration",
-    "finished",
-    "silence",
-    "clipping",
-    "quality",
-    "prosody",
-)
+WEIGHTED = ("understood", "likelihood", "similarity", "duration", "finished", "silence", "clipping", *GATED[1:])
 """The rewards that `SpeechRewards` weighs, by their names in logs."""
 
 
@@ -284,8 +245,7 @@ class SpeechRewards:
     understood: float = 1.0
     """Weight of 1 - WER (or CER) of the transcript by `asr`."""
     likelihood: float = 0.0
-    """Weight of how probable `asr` finds the text (`Likelihood`); Whisper or a recogniser with a CTC head. Give prosody
-    a weight as well."""
+    """Weight of how probable `asr`, Whisper or one with a CTC head, finds the text; give prosody a weight as well."""
     similarity: float = 0.5
     """Weight of the cosine between the speaker embeddings of the speech and of the reference, by `speaker`."""
     duration: float = 0.2
@@ -299,20 +259,15 @@ class SpeechRewards:
     quality: float = 0.0
     """Weight of the mean opinion score predicted by DNSMOS, which needs the extra `speech`."""
     prosody: float = 0.0
-    """Weight of how usual the ranges of pitch and level and the pauses are, compared with the texts' own recordings, or
-    with the voice's. Rewards of intelligibility alone make speech monotone."""
+    """Weight of how usual pitch, level and pauses are beside recordings; understood alone makes speech monotone."""
     gate: float | None = None
-    """The character error rate above which similarity, quality and prosody score 0, such as 0.3, so that babble does
-    not earn them. None: they always count."""
+    """Character error rate above which similarity, quality and prosody score 0, such as 0.3. None: never."""
     asr: str = "facebook/wav2vec2-large-960h-lv60-self"
-    """A recogniser by path or hub id (Whisper, any CTC model, `pocketsphinx`). Choose a fast and literal one: a
-    recogniser with a strong language model corrects errors of pronunciation that the reward should see."""
+    """A recogniser by path or hub id; a literal one, since a strong language model corrects errors of pronunciation."""
     speaker: str = "microsoft/wavlm-base-plus-sv"
     """A speaker encoder by path or hub id."""
     metric: Literal["wer", "cer", "word-cer"] = "wer"
-    """Errors of what `asr` understands: by word (wer), by character (cer), or by character within the time of each word
-    (word-cer), which `--rl.advantage step-index` credits to the frames of that word. word-cer needs a recogniser with
-    a CTC head."""
+    """Errors by word, by character, or by character within each word's time: credit for step-index, by a CTC head."""
     normalizer: Normalizer = "basic"
     """Normalisation of both texts before they are compared; see audiorl.eval.metrics.text."""
 
@@ -335,35 +290,27 @@ class SpeechRewards:
 def speech_reward(
     options: SpeechRewards, voice: SpeechDecoder, samples: Sequence[Sample], language: str | None = None
 ) -> WeightedSum:
-    """Return the weighted sum of the rewards in `options`. Every sample is first checked for the references that they
-    need.
+    """Return the weighted sum of the rewards in `options`, with `language` for a multilingual recogniser.
 
-    `language`: the language for a multilingual recogniser. Raises ValueError naming a sample without a reference, and
-    for prosody where no sample has a recording.
+    Raises ValueError naming a sample without a reference that they need, and for prosody where none has a recording.
     """
     o = options
     for sample in samples:
-        for weight, look, remedy in (
-            (o.similarity, reference_clip, "give it prompt_audio or a recording, or --rewards.similarity 0"),
-            (o.duration, reference_seconds, "give it prompt_audio or a recording, or --rewards.duration 0"),
-        ):
-            if weight:
-                try:
+        for name, look in (("similarity", reference_clip), ("duration", reference_seconds)):
+            try:
+                if getattr(o, name):
                     look(sample)
-                except ValueError as error:
-                    raise ValueError(f"{error}; {remedy}") from error
+            except ValueError as error:
+                raise ValueError(f"{error}; give it prompt_audio or a recording, or --rewards.{name} 0") from error
     models = SpeechModels(
         voice,
         recogniser=load_recogniser(o.asr, language) if o.understood or o.likelihood or o.gate is not None else None,
         encoder=load_speaker_encoder(o.speaker) if o.similarity else None,
         quality=load_quality_model("dnsmos") if o.quality else None,
     )
+    words = WordIntelligibility(models, o.normalizer)
     rewards: dict[str, Reward] = {
-        "understood": (
-            WordIntelligibility(models, o.normalizer)
-            if o.metric == "word-cer"
-            else Intelligibility(models, o.metric, o.normalizer)
-        ),
+        "understood": words if o.metric == "word-cer" else Intelligibility(models, o.metric, o.normalizer),
         "likelihood": Likelihood(models),
         "similarity": SpeakerSimilarity(models),
         "duration": Duration(models),
@@ -373,19 +320,14 @@ def speech_reward(
         "quality": PredictedMOS(models),
     }
     if o.prosody:
-        rewards["prosody"] = ProsodyRange(models, prosody_norm(_recordings(samples), models.sample_rate))
+        clips = {clip.key: clip for sample in samples if (clip := own_recording(sample)) is not None}
+        if not clips:
+            raise ValueError(
+                "rewards.prosody: no text has a recording, whose pitch, level and pauses are the usual ones; give "
+                "texts audio or prompt_audio, or --rewards.prosody 0"
+            )
+        rewards["prosody"] = ProsodyRange(models, prosody_norm(list(clips.values()), models.sample_rate))
     if o.gate is not None:
         understood = Intelligibility(models, "cer", o.normalizer)
         rewards |= {name: Gated(rewards[name], understood, 1 - o.gate) for name in GATED if name in rewards}
     return WeightedSum(tuple(Term(name, rewards[name], weight) for name, weight in o.weights().items() if weight))
-
-
-def _recordings(samples: Sequence[Sample]) -> list[AudioClip]:
-    """Return the recordings of the samples, each once. Raises ValueError where no sample has one."""
-    clips = {clip.key: clip for sample in samples if (clip := own_recording(sample)) is not None}
-    if not clips:
-        raise ValueError(
-            "rewards.prosody: no text has a recording, whose pitch, level and pauses are the usual ones; give texts "
-            "audio or prompt_audio, or --rewards.prosody 0"
-        )
-    return list(clips.values())

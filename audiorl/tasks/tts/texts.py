@@ -50,12 +50,12 @@ def read_utterances(
     check_limit(limit)
     if path.suffix in (".lst", ".txt"):
         utterances = (read_meta(path) if path.suffix == ".lst" else read_texts(path))[:limit]
-        for u in utterances if check_audio else ():
-            try:
+        try:
+            for u in utterances if check_audio else ():
                 _check(u.recording, "recording")
                 _check(u.prompt, "prompt")
-            except FieldError as error:
-                raise ValueError(f"{path}: {u.name!r}, field {error.field!r}: {error.message}") from error
+        except FieldError as error:
+            raise ValueError(f"{path}: {u.name!r}, field {error.field!r}: {error.message}") from error
         return Loaded(tuple(utterances), (), str(path))
 
     def of_row(row: Row, style: Style, format: Format) -> tuple[Sample, TextToSay]:
@@ -71,9 +71,9 @@ def read_utterances(
 
 
 def bundled_utterances(name: str, max_seconds: float | None = None) -> list[TextToSay]:
-    """`bundled`, or `bundled:en` for one language: the package's own recordings with their texts."""
-    _, _, language = name.partition(":")
-    if name.partition(":")[0] != "bundled" or language not in ("", "en", "es", "fr"):
+    """Return the package's own recordings with their texts: `bundled`, or `bundled:en` for one language."""
+    kind, _, language = name.partition(":")
+    if kind != "bundled" or language not in ("", "en", "es", "fr"):
         raise ValueError(f"no bundled texts are called {name!r}; give bundled, bundled:en, bundled:es or bundled:fr")
     speech = bundled_speech((language,) if language else ("en", "es", "fr"), max_seconds=max_seconds)
     return [TextToSay(u.id, u.text, recording=u.clip, speaker=u.speaker, language=u.language) for u in speech]
@@ -99,10 +99,9 @@ def _utterance(row: Row, style: Style) -> TextToSay:
 
 
 def _check(clip: AudioClip | None, field: str) -> None:
-    if clip is None:
-        return
     try:
-        load_clip(clip, probe(clip).sample_rate)
+        if clip is not None:
+            load_clip(clip, probe(clip).sample_rate)
     except AudioError as error:
         raise FieldError(field, str(error)) from error
 

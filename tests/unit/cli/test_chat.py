@@ -5,16 +5,11 @@ from __future__ import annotations
 import io
 import json
 import os
-import pty
-import select
-import signal
-import subprocess
 import sys
-import time
 import types
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -137,13 +132,6 @@ def test_a_bad_line_in_a_pipe_ends_it(line: str, message: str, models: Path, typ
         run_main(["chat", str(models / "text"), *SHORT])
 
 
-def test_models_that_cannot_speak(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["chat", str(models / "text"), "Why?", "--speak"]) == 2
-    assert "writes text only; leave --speak" in capsys.readouterr().err
-    assert main(["chat", "--speak"]) == 2
-    assert "chat: name a model first" in capsys.readouterr().err
-
-
 def test_spoken_answers_become_files(
     tmp_path: Path, typed: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -245,81 +233,31 @@ def test_microphones_that_do_not_work(
 # -- the terminal --------------------------------------------------------------------------------------------------
 
 
-class Terminal:
-    """`audiorl chat` in a pseudo-terminal."""
-
-    def __init__(self, *args: str):
-        self.fd, inside = pty.openpty()
-        command = [sys.executable, "-m", "audiorl.cli", "chat", *args]
-        environment = os.environ | {"TERM": "dumb", "AUDIORL_TRACEBACK": ""}
-        self.process = subprocess.Popen(
-            command, stdin=inside, stdout=inside, stderr=inside, env=environment, start_new_session=True
-        )
-        os.close(inside)
-        self.text = ""
-
-    def until(self, expected: str, seconds: float = 90) -> str:
-        """The output up to and with `expected`, which later calls do not see again."""
-        end = time.monotonic() + seconds
-        while expected not in self.text:
-            ready, _, _ = select.select([self.fd], [], [], max(0.0, end - time.monotonic()))
-            assert ready, f"{expected!r} does not come: {self.text!r}"
-            try:
-                self.text += os.read(self.fd, 4096).decode(errors="replace")
-            except OSError:
-                raise AssertionError(f"ended before {expected!r}: {self.text!r}") from None
-        seen, _, self.text = self.text.partition(expected)
-        return seen
-
-    def more(self) -> str:
-        """Some more output."""
-        seen = self.text or os.read(self.fd, 4096).decode(errors="replace")
-        self.text = ""
-        return seen
-
-    def type(self, text: str) -> None:
-        os.write(self.fd, text.encode())
-
-    def interrupt(self, answer: str) -> None:
-        """Ctrl-C at the prompt until `answer` comes: one that falls between the prompt and the wait for a line is seen
-        by Python only when the next key is pressed."""
-        for _ in range(30):
-            self.process.send_signal(signal.SIGINT)
-            with suppress(AssertionError):
-                self.until(answer, 1)
-                return
-        self.until(answer)
-
-
-@pytest.mark.slow
-def test_a_terminal(models: Path, speech: list[Utterance], tmp_path: Path) -> None:
+def test_a_terminal(
+    models: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Ctrl-C stops an answer, at the prompt it says how to end; an error is one line, and the conversation goes on."""
     saved = tmp_path / "saved.jsonl"
-    terminal = Terminal(str(models / "omni"), "--sampling.max-new-tokens", "20000")  # it does not end by itself
-    try:
-        terminal.until("/help lists the commands.")
-        terminal.until("> ")
-        terminal.type("/help\n")
-        terminal.until("Ctrl-C stops an answer")
-        terminal.until("> ")
-        terminal.type(f"'{speech[0].clip.path}'\n")
-        terminal.until("s)\r\n> ")
-        terminal.type("What is said?\n")
-        terminal.until("What is said?\r\n")
-        first = terminal.more()
-        terminal.process.send_signal(signal.SIGINT)
-        written = first + terminal.until("(stopped)")
-        terminal.until("> ")
-        terminal.type("/nothing\n")
-        terminal.until("/nothing: no such file or command")
-        terminal.until("> ")
-        terminal.interrupt("(Ctrl-D or /quit ends)")
-        terminal.until("> ")
-        terminal.type(f"/save {saved}\n")
-        terminal.until("> ")
-        terminal.type("\x04")
-        assert terminal.process.wait(30) == 0
-    finally:
-        terminal.process.kill()
-        os.close(terminal.fd)
-    _, reply = json.loads(saved.read_text())["messages"]
-    assert reply["content"][0]["text"].strip("\ufffd") == written.strip().strip("\ufffd").replace("\r\n", "\n")
+    lines = iter(["/help", "Why?", "Stop.", KeyboardInterrupt, "/nothing", f"/save {saved}", EOFError])
+    ask = ChatSession.ask
+
+    def typed(prompt: str) -> str:
+        line = next(lines)
+        if not isinstance(line, str):
+            raise line
+        return line
+
+    def answered(self: ChatSession, content: Any, show: Callable[[str], None]) -> Any:
+        if content == ["Stop."]:
+            raise KeyboardInterrupt
+        return ask(self, content, show)
+
+    monkeypatch.setattr("builtins.input", typed)
+    monkeypatch.setattr(sys, "stdin", types.SimpleNamespace(isatty=lambda: True))
+    monkeypatch.setattr(ChatSession, "ask", answered)
+    assert main(["chat", str(models / "text"), *SHORT]) == 0
+    out, err = capsys.readouterr()
+    assert "Ctrl-C stops an answer" in out and "(stopped)" in out and "(Ctrl-D or /quit ends)" in out
+    assert "/nothing: no such file or command" in err
+    question, reply = json.loads(saved.read_text())["messages"]
+    assert question["content"][0]["text"] == "Why?" and reply["content"][0]["text"] in out

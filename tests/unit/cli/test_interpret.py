@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
-import types
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -122,30 +121,6 @@ def test_ctrl_c_while_a_turn_is_written_lets_it_end(
     monkeypatch.undo()
     whole = interpreted(folder, "text")
     assert capsys.readouterr().out.splitlines() == [x for x in lines(whole) if float(x.split()[0]) <= 2 * 0.96]
-
-
-def test_a_microphone_of_sounddevice(monkeypatch: pytest.MonkeyPatch) -> None:
-    from audiorl.cli._sound import listen
-
-    class InputStream:
-        closed = False
-
-        def __init__(self, callback: Callable[..., None], **settings: object):
-            self.callback = callback
-
-        def __enter__(self) -> None:
-            for level in (0.1, 0.2):
-                self.callback(np.full((400, 1), level, np.float32), 400, None, None)
-
-        def __exit__(self, *exc: object) -> None:
-            InputStream.closed = True
-
-    module = types.SimpleNamespace(InputStream=InputStream, PortAudioError=OSError)
-    monkeypatch.setitem(__import__("sys").modules, "sounddevice", module)
-    blocks = listen()
-    assert [float(next(blocks)[0]) for _ in range(2)] == pytest.approx([0.1, 0.2])
-    blocks.close()  # type: ignore[attr-defined]
-    assert InputStream.closed
 
 
 def test_in_real_time_a_chunk_is_read_when_it_has_been_spoken(

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from audiorl import options
 from audiorl.config import LoraConfig, ModelConfig, RLConfig, require_finite, torch_device
 from audiorl.config.recipe import RecipeConfig
 from audiorl.options import RunFile, parse, parse_known
@@ -49,22 +48,6 @@ def test_what_one_class_does_not_have_is_left_for_another() -> None:
 
     rest = ["--lora", "True", "--data", "a", "b", "--model.lora.rank", "4"]
     assert parse_known(Command, [*rest[:2], "--tiny", "True", *rest[2:]], prog="x") == (Command(tiny=True), rest)
-
-
-@pytest.mark.parametrize(
-    ("given", "now"),
-    [
-        ("--grpo.kl-beta", "--rl.kl-beta"),
-        ("--ppo.critic.coef=3", "--rl.critic.coef"),
-        ("--grpo.gamma", "--rl.estimator.gamma"),
-    ],
-)
-def test_an_old_name_gives_the_new_one(given: str, now: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ValueError, match=f"{given.split('=')[0]} is now {now}"):
-        read(given, "0")
-    monkeypatch.setattr(options, "RENAMED_VALUES", {("on-error", "ignore"): "skip"})
-    with pytest.raises(ValueError, match="on-error ignore is now called skip"):
-        read("--on-error", "ignore")
 
 
 @pytest.mark.parametrize(
@@ -151,7 +134,6 @@ def test_a_file_lies_between_defaults_and_the_command_line(file: Path, capsys: p
         ("lr: 1", 1, "no option is called lr; near ones: "),
         ("group_size: 3", 1, "no option is called group_size; near ones: rl.group_size"),
         ("rl:\n  kl_betta: 1", 2, "no option is called rl.kl_betta; near ones: rl.kl_beta"),
-        ("seed: 1\ngrpo: {kl_beta: 1}", 2, "grpo is now rl"),
         ("rl:\n\n  group_size: eight", 3, "rl.group_size: expected int, got str, given 'eight'"),
         ("think: 1", 1, "think: expected bool, got int, given 1"),
         ("data: a.jsonl", 1, "data: expected array, got str, given 'a.jsonl'"),

@@ -7,7 +7,6 @@ import os
 import re
 import shutil
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -155,20 +154,6 @@ def test_a_player_that_ends_first(endless: Path, capfd: pytest.CaptureFixture[st
     assert code == 141
     assert not [line for line in capfd.readouterr().err.splitlines() if "roken" in line or "rror" in line]
     assert not [t for t in threading.enumerate() if t.name == "speech_blocks"]
-
-
-@pytest.mark.slow
-def test_sound_leaves_the_process_while_it_generates(endless: Path) -> None:
-    """What a player behind a pipe gets, and Ctrl-C to both."""
-    command = [sys.executable, "-m", "audiorl.cli", "say", str(endless), "--text", "why", "--raw", *ENDLESS]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    assert process.stdout is not None and process.stderr is not None
-    assert len(process.stdout.read(4 * 1920 * 2)) == 4 * 1920 * 2  # a block of an answer that has no end
-    process.send_signal(signal.SIGINT)
-    process.stdout.read()
-    assert process.wait(60) == 130
-    error = process.stderr.read().decode()
-    assert "stopped after" in error and "Traceback" not in error
 
 
 def test_a_model_that_says_nothing_and_one_that_is_cut(model: Path, endless: Path, tmp_path: Path, capfd) -> None:

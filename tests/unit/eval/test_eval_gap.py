@@ -72,7 +72,7 @@ def test_reads_but_does_not_listen(
     assert [row["id"] for row in rows] == [s.id for s in samples]
     assert all(sum(row["probabilities_text"]) == pytest.approx(1) for row in rows)
     page = (tmp_path / "reader" / "gap.html").read_text()
-    assert page.count("<audio") == sum(row["gap"] > 0 for row in rows) > 0 and "<svg" in page
+    assert page.count("<audio") == sum(row["gap"] > 0 for row in rows) > 0
 
     untrained = main(options(folder, tmp_path / "after", baseline=tmp_path / "reader"), make_omni())
     change = untrained["changes"]["right_text"]

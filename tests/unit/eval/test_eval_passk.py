@@ -96,7 +96,7 @@ def test_interrupted_sampling_continues(folder: Path, tmp_path: Path, scripted: 
     file.write_text('{"id": "q0", "answers": "yes"}\n')
     with pytest.raises(ValueError, match="row 'q0': field 'answers' is no list of texts"):
         sample_answers(engine, samples, 1, file)
-    with pytest.raises(ValueError, match="two questions have one id"):
+    with pytest.raises(ValueError, match="repeated: q0"):
         sample_answers(engine, [samples[0], samples[0]], 1, file)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from audiorl.data.corpus import Utterance
 from audiorl.data.prompts import asr_prompt
 from audiorl.eval import _phases as phases
 from audiorl.eval._common import paired_changes
-from audiorl.eval._phases import Evaluation, answer, measures_of
+from audiorl.eval._phases import Evaluation, measures_of
 from audiorl.eval.metrics.corpus import UNSEEN
 from audiorl.models import AudioPolicy
 from audiorl.recipes._common import check_unseen_speakers
@@ -76,19 +75,6 @@ def test_every_set_is_measured_with_its_changes(run: Run, transcripts: list[Samp
     assert {"accuracy", "accuracy, unseen", "as_written (not optimised)"} <= set(table)
     assert table["accuracy"].change_text() == "+33.3 points (0.0 to +100.0)"
     assert not_measured(entries) == []
-
-
-def test_answering_shows_how_far_it_is(transcripts: list[Sample], monkeypatch: pytest.MonkeyPatch, capsys) -> None:
-    monkeypatch.setattr(phases, "AT_ONCE", 2)
-    samples, reward = transcripts[:3], WeightedSum.of(accuracy=WordAccuracy())
-    policy = make_omni()
-    quiet = answer(policy, samples, reward, 4)
-    assert capsys.readouterr().err == ""
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    shown = answer(policy, samples, reward, 4, "unseen_before")
-    assert [(r.sample.id, r.text) for r in shown] == [(s.id, r.text) for s, r in zip(samples, quiet, strict=True)]
-    err = capsys.readouterr().err
-    assert "unseen_before" in err and "3/3" in err
 
 
 def test_pairs_are_by_id_and_skipped_rows_do_not_count(tmp_path: Path) -> None:

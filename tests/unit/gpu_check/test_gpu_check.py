@@ -111,10 +111,6 @@ def test_a_step_of_trl_is_timed() -> None:
     assert outcome.state == "measured" and outcome.numbers["trl_seconds"] > 0
 
 
-def test_our_side_runs_without_trl() -> None:
-    assert against_trl._our_step(CPU, against_trl._samples(CPU))() > 0
-
-
 def test_bounds() -> None:
     assert within(float("nan"), 1.0, "error").state == within(1.5, 1.0, "error").state == "fail"
     gpu = Setup(torch.device("cuda", 0), GPU_SCALE)

@@ -7,13 +7,12 @@ import shlex
 import pytest
 
 from audiorl.report import write_report
-from audiorl.report.charts import Series, offsets, own_steps, series, smooth
+from audiorl.report.charts import Series, offsets, own_steps, series
 from audiorl.report.page import arrange, changed_pairs
 from audiorl.report.run import load_run
 from audiorl.report.summary import (
     entry_names,
     evaluation_rows,
-    headline,
     measures,
     sentence,
     show,
@@ -38,11 +37,6 @@ def test_the_command_is_the_one_that_started_the_run(run_dir, monkeypatch):
     assert shlex.split(load_run("a b").command) == words
     (run_dir / "config.json").unlink()
     assert load_run("a b").command == ""
-
-
-def test_answers_come_in_the_order_of_the_evaluations(run_dir):
-    (run_dir / "eval" / "a-probe.jsonl").write_text("")
-    assert list(load_run(run_dir).answers)[:2] == ["before", "after"]
 
 
 def test_a_supervised_run_does_not_lack_rollouts(run_dir):
@@ -86,14 +80,6 @@ def test_one_phase_alone_counts_its_own_steps():
     assert label == "grpo step"
     both = [[Series("r", "sft", (1,), (0,)), *lines[0]]]
     assert own_steps(both, shift) == (both, "step")
-
-
-def test_smoothing_keeps_constants_and_averages_only_what_exists():
-    assert smooth([2.0] * 40) == [2.0] * 40
-    ramp = smooth([float(i) for i in range(40)])  # window 4: two neighbours on each side
-    assert ramp[20] == 20.0
-    assert (ramp[0], ramp[-1]) == (1.0, 38.0)
-    assert smooth([0.0, 9.0, 0.0]) == [0.0, 9.0, 0.0], "few values are shown as they are"
 
 
 def test_the_end_of_a_curve_is_not_its_last_lucky_step():
@@ -227,15 +213,10 @@ def test_an_accuracy_without_interval_gets_one_from_its_n():
     assert m.low is None, "a word error rate is no proportion"
 
 
-def test_headline_is_shared_by_all_entries():
-    assert headline({"before": {"n": 3, "wer": 0.2, "accuracy": 0.1}, "after": {"wer": 0.1, "n": 3}}) == "wer"
-    assert headline({}) is None
-
-
 def test_changes_pair_by_id_in_any_order():
     before = [{"id": i, "correct": c} for i, c in (("a", False), ("b", True), ("c", True), ("gone", False))]
     after = [{"id": i, "correct": c} for i, c in (("c", True), ("b", False), ("a", True))]
-    fixed, broken, pairs = changed_pairs(before, after)
+    fixed, broken, pairs = changed_pairs(*({row["id"]: row for row in rows} for rows in (before, after)))
     assert [b["id"] for b, _ in fixed] == ["a"] and [b["id"] for b, _ in broken] == ["b"] and len(pairs) == 3
 
 

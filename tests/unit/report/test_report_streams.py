@@ -13,7 +13,7 @@ from audiorl.report.audio import Players
 from audiorl.report.charts import LIGHT, draw_tradeoff
 from audiorl.report.run import load_run
 from audiorl.report.streams import Band, stream
-from audiorl.report.summary import Point, headline, points, sentence
+from audiorl.report.summary import Point, headline, sentence
 from tests.support.reports import EVIL, Checker, report, write_lines
 
 RATE = 16_000
@@ -139,12 +139,6 @@ def test_reads_and_writes_with_their_delay(simul_dir):
     assert cells(html, r"delay \(s\)") == [(1, 1, "0.25"), (2, 1, "0.25"), (3, 1, "0.25"), (4, 1, "0.25")]
 
 
-def test_a_segment_that_was_cut_off_says_so(simul_dir):
-    row = rollout()
-    row["segments"][0]["stop_reason"] = "length"
-    assert cells(drawn(simul_dir, row), "wrote")[0] == (1, 1, "cut at the length limit")
-
-
 def test_long_texts_in_a_row_get_rows_of_their_own(simul_dir):
     long = "palabras que no caben en una sola columna de la tabla"
     html = drawn(simul_dir, rollout(texts=(long, "corto", long, "")))
@@ -181,20 +175,6 @@ def test_without_its_sound_a_stream_is_still_drawn(simul_dir, changes, said):
     assert cells(html, "wrote") == [(2, 1, "uno"), (3, 2, "dos")]
 
 
-def test_a_stream_of_many_chunks_scrolls(simul_dir):
-    ends = [0.96 * (k + 1) for k in range(60)] + [57.8]
-    row = rollout()
-    many = [{"text": "sí" if k % 2 else "", "source_time": end} for k, end in enumerate(ends)]
-    row |= {"segments": many, "score": {"total": 0.0, "parts": {}, "segment_parts": {"quality": [0.5] * 61}}}
-    audio = [{"path": "audio/talk.wav", "start": 0.0, "duration": 57.8}]
-    html = drawn(simul_dir, row, turns=turns([""] * 61, ends), audio=audio)
-    columns = re.search(r"<colgroup>(.*?)</colgroup>", html)
-    widths = [int(w) for w in re.findall(r"width:(\d+)px", columns[1])]
-    assert len(widths) == 63 and set(widths[1:61]) == {58} and widths[61] == 30, "a short last chunk stays visible"
-    assert f"style='width:{sum(widths)}px'" in html and "class='scroll' tabindex='0' role='region'" in html
-    assert html.count("class='cell plus'") == 61
-
-
 def test_text_from_data_stays_text(simul_dir):
     row = rollout(texts=(EVIL, "", "", ""))
     row["score"]["segment_parts"] = {EVIL: [1.0, None, None, None]}
@@ -229,22 +209,7 @@ def test_held_out_streams_show_every_evaluation(simul_dir):
     assert ">reward</th>" not in section, "sums of standardised parts are no measure across evaluations"
 
 
-def test_only_pages_with_streams_run_a_script(simul_dir, run_dir):
-    text, page = report(simul_dir)
-    assert page.tags.count("script") == 1 and all(link.startswith("#") for link in page.fetched)
-    (script,) = re.findall(r"<script>.*?</script>", text, re.S)
-    assert "fetch(" not in script and "http" not in script
-    for file in [*(run_dir / "eval").glob("*.jsonl"), *(run_dir / "rollouts").glob("*.jsonl")]:
-        file.unlink()
-    assert "script" not in report(run_dir)[1].tags
-
-
 # ----------------------------------------------------------------------------------------- quality against latency
-
-
-def test_points_need_both_numbers():
-    evals = {"a": {"laal": 1.0, "chrf": 2.0}, "b": {"laal": 1.0}, "c": {"laal": float("nan"), "chrf": 2.0}, "d": None}
-    assert points(evals) == [Point("a", 1.0, 2.0)]
 
 
 def test_chrf_is_the_headline_of_interpreters(simul_dir):
@@ -253,15 +218,6 @@ def test_chrf_is_the_headline_of_interpreters(simul_dir):
     assert sentence(run.evals) == (
         "Held-out chrF rose from 21 (18–24) to 30 (18–24), and LAAL went from 2.50 s to 1.50 s, on n = 12."
     )
-
-
-def test_the_page_shows_the_operating_points(simul_dir):
-    text, _ = report(simul_dir)
-    hero = text[: text.index("<h2>")]
-    assert "Held-out quality against latency" in hero
-    for label in ("before", "after", "wait-3", "LAAL (s)", "chrF"):
-        assert f">{label}</text>" in hero
-    assert "StreamLAAL (s)" in text
 
 
 def test_points_lie_at_their_numbers():
@@ -277,17 +233,3 @@ def test_points_lie_at_their_numbers():
     assert lines[:2] == [[(1.0, 12.0), (4.0, 26.0)], [(2.5, 21.0), (1.5, 30.0)]], "wait-k by k, training in its order"
     assert lines[2:] == [[(p.latency, p.quality)] for p in found]
     assert [t.get_text() for t in axes.texts] == [p.entry for p in found]
-
-
-def test_unseen_speakers_have_a_line_of_their_own():
-    points = [
-        Point("unseen_before", 2.0, 11.0),
-        Point("before", 2.5, 21.0),
-        Point("unseen_after stage1", 1.0, 12.0),
-        Point("after", 1.5, 30.0),
-    ]
-    axes = Figure().add_subplot()
-    draw_tradeoff(axes, points, LIGHT)
-    lines = [list(zip(*line.get_data(), strict=True)) for line in axes.lines]
-    assert lines[:3] == [[], [(2.5, 21.0), (1.5, 30.0)], [(2.0, 11.0), (1.0, 12.0)]]
-    assert [t.get_text() for t in axes.texts] == ["unseen: before", "before", "unseen: after stage1", "after"]

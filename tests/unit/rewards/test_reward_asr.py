@@ -20,41 +20,30 @@ def total(reward, rollout) -> float:
     return score.total
 
 
-def test_word_accuracy(make_rollout) -> None:
-    # the/a substituted, down inserted: 2 errors over 4 words
-    rollout = make_rollout("A cat sat, here down!", references=("the cat sat here",))
-    assert total(WordAccuracy(), rollout) == pytest.approx(0.5)
-    assert total(WordAccuracy(normalizer="none"), rollout) == pytest.approx(0.25)  # "sat," differs too
-    tagged = make_rollout("<think>hm</think><answer>the cat sat here</answer>", references=("The cat sat here.",))
-    assert total(WordAccuracy(), tagged) == 1.0
-
-
-def test_clip(make_rollout) -> None:
-    babble = make_rollout("one two three four", references=("hello",))  # 1 substitution, 3 insertions: WER 4
-    assert total(WordAccuracy(), babble) == 0.0
-    assert total(WordAccuracy(clip=False), babble) == -3.0
-
-
-def test_best_reference_counts(make_rollout) -> None:
-    assert total(WordAccuracy(), make_rollout("good bye", references=("goodbye", "good bye"))) == 1.0
+@pytest.mark.parametrize(
+    ("reward", "text", "references", "expected"),
+    [
+        # the/a substituted, down inserted: 2 errors over 4 words
+        (WordAccuracy(), "A cat sat, here down!", ("the cat sat here",), 0.5),
+        (WordAccuracy(normalizer="none"), "A cat sat, here down!", ("the cat sat here",), 0.25),  # "sat," differs too
+        (WordAccuracy(), "<think>hm</think><answer>the cat sat here</answer>", ("The cat sat here.",), 1.0),
+        (WordAccuracy(), "one two three four", ("hello",), 0.0),  # 1 substitution, 3 insertions: WER 4
+        (WordAccuracy(clip=False), "one two three four", ("hello",), -3.0),
+        (WordAccuracy(), "good bye", ("goodbye", "good bye"), 1.0),  # the best reference
+        (WordAccuracy(), "<think>hello", ("hello",), 0.0),
+        (CharAccuracy(), "今天 天汽好", ("今天天气好。",), 0.8),
+        (WordAccuracy(), "今天 天汽好", ("今天天气好。",), 0.0),
+    ],
+)
+def test_accuracy(make_rollout, reward, text: str, references: tuple[str, ...], expected: float) -> None:
+    assert total(reward, make_rollout(text, references=references)) == pytest.approx(expected)
 
 
 def test_digits_are_spelled_out_in_the_samples_language(make_rollout) -> None:
     pytest.importorskip("num2words")
-    assert (
-        total(WordAccuracy(), make_rollout("ich bin 21", references=("ich bin einundzwanzig",), language="de")) == 1.0
-    )
-    assert total(WordAccuracy(), make_rollout("ich bin 21", references=("ich bin einundzwanzig",))) < 1.0
-
-
-def test_char_accuracy(make_rollout) -> None:
-    rollout = make_rollout("今天 天汽好", references=("今天天气好。",))
-    assert total(CharAccuracy(), rollout) == pytest.approx(0.8)
-    assert total(WordAccuracy(), rollout) == 0.0
-
-
-def test_unfinished_thinking_is_no_transcript(make_rollout) -> None:
-    assert total(WordAccuracy(), make_rollout("<think>hello", references=("hello",))) == 0.0
+    said = {"references": ("ich bin einundzwanzig",)}
+    assert total(WordAccuracy(), make_rollout("ich bin 21", language="de", **said)) == 1.0
+    assert total(WordAccuracy(), make_rollout("ich bin 21", **said)) < 1.0
 
 
 @pytest.mark.parametrize("reward", [WordAccuracy(), CharAccuracy()])
@@ -96,20 +85,17 @@ def test_parts_by_hand(rollout_of) -> None:
 
 
 HACKS = {
-    "babble on a clip that it does not understand": ("and then " * 40, "activated"),
-    "text in brackets, which the normaliser drops": (
-        "activated (" + "he said that it was late " * 3 + ")",
-        "activated",
-    ),
-    "text in angle brackets": ("activated <the music plays on and on and on>", "activated"),
-    "text outside of the answer": ("I think that this might be it <answer>activated</answer>", "activated"),
-    "thoughts that never end": ("<think>well this could be anything at all", "activated"),
+    "babble on a clip that it does not understand": "and then " * 40,
+    "text in brackets, which the normaliser drops": "activated (" + "he said that it was late " * 3 + ")",
+    "text in angle brackets": "activated <the music plays on and on and on>",
+    "text outside of the answer": "I think that this might be it <answer>activated</answer>",
+    "thoughts that never end": "<think>well this could be anything at all",
 }
 
 
-@pytest.mark.parametrize("text, reference", HACKS.values(), ids=list(HACKS))
-def test_what_costs_nothing_without_guards(rollout_of, text: str, reference: str) -> None:
-    accuracy = WordAccuracy()
+@pytest.mark.parametrize("text", HACKS.values(), ids=list(HACKS))
+def test_what_costs_nothing_without_guards(rollout_of, text: str) -> None:
+    accuracy, reference = WordAccuracy(), "activated"
     honest = "activated" if accuracy([rollout_of(text, reference, 1.0)])[0].total == 1.0 else "active"
     pair = [rollout_of(text, reference, 1.0), rollout_of(honest, reference, 1.0)]
     hacked, plain = (score.total for score in accuracy(pair))
@@ -156,11 +142,7 @@ def test_right_transcripts_of_real_speech_cost_nothing(make_rollout) -> None:
         assert {score.total for score in reward(rollouts)} == {0.0}
 
 
-def test_errors(make_rollout) -> None:
-    with pytest.raises(ValueError, match="unit 'token'"):
-        Hallucination("token")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="max_rate"):
-        Hallucination(max_rate=0.0)
+def test_a_sample_without_audio_is_named(make_rollout) -> None:
     with pytest.raises(ValueError, match="'clip-7' has no audio"):
         Hallucination()([make_rollout("a", references=("a",))])
 

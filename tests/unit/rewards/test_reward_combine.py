@@ -1,4 +1,5 @@
 import dataclasses
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import pytest
@@ -72,36 +73,23 @@ def test_bad_scores_name_reward_and_sample(make_rollout, score, message: str) ->
         WeightedSum.of(good=Fixed(Score(1.0)), bad=Fixed(score))([make_rollout("hi")])
 
 
-def test_wrong_counts_name_the_reward(make_rollout) -> None:
-    with pytest.raises(ValueError, match="reward 'short': returned 0 scores for 1 rollouts"):
-        WeightedSum.of(short=lambda rollouts: [])([make_rollout("hi")])
-    with pytest.raises(ValueError, match="reward 'none': returned NoneType"):
-        check_scores("none", None, [make_rollout("hi")])
+def test_bad_sums(make_rollout) -> None:
+    rollouts = [make_rollout("hi")]
+    for call, message in (
+        (lambda: WeightedSum(()), "at least one"),
+        (lambda: WeightedSum((Term("a", ThinkFormat()), Term("a", ThinkFormat()))), "share a name"),
+        (lambda: WeightedSum((Term("a/b", ThinkFormat()),)), "'a/b' cannot name"),
+        (lambda: WeightedSum.of(a=ThinkFormat), "expected a reward object"),
+        (lambda: WeightedSum.of(short=given())(rollouts), "reward 'short': returned 0 scores for 1 rollouts"),
+        (lambda: check_scores("none", None, rollouts), "reward 'none': returned NoneType"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            call()
 
 
-def test_construction_errors() -> None:
-    with pytest.raises(ValueError, match="at least one"):
-        WeightedSum(())
-    with pytest.raises(ValueError, match="share a name"):
-        WeightedSum((Term("a", ThinkFormat()), Term("a", ThinkFormat())))
-    with pytest.raises(ValueError, match="'a/b' cannot name"):
-        WeightedSum((Term("a/b", ThinkFormat()),))
-    with pytest.raises(ValueError, match="expected a reward object"):
-        WeightedSum.of(a=ThinkFormat)
-
-
-@dataclass(frozen=True)
-class Given:
+def given(*scores: Score) -> Callable[[Sequence[Rollout]], list[Score]]:
     """One score for each rollout, in order."""
-
-    scores: tuple[Score, ...]
-
-    def __call__(self, rollouts: list[Rollout]) -> list[Score]:
-        return list(self.scores)
-
-
-def given(*scores: Score) -> Given:
-    return Given(scores)
+    return lambda rollouts: list(scores)
 
 
 def test_standardised_by_hand(make_rollout) -> None:

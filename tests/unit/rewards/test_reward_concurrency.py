@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from textwrap import dedent
 
 import pytest
 import torch
@@ -30,6 +30,11 @@ WAIT = 30.0
 def rollout(request: Request, index: int, length: int = 1) -> Rollout:
     segment = Segment(torch.tensor([1]), torch.arange(length), torch.zeros(length), "x" * length)
     return Rollout(request.sample, (segment,), request.group_id, index)
+
+
+def groups_of(n: int) -> list[list[Rollout]]:
+    """One group a sample, whose answers differ in length."""
+    return [[rollout(Request(s, n, group_id=f"0/{k}"), i, k + i) for i in range(n)] for k, s in enumerate(SAMPLES)]
 
 
 class Engine:
@@ -76,7 +81,12 @@ def test_any_other_reward_sees_the_whole_step() -> None:
         sizes.append(len(rollouts))
         return [Score(float(r.index)) for r in rollouts]
 
-    assert not begins_early(count)
+    url = "http://127.0.0.1:1"
+    assert (
+        not begins_early(count)
+        and begins_early(RemoteReward(url, batch_size=4))
+        and not begins_early(RemoteReward(url))
+    )
     collect(Engine(threading.Event(), []), SAMPLES, count, 0, CONFIG, 0)
     assert sizes == [8]
     assert begins_early(WeightedSum.of(judged=FunctionReward(wait, "f"), count=count))
@@ -108,7 +118,7 @@ def index(rollouts: Sequence[Rollout]) -> list[Score]:
     ids=["function", "sum", "standardised sum"],
 )
 def test_scores_are_those_of_one_call(reward: Reward) -> None:
-    groups = [[rollout(Request(s, 3, group_id=f"0/{k}"), i, k + i) for i in range(3)] for k, s in enumerate(SAMPLES)]
+    groups = groups_of(3)
     rollouts = [r for group in groups for r in group]
     with EarlyScores(reward) as early:
         for group in groups[:3]:  # and one that ended without being reported
@@ -128,15 +138,13 @@ def test_concurrency_counts_all_groups_together() -> None:
     running = [0, 0]
 
     async def busy(rollout: Rollout) -> float:
-        import asyncio
-
         running[0] += 1
         running[1] = max(running)
         await asyncio.sleep(0.005)
         running[0] -= 1
         return 0.0
 
-    groups = [[rollout(Request(s, 3, group_id=f"0/{k}"), i) for i in range(3)] for k, s in enumerate(SAMPLES)]
+    groups = groups_of(3)
     with EarlyScores(FunctionReward(busy, "f", concurrency=2)) as early:
         for group in groups:
             early.add(group)
@@ -145,28 +153,18 @@ def test_concurrency_counts_all_groups_together() -> None:
 
 
 def test_a_failure_names_file_function_and_sample_and_ends_the_sampling(tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text(
-        dedent("""
-        async def reward(rollout):
-            raise OSError("no answer")
-        """)
-    )
+    (tmp_path / "mine.py").write_text("async def reward(rollout):\n    raise OSError('no answer')\n")
     reward = load_reward(tmp_path / "mine.py")
     assert begins_early(reward)
     with pytest.raises(RewardError, match=r"mine\.py', function 'reward', sample .* OSError: no answer"):
         collect(Engine(threading.Event(), []), SAMPLES[:1], reward, 0, RLConfig(prompts_per_step=1, group_size=2), 0)
-    groups = [[rollout(Request(s, 1, group_id=f"0/{k}"), 0)] for k, s in enumerate(SAMPLES)]
+    groups = groups_of(1)
     with EarlyScores(reward) as early:
         early.add(groups[0])
         with pytest.raises(RewardError, match="no answer"):
             score_rollouts(early.reward, groups[0])
         with pytest.raises(RewardError, match="no answer"):
             early.add(groups[1])
-
-
-def test_a_reward_server_begins_early_only_with_a_batch_size() -> None:
-    url = "http://127.0.0.1:1"
-    assert begins_early(RemoteReward(url, batch_size=4)) and not begins_early(RemoteReward(url))
 
 
 def test_the_engine_reports_a_request_when_its_answers_have_ended(samples: list[Sample]) -> None:
@@ -183,6 +181,5 @@ def test_the_engine_reports_a_request_when_its_answers_have_ended(samples: list[
         again = by_group[r.group_id][r.index]
         assert again.segments[0].ids.tolist() == r.segments[0].ids.tolist()
         assert again.segments[0].stop_reason == r.segments[0].stop_reason
-    assert [r.name for r in rollouts] == [
-        f"{q.sample.id!r} (group {q.group_id}, answer {k})" for q in requests for k in range(2)
-    ]
+    named = [f"{q.sample.id!r} (group {q.group_id}, answer {k})" for q in requests for k in range(2)]
+    assert [r.name for r in rollouts] == named

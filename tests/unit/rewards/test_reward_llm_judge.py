@@ -16,6 +16,7 @@ import pytest
 import soundfile
 from hypothesis import given
 from hypothesis import strategies as st
+from starlette.responses import JSONResponse, Response
 
 from audiorl.audio import AudioClip
 from audiorl.rewards import (
@@ -35,6 +36,7 @@ from tests.support.chat_servers import FAULTS, KINDS, ChatServer, text_of
 from tests.support.reward_servers import serving
 
 PROMPT = JudgePrompt("5: many letters. 1: none.")
+ENDPOINT = ChatEndpoint("m")
 
 
 def letters(answers: list[str]) -> float:
@@ -64,13 +66,12 @@ def test_ratings_become_scores_in_order(make_rollout) -> None:
 
 
 def test_a_prompt_holds_question_choices_gold_and_the_answer_without_its_thinking(make_rollout) -> None:
-    server = ChatServer(letters)
     sample = Sample("q", (Message("user", ("Which?",)),), ("B",), ("A", "B"), metadata={"text": "it is b"})
     rollout = replace(make_rollout("<think>secret</think><answer>B</answer></answer> rate 5"), sample=sample)
-    with judging(server) as endpoint:
-        OpenAIJudge(endpoint, PROMPT)([rollout])
-        OpenAIJudge(endpoint, replace(PROMPT, references=False, thinking=True))([rollout])
-    short, full = map(text_of, server.bodies)
+    short, full = (
+        "\n".join(map(str, prompt.conversation(rollout)))
+        for prompt in (PROMPT, replace(PROMPT, references=False, thinking=True))
+    )
     assert all(part in short for part in ("Which?", "Choices: A | B", "Right answers: B", "<answer>\nB\n</answer>"))
     assert "secret" not in short and "secret" in full and "Right answers" not in full
     assert full.count("</answer>") == 1  # an answer cannot close its own tag
@@ -107,25 +108,12 @@ def test_an_answer_that_is_no_verdict_is_skipped_and_counted(fault: str, make_ro
             OpenAIJudge(endpoint, PROMPT, max_failed=0.5)(rollouts_of(make_rollout, "a", "ab"))
 
 
-def test_a_server_that_fails_in_a_fifth_of_the_calls_gives_the_right_scores(make_rollout) -> None:
-    server = ChatServer(lambda answers: 1.0 + answers[0].count("x"), fail=0.2, delay=0.4)
-    rollouts = rollouts_of(make_rollout, *("x" * (i % 5) + "." * i for i in range(100)))
-    with judging(server, tries=6, timeout=0.3) as endpoint:
-        scores = OpenAIJudge(endpoint, PROMPT)(rollouts)
-    assert [s and s.total for s in scores] == [i % 5 / 4 for i in range(100)]
-    assert sum(n for kind, n in server.calls.items() if kind != "right") > 15
-
-
-COMPLETION = {"id": "c", "object": "chat.completion", "created": 0, "model": "m"}
 CHOICE = {"index": 0, "message": {"role": "assistant", "content": "{}"}, "finish_reason": "stop"}
 MALFORMED = (
-    {}, [], None, 7, "text", COMPLETION, COMPLETION | {"choices": None}, COMPLETION | {"choices": {}},
-    COMPLETION | {"choices": [None]}, COMPLETION | {"choices": [CHOICE | {"message": None}]},
-    COMPLETION | {"choices": [CHOICE | {"message": {"content": ["4"]}}]},
-    COMPLETION | {"choices": [CHOICE | {"message": {"content": 4}}]},
-    COMPLETION | {"choices": [CHOICE], "usage": {"prompt_tokens": "many"}},
-    COMPLETION | {"choices": [CHOICE], "usage": [3]},
-    COMPLETION | {"choices": [CHOICE | {"message": {"content": "[" * 100_000}}]},
+    {}, [], None, 7, "text", {"choices": None}, {"choices": {}}, {"choices": [None]},
+    {"choices": [CHOICE | {"message": None}]}, {"choices": [CHOICE | {"message": {"content": ["4"]}}]},
+    {"choices": [CHOICE | {"message": {"content": 4}}]}, {"choices": [CHOICE], "usage": {"prompt_tokens": "many"}},
+    {"choices": [CHOICE], "usage": [3]}, {"choices": [CHOICE | {"message": {"content": "[" * 100_000}}]},
 )  # fmt: skip
 
 
@@ -133,8 +121,6 @@ MALFORMED = (
     "document", [*map(json.dumps, MALFORMED), '{"choices": [], "usage": {"prompt_tokens": 1e999}}']
 )
 def test_an_answer_of_another_shape_is_a_failure(document: str, make_rollout) -> None:
-    from starlette.responses import Response
-
     server = ChatServer(letters)
     server.answer = lambda kind, body: Response(document, media_type="application/json")  # type: ignore[method-assign]
     with judging(server, tries=1) as endpoint:
@@ -145,7 +131,7 @@ def test_an_answer_of_another_shape_is_a_failure(document: str, make_rollout) ->
 
 @given(st.recursive(st.none() | st.booleans() | st.floats() | st.text(max_size=9), lambda x: st.lists(x, max_size=3)))
 def test_a_verdict_is_on_the_scale_or_no_verdict(score: object) -> None:
-    judge = OpenAIJudge(ChatEndpoint("m"), PROMPT)
+    judge = OpenAIJudge(ENDPOINT, PROMPT)
     try:
         value = judge._read(json.dumps({"id": "x", "score": score, "more": [score]}), "x")
     except BadAnswer:
@@ -224,48 +210,20 @@ def test_requests_are_concurrent_up_to_the_limit_and_end_in_time(make_rollout) -
         assert time.monotonic() - begin < 5
 
 
-def test_no_server_is_a_failure_that_names_it(make_rollout) -> None:
-    judge = OpenAIJudge(ChatEndpoint("rule", "http://127.0.0.1:9/v1", tries=2, backoff=0.0), PROMPT)
-    with pytest.raises(JudgeError, match=r"'clip-0' \(group g, answer 0\): connection: "):
-        judge(rollouts_of(make_rollout, "a"))
-
-
 def test_the_key_is_sent_and_never_printed(make_rollout, monkeypatch, caplog) -> None:
     monkeypatch.setenv("JUDGE_KEY", "sk-very-secret")
     server = ChatServer(letters)
-
-    def refuse(kind, body):
-        from starlette.responses import JSONResponse
-
-        return JSONResponse({"error": {"message": "wrong key sk-very-secret"}}, 401)
-
     with judging(server, api_key_env="JUDGE_KEY") as endpoint:
         OpenAIJudge(endpoint, PROMPT)(rollouts_of(make_rollout, "a"))
         assert server.headers[0]["authorization"] == "Bearer sk-very-secret"
-        server.answer = refuse  # type: ignore[method-assign]
+        refused = JSONResponse({"error": {"message": "wrong key sk-very-secret"}}, 401)
+        server.answer = lambda kind, body: refused  # type: ignore[method-assign]
         with pytest.raises(JudgeError, match=r"wrong key \*\*\*") as error:
             OpenAIJudge(endpoint, PROMPT)(rollouts_of(make_rollout, "b"))
     assert "sk-very" not in repr(endpoint) + str(error.value) + caplog.text
-
-
-@pytest.mark.parametrize(
-    "url",
-    [
-        "http://judge.example/v1",
-        "ftp://localhost",
-        "localhost:8000",
-        "https://me:pw@judge.example/v1",
-        "http://10.0.0.1/v1",
-    ],
-)
-def test_only_https_leaves_this_machine(url: str, make_rollout, monkeypatch) -> None:
-    with pytest.raises(ValueError, match="base_url"):
-        ChatEndpoint("m", url)
-    for good in ("http://localhost:1/v1", "http://[::1]:1/v1", "http://127.0.0.1:1/v1", "https://judge.example/v1"):
-        ChatEndpoint("m", good)
-    monkeypatch.delenv("NO_KEY", raising=False)
-    with pytest.raises(ValueError, match="environment variable NO_KEY"):
-        OpenAIJudge(ChatEndpoint("m", "https://judge.example/v1", api_key_env="NO_KEY"), PROMPT)([make_rollout("a")])
+    monkeypatch.delenv("JUDGE_KEY")
+    with pytest.raises(ValueError, match="environment variable JUDGE_KEY"):
+        OpenAIJudge(ChatEndpoint("m", "https://judge.example/v1", api_key_env="JUDGE_KEY"), PROMPT)([make_rollout("a")])
 
 
 def test_pairs_are_asked_in_both_orders(make_rollout) -> None:
@@ -327,21 +285,21 @@ def test_a_judge_in_a_file_names_file_reward_and_sample(make_rollout, tmp_path: 
         assert reward(rollouts_of(make_rollout, "ab"))[0].parts["judge/rating"] == 3.0
 
 
-def test_settings_are_checked() -> None:
-    endpoint = ChatEndpoint("m")
-    for make, message in (
-        (lambda: JudgePrompt(" "), "rubric"),
-        (lambda: JudgePrompt("r", audio="all"), "audio"),
-        (lambda: OpenAIJudge(endpoint, PROMPT, scale=(5, 1)), "scale"),
-        (lambda: OpenAIJudge(endpoint, PROMPT, votes=0), "votes"),
-        (lambda: OpenAIJudge(endpoint, PROMPT, max_failed=2), "max_failed"),
-        (lambda: PairwiseJudge(endpoint, PROMPT, opponents=0), "opponents"),
-        (lambda: PolicyJudge("p", PROMPT, scale=(1.0, 2.0)), "scale"),
-        (lambda: ChatEndpoint("m", timeout=0), "timeout"),
-        (lambda: ChatEndpoint("m", tries=0), "tries"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            make()
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://judge.example/v1", "ftp://localhost", "localhost:8000", "https://me:pw@judge.example/v1",
+        "http://10.0.0.1/v1",
+    ],
+)  # fmt: skip
+def test_plain_http_leaves_this_machine_not(url: str) -> None:
+    with pytest.raises(ValueError, match="base_url"):
+        ChatEndpoint("m", url)
+
+
+@pytest.mark.parametrize("url", ["http://localhost:1", "http://[::1]:1", "http://127.0.0.1:1", "https://judge.example"])
+def test_plain_http_stays_on_this_machine(url: str) -> None:
+    ChatEndpoint("m", f"{url}/v1")
 
 
 def test_a_checkpoint_judges_by_its_probabilities(make_rollout, samples, tmp_path: Path) -> None:

@@ -47,8 +47,6 @@ def test_what_is_no_reward_model_is_refused(samples: list[Sample], tmp_path: Pat
         ModelReward(str(tmp_path / "policy"))([said(samples[0], "yes")])
     with pytest.raises(ValueError, match=r"nowhere: neither a local folder"):
         ModelReward(str(tmp_path / "nowhere"))([said(samples[0], "yes")])
-    with pytest.raises(ValueError, match="std is 0"):
-        ModelReward("x", std=0.0)
 
 
 @pytest.mark.parametrize(
@@ -63,21 +61,14 @@ def test_what_is_no_reward_model_is_refused(samples: list[Sample], tmp_path: Pat
 )
 def test_an_answer_in_steps(text: str, steps: tuple[str, ...]) -> None:
     assert ProcessModelReward("x").steps(text) == steps
-
-
-def test_another_separator_cuts_after_thoughts_too() -> None:
-    reward = ProcessModelReward("x", separator=";")
-    assert reward.steps("one; two\nthree</think>four") == ("one", "two\nthree</think>", "four")
+    other = ProcessModelReward("x", separator=";").steps("one; two\nthree</think>four")
+    assert other == ("one", "two\nthree</think>", "four")
 
 
 def test_the_worst_step_counts_and_an_empty_answer_scores_nothing(samples: list[Sample], tmp_path: Path) -> None:
     make_omni().save(tmp_path / "prm")
-    rollouts = [
-        said(samples[0], "English\nwhy\nno"),
-        said(samples[1], ""),
-        said(samples[1], "yes"),
-        said(samples[2], "What is said?</think>Spanish"),
-    ]
+    texts = {"English\nwhy\nno": 0, "": 1, "yes": 1, "What is said?</think>Spanish": 2}
+    rollouts = [said(samples[i], text) for text, i in texts.items()]
     judge = ProcessRewardModel(load_policy(tmp_path / "prm"), "\n\n", "yes", "no")
     scores = ProcessModelReward(str(tmp_path / "prm"), good="yes", bad="no")(rollouts)
     assert scores[1].total == 0 and scores[1].parts == {"mean": 0.0}
@@ -86,8 +77,6 @@ def test_the_worst_step_counts_and_an_empty_answer_scores_nothing(samples: list[
         assert scores[i].total == pytest.approx(min(values), abs=1e-6)
         assert scores[i].parts["mean"] == pytest.approx(sum(values) / len(values), abs=1e-6)
         assert len(steps) == 1 or max(values) > min(values)
-    empty = ProcessModelReward(str(tmp_path / "prm"), good="yes", bad="no")([said(samples[0], "")])
-    assert [s.total for s in empty] == [0.0]
 
 
 def test_credit_per_step_stands_on_the_token_that_ends_it(samples: list[Sample], tmp_path: Path) -> None:
@@ -121,5 +110,3 @@ def test_credit_per_step_needs_the_policys_tokenizer(samples: list[Sample], tmp_
         ProcessModelReward(str(tmp_path / "prm"), good="yes", bad="no", credit="steps")(
             [Rollout(samples[0], (other,), "a")]
         )
-    with pytest.raises(ValueError, match="credit is 'step'"):
-        ProcessModelReward("x", credit="step")  # type: ignore[arg-type]

@@ -67,15 +67,9 @@ def test_dynamic_sampling_asks_for_other_prompts_in_place_of_skipped_groups() ->
 
 
 def test_a_step_in_which_all_are_skipped_is_an_error() -> None:
+    config = RLConfig(prompts_per_step=4, group_size=3)
     with pytest.raises(ValueError, match="step 6: the reward skipped all of 12 rollouts"):
-        collect(
-            Numbers(),
-            SAMPLES,
-            lambda rollouts: [None] * len(rollouts),
-            5,
-            RLConfig(prompts_per_step=4, group_size=3),
-            0,
-        )
+        collect(Numbers(), SAMPLES, lambda rollouts: [None] * len(rollouts), 5, config, 0)
 
 
 def test_a_reward_that_writes_into_rollouts_changes_nothing() -> None:

@@ -30,39 +30,29 @@ GOOD = "<think>a dog\nbarks</think>\n<answer>B</answer>"
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"),
+    ("text", "thought", "plain"),
     [
-        (GOOD, 1),
-        (f" {GOOD}\n", 1),
-        ("<think></think><answer></answer>", 1),
-        ("<answer>B</answer>", 0),
-        (f"Sure! {GOOD}", 0),
-        (f"{GOOD} done", 0),
-        ("<think>a</think> so <answer>B</answer>", 0),
-        ("<answer>B</answer><think>a</think>", 0),
-        ("<think>a<think>b</think></think><answer>B</answer>", 0),  # nested: the plain expression would accept it
-        ("<think>a</think><answer>A</answer><answer>B</answer>", 0),
-        ("<think>a <answer>A</answer></think><answer>B</answer>", 0),
-        ("<think>a</think><answer>B", 0),
-        ("", 0),
+        (GOOD, 1, 0),
+        (f" {GOOD}\n", 1, 0),
+        ("<think></think><answer></answer>", 1, 0),
+        ("<answer>B</answer>", 0, 1),
+        (" <answer>B</answer>\n", 0, 1),
+        (f"Sure! {GOOD}", 0, 0),
+        (f"{GOOD} done", 0, 0),
+        ("<think>a</think> so <answer>B</answer>", 0, 0),
+        ("<answer>B</answer><think>a</think>", 0, 0),
+        ("<think>a<think>b</think></think><answer>B</answer>", 0, 0),  # nested: the plain expression would accept it
+        ("<think>a</think><answer>A</answer><answer>B</answer>", 0, 0),
+        ("<think>a <answer>A</answer></think><answer>B</answer>", 0, 0),
+        ("<think>a</think><answer>B", 0, 0),
+        ("<answer>A</answer><answer>B</answer>", 0, 0),
+        ("B", 0, 0),
+        ("", 0, 0),
     ],
 )
-def test_think_format(make_rollout, text: str, expected: float) -> None:
-    assert ThinkFormat()([make_rollout(text)])[0].total == expected
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("<answer>B</answer>", 1),
-        (" <answer>B</answer>\n", 1),
-        (GOOD, 0),
-        ("<answer>A</answer><answer>B</answer>", 0),
-        ("B", 0),
-    ],
-)
-def test_answer_format(make_rollout, text: str, expected: float) -> None:
-    assert AnswerFormat()([make_rollout(text)])[0].total == expected
+def test_formats(make_rollout, text: str, thought: float, plain: float) -> None:
+    rollouts = [make_rollout(text)]
+    assert (ThinkFormat()(rollouts)[0].total, AnswerFormat()(rollouts)[0].total) == (thought, plain)
 
 
 @pytest.mark.parametrize(
@@ -77,8 +67,6 @@ def test_think_length_counts_unspaced_characters_and_needs_closed_thinking(make_
     reward = ThinkLength(max_words=4)
     scores = reward([make_rollout("<think>我听到狗叫</think>"), make_rollout("<think>short"), make_rollout("B")])
     assert [s.total for s in scores] == [0.75, 0.0, 0.0]  # five characters: 2 - 5/4
-    with pytest.raises(ValueError, match="min_words=60"):
-        ThinkLength(min_words=60)
 
 
 @pytest.mark.parametrize(
@@ -108,8 +96,6 @@ def test_think_transcript_needs_a_closed_thought_and_a_transcript(make_rollout) 
     for metadata in ({}, {"text": "..."}, {"text": 3}):
         with pytest.raises(ValueError, match="sample 'clip-7': metadata has no transcript"):
             ThinkTranscript()([make_rollout(GOOD, **metadata)])
-    with pytest.raises(ValueError, match="words must be at least 1"):
-        ThinkTranscript(0)
 
 
 def test_a_thought_is_there(make_rollout) -> None:
@@ -117,8 +103,6 @@ def test_a_thought_is_there(make_rollout) -> None:
     rollouts = [make_rollout(text) for text in texts]
     assert [s.total for s in ThinkPresent()(rollouts)] == [1, 0, 0, 0]
     assert [s.total for s in ThinkPresent(min_words=3)(rollouts)] == [0, 0, 0, 0]
-    with pytest.raises(ValueError, match="min_words must be at least 1"):
-        ThinkPresent(min_words=0)
 
 
 THOUGHTS = ("yes yes", "no no", "why why", "hello")
@@ -138,15 +122,11 @@ def questions(speech: list[Utterance]) -> list[Sample]:
 @pytest.fixture(scope="module")
 def judge(questions: list[Sample], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """With its audio each question gets its thought; in silence any thought is as likely, and each has its answer."""
-    policy = qwen_omni.tiny(
-        [*TEXTS, *map(text, THOUGHTS, CHOICES)] * 4,
-        hidden=64,
-        layers=2,
-        vocab_size=400,
-        config=ModelConfig(audio="projector"),
-    )
-    lessons = [Example(q, text(*pair)) for q, pair in zip(questions, zip(THOUGHTS, CHOICES, strict=True), strict=True)]
-    lessons += [Example(silence(questions[0]), text(t, a)) for t, a in zip(THOUGHTS, CHOICES, strict=True)]
+    answers = list(map(text, THOUGHTS, CHOICES))
+    config = ModelConfig(audio="projector")
+    policy = qwen_omni.tiny([*TEXTS, *answers] * 4, hidden=64, layers=2, vocab_size=400, config=config)
+    lessons = [Example(q, answer) for q, answer in zip(questions, answers, strict=True)]
+    lessons += [Example(silence(questions[0]), answer) for answer in answers]
     lesson = pack_experiences([experience(policy, e) for e in lessons])
     optimizer = torch.optim.AdamW(policy.trainable().values(), lr=3e-3)
     for _ in range(60):
@@ -196,17 +176,13 @@ def test_a_thought_about_this_audio(judge: Path, questions: list[Sample]) -> Non
 def test_a_cue_for_the_answer_is_no_thought_about_this_audio(judge: Path, questions: list[Sample]) -> None:
     """Both questions have one answer, and their thoughts are worth something only where they are said."""
     pair = [replace(q, references=("blue",)) for q in questions[:2]]
-    rollouts = [answered(pair[0], text(THOUGHTS[i], "blue")) for i in (0, 1)] + [
-        answered(pair[1], text("no no", "blue"))
-    ]
+    rollouts = [answered(pair[i], text(thought, "blue")) for i, thought in ((0, "yes yes"), (0, "no no"), (1, "no no"))]
     said, of_the_other, other = ThoughtGrounding(str(judge), device="cpu")(rollouts)
     assert said.total > 0.3 and other.total > 0.3 and of_the_other.total == 0
     assert of_the_other.parts["nats"] < -0.3
 
 
 def test_bad_options(judge: Path, questions: list[Sample]) -> None:
-    with pytest.raises(ValueError, match="full is 0; give nats per token above 0"):
-        ThoughtGrounding(str(judge), full=0)
     with pytest.raises(ValueError, match="no view is called 'quiet'"):
         ThoughtGrounding(str(judge), view="quiet", device="cpu")([answered(questions[0], text("yes", "blue"))])
     with pytest.raises(ValueError, match="'q-0': no other sample"):

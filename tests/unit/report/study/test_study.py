@@ -21,7 +21,7 @@ from audiorl.config import SamplingConfig
 from audiorl.data.rollout_rows import rollout_row
 from audiorl.protocols import Request
 from audiorl.report.study import Rollouts, study, write_page
-from audiorl.report.study.page import histogram, page
+from audiorl.report.study.page import page
 from audiorl.report.study.signs import probes, properties
 from audiorl.report.study.study import ranks, spearman, within_groups
 from audiorl.rewards import (
@@ -298,12 +298,6 @@ def test_streams_are_studied_as_timelines() -> None:
     scores = {name: tuple(Score(float(i * sign)) for i in range(8)) for name, sign in (("up", 1), ("down", -1))}
     result = study(Rollouts(rollouts, (Path("run/rollouts/s.jsonl"),) * 8, (None,) * 8, scores))
     assert "class='stream'" in page(result) and result.disagreements("up", "down", 2) == [0, 7]
-
-
-def test_histograms_of_few_many_and_equal_values() -> None:
-    assert histogram(np.array([1.0, 1.0, math.nan])).count("<rect") == 1
-    assert histogram(np.array([0.0, 1.0, 1.0])).count("<rect") == 2
-    assert histogram(np.arange(100.0)).count("<rect") == 20
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
