@@ -1,5 +1,6 @@
-# Everything runs in .venv, which these targets make and fill. quickstart installs the base package only; install what most
-# fast tests need; test and docs everything: vLLM, Ray, DeepSpeed, a browser.
+# Everything runs in .venv, which these targets make and fill. quickstart installs the base package only; test what the fast
+# tests need; test-slow and docs everything: vLLM, Ray, DeepSpeed, a browser. Tests that need one of these are skipped
+# without it and say so.
 PYTHON ?= python3
 VENV := .venv
 PY := $(VENV)/bin/python
@@ -52,7 +53,7 @@ $(VENV)/.installed-all: $(VENV)/.installed
 		|| echo "no chromium: the browser tests of audiorl view are skipped"
 	touch $@
 
-test: install-all lint
+test: lint
 	$(PYTEST)
 
 test-slow: install-all

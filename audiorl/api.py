@@ -26,7 +26,7 @@ from typing import Any
 
 from audiorl.config import to_json
 from audiorl.config.recipe import RecipeConfig
-from audiorl.distributed.placement import processes
+from audiorl.distributed import processes
 from audiorl.models import AudioPolicy
 from audiorl.options import names, with_values
 from audiorl.protocols import Reward

@@ -150,10 +150,8 @@ def load_clip(clip: AudioClip, sample_rate: int = 16_000, max_seconds: float | N
             rate = file.info.sample_rate
             # Opus is always coded at 48 kHz; its header only recalls the original rate, so a claim cannot be wrong.
             if clip.sample_rate and not file.is_opus and clip.sample_rate != rate:
-                raise AudioError(
-                    f"{name(clip)}: declared as {clip.sample_rate} Hz but the file has {rate} Hz; "
-                    "correct the declared sample_rate or resample the file"
-                )
+                declared = f"declared as {clip.sample_rate} Hz but the file has {rate} Hz"
+                raise AudioError(f"{name(clip)}: {declared}; correct sample_rate or resample the file")
             start, frames = _selection(clip, file.info.seconds, rate, limit)
             wav = file.read(start, frames)
             if len(wav) < frames - SLACK * rate:
@@ -214,16 +212,12 @@ def _selection(clip: AudioClip, total: float, rate: int, limit: float) -> tuple[
         raise AudioError(f"{name(clip)}: start {clip.start:g} s lies past the end at {total:.2f} s; correct the row")
     wanted = total - clip.start if clip.duration is None else clip.duration
     if clip.start + wanted > total + SLACK:
-        raise AudioError(
-            f"{name(clip)}: the part from {clip.start:g} to {clip.start + wanted:g} s reaches past the end at "
-            f"{total:.2f} s; correct start and duration"
-        )
+        part = f"the part from {clip.start:g} to {clip.start + wanted:g} s reaches past the end at {total:.2f} s"
+        raise AudioError(f"{name(clip)}: {part}; correct start and duration")
     wanted = min(wanted, total - clip.start)
     if wanted > limit:
-        raise AudioError(
-            f"{name(clip)}: {wanted:.0f} s is longer than the limit of {limit:g} s; cut it with start and duration, "
-            "or raise audiorl.audio.MAX_SECONDS"
-        )
+        remedy = "cut it with start and duration, or raise audiorl.audio.MAX_SECONDS"
+        raise AudioError(f"{name(clip)}: {wanted:.0f} s is longer than the limit of {limit:g} s; {remedy}")
     return round(clip.start * rate), round(wanted * rate)
 
 

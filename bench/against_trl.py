@@ -86,12 +86,9 @@ def _our_step(setup: Setup, samples: Sequence[Sample]) -> Callable[[], float]:
     policy = full_width_policy(setup, _config(setup))
     policy.stop_ids = (NEVER,)
     config = RLConfig(
-        steps=_steps(setup),
-        prompts_per_step=scale.groups,
-        group_size=scale.group_size,
-        kl_beta=0.0,
+        steps=_steps(setup), prompts_per_step=scale.groups, group_size=scale.group_size, kl_beta=0.0,
         micro_batch_tokens=2**20,
-    )
+    )  # fmt: skip
     engine = HFEngine(policy, SamplingConfig(max_new_tokens=scale.response))
     trainer = Trainer(policy, config, OptimConfig(lr=LR), 1.0, scale.response)
 
@@ -126,23 +123,12 @@ def _trl_times(setup: Setup, samples: Sequence[Sample], before_step: Callable[[]
         began = _clock(setup)
 
     train_with_trl(
-        model,
-        tokenizer,
-        [tokenizer.decode(policy.prompt_ids(sample)) for sample in samples],
-        reward,
-        begin_step,
-        lambda: seconds.append(_clock(setup) - began),
-        per_device_train_batch_size=scale.groups * scale.group_size,
-        num_generations=scale.group_size,
-        max_completion_length=scale.response,
-        generation_kwargs={"min_new_tokens": scale.response},
-        max_steps=_steps(setup),
-        beta=0.0,
-        learning_rate=LR,
-        bf16=setup.is_gpu,
-        use_cpu=not setup.is_gpu,
-        gradient_checkpointing=True,
-    )
+        model, tokenizer, [tokenizer.decode(policy.prompt(sample).ids) for sample in samples], reward, begin_step,
+        lambda: seconds.append(_clock(setup) - began), per_device_train_batch_size=scale.groups * scale.group_size,
+        num_generations=scale.group_size, max_completion_length=scale.response,
+        generation_kwargs={"min_new_tokens": scale.response}, max_steps=_steps(setup), beta=0.0, learning_rate=LR,
+        bf16=setup.is_gpu, use_cpu=not setup.is_gpu, gradient_checkpointing=True,
+    )  # fmt: skip
     assert lengths == {scale.response}, "an answer of TRL's ended early"
     return seconds
 
@@ -178,25 +164,14 @@ def train_with_trl(
             model.save_pretrained(folder)
             model.config._name_or_path = folder
         config = GRPOConfig(
-            output_dir=folder,
-            temperature=1.0,
-            top_k=0,
-            loss_type="grpo",
-            lr_scheduler_type="constant",
-            report_to=[],
-            logging_strategy="no",
-            save_strategy="no",
-            disable_tqdm=True,
-            **options,
-        )
+            output_dir=folder, temperature=1.0, top_k=0, loss_type="grpo", lr_scheduler_type="constant", report_to=[],
+            logging_strategy="no", save_strategy="no", disable_tqdm=True, **options,
+        )  # fmt: skip
         trainer = GRPOTrainer(
-            model=model,
-            reward_funcs=reward,
-            args=config,
-            train_dataset=datasets.Dataset.from_dict({"prompt": prompts}),
-            processing_class=tokenizer,
+            model=model, reward_funcs=reward, args=config,
+            train_dataset=datasets.Dataset.from_dict({"prompt": prompts}), processing_class=tokenizer,
             callbacks=[Steps()],
-        )
+        )  # fmt: skip
         trainer.train()
 
 

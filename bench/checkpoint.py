@@ -92,14 +92,10 @@ def main() -> None:
             parameters = sum(p.numel() for p in policy.model.parameters()) / 1e6
             extra = {how: total[how] - total["none"] for how in ("waiting", "background")}
             table.add_row(
-                name,
-                f"{parameters:.1f}",
-                f"{total['none'] / UPDATES[name]:.3f}",
-                f"{stood['waiting']:.3f}",
-                f"{stood['background']:.3f}",
-                f"{stood['background'] / stood['waiting']:.2f}",
+                name, f"{parameters:.1f}", f"{total['none'] / UPDATES[name]:.3f}", f"{stood['waiting']:.3f}",
+                f"{stood['background']:.3f}", f"{stood['background'] / stood['waiting']:.2f}",
                 f"{extra['background'] / extra['waiting']:.2f}",
-            )
+            )  # fmt: skip
     Console().print(table)
 
 

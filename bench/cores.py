@@ -32,7 +32,7 @@ from torch import Tensor
 
 from audiorl.algos.advantages import gae, group_relative
 from audiorl.algos.logprobs import fused_logprobs
-from audiorl.algos.losses import ppo_clip_loss
+from audiorl.algos.losses import LossInputs, ppo_clip_loss
 from audiorl.algos.packing import pack
 
 VOCABULARY = 151_936
@@ -230,9 +230,10 @@ def bench_loss(results: Results, libraries: dict[str, dict[str, Any]], quick: bo
     old = logprobs.detach() + 0.2 * torch.randn(n)
     advantages, weights = torch.randn(n), torch.full((n,), 1 / n)
     ones = torch.ones(1, n)
-    agree(ppo_clip_loss(logprobs, old, advantages, weights)[0], clipped_loss(logprobs, old, advantages, weights)[0])
+    inputs = LossInputs(logprobs, old, advantages, weights)
+    agree(ppo_clip_loss(inputs)[0], clipped_loss(logprobs, old, advantages, weights)[0])
     sides: dict[str, Call] = {
-        "audiorl": lambda: ppo_clip_loss(logprobs, old, advantages, weights),
+        "audiorl": lambda: ppo_clip_loss(inputs),
         "plain": lambda: clipped_loss(logprobs, old, advantages, weights),
     }
     if verl := libraries["verl"]:

@@ -69,7 +69,7 @@ def child() -> None:
                 sample = Sample(
                     f"{i}", (Message("user", (" ".join(words[(i + k) % len(words)] for k in range(count)),)),)
                 )
-                if len(policy.prompt_ids(sample)) <= tokens:
+                if len(policy.prompt(sample).ids) <= tokens:
                     break
                 count -= 1
             samples.append(sample)

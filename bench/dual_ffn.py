@@ -49,15 +49,11 @@ Side = Callable[[], Any]
 def stacks(width: int, inner: int, attention: str) -> tuple[nn.ModuleList, nn.ModuleList, nn.Module]:
     """transformers' layers, ours with copies of the same weights, and the rotary embedding."""
     config = HiggsAudioV2Config(
-        hidden_size=width,
-        intermediate_size=inner,
-        num_attention_heads=width // 32,
-        num_key_value_heads=max(width // 128, 1),
-        head_dim=32,
-        vocab_size=8,
+        hidden_size=width, intermediate_size=inner, num_attention_heads=width // 32,
+        num_key_value_heads=max(width // 128, 1), head_dim=32, vocab_size=8,
         **dict.fromkeys(("pad_token_id", "eos_token_id", "audio_token_id"), 0),
         **dict.fromkeys(("audio_bos_token_id", "audio_delay_token_id"), 0),
-    )
+    )  # fmt: skip
     config._attn_implementation = "sdpa"
     torch.manual_seed(0)
     stock = nn.ModuleList(HiggsAudioV2DecoderLayer(config, i) for i in range(2))

@@ -236,12 +236,11 @@ def step_times(batches: Sequence[Generated], training: float, sync: float) -> St
     """Of steps in a long run. One step off-policy, the weights are sent when both halves have ended."""
     seconds = np.array([b.seconds for b in batches])
     return Step(
-        generating=float(seconds.mean()),
-        busy=float(np.mean([b.busy for b in batches])),
+        generating=float(seconds.mean()), busy=float(np.mean([b.busy for b in batches])),
         synchronous=float(seconds.mean()) + training + sync,
         overlapped=float(np.maximum(seconds, training).mean()) + sync,
         tokens=float(np.mean([b.tokens for b in batches])),
-    )
+    )  # fmt: skip
 
 
 # -- lengths -------------------------------------------------------------------------------------------------------
@@ -288,7 +287,7 @@ def show(args: argparse.Namespace, speed: Speed, recorded: np.ndarray | None) ->
     table = Table(
         title=f"SIMULATED: {args.prompts} x {args.group} answers a step, prompts of {args.prompt_tokens} tokens, "
         f"answers {answers.mean():.0f} on average, {np.median(answers):.0f} median, {answers.max()} at most; training "
-        f"{args.train_seconds:g} s, sync {args.sync_seconds:g} s; {args.slots} places an engine; {args.steps} steps",
+        f"{args.train_seconds:g} s, sync {args.sync_seconds:g} s; {args.slots} places an engine; {args.steps} steps"
     )
     columns = (
         "engines",
@@ -310,16 +309,10 @@ def show(args: argparse.Namespace, speed: Speed, recorded: np.ndarray | None) ->
             step = step_times(batches, args.train_seconds, args.sync_seconds)
             fewest.setdefault(policy, step.generating)
             table.add_row(
-                str(engines) if policy == POLICIES[0] else "",
-                policy,
-                f"{step.generating:.1f}",
-                f"{step.busy:.0%}",
-                f"{step.tokens / step.generating:,.0f}",
-                f"{fewest[policy] / step.generating:.1f}",
-                f"{step.synchronous:.1f}",
-                f"{step.overlapped:.1f}",
-                f"{step.overlapped / step.synchronous:.2f}",
-            )
+                str(engines) if policy == POLICIES[0] else "", policy, f"{step.generating:.1f}", f"{step.busy:.0%}",
+                f"{step.tokens / step.generating:,.0f}", f"{fewest[policy] / step.generating:.1f}",
+                f"{step.synchronous:.1f}", f"{step.overlapped:.1f}", f"{step.overlapped / step.synchronous:.2f}",
+            )  # fmt: skip
     return table
 
 

@@ -92,18 +92,10 @@ def tokenizer_of_words() -> Qwen2Tokenizer:
 def text_model() -> Qwen2ForCausalLM:
     torch.manual_seed(0)
     config = Qwen2Config(
-        hidden_size=256,
-        intermediate_size=816,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        vocab_size=VOCABULARY,
-        max_position_embeddings=2048,
-        tie_word_embeddings=True,
-        bos_token_id=None,
-        eos_token_id=None,
-        pad_token_id=0,
-    )
+        hidden_size=256, intermediate_size=816, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2,
+        vocab_size=VOCABULARY, max_position_embeddings=2048, tie_word_embeddings=True, bos_token_id=None,
+        eos_token_id=None, pad_token_id=0,
+    )  # fmt: skip
     return Qwen2ForCausalLM(config).float()
 
 
@@ -174,13 +166,9 @@ def audiorl_side(length: int, beta: float, steps: int, micro_batch_tokens: int) 
     for i, text in enumerate(prompt_texts(tokenizer, length)):
         question = text.removeprefix(CHAT.split("{}")[0]).removesuffix(CHAT.split("{}")[1])
         samples.append(Sample(str(i), (Message("user", (question,)),)))
-        assert policy.prompt_ids(samples[-1]).tolist() == tokenizer.encode(text)
+        assert policy.prompt(samples[-1]).ids.tolist() == tokenizer.encode(text)
     config = RLConfig(
-        steps=steps,
-        prompts_per_step=PROMPTS,
-        group_size=GROUP,
-        kl_beta=beta,
-        micro_batch_tokens=micro_batch_tokens,
+        steps=steps, prompts_per_step=PROMPTS, group_size=GROUP, kl_beta=beta, micro_batch_tokens=micro_batch_tokens
     )
     sampling = SamplingConfig(max_new_tokens=ANSWER)
     worker = Trainer(policy, config, OptimConfig(lr=LR), sampling.temperature, sampling.max_new_tokens)
@@ -211,24 +199,11 @@ def trl_side(length: int, beta: float, steps: int, parts: int, checkpointing: bo
         return [reward_of(ids) for ids in completion_ids]
 
     train_with_trl(
-        model,
-        tokenizer,
-        prompt_texts(tokenizer, length),
-        reward,
-        meter.start,
-        lambda: meter.stop(sampled),
-        per_device_train_batch_size=PROMPTS * GROUP // parts,
-        gradient_accumulation_steps=parts,
-        num_generations=GROUP,
-        max_completion_length=ANSWER,
-        max_steps=steps,
-        beta=beta,
-        learning_rate=LR,
-        bf16=False,
-        use_cpu=True,
-        gradient_checkpointing=checkpointing,
-        dataloader_pin_memory=False,
-    )
+        model, tokenizer, prompt_texts(tokenizer, length), reward, meter.start, lambda: meter.stop(sampled),
+        per_device_train_batch_size=PROMPTS * GROUP // parts, gradient_accumulation_steps=parts, num_generations=GROUP,
+        max_completion_length=ANSWER, max_steps=steps, beta=beta, learning_rate=LR, bf16=False, use_cpu=True,
+        gradient_checkpointing=checkpointing, dataloader_pin_memory=False,
+    )  # fmt: skip
 
 
 # -- text: the comparison ---------------------------------------------------------------------------------------------
@@ -324,7 +299,7 @@ def prepared(policy: AudioPolicy, clips: Sequence[AudioClip]) -> list[Experience
     experiences = []
     for k, clip in enumerate(clips):
         sample = Sample(str(k), (Message("user", (clip, "What is said?")),))
-        prompt = policy.prompt_ids(sample)
+        prompt = policy.prompt(sample).ids
         for _ in range(GROUP):
             ids = torch.cat([prompt, torch.randint(0, 200, (ANSWER,), generator=generator)])
             mask = torch.arange(len(ids)) >= len(prompt)

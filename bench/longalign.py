@@ -116,13 +116,9 @@ def main() -> None:
         rectangles = sum(len(b) * max(lengths[i] for i in b) for b in batches[kind])
         wall, cpu = (statistics.median(values) for values in zip(*times[packed, kind], strict=True))
         table.add_row(
-            f"{'packed' if packed else 'padded'}, {kind}",
-            f"{(tokens if packed else rectangles) / tokens:.2f}x",
-            f"{wall:.2f}",
-            f"{cpu:.2f}",
-            f"{wall / base[0]:.2f}x",
-            f"{cpu / base[1]:.2f}x",
-        )
+            f"{'packed' if packed else 'padded'}, {kind}", f"{(tokens if packed else rectangles) / tokens:.2f}x",
+            f"{wall:.2f}", f"{cpu:.2f}", f"{wall / base[0]:.2f}x", f"{cpu / base[1]:.2f}x",
+        )  # fmt: skip
     Console(width=120).print(table)
 
 

@@ -106,7 +106,7 @@ class Start:
         losses = {}
         for name, (texts, voices) in splits.items():
             examples = quick.supervised(texts, voices, self.config.clone)
-            policy.encode_clips(clip for e in examples for clip in (*e.sample.audio, *e.speech))
+            policy.clip_codes.encode_all(clip for e in examples for clip in (*e.sample.audio, *e.speech))
             logprobs = answer_logprobs(policy, [experience(policy, e, e.sample.id) for e in examples])
             losses[name] = -float(torch.cat(logprobs).mean())
         return losses
@@ -133,7 +133,7 @@ class Start:
         self, n: int, policy: AudioPolicy, prompts: Sequence[Sample], sampling: SamplingConfig, seed: int = 0
     ) -> list[Rollout]:
         """n samples for each prompt, one prompt after the other."""
-        policy.encode_clips(clip for s in prompts for clip in s.audio)
+        policy.clip_codes.encode_all(clip for s in prompts for clip in s.audio)
         return HFEngine(policy, sampling).generate([Request(s, n, seed=seed) for s in prompts])
 
     def best_of(
@@ -232,7 +232,7 @@ class StoredSamples:
         codes = {id: c for id, c in codes.items() if c.shape[1]}
         waves = decode_all(self.start.codec, list(codes.values()))
         clips = {id: AudioClip(array=wav.numpy(), sample_rate=rate) for id, wav in zip(codes, waves, strict=True)}
-        self.policy.keep_codes({clip.key: codes[id] for id, clip in clips.items()})
+        self.policy.clip_codes.precomputed = {clip.key: codes[id] for id, clip in clips.items()}
         return clips
 
     def prosody_bins(self, prompts: Sequence[Sample]) -> ProsodyBins:

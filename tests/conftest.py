@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from pathlib import Path
 
@@ -23,11 +24,7 @@ from importlib.util import find_spec
 import pytest
 import torch
 from hypothesis import settings
-from transformers import (
-    Qwen3OmniMoeThinkerConfig,
-    Qwen3OmniMoeThinkerForConditionalGeneration,
-    WhisperFeatureExtractor,
-)
+from transformers import Qwen3OmniMoeThinkerConfig, Qwen3OmniMoeThinkerForConditionalGeneration, WhisperFeatureExtractor
 
 from audiorl.audio import AudioClip
 from audiorl.config import ModelConfig
@@ -37,7 +34,7 @@ from audiorl.distributed.ray_cluster import Cluster, connected
 from audiorl.models import AudioPolicy, dualize
 from audiorl.models.families import qwen2_audio, qwen_omni, whisper
 from audiorl.models.families import text as text_decoder
-from audiorl.models.families.qwen_omni import Qwen3Omni
+from audiorl.models.families.qwen_omni import QwenOmni
 from audiorl.models.tiny import tiny_tokenizer
 from audiorl.types import Message, Sample
 
@@ -46,30 +43,89 @@ os.environ.setdefault("OMP_NUM_THREADS", str(THREADS))
 torch.set_num_threads(THREADS)
 # A job in the background ignores Ctrl-C, and so would the processes that its tests start and interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
-# No deadline: a busy machine is not a failure. `make test` tries the same cases every time, `make test-all` new ones.
+# No deadline: a busy machine is not a failure. `make test` tries the same cases every time, `make test-slow` new ones.
 settings.register_profile("repeat", deadline=None, derandomize=True)
 settings.register_profile("explore", deadline=None, print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeat"))
 
 
 SLOW = (
+    "attack",
+    "experiments",
     "faults",
     "packaging",
+    "recipes/test_api.py::test_every_public_name_has_an_example_that_runs[train_dpo",
+    "recipes/test_api.py::test_every_public_name_has_an_example_that_runs[train_ppo",
+    "recipes/test_api.py::test_every_public_name_has_an_example_that_runs[train_sft",
     "recipes/test_recipe_codec",
     "recipes/test_recipes",
-    "unit/rollout/test_vllm",
+    "recipes/test_run_files.py::test_one_of_them_trains",
+    "unit/algos/test_algos.py::test_importing_algos_needs_torch_only",
+    "unit/cli/test_chat.py::test_spoken_answers",
+    "unit/cli/test_say.py::test_a_file_has",
+    "unit/cli/test_say.py::test_raw_samples",
+    "unit/corpora/test_annotate_run",
+    "unit/corpora/test_ctc.py::test_it_",
+    "unit/data/test_data_synth.py::test_an_interrupt_during_synthesis",
     "unit/distributed/test_cluster",
     "unit/distributed/test_critics",
     "unit/distributed/test_engines",
     "unit/distributed/test_pretend_device",
     "unit/distributed/test_ranks",
+    "unit/distributed/test_sync",
+    "unit/distributed/test_threads",
     "unit/distributed/test_zero",
+    "unit/eval/test_eval_asr.py::test_scores_in_a_model_card",
+    "unit/eval/test_eval_audit.py::test_the_short_form",
+    "unit/eval/test_eval_passk.py::test_base_and_run",
+    "unit/eval/test_eval_simul.py::test_a_model_on_bundled",
+    "unit/eval/test_eval_simul.py::test_several_schedules",
+    "unit/models/test_model_attention.py::test_a_pack_of_16k",
+    "unit/models/test_model_export",
+    "unit/models/test_model_value.py::test_what_is_saved_comes_back[qwen2.5-omni-whole",
+    "unit/models/test_model_value.py::test_what_is_saved_comes_back[text-whole",
+    "unit/models/test_model_vision",
+    "unit/plan/test_plan.py::test_a_folder_is_read",
+    "unit/plan/test_plan.py::test_activations",
+    "unit/plan/test_plan.py::test_released_models",
+    "unit/rewards/test_reward_imports",
+    "unit/rewards/test_reward_llm_judge.py::test_a_verdict_is_on_the_scale",
+    "unit/rewards/test_reward_llm_judge.py::test_an_answer_that_is_no_verdict_is_skipped_and_counted[late",
+    "unit/rewards/test_reward_remote.py::test_a_server_of_its_own",
+    "unit/rewards/test_reward_remote.py::test_every_fault_is_a_failed_try[late",
+    "unit/rewards/test_reward_thoughts.py::test_an_answer_that_follows",
+    "unit/rollout/test_conversation.py::test_spoken_answers",
+    "unit/rollout/test_rollout_batch.py::test_text_decoders[autocast",
+    "unit/rollout/test_speech_stream.py::test_the_blocks_are_the_whole[1-",
+    "unit/rollout/test_vllm",
+    "unit/run/test_compute_time.py::test_training_ends",
+    "unit/run/test_saving.py::test_a_copy_is_written_while_the_weights_change[adapter",
+    "unit/run/test_saving.py::test_a_copy_is_written_while_the_weights_change[value",
+    "unit/run/test_saving.py::test_a_kill_at_any_moment",
+    "unit/speech_models/test_speech_ctc.py::test_it_",
+    "unit/speech_models/test_speech_ctc.py::test_the_text_that_is_said",
+    "unit/speech_models/test_speech_ctc.py::test_words_are_where",
+    "unit/speech_models/test_speech_recognisers.py::test_whisper_transcribes_each",
     "unit/tasks/simul/test_simul_agent",
+    "unit/tasks/simul/test_simul_bundled.py::test_streams_are_as_long",
+    "unit/tasks/tts/test_tts_prosody.py::test_the_choice_is_the_best",
+    "unit/tokenizers_audio/test_codec_unified_train",
+    "unit/train/rl/test_overlap.py::test_ctrl_c",
+    "unit/train/rl/test_overlap.py::test_it_learns",
+    "unit/train/rl/test_partial.py::test_an_interrupted_run_resumes_bit_by_bit[False",
+    "unit/train/rl/test_train_rl.py::test_a_toy_reward_rises[r",
+    "unit/train/test_training.py::test_master_weights",
+    "unit/train/test_training.py::test_toy_reward_rises",
 )
-"""What `make test` leaves out and `make test-all` runs: runtimes, kills, whole recipes. Tests there that are marked
-`smoke` run in `make test` too: at least one of each runtime. Single tests elsewhere are marked `slow`."""
+"""What `make test` leaves out and `make test-slow` runs: runtimes, kills, mutated inputs, experiments, whole recipes,
+single tests of more than three seconds. A test there that is marked `smoke` runs in `make test` too. Others are marked
+`slow` where they stand."""
+
+OTHER_FAMILIES = re.compile(r"\[.*(qwen2-audio|qwen2_audio|qwen3|dual-omni|whisper|-flex-|encodec|xcodec|dac|unified-)")
+"""What holds for every family, codec or kernel, `make test` tries with one or two, `make test-slow` with all."""
 
 LONGEST = (
+    "attack",
     "unit/distributed/test_zero",
     "faults/test_faults_interrupt",
     "unit/distributed/test_ranks",
@@ -83,14 +139,22 @@ LONGEST = (
 """Files that take minutes. They come first, so that no worker is left with one of them when the others are done."""
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """`make test` does not even import files of which it runs nothing: some need seconds."""
+    place = collection_path.relative_to(Path(__file__).parent).as_posix()
+    if "not slow" not in config.option.markexpr or collection_path.suffix != ".py" or not place.startswith(SLOW):
+        return None
+    return True if not re.search(r"mark\.(smoke|large)", collection_path.read_text()) else None
+
+
 @pytest.hookimpl(tryfirst=True)  # before -m deselects
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     def place(item: pytest.Item) -> str:
-        return item.path.relative_to(Path(__file__).parent).as_posix()
+        return f"{item.path.relative_to(Path(__file__).parent).as_posix()}::{item.name}"
 
     for item in items:
         runs_anyway = item.get_closest_marker("smoke") or item.get_closest_marker("large")
-        if place(item).startswith(SLOW) and not runs_anyway:
+        if (place(item).startswith(SLOW) or OTHER_FAMILIES.search(item.name)) and not runs_anyway:
             item.add_marker(pytest.mark.slow)
     items.sort(key=lambda item: not place(item).startswith(LONGEST))
 
@@ -115,9 +179,14 @@ EXTRAS = {
 def missing_extra(error: BaseException | None) -> str | None:
     """Return why a test cannot run here if the error comes from an optional package that is not installed."""
     while error is not None:
-        package = (getattr(error, "name", None) or "").partition(".")[0] if isinstance(error, ImportError) else ""
-        if package in EXTRAS and find_spec(package) is None:
-            return f"needs {package}: pip install -e '.[{EXTRAS[package]}]'"
+        named = [(error.name or "").partition(".")[0]] if isinstance(error, ImportError) else []
+        if isinstance(error, ValueError) and "pip install" in str(error):  # audiorl's own words for it
+            named = [
+                package for package in EXTRAS if package in re.findall(r"\w+", str(error).lower().replace("-", "_"))
+            ]
+        for package in named:
+            if package in EXTRAS and find_spec(package) is None:
+                return f"needs {package}: pip install -e '.[{EXTRAS[package]}]'"
         error = error.__cause__ or error.__context__
     return None
 
@@ -180,8 +249,8 @@ def make_qwen3_omni(
     config: ModelConfig | None = None, *, hidden: int = 64, head_dim: int = 16, seed: int = 0
 ) -> AudioPolicy:
     """A tiny mixture-of-experts thinker: four experts, of which two write each token."""
-    tokenizer = tiny_tokenizer(TEXTS, 400)
-    tokenizer.add_tokens([Qwen3Omni.audio_token, Qwen3Omni.bos, Qwen3Omni.eos], special_tokens=True)  # type: ignore[list-item]
+    tokenizer, backbone = tiny_tokenizer(TEXTS, 400), QwenOmni("qwen3")
+    tokenizer.add_tokens([backbone.audio_token, backbone.bos, backbone.eos], special_tokens=True)
     size = Qwen3OmniMoeThinkerConfig(
         audio_config=dict(
             d_model=32, encoder_layers=2, encoder_attention_heads=2, encoder_ffn_dim=64, num_mel_bins=80,
@@ -198,13 +267,13 @@ def make_qwen3_omni(
                 "mrope_section": [head_dim // 4, head_dim // 8, head_dim // 8],
             },
         ),
-        audio_token_id=tokenizer.convert_tokens_to_ids(Qwen3Omni.audio_token),
+        audio_token_id=tokenizer.convert_tokens_to_ids(backbone.audio_token),
     )  # fmt: skip
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = Qwen3OmniMoeThinkerForConditionalGeneration(size)
     extractor = WhisperFeatureExtractor(feature_size=80, n_fft=400, hop_length=160, chunk_length=30)
-    return AudioPolicy(model, tokenizer, extractor, Qwen3Omni(), config)
+    return AudioPolicy(model, tokenizer, extractor, backbone, config)
 
 
 def make_dual_omni(config: ModelConfig | None = None, **kw: object) -> AudioPolicy:

@@ -22,7 +22,17 @@ from random import Random
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tests.support.attack.process import Attacker
-from tests.support.attack.targets import GOOD, Counts, all_targets, draw, table
+from tests.support.attack.targets import GOOD, OUTCOMES, all_targets, draw
+
+
+def table(counts: dict[str, Counter[str]]) -> str:
+    """The outcomes by target, as a table of Markdown."""
+    heads = ("inputs", "accepted", "clear errors", "errors without a name", "tracebacks", "hangs", "deaths", "silent")
+    lines = [f"| target | {' | '.join(heads)} |", f"| --- |{' ---: |' * len(heads)}"]
+    for name, counted in [*counts.items(), ("all", sum(counts.values(), Counter()))]:
+        cells = [sum(counted.values()), *(counted[kind] for kind in OUTCOMES)]
+        lines.append(f"| {name} | {' | '.join(f'{cell:,}' for cell in cells)} |")
+    return "\n".join(lines)
 
 
 def main() -> int:
@@ -40,7 +50,7 @@ def main() -> int:
         parser.error(f"no target is called {', '.join(unknown)}; they are {', '.join(targets)}")
     total = sum(targets[name].weight for name in names)
     print(f"seed {seed}", flush=True)
-    counts: Counts = {}
+    counts: dict[str, Counter[str]] = {}
     with Attacker() as attacker:
         for name in names:
             counts[name] = Counter()

@@ -61,15 +61,9 @@ def main() -> None:
     if args.count < 1:
         raise ValueError(f"--count must be at least 1, got {args.count}")
     streams_of_split = draw_streams(
-        args.split,
-        args.target,
-        args.source,
-        seconds=tuple(args.seconds),
-        seed=args.seed,
-        max_prompt_seconds=args.max_prompt_seconds,
-        held_out=args.held_out,
-        folder=args.corpus,
-    )
+        args.split, args.target, args.source, seconds=tuple(args.seconds), seed=args.seed,
+        max_prompt_seconds=args.max_prompt_seconds, held_out=args.held_out, folder=args.corpus,
+    )  # fmt: skip
     streams = write_streams(args.out, islice(streams_of_split, args.count), ".wav" if args.wav else ".flac")
     copy_attribution(args.corpus or Path(str(resources.files("audiorl"))) / "assets" / "speech", args.out)
     minutes = sum(s.seconds for s in streams) / 60

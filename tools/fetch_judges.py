@@ -151,21 +151,13 @@ def whisper_config(variables: Mapping[str, np.ndarray], tokens: Mapping[str, int
         sizes[f"{side}_attention_heads"] = width // HEAD_SIZE if stored is None else int(stored)
     end = tokens["<|endoftext|>"]
     return WhisperConfig(
-        vocab_size=vocab,
-        d_model=width,
-        num_mel_bins=variables["encoder/conv1/weight"].shape[1],
+        vocab_size=vocab, d_model=width, num_mel_bins=variables["encoder/conv1/weight"].shape[1],
         max_source_positions=len(variables["encoder/position_encodings/encodings"]),
-        max_target_positions=len(variables["decoder/position_encodings/encodings"]),
-        pad_token_id=end,
-        bos_token_id=end,
-        eos_token_id=end,
-        decoder_start_token_id=tokens["<|startoftranscript|>"],
-        suppress_tokens=None,
-        begin_suppress_tokens=None,
-        dtype="float16",
-        architectures=["WhisperForConditionalGeneration"],
-        **sizes,
-    )
+        max_target_positions=len(variables["decoder/position_encodings/encodings"]), pad_token_id=end,
+        bos_token_id=end, eos_token_id=end, decoder_start_token_id=tokens["<|startoftranscript|>"],
+        suppress_tokens=None, begin_suppress_tokens=None, dtype="float16",
+        architectures=["WhisperForConditionalGeneration"], **sizes,
+    )  # fmt: skip
 
 
 def whisper_generation(config: WhisperConfig, theirs: Mapping[str, Any], tokens: Mapping[str, int]) -> GenerationConfig:
@@ -176,21 +168,13 @@ def whisper_generation(config: WhisperConfig, theirs: Mapping[str, Any], tokens:
     if multilingual:
         languages_and_tasks["task_to_id"] = {task: tokens[f"<|{task}|>"] for task in ("transcribe", "translate")}
     return GenerationConfig(
-        is_multilingual=multilingual,
-        max_length=config.max_target_positions,
-        pad_token_id=config.pad_token_id,
-        bos_token_id=config.bos_token_id,
-        eos_token_id=config.eos_token_id,
-        decoder_start_token_id=config.decoder_start_token_id,
-        no_timestamps_token_id=tokens["<|notimestamps|>"],
-        prev_sot_token_id=tokens["<|startofprev|>"],
-        suppress_tokens=theirs.get("suppress_ids"),
-        begin_suppress_tokens=theirs.get("suppress_ids_begin"),
-        alignment_heads=theirs.get("alignment_heads"),
-        max_initial_timestamp_index=50,
-        return_timestamps=False,
-        **languages_and_tasks,
-    )
+        is_multilingual=multilingual, max_length=config.max_target_positions, pad_token_id=config.pad_token_id,
+        bos_token_id=config.bos_token_id, eos_token_id=config.eos_token_id,
+        decoder_start_token_id=config.decoder_start_token_id, no_timestamps_token_id=tokens["<|notimestamps|>"],
+        prev_sot_token_id=tokens["<|startofprev|>"], suppress_tokens=theirs.get("suppress_ids"),
+        begin_suppress_tokens=theirs.get("suppress_ids_begin"), alignment_heads=theirs.get("alignment_heads"),
+        max_initial_timestamp_index=50, return_timestamps=False, **languages_and_tasks,
+    )  # fmt: skip
 
 
 def write_whisper(model: bytes, config: Mapping[str, Any], tokenizer: str, folder: Path) -> None:

@@ -18,7 +18,6 @@ import io
 import sys
 import tempfile
 import threading
-import tokenize
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import redirect_stdout
@@ -55,31 +54,36 @@ def python_files(root: Path) -> dict[str, Path]:
     return {".".join(f.relative_to(root).with_suffix("").parts).removesuffix(".__init__"): f for f in files}
 
 
-def imports(modules: Modules) -> Iterator[tuple[str, int, str]]:
-    """Yield (importing module, line, imported module) of every import within the repository."""
-    for module, file in modules.items():
-        tree = ast.parse(file.read_text(encoding="utf-8"))
-        # What a module does as a script, it does not do when it is imported.
-        tree.body = [n for n in tree.body if not (isinstance(n, ast.If) and "__name__" in ast.unparse(n.test))]
-        for node in ast.walk(tree):
-            names: list[str] = []
-            if isinstance(node, ast.Import):
-                names = [alias.name for alias in node.names]
-            elif isinstance(node, ast.ImportFrom):
-                parent = module.split(".") if file.name == "__init__.py" else module.split(".")[:-1]
-                start = parent[: len(parent) - node.level + 1] if node.level else []
-                base = ".".join([*start, *filter(None, [node.module])])
-                names = [f"{base}.{alias.name}" for alias in node.names]
-            elif isinstance(node, ast.Call) and getattr(node.func, "attr", getattr(node.func, "id", "")) in (
-                "import_module",
-                "__import__",
-            ):
-                names = [a.value for a in node.args[:1] if isinstance(a, ast.Constant) and isinstance(a.value, str)]
-            for name in names:
-                # A name may be a module, or something that a module defines.
-                found = next((n for n in (name, name.rpartition(".")[0]) if n in modules), None)
-                if found is not None and found != module:
-                    yield module, node.lineno, found
+def statements(file: Path) -> Iterator[ast.Import | ast.ImportFrom | ast.Call | ast.ClassDef]:
+    """Yield the imports, calls and classes of a file, but not of what it does as a script."""
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    tree.body = [n for n in tree.body if not (isinstance(n, ast.If) and "__name__" in ast.unparse(n.test))]
+    top = {node for node in tree.body if isinstance(node, ast.ClassDef)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom | ast.Call) or node in top:
+            yield node  # type: ignore[misc]
+
+
+def imported_names(module: str, file: Path, node: ast.AST) -> list[str]:
+    """Return the full names that a statement or call imports."""
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    if isinstance(node, ast.ImportFrom):
+        parent = module.split(".") if file.name == "__init__.py" else module.split(".")[:-1]
+        start = parent[: len(parent) - node.level + 1] if node.level else []
+        base = ".".join([*start, *filter(None, [node.module])])
+        return [f"{base}.{alias.name}" for alias in node.names]
+    importing = ("import_module", "__import__")
+    if isinstance(node, ast.Call) and getattr(node.func, "attr", getattr(node.func, "id", "")) in importing:
+        return [a.value for a in node.args[:1] if isinstance(a, ast.Constant) and isinstance(a.value, str)]
+    return []
+
+
+def names_a_method(call: ast.Call) -> bool:
+    """Return whether a string names what is called: `group.each("step", …)`, `getattr(x, "f")()`."""
+    literal = bool(call.args) and isinstance(call.args[0], ast.Constant) and isinstance(call.args[0].value, str)
+    remote = getattr(call.func, "attr", "") in ("each", "first", "all", "call") and literal
+    return remote or (isinstance(call.func, ast.Call) and getattr(call.func.func, "id", "") == "getattr")
 
 
 def room_of(module: str) -> str:
@@ -106,68 +110,44 @@ def circles(arrows: Mapping[str, set[str]]) -> list[list[str]]:
     return [list(loop) for loop in sorted(loops) if len(loop) > 1]
 
 
-def repeated_classes(modules: Modules) -> dict[str, list[str]]:
-    """Return {class name: modules} of names that several modules define."""
-    places = defaultdict(list)
-    for module, file in modules.items():
-        for node in ast.parse(file.read_text(encoding="utf-8")).body:
-            if isinstance(node, ast.ClassDef):
-                places[node.name].append(module)
-    return {name: found for name, found in sorted(places.items()) if len(found) > 1}
-
-
-def named_by_string(modules: Modules) -> list[str]:
-    """Return the places of calls whose first argument names a method: `group.each("step", …)`, `getattr(x, "f")()`."""
-    places = []
-    for file in modules.values():
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-            if not isinstance(node, ast.Call):
-                continue
-            attribute = getattr(node.func, "attr", "")
-            literal = bool(node.args) and isinstance(node.args[0], ast.Constant) and isinstance(node.args[0].value, str)
-            remote = attribute in ("each", "first", "all", "call") and literal
-            fetched = isinstance(node.func, ast.Call) and getattr(node.func.func, "id", "") == "getattr"
-            if remote or fetched:
-                places.append(f"{file.relative_to(ROOT) if file.is_relative_to(ROOT) else file}:{node.lineno}")
-    return places
-
-
 def check(root: Path) -> int:
     """Print what is wrong with rooms and names; return how many findings there are."""
     modules = python_files(root)
+    rooms = {module: room_of(module) for module in modules}
     layer_of = {room: number for number, layer in enumerate(LAYERS) for room in layer}
     arrows: dict[str, set[str]] = defaultdict(set)
     between: set[tuple[str, str]] = set()
-    findings: list[str] = []
-    for module, line, imported in imports(modules):
-        # `from package import module` in the package's own __init__ is how it names its parts: no circle.
-        if not (imported.startswith(f"{module}.") or module.startswith(f"{imported}.")):
-            arrows[module].add(imported)
-        room, other = room_of(module), room_of(imported)
-        between |= {(room, other)} if room != other else set()
-        if module != "audiorl" and layer_of.get(room, len(LAYERS)) < layer_of.get(other, 0):
-            findings.append(f"upward: {module}:{line} imports {imported}, which lies above it")
-    findings = list(dict.fromkeys(findings))
-    findings += [f"no layer: add {room} to LAYERS" for room in {room_of(m) for m in modules} - layer_of.keys()]
+    classes: dict[str, list[str]] = defaultdict(list)
+    upward: dict[str, None] = {}
+    strings = []
+    for module, file in modules.items():
+        for node in statements(file):
+            if isinstance(node, ast.ClassDef):
+                classes[node.name].append(module)
+                continue
+            if isinstance(node, ast.Call) and names_a_method(node):
+                strings.append(f"{file.relative_to(root)}:{node.lineno}")
+            for name in imported_names(module, file, node):
+                # A name may be a module, or something that a module defines.
+                imported = next((n for n in (name, name.rpartition(".")[0]) if n in modules), module)
+                # `from package import module` in the package's own __init__ is how it names its parts: no circle.
+                if not f"{imported}.".startswith(f"{module}.") and not module.startswith(f"{imported}."):
+                    arrows[module].add(imported)
+                room, other = rooms[module], rooms[imported]
+                between |= {(room, other)} if room != other else set()
+                if module != "audiorl" and layer_of.get(room, len(LAYERS)) < layer_of.get(other, 0):
+                    upward[f"upward: {module}:{node.lineno} imports {imported}, which lies above it"] = None
+    findings = [*upward, *(f"no layer: add {room} to LAYERS" for room in set(rooms.values()) - layer_of.keys())]
     findings += [f"circle: {' <-> '.join(loop)}" for loop in circles(arrows)]
-    findings += [f"one name, several classes: {n} in {', '.join(f)}" for n, f in repeated_classes(modules).items()]
-    findings += [f"method named by a string: {place}" for place in named_by_string(modules)]
+    repeated = {name: found for name, found in sorted(classes.items()) if len(found) > 1}
+    findings += [f"one name, several classes: {name} in {', '.join(found)}" for name, found in repeated.items()]
+    findings += [f"method named by a string: {place}" for place in strings]
     for layer in reversed(LAYERS):
         print("  ".join(layer))
-    print(f"{len(layer_of)} rooms, {len(between)} arrows between them")
-    for finding in findings:
-        print(finding)
-    sizes = defaultdict(list)
-    for module, file in modules.items():
-        sizes[module.split(".")[0]].append(file.read_text(encoding="utf-8"))
-    for top, sources in sizes.items():
-        lines = sum(len(source.splitlines()) for source in sources)
-        comments = sum(
-            token.type == tokenize.COMMENT
-            for source in sources
-            for token in tokenize.generate_tokens(io.StringIO(source).readline)
-        )
-        print(f"{top}: {lines} lines in {len(sources)} files, {1000 * comments / max(lines, 1):.0f} comments per 1,000")
+    print(f"{len(layer_of)} rooms, {len(between)} arrows between them", *findings, sep="\n")
+    for top in dict.fromkeys(module.split(".")[0] for module in modules):
+        texts = [f.read_text(encoding="utf-8") for m, f in modules.items() if m.split(".")[0] == top]
+        print(f"{top}: {sum(len(text.splitlines()) for text in texts)} lines in {len(texts)} files")
     return len(findings)
 
 

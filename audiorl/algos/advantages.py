@@ -15,11 +15,11 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
-from audiorl.algos.shapes import check_shapes
+from audiorl.algos.losses import check_shapes
 
-Reduce = Callable[[Tensor], Tensor]
-"""Sums a tensor over all ranks."""
+Reduce = Callable[[Tensor], Tensor]  # Sums a tensor over all ranks
 
 
 def identity(tensor: Tensor) -> Tensor:
@@ -61,9 +61,8 @@ def time_index_relative(
 ) -> Tensor:
     """Per turn: rewards normalised over the group at the same turn, summed from each turn on (Hibiki-Zero, 2602.11072).
 
-    rewards, mask [B, S]: a reward for each of at most S turns, True where the rollout has the turn; group_ids: B
-    labels; gamma: discount of later turns. Returns [B, S], 0 where the mask is False. A turn that only one rollout of
-    the group has contributes 0.
+    rewards, mask [B, S]: a reward for each of at most S turns, True where the rollout has the turn; gamma: discount of
+    later turns. Returns [B, S], 0 where the mask is False. A turn that only one rollout of the group has contributes 0.
     """
     check_shapes("time_index_relative", rewards=rewards, mask=mask)
     mask = mask.bool()
@@ -115,51 +114,42 @@ def time_index_on_tokens(
     eps: float = 1e-4,
     gamma: float = 1.0,
 ) -> Tensor:
-    """`time_index_relative` of the summed rewards of each step (turn, word), given to the tokens of the step.
+    """Return `time_index_relative` of the summed rewards of each step (turn, word) on its tokens, [B, T].
 
     rewards, mask [B, T]; steps [B, T] int64: the step of each token, from 0; counts [B]: how many steps each rollout
-    has. Returns [B, T], 0 where the mask is False.
+    has.
     """
     check_shapes("time_index_on_tokens", rewards=rewards, mask=mask, steps=steps)
-    mask = mask.bool()
-    rewards_BS = sum_steps(torch.where(mask, rewards, 0.0), steps, counts)
-    present_BS = torch.arange(rewards_BS.shape[1], device=mask.device) < counts[:, None]
+    rewards_BS, present_BS = _sum_steps(torch.where(mask.bool(), rewards, 0.0), steps, counts)
     advantages_BS = time_index_relative(rewards_BS, present_BS, group_ids, std, eps, gamma)
-    return torch.where(mask, advantages_BS.gather(1, steps), 0.0)
+    return torch.where(mask.bool(), advantages_BS.gather(1, steps), 0.0)
 
 
 def process_relative(
-    rewards: Tensor,
-    mask: Tensor,
-    ends: Tensor,
-    group_ids: Sequence[str] | Tensor,
-    std: bool = True,
-    eps: float = 1e-4,
+    rewards: Tensor, mask: Tensor, ends: Tensor, group_ids: Sequence[str] | Tensor, std: bool = True, eps: float = 1e-4
 ) -> Tensor:
     """Return GRPO's advantage with a reward for each step of an answer (Shao et al. 2024, arXiv 2402.03300, 4.1.3).
 
-    rewards, mask, ends [B, T]. Rewards are normalised over all steps of the group, and a token's advantage is the sum
-    of those of its own step and of the later ones; tokens after the last step belong to none and have 0. Returns
-    [B, T]. With `std=False` the mean alone is subtracted.
+    rewards, mask, ends [B, T]. Rewards are normalised over all steps of the group (with `std=False` centred), and a
+    token's advantage is the sum of those of its own step and of the later ones; tokens after the last step belong to
+    none and have 0. Returns [B, T].
     """
     check_shapes("process_relative", rewards=rewards, mask=mask, ends=ends)
     step_BT, counts_B = steps_of(ends, mask)
     inside_BT = mask.bool() & ((ends.bool() & mask.bool()).flip(1).cumsum(1).flip(1) > 0)
-    rewards_BS = sum_steps(torch.where(inside_BT, rewards, 0.0), step_BT, counts_B)
-    present_BS = torch.arange(rewards_BS.shape[1], device=mask.device) < counts_B[:, None]
-    group, _ = _group_index(group_ids, mask.device)
+    rewards_BS, present_BS = _sum_steps(torch.where(inside_BT, rewards, 0.0), step_BT, counts_B)
+    group = _group_index(group_ids, mask.device)[0][:, None].expand_as(present_BS)
     normalised_BS = torch.zeros_like(rewards_BS)
-    normalised_BS[present_BS] = group_relative(
-        rewards_BS[present_BS], group[:, None].expand_as(present_BS)[present_BS], std, eps
-    )
+    normalised_BS[present_BS] = group_relative(rewards_BS[present_BS], group[present_BS], std, eps)
     later_BS = normalised_BS.flip(1).cumsum(1).flip(1)
     return torch.where(inside_BT, later_BS.gather(1, step_BT), 0.0)
 
 
-def sum_steps(rewards: Tensor, steps: Tensor, counts: Tensor) -> Tensor:
-    """Return the rewards [B, T] summed over each step, [B, S] with S the most steps of a rollout, at least 1."""
+def _sum_steps(rewards: Tensor, steps: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the rewards [B, T] summed over each step, [B, S] with S the most steps of a rollout, and which exist."""
     most = max([*counts.tolist(), 1])
-    return rewards.new_zeros(len(rewards), most).scatter_add(1, steps, rewards)
+    rewards_BS = rewards.new_zeros(len(rewards), most).scatter_add(1, steps, rewards)
+    return rewards_BS, torch.arange(most, device=rewards.device) < counts[:, None]
 
 
 def gae(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float = 1.0, lam: float = 0.95) -> tuple[Tensor, Tensor]:
@@ -176,20 +166,16 @@ def gae(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float = 1.0, lam: 
     if gaps:  # sampled tokens move up to the columns 1, 2, …; column 0 takes all others and is dropped
         place = mask.cumsum(1) * mask
         r, v = (x.new_zeros(len(x), x.shape[1] + 1).scatter_(1, place, x)[:, 1:] for x in (rewards, values))
-    following = torch.nn.functional.pad(v[:, 1:], (0, 1))
+    following = pad(v[:, 1:], (0, 1))
     advantages = _discounted_sums(r + gamma * following - v, gamma * lam)
     if gaps:
-        advantages = torch.nn.functional.pad(advantages, (1, 0)).gather(1, place)
+        advantages = pad(advantages, (1, 0)).gather(1, place)
     return advantages, torch.where(mask, advantages + values, 0.0)
 
 
 def reinforce_returns(rewards: Tensor, mask: Tensor, gamma: float = 1.0) -> Tensor:
     """REINFORCE's returns, G_s = r_s + γ·G_s' over sampled tokens (Williams 1992). All [B, T]."""
-    check_shapes("reinforce_returns", rewards=rewards, mask=mask)
-    mask = mask.bool()
-    order, valid = _sampled_first(mask)
-    sums = _discounted_sums(torch.where(valid, rewards.detach().gather(1, order), 0.0), gamma)
-    return torch.zeros_like(sums).scatter(1, order, torch.where(valid, sums, 0.0))
+    return gae(rewards, torch.zeros_like(rewards), mask, gamma, 1.0)[0]
 
 
 def reinforce_plus_plus(rewards: Tensor, mask: Tensor, gamma: float = 1.0, reduce: Reduce = identity) -> Tensor:
@@ -201,17 +187,13 @@ def reinforce_plus_plus(rewards: Tensor, mask: Tensor, gamma: float = 1.0, reduc
 
 
 def reinforce_plus_plus_baseline(
-    scores: Tensor,
-    group_ids: Sequence[str] | Tensor,
-    mask: Tensor,
-    reduce: Reduce = identity,
+    scores: Tensor, group_ids: Sequence[str] | Tensor, mask: Tensor, reduce: Reduce = identity
 ) -> Tensor:
     """REINFORCE++-baseline (arXiv 2501.03262): scores [B] less their group's mean, whitened over all sampled tokens.
 
     Returns [B, T], one value a rollout. Its KL goes into the loss.
     """
-    centred = group_relative(scores, group_ids, std=False)
-    return whiten(centred[:, None] * mask, mask, reduce)
+    return whiten(group_relative(scores, group_ids, std=False)[:, None] * mask, mask, reduce)
 
 
 def whiten(x: Tensor, mask: Tensor, reduce: Reduce = identity, eps: float = 1e-8) -> Tensor:
@@ -230,9 +212,6 @@ def whiten(x: Tensor, mask: Tensor, reduce: Reduce = identity, eps: float = 1e-8
     return (centred / (variance + eps).sqrt()).to(x.dtype)
 
 
-_BLOCK = 64
-
-
 def _discounted_sums(x: Tensor, decay: float) -> Tensor:
     """y_t = Σ_{k ≥ t} decay^(k-t) · x_k for x [B, T], without a loop over time.
 
@@ -242,8 +221,8 @@ def _discounted_sums(x: Tensor, decay: float) -> Tensor:
     batch, length = x.shape
     if x.numel() == 0:
         return x.clone()
-    size = min(_BLOCK, length)
-    blocks = torch.nn.functional.pad(x, (0, -length % size)).view(batch, -1, size)
+    size = min(64, length)
+    blocks = pad(x, (0, -length % size)).view(batch, -1, size)
     steps = torch.arange(size, device=x.device)
     distance = steps[:, None] - steps[None, :]
     powers = torch.where(distance >= 0, torch.pow(decay, distance.clamp(min=0).to(x.dtype)), 0.0)
@@ -251,15 +230,9 @@ def _discounted_sums(x: Tensor, decay: float) -> Tensor:
     if blocks.shape[1] == 1:
         return inside.view(batch, -1)[:, :length]
     whole = _discounted_sums(inside[:, :, 0], decay**size)
-    entering = torch.nn.functional.pad(whole[:, 1:], (0, 1))
+    entering = pad(whole[:, 1:], (0, 1))
     reach = torch.pow(decay, (size - steps).to(x.dtype))
     return (inside + entering[:, :, None] * reach).view(batch, -1)[:, :length]
-
-
-def _sampled_first(mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Per row an order [B, T] with the sampled tokens first, and where in that order they are [B, T] bool."""
-    order = torch.argsort(~mask, dim=1, stable=True)
-    return order, mask.gather(1, order)
 
 
 def centre_groups(rewards: Tensor, group_ids: Sequence[str] | Tensor, name: str) -> tuple[Tensor, Tensor, Tensor]:

@@ -10,8 +10,8 @@ S is the student, T the teacher, both softmaxes at the same temperature. The kin
             (Agarwal et al. 2024, arXiv 2306.13649, section 2). Divided by β it goes to `forward` as β goes to 0,
             divided by 1 - β to `reverse` as β goes to 1
 
-Like `algos.logprobs` this walks through the logits in tiles; no [N, V] tensor is ever made. Normalisers come first,
-then the divergence; the backward pass computes each tile again. The teacher gets no gradient.
+Like `algos.logprobs` this walks through the logits in tiles; no [N, V] tensor is ever made. The backward pass computes
+each tile again. The teacher gets no gradient.
 """
 
 from __future__ import annotations
@@ -25,15 +25,13 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from audiorl.algos.logprobs import _add_product, _columns, _product_dtype, _rows
+from audiorl.algos.logprobs import _LOWEST, _add_product, _columns, _locate, _product_dtype, _rows
 
 Kind = Literal["reverse", "forward", "jsd"]
-_LOWEST = -1e5  # as in `logprobs`: e to this is 0, and unlike -inf it may be multiplied by 0
 
 
 def divergence(student: Tensor, teacher: Tensor, kind: Kind, beta: float = 0.5) -> Tensor:
     """Return the divergence [N] of log-probs [N, K] over K outcomes that are all there are. Differentiable in both."""
-    _check(kind, beta)
     if kind == "reverse":
         return (student.exp() * (student - teacher)).sum(-1)
     if kind == "forward":
@@ -60,12 +58,7 @@ def fused_divergence(
     `chunk` is the number of logits worked on at once, by default 2²⁰ on the CPU and 2²⁶ elsewhere; results do not
     depend on it. Costs two products with each head in the forward pass, and one more with each in the backward pass.
     """
-    _check(kind, beta)
-    if len(hidden) != len(teacher_hidden) or len(weight) != len(teacher_weight):
-        raise ValueError(
-            f"student and teacher differ: {len(hidden)} and {len(teacher_hidden)} tokens, vocabularies of "
-            f"{len(weight)} and {len(teacher_weight)}"
-        )
+    assert len(hidden) == len(teacher_hidden) and len(weight) == len(teacher_weight), "student and teacher differ"
     student = hidden, weight
     teacher = teacher_hidden.detach(), teacher_weight.detach()
     with torch.no_grad():
@@ -85,10 +78,7 @@ def bucket_logits(
     must differ. Without ids the one column is the normaliser. Differentiable in `hidden` and `weight`; dtypes and
     `chunk` as in `fused_divergence`.
     """
-    if not temperature > 0:
-        raise ValueError(f"the temperature must be above 0, got {temperature}")
-    if ids.shape[:1] != hidden.shape[:1] or bool(((ids < 0) | (ids >= len(weight))).any()):
-        raise ValueError(f"ids must be [{len(hidden)}, K], each from 0 to {len(weight) - 1}")
+    assert temperature > 0 and ids.shape[:1] == hidden.shape[:1]
     result: Tensor = _Buckets.apply(hidden, weight, ids, temperature, chunk)
     return result
 
@@ -96,8 +86,6 @@ def bucket_logits(
 @torch.no_grad()
 def top_ids(hidden: Tensor, weight: Tensor, k: int, chunk: int | None = None) -> Tensor:
     """[N, k] int64: the most probable tokens of each row, most probable first."""
-    if not 0 < k <= len(weight):
-        raise ValueError(f"the top {k} of a vocabulary of {len(weight)}: give 1 to {len(weight)}")
     head = _Head.of(hidden, weight, 1.0)
     best = torch.full((len(hidden), k), -math.inf, dtype=head.exact, device=hidden.device)
     ids = torch.zeros_like(best, dtype=torch.long)
@@ -169,7 +157,7 @@ class _Buckets(torch.autograd.Function):
         tail = torch.full((len(hidden),), torch.finfo(head.exact).min / 4, dtype=head.exact, device=hidden.device)
         for columns, rows in _grid(hidden, weight, chunk):
             logits = head.logits(rows, columns)
-            local, inside = _locate(ids[rows], columns)
+            local, inside = _locate(ids[rows], columns.start, logits.shape[1])
             chosen[rows] = torch.where(inside, logits.gather(1, local), chosen[rows])
             _without(logits, local, inside, torch.finfo(head.exact).min / 4)
             tail[rows] = torch.logaddexp(tail[rows], logits.logsumexp(1))
@@ -186,7 +174,7 @@ class _Buckets(torch.autograd.Function):
 
         def of_logits(rows: slice, columns: slice) -> Tensor:
             share = head.logprobs(rows, columns, tail[:, None])
-            local, inside = _locate(ids[rows], columns)
+            local, inside = _locate(ids[rows], columns.start, share.shape[1])
             _without(share, local, inside, _LOWEST)
             g = share.exp_().mul_(of_tail[rows])
             return g.scatter_add_(1, local, torch.where(inside, of_chosen[rows], 0.0))
@@ -252,12 +240,6 @@ def _grid(hidden: Tensor, weight: Tensor, chunk: int | None) -> Iterator[tuple[s
             yield columns, rows
 
 
-def _locate(ids: Tensor, columns: slice) -> tuple[Tensor, Tensor]:
-    """Return the column of each id in the tile of `columns`, and whether it is there."""
-    inside = (ids >= columns.start) & (ids < columns.stop)
-    return torch.where(inside, ids - columns.start, 0), inside
-
-
 def _without(tile: Tensor, local: Tensor, inside: Tensor, low: float) -> None:
     """Set the entries that `_locate` gave to `low`, in place."""
     if not local.shape[1]:
@@ -270,10 +252,3 @@ def _without(tile: Tensor, local: Tensor, inside: Tensor, low: float) -> None:
 def _mixture(student: Tensor, teacher: Tensor, beta: float) -> Tensor:
     """Return the log-probs of βT + (1 - β)S."""
     return torch.logaddexp(teacher + math.log(beta), student + math.log1p(-beta))
-
-
-def _check(kind: Kind, beta: float) -> None:
-    if kind not in ("reverse", "forward", "jsd"):
-        raise ValueError(f"no divergence is called {kind!r}; choose from reverse, forward, jsd")
-    if kind == "jsd" and not 0 < beta < 1:
-        raise ValueError(f"beta is {beta}; it must lie between 0 and 1: next to them are `forward` and `reverse`")

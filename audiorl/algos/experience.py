@@ -1,8 +1,7 @@
 """Rollouts as token streams, and many of them as one packed row.
 
-Shapes: L tokens of one stream, T of a packed row, N sampled tokens, Q codebooks.
-
-A worked example. An interpreter hears two chunks and speaks after the second::
+Shapes: L tokens of one stream, T of a packed row, N sampled tokens, Q codebooks. An interpreter hears two chunks and
+speaks after the second (question answering is the same rollout with one segment)::
 
     Segment(prompt_ids=[s, a, a], ids=[w])          # chunk 1 observed, <wait> sampled
     Segment(prompt_ids=[a, a],    ids=[h, i, e])    # chunk 2 observed, "hi" and <end> sampled
@@ -11,8 +10,6 @@ A worked example. An interpreter hears two chunks and speaks after the second::
     loss_mask  0 0 0 1 0 0 1 1 1     only what was sampled is trained on
     rewards    . . . 0 . . 0 0 1     one reward, placed on the last sampled token
     advantages . . . A . . A A A     GRPO: the group-relative score on every sampled token
-
-Question answering is the same rollout with one segment.
 
 A model that speaks writes frames of Q codes. A frame is one row like any token: its id is the model's frame token, and
 its codes stand in another tensor. Only codes that were sampled count, not those that the delay pattern forces (Q = 2,
@@ -37,7 +34,7 @@ import torch
 from torch import Tensor
 
 from audiorl.audio import AudioClip
-from audiorl.types import Rollout, Sample, Score, Segment
+from audiorl.types import Rollout, Sample, Score
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,51 +45,33 @@ class Experience:
     Streams are 0 where `loss_mask` is False. Of a model that speaks log-probs are [L, Q], a text token's in column 0.
     """
 
-    ids: Tensor
-    """[L] int64."""
-    loss_mask: Tensor
-    """[L] bool: True where the token was sampled."""
-    prompt_length: int
-    """Tokens before the first sampled one; the members of a group share exactly these."""
-    audio: tuple[AudioClip, ...] = ()
-    """The clips behind the audio placeholders, in order."""
-    group_id: str = ""
-    """Equal for responses to the same prompt."""
-    segment: Tensor | None = None
-    """[L] int64: the segment of its rollout that a token belongs to, from 0."""
-    rollout_logprobs: Tensor | None = None
-    """[L] float32, from the engine."""
+    ids: Tensor  # [L] int64
+    loss_mask: Tensor  # [L] bool: True where the token was sampled
+    prompt_length: int  # Tokens before the first sampled one; the members of a group share exactly these
+    audio: tuple[AudioClip, ...] = ()  # The clips behind the audio placeholders, in order
+    group_id: str = ""  # Equal for responses to the same prompt
+    segment: Tensor | None = None  # [L] int64: the segment of its rollout that a token belongs to, from 0
+    rollout_logprobs: Tensor | None = None  # [L] float32, from the engine
     old_logprobs: Tensor | None = None
     """[L] float32: the policy before the step's updates; filled in by the trainer when it needs them."""
     ref_logprobs: Tensor | None = None
     """[L] float32: the reference; filled in by the trainer, or by processes that hold the reference."""
-    rewards: Tensor | None = None
-    """[L] float32: the score placed on tokens."""
+    rewards: Tensor | None = None  # [L] float32: the score placed on tokens
     step_ends: Tensor | None = None
     """[L] bool: the sampled tokens that end a step with a reward of its own: those of `Score.step_ends`, else the last
     of each segment that was scored, else the last of all. None without a score, or where credit knows no steps."""
-    values: Tensor | None = None
-    """[L] float32: the critic; filled in by the trainer."""
-    advantages: Tensor | None = None
-    """[L] float32: filled in by the driver (group estimators) or by the trainer."""
-    returns: Tensor | None = None
-    """[L] float32: filled in by the trainer with `gae`."""
-    name: str = ""
-    """The rollout's name in error messages."""
-    score: float = 0.0
-    """The total of its Score."""
+    values: Tensor | None = None  # [L] float32: the critic; filled in by the trainer
+    advantages: Tensor | None = None  # [L] float32: filled in by the driver (group estimators) or by the trainer
+    returns: Tensor | None = None  # [L] float32: filled in by the trainer with `gae`
+    name: str = ""  # The rollout's name in error messages
+    score: float = 0.0  # The total of its Score
     score_terms: tuple[tuple[float, float], ...] = ()
     """(value, weight) of the terms whose weighted sum is the score; empty where it is no such sum."""
-    greedy_score: float = 0.0
-    """The score of the greedy answer to its prompt, for ReMax."""
-    codes: Tensor | None = None
-    """[L, Q] int64, -1 where a row is no frame."""
-    code_mask: Tensor | None = None
-    """[L, Q] bool: which codes were sampled."""
-    teacher_prompt: Sample | None = None
-    """The prompt as the teacher of distillation reads it; filled in by the driver."""
-    teacher: TeacherOutput | None = None
-    """Filled in by the trainer, or by processes that hold the teacher."""
+    greedy_score: float = 0.0  # The score of the greedy answer to its prompt, for ReMax
+    codes: Tensor | None = None  # [L, Q] int64, -1 where a row is no frame
+    code_mask: Tensor | None = None  # [L, Q] bool: which codes were sampled
+    teacher_prompt: Sample | None = None  # The prompt as the teacher of distillation reads it; filled in by the driver
+    teacher: TeacherOutput | None = None  # Filled in by the trainer, or by processes that hold the teacher
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -107,23 +86,22 @@ class Experience:
         """Lay the segments of a rollout end to end; its score, if it has one, becomes token rewards."""
         segments, score = rollout.segments, rollout.score
         ids = torch.cat([t for s in segments for t in (s.prompt_ids, s.ids)])
-        response = torch.cat(
-            [
-                torch.full((len(t),), sampled, dtype=torch.bool)
-                for s in segments
-                for t, sampled in ((s.prompt_ids, False), (s.ids, True))
-            ]
-        )
-        lengths = torch.tensor([len(s.prompt_ids) + len(s.ids) for s in segments])
+        lengths = torch.tensor([(len(s.prompt_ids), len(s.ids)) for s in segments])
+        response = torch.tensor([False, True] * len(segments)).repeat_interleave(lengths.flatten())
         mask, codes, code_mask = response, None, None
         logprobs = torch.zeros(len(ids))
         if rollout.speaks:
-            codes = _laid_out(segments)
+            both = [part for s in segments for part in ((s.prompt_ids, s.prompt_codes), (s.ids, s.codes))]
+            width = next(c.shape[1] for _, c in both if c is not None)
+            codes = torch.cat([torch.full((len(t), width), -1) if c is None else c for t, c in both])
             code_mask = torch.zeros_like(codes, dtype=torch.bool)
-            code_mask[response] = torch.cat([_code_mask(s, codes.shape[1]) for s in segments])
-            mask = code_mask.any(1)
             logprobs = torch.zeros(codes.shape)
-            logprobs[response] = torch.cat([_in_columns(s.logprobs.float(), codes.shape[1]) for s in segments])
+            sampled = [
+                torch.ones(len(s.ids), dtype=torch.bool) if s.code_mask is None else s.code_mask for s in segments
+            ]
+            code_mask[response] = torch.cat([_in_columns(x, width) for x in sampled])
+            logprobs[response] = torch.cat([_in_columns(s.logprobs.float(), width) for s in segments])
+            mask = code_mask.any(1)
         else:
             logprobs[response] = torch.cat([s.logprobs.float() for s in segments])
         rewards, step_ends = (None, None) if score is None else _token_rewards(rollout, score, response, mask)
@@ -133,7 +111,7 @@ class Experience:
             prompt_length=len(segments[0].prompt_ids),
             audio=rollout.audio,
             group_id=rollout.group_id,
-            segment=torch.arange(len(lengths)).repeat_interleave(lengths),
+            segment=torch.arange(len(segments)).repeat_interleave(lengths.sum(1)),
             rollout_logprobs=logprobs,
             rewards=rewards,
             step_ends=step_ends,
@@ -148,37 +126,18 @@ class Experience:
         return dataclasses.replace(self, **changes)
 
 
-def _laid_out(segments: Sequence[Segment]) -> Tensor:
-    """Return the codes [L, Q] of all rows, -1 where a row is no frame."""
-    width = next(c.shape[1] for s in segments for c in (s.prompt_codes, s.codes) if c is not None)
-    parts = []
-    for s in segments:
-        for ids, codes in ((s.prompt_ids, s.prompt_codes), (s.ids, s.codes)):
-            parts.append(torch.full((len(ids), width), -1) if codes is None else codes)
-    return torch.cat(parts)
-
-
-def _code_mask(segment: Segment, width: int) -> Tensor:
-    """[N, Q] bool; of a segment without frames every token, in column 0."""
-    if segment.code_mask is not None:
-        return segment.code_mask
-    return _in_columns(torch.ones(len(segment.ids), dtype=torch.bool), width)
-
-
 def _in_columns(values: Tensor, width: int) -> Tensor:
     """[N] in column 0 of [N, Q], with nothing in the others; [N, Q] as it is."""
-    if values.dim() == 2:
-        return values
-    return torch.nn.functional.pad(values[:, None], (0, width - 1))
+    return values if values.dim() == 2 else torch.nn.functional.pad(values[:, None], (0, width - 1))
 
 
 def _token_rewards(rollout: Rollout, score: Score, response: Tensor, mask: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Return the score on its tokens [L]: per token; else per segment, on the segment's last token; else on the last
-    one.
+    """Return the score on its tokens [L] (per token, else on the last one of each segment, else on the last of all) and
+    which tokens end a step, [L] bool or None.
 
-    Also which tokens end a step, [L] bool, or None. `response` [L] marks the tokens of the segments' responses, `mask`
-    [L] those among them that were sampled. A reward that falls on a forced token, or on an empty segment, goes to the
-    sampled token before it, or to the first one. Without any sampled token nothing is rewarded.
+    `response` [L] marks the tokens of the segments' responses, `mask` [L] those among them that were sampled. A reward
+    that falls on a forced token, or on an empty segment, goes to the sampled token before it, or to the first one.
+    Without any sampled token nothing is rewarded.
     """
     rewards, ends = torch.zeros(len(mask)), torch.zeros(len(mask), dtype=torch.bool)
     if not bool(mask.any()):
@@ -207,59 +166,41 @@ class PackedBatch:
     """Experiences laid end to end in one row of T tokens, made by `pack_experiences`. Sequences never see each
     other."""
 
-    ids: Tensor
-    """[T] int64."""
-    position_ids: Tensor
-    """[T] int64."""
-    loss_mask: Tensor
-    """[T] bool."""
-    span_ids: Tensor
-    """[T] int64: the span that a token belongs to."""
-    span_parents: Tensor
-    """[spans] int64: the span whose tokens it also attends to (its group's shared prompt), or -1."""
+    ids: Tensor  # [T] int64
+    position_ids: Tensor  # [T] int64
+    loss_mask: Tensor  # [T] bool
+    span_ids: Tensor  # [T] int64: the span that a token belongs to
+    span_parents: Tensor  # [spans] int64: the span whose tokens it also attends to (its group's shared prompt), or -1
     predecessor: Tensor
     """[T] int64: the row whose hidden state predicts this token, -1 for the first of a prompt; with a shared prompt not
     always the row before."""
-    audio: tuple[AudioClip, ...]
-    """The clips behind the placeholders, in row order."""
-    source: tuple[Tensor, ...]
-    """Per experience the rows [L] of its tokens: gathers per-token results back into streams."""
-    codes: Tensor | None = None
-    """[T, Q] int64, -1 where a row is no frame; None when no row is one."""
-    code_mask: Tensor | None = None
-    """[T, Q] bool."""
+    audio: tuple[AudioClip, ...]  # The clips behind the placeholders, in row order
+    source: tuple[Tensor, ...]  # Per experience the rows [L] of its tokens: gathers per-token results back into streams
+    codes: Tensor | None = None  # [T, Q] int64, -1 where a row is no frame; None when no row is one
+    code_mask: Tensor | None = None  # [T, Q] bool
 
 
 @dataclass(frozen=True)
 class PolicyOutput:
     """The output of `Policy.forward` per sampled token [N], in the order of the batch's True `loss_mask` rows."""
 
-    logprobs: Tensor
-    """[N]; of a frame the sum over its sampled codes."""
-    entropy: Tensor
-    """[N]"""
-    values: Tensor | None = None
-    """[N], where a value head was asked for."""
+    logprobs: Tensor  # [N]; of a frame the sum over its sampled codes
+    entropy: Tensor  # [N]
+    values: Tensor | None = None  # [N], where a value head was asked for
     code_logprobs: Tensor | None = None
     """[N, Q] per codebook, a text token's in column 0, 0 where nothing was sampled; None when the batch has no
     frames."""
-    hidden: Tensor | None = None
-    """[N, H]: the decoder's states that predict the tokens."""
+    hidden: Tensor | None = None  # [N, H]: the decoder's states that predict the tokens
 
 
 @dataclass(frozen=True, eq=False)
 class TeacherOutput:
     """What a teacher says of the N sampled tokens of one response; computed once, kept on the CPU."""
 
-    logprobs: Tensor
-    """[N] float32."""
-    entropy: Tensor
-    """[N] float32, in nats."""
-    counts: Tensor
-    """[N] bool: the tokens that `DistillConfig.tokens` selects."""
+    logprobs: Tensor  # [N] float32
+    entropy: Tensor  # [N] float32, in nats
+    counts: Tensor  # [N] bool: the tokens that `DistillConfig.tokens` selects.
     hidden: Tensor | None = None
     """[N, H]: the teacher's states that predict the tokens, for divergences over the vocabulary."""
-    top_ids: Tensor | None = None
-    """[N, K] int64: its most probable tokens."""
-    top_logits: Tensor | None = None
-    """[N, K + 1]: the logits of these, and of all other tokens as one."""
+    top_ids: Tensor | None = None  # [N, K] int64: its most probable tokens
+    top_logits: Tensor | None = None  # [N, K + 1]: the logits of these, and of all other tokens as one

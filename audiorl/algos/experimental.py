@@ -6,14 +6,14 @@ Shapes: B rollouts, K reward terms, N sampled tokens of all sequences in a mini-
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from audiorl.algos.advantages import centre_groups, group_relative, identity
-from audiorl.algos.losses import ppo_clip_loss, ratio_sums, sequence_means
-from audiorl.algos.shapes import check_shapes
+from audiorl.algos.losses import Loss, LossInputs, check_shapes, ppo_clip_loss, ratio_sums, sequence_means
 
 # -- advantages --------------------------------------------------------------------------------------------------------
 
@@ -68,65 +68,39 @@ def remax(rewards: Tensor, greedy_rewards: Tensor) -> Tensor:
 # -- losses ------------------------------------------------------------------------------------------------------------
 
 
-def gmpo_loss(
-    logprobs: Tensor,
-    old_logprobs: Tensor,
-    advantages: Tensor,
-    weights: Tensor,
-    sequence: Tensor,
-    clip_low: float = 0.4,
-    clip_high: float = 0.4,
-) -> tuple[Tensor, dict[str, Tensor]]:
+def gmpo_loss(x: LossInputs, clip_low: float = 0.4, clip_high: float = 0.4) -> Loss:
     """GMPO (Zhao et al. 2025, arXiv 2507.20673, eq. 4 and algorithm 1): a sequence's ratio is the geometric mean of its
     tokens' ratios, each clipped in log space to [-clip_low, clip_high] on the side that PPO clips.
 
-    The ratio stands at every token of its sequence. sequence as in `gspo_loss`. `clip_frac` counts clipped tokens.
+    The ratio stands at every token of its sequence. `clip_frac` counts clipped tokens.
     """
-    check_shapes(
-        "gmpo_loss",
-        logprobs=logprobs,
-        old_logprobs=old_logprobs,
-        advantages=advantages,
-        weights=weights,
-        sequence=sequence,
-    )
-    log_ratio = logprobs - old_logprobs
+    log_ratio = x.log_ratio
     held = log_ratio.clamp(-clip_low, clip_high)
-    bounded = torch.where(advantages >= 0, torch.minimum(log_ratio, held), torch.maximum(log_ratio, held))
-    gain = sequence_means(bounded, sequence).exp() * advantages
-    return -(weights * gain).sum(), ratio_sums(log_ratio, bounded != log_ratio, weights)
+    bounded = torch.where(x.advantages >= 0, torch.minimum(log_ratio, held), torch.maximum(log_ratio, held))
+    gain = sequence_means(bounded, x.sequence).exp() * x.advantages
+    return -(x.weights * gain).sum(), ratio_sums(log_ratio, bounded != log_ratio, x.weights)
 
 
-def sapo_loss(
-    logprobs: Tensor,
-    old_logprobs: Tensor,
-    advantages: Tensor,
-    weights: Tensor,
-    positive: float = 1.0,
-    negative: float = 1.05,
-) -> tuple[Tensor, dict[str, Tensor]]:
+def sapo_loss(x: LossInputs, positive: float = 1.0, negative: float = 1.05) -> Loss:
     """SAPO (Gao et al. 2025, arXiv 2511.20347, eq. 5 and 6): a soft gate in place of the clip.
 
-    -A·4σ(τ(ratio - 1))/τ, summed with `weights`; τ is `positive` where A > 0, else `negative`. At ratio 1 the gradient
-    is that of the plain surrogate. `clip_frac` is 0.
+    -A·4σ(τ(ratio - 1))/τ; τ is `positive` where A > 0, else `negative`. At ratio 1 the gradient is that of the plain
+    surrogate. `clip_frac` is 0.
     """
-    check_shapes("sapo_loss", logprobs=logprobs, old_logprobs=old_logprobs, advantages=advantages, weights=weights)
-    log_ratio = logprobs - old_logprobs
-    tau = torch.where(advantages > 0, advantages.new_tensor(positive), advantages.new_tensor(negative))
+    a = x.advantages
+    tau = torch.where(a > 0, a.new_tensor(positive), a.new_tensor(negative))
+    log_ratio = x.log_ratio
     gate = torch.sigmoid(tau * (log_ratio.clamp(max=20.0).exp() - 1)) * 4 / tau
-    return -(weights * gate * advantages).sum(), ratio_sums(log_ratio, torch.zeros_like(weights), weights)
+    return -(x.weights * gate * a).sum(), ratio_sums(log_ratio, torch.zeros_like(x.weights), x.weights)
 
 
 def dppo_loss(
-    logprobs: Tensor,
-    old_logprobs: Tensor,
-    advantages: Tensor,
-    weights: Tensor,
+    x: LossInputs,
     delta_low: float = 0.2,
     delta_high: float = 0.2,
     divergence: Literal["tv", "kl"] = "tv",
     cap: float = 20.0,
-) -> tuple[Tensor, dict[str, Tensor]]:
+) -> Loss:
     """DPPO (Qi et al. 2026, arXiv 2602.04879): REINFORCE with truncated ratios, without the tokens whose probability
     has moved too far in the direction of their advantage.
 
@@ -134,19 +108,18 @@ def dppo_loss(
     variation |p - p_old|, or KL(p_old || p). A ratio says little about either for a rare token. A token is left out
     above `delta_high` where A > 0 and p > p_old, above `delta_low` where A <= 0 and p < p_old; `clip_frac` counts them.
     """
-    check_shapes("dppo_loss", logprobs=logprobs, old_logprobs=old_logprobs, advantages=advantages, weights=weights)
-    log_ratio = (logprobs - old_logprobs).detach().clamp(-20.0, 20.0)
-    p, p_old = logprobs.detach().exp(), old_logprobs.exp()
+    log_ratio = x.log_ratio.detach().clamp(-20.0, 20.0)
+    p, p_old = x.logprobs.detach().exp(), x.old_logprobs.exp()
     if divergence == "tv":
         distance = (p - p_old).abs()
-    elif divergence == "kl":
-        rest, rest_old = (1 - p + 1e-8).log(), (1 - p_old + 1e-8).log()
-        distance = p_old * (old_logprobs - logprobs.detach()) + (1 - p_old) * (rest_old - rest)
     else:
-        raise ValueError(f"dppo_loss: unknown divergence {divergence!r}; use 'tv' or 'kl'")
-    too_far = torch.where(advantages > 0, (distance > delta_high) & (p > p_old), (distance > delta_low) & (p < p_old))
+        rest, rest_old = (1 - p + 1e-8).log(), (1 - p_old + 1e-8).log()
+        distance = p_old * (x.old_logprobs - x.logprobs.detach()) + (1 - p_old) * (rest_old - rest)
+    up, down = (distance > delta_high) & (p > p_old), (distance > delta_low) & (p < p_old)
+    too_far = torch.where(x.advantages > 0, up, down)
     ratio = log_ratio.exp().clamp(max=cap).masked_fill(too_far, 0.0)
-    return -(weights * ratio * advantages * logprobs).sum(), ratio_sums(log_ratio, too_far, weights)
+    loss = -(x.weights * ratio * x.advantages * x.logprobs).sum()
+    return loss, ratio_sums(log_ratio, too_far, x.weights)
 
 
 def covariances(logprobs: Tensor, advantages: Tensor) -> Tensor:
@@ -155,7 +128,6 @@ def covariances(logprobs: Tensor, advantages: Tensor) -> Tensor:
 
     (A - mean A)·(logprob - mean logprob); Cui et al. 2025, arXiv 2505.22617, eq. 10.
     """
-    check_shapes("covariances", logprobs=logprobs, advantages=advantages)
     return (advantages - advantages.mean()) * (logprobs - logprobs.mean())
 
 
@@ -185,31 +157,18 @@ def _chosen(like: Tensor, indices: Tensor) -> Tensor:
     return chosen
 
 
-def clip_cov_loss(
-    logprobs: Tensor,
-    old_logprobs: Tensor,
-    advantages: Tensor,
-    weights: Tensor,
-    chosen: Tensor,
-    clip_low: float = 0.2,
-    clip_high: float = 0.2,
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """Clip-Cov (arXiv 2505.22617, eq. 12): PPO's clipped surrogate without the tokens `chosen` [N] by
-    `clip_cov_tokens` among those of the mini-batch."""
-    clips = clip_low, clip_high
-    _, sums = ppo_clip_loss(logprobs, old_logprobs, advantages, weights, *clips)
-    loss, of_others = ppo_clip_loss(logprobs, old_logprobs, advantages, weights.masked_fill(chosen, 0.0), *clips)
-    return loss, sums | {"clip_frac": of_others["clip_frac"] + (weights * chosen).sum()}
+def clip_cov_loss(x: LossInputs, clip_low: float = 0.2, clip_high: float = 0.2) -> Loss:
+    """Clip-Cov (arXiv 2505.22617, eq. 12): PPO's clipped surrogate without the tokens that `clip_cov_tokens` chose."""
+    _, sums = ppo_clip_loss(x, clip_low, clip_high)
+    loss, of_others = ppo_clip_loss(replace(x, weights=x.weights.masked_fill(x.chosen, 0.0)), clip_low, clip_high)
+    return loss, sums | {"clip_frac": of_others["clip_frac"] + (x.weights * x.chosen).sum()}
 
 
-def kl_cov_loss(
-    logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, weights: Tensor, chosen: Tensor, coef: float = 1.0
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """KL-Cov (arXiv 2505.22617, eq. 14): -ratio·A, plus coef·|log ratio| at the tokens `chosen` [N] by `kl_cov_tokens`.
+def kl_cov_loss(x: LossInputs, coef: float = 1.0) -> Loss:
+    """KL-Cov (arXiv 2505.22617, eq. 14): -ratio·A, plus coef·|log ratio| at the tokens that `kl_cov_tokens` chose.
 
     Nothing is clipped. At ratio 1, and so in the first update of a step, the penalty has no gradient.
     """
-    check_shapes("kl_cov_loss", logprobs=logprobs, old_logprobs=old_logprobs, advantages=advantages, weights=weights)
-    log_ratio = logprobs - old_logprobs
-    loss = (weights * (coef * chosen * log_ratio.abs() - log_ratio.exp() * advantages)).sum()
-    return loss, ratio_sums(log_ratio, torch.zeros_like(weights), weights)
+    log_ratio = x.log_ratio
+    loss = (x.weights * (coef * x.chosen * log_ratio.abs() - log_ratio.exp() * x.advantages)).sum()
+    return loss, ratio_sums(log_ratio, torch.zeros_like(x.weights), x.weights)

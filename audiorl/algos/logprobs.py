@@ -57,12 +57,7 @@ def fused_codebook_logprobs(
     hidden [N, H], weight [Q·V, H], targets [N, Q]. Returns two tensors [N, Q].
     """
     rows = weight.shape[0]
-    if rows % codebooks:
-        raise ValueError(f"fused_codebook_logprobs: {rows} rows of weight are no multiple of {codebooks} codebooks")
-    if targets.shape != (len(hidden), codebooks):
-        raise ValueError(f"targets are {list(targets.shape)}, not {[len(hidden), codebooks]} as the hidden states ask")
-    if not temperature > 0:
-        raise ValueError(f"the temperature must be above 0, got {temperature}")
+    assert temperature > 0 and rows % codebooks == 0 and targets.shape == (len(hidden), codebooks)
     wrong = (targets != IGNORE) & ((targets < 0) | (targets >= rows // codebooks))
     if bool(wrong.any()):
         raise ValueError(f"target {int(targets[wrong][0])} is outside of the vocabulary of {rows // codebooks}")

@@ -1,4 +1,4 @@
-"""Policy and value losses over flat streams of sampled tokens.
+"""Policy and value losses over flat streams of sampled tokens, and the KL to the reference.
 
 Shapes: N sampled tokens of all sequences in a mini-batch, or any part of it. Losses are *sums* of weighted tokens. The
 weights of a mini-batch are made once from its global counts, so the sum over any split into micro-batches or ranks is
@@ -7,32 +7,53 @@ the same loss.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 import torch
 from torch import Tensor
 
-from audiorl.algos.shapes import check_shapes
-from audiorl.config import Aggregation
+from audiorl.config import Aggregation, KLConfig, KLKind
+
+NONE = torch.zeros(0, dtype=torch.long)  # A tensor of `LossInputs` that the loss does not use
+
+
+def check_shapes(function: str, **tensors: Tensor | None) -> None:
+    """Raise ValueError unless all tensors have one shape; None is an input that is not given.
+
+    Others would broadcast: a loss over wrong shapes is a wrong number, not an error.
+    """
+    shapes = {name: list(t.shape) for name, t in tensors.items() if t is not None}
+    if any(shape != next(iter(shapes.values())) for shape in shapes.values()):
+        raise ValueError(f"{function}: shapes differ: {', '.join(f'{name} {shape}' for name, shape in shapes.items())}")
 
 
 @dataclass(frozen=True, eq=False)
 class LossInputs:
-    """The actions that a policy loss is a weighted sum over: sampled tokens, or single codes of frames, [N]."""
+    """The actions that a policy loss is a weighted sum over: sampled tokens, or single codes of frames, [N].
 
-    logprobs: Tensor
-    """[N] under the policy, with gradients."""
-    old_logprobs: Tensor
-    """[N] under the policy before the step's updates."""
-    advantages: Tensor
-    """[N]"""
-    weights: Tensor
-    """[N] from `token_weights`; 0 where an action does not count."""
-    sequence: Tensor
+    Raises ValueError for tensors of different shapes, which would broadcast to a wrong number.
+    """
+
+    logprobs: Tensor  # [N] under the policy, with gradients
+    old_logprobs: Tensor  # [N] under the policy before the step's updates
+    advantages: Tensor  # [N]
+    weights: Tensor  # [N] from `token_weights`; 0 where an action does not count
+    sequence: Tensor = NONE
     """[N] int64, on the CPU: the sequence of each action, from 0; no sequence is split over two calls."""
-    chosen: Tensor
+    chosen: Tensor = NONE
     """[N] bool: the actions that Clip-Cov or KL-Cov chose among those of the mini-batch; none with other losses."""
+
+    def __post_init__(self) -> None:
+        tensors = {name: x for name, x in vars(self).items() if x is not NONE}
+        check_shapes("a policy loss", **tensors)
+
+    @property
+    def log_ratio(self) -> Tensor:
+        """Return the log of each action's probability over its old one, [N]."""
+        return self.logprobs - self.old_logprobs
 
 
 Loss = tuple[Tensor, dict[str, Tensor]]
@@ -53,36 +74,24 @@ def token_weights(
     if aggregation == "token-mean":
         return [1.0 / max(sum(lengths), 1)] * len(lengths)
     if aggregation == "sequence-mean-token-sum":
-        if not constant_length:
-            raise ValueError("token_weights: sequence-mean-token-sum needs constant_length (the response budget)")
+        assert constant_length, "the response budget"
         return [1.0 / (sequences * constant_length)] * len(lengths)
     raise ValueError(f"token_weights: unknown aggregation {aggregation!r}")
 
 
-def ppo_clip_loss(
-    logprobs: Tensor,
-    old_logprobs: Tensor,
-    advantages: Tensor,
-    weights: Tensor,
-    clip_low: float = 0.2,
-    clip_high: float = 0.2,
-    dual_clip: float | None = None,
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """PPO's clipped surrogate (Schulman et al. 2017, eq. 7), as a weighted sum over tokens.
+def ppo_clip_loss(x: LossInputs, clip_low: float = 0.2, clip_high: float = 0.2, dual_clip: float | None = None) -> Loss:
+    """PPO's clipped surrogate (Schulman et al. 2017, eq. 7).
 
-    All inputs [N]; `weights` from `token_weights`, 0 where a token does not count. `dual_clip` c > 1 bounds the loss of
-    tokens with negative advantage by -c·A (Ye et al. 2020). Returns (loss, sums): the sums `clip_frac`, `approx_kl`
-    (k3 of old against new) and `ratio`, each weighted like the loss.
+    `dual_clip` c > 1 bounds the loss of tokens with negative advantage by -c·A (Ye et al. 2020).
     """
-    check_shapes("ppo_clip_loss", logprobs=logprobs, old_logprobs=old_logprobs, advantages=advantages, weights=weights)
-    log_ratio = logprobs - old_logprobs
+    log_ratio = x.log_ratio
     ratio = log_ratio.exp()
-    unclipped = ratio * advantages
-    clipped = ratio.clamp(1 - clip_low, 1 + clip_high) * advantages
+    unclipped = ratio * x.advantages
+    clipped = ratio.clamp(1 - clip_low, 1 + clip_high) * x.advantages
     gain = torch.minimum(unclipped, clipped)
     if dual_clip is not None:
-        gain = torch.where(advantages < 0, torch.maximum(gain, dual_clip * advantages), gain)
-    return -(weights * gain).sum(), ratio_sums(log_ratio, clipped < unclipped, weights)
+        gain = torch.where(x.advantages < 0, torch.maximum(gain, dual_clip * x.advantages), gain)
+    return -(x.weights * gain).sum(), ratio_sums(log_ratio, clipped < unclipped, x.weights)
 
 
 @torch.no_grad()
@@ -95,30 +104,13 @@ def ratio_sums(log_ratio: Tensor, clipped: Tensor, weights: Tensor) -> dict[str,
     }
 
 
-def gspo_loss(
-    logprobs: Tensor,
-    old_logprobs: Tensor,
-    advantages: Tensor,
-    weights: Tensor,
-    sequence: Tensor,
-    clip_low: float = 3e-4,
-    clip_high: float = 4e-4,
-) -> tuple[Tensor, dict[str, Tensor]]:
+def gspo_loss(x: LossInputs, clip_low: float = 3e-4, clip_high: float = 4e-4) -> Loss:
     """GSPO (Zheng et al. 2025, arXiv 2507.18071, eq. 5): PPO's clipped surrogate with one ratio a sequence.
 
-    s = exp(mean_t(logprobs - old_logprobs)) stands at every token of its sequence. sequence [N] int64 numbers
-    each token's sequence from 0; a sequence must not be split. The rest is as in `ppo_clip_loss`.
+    s = exp(mean_t(logprobs - old_logprobs)) stands at every token of its sequence.
     """
-    check_shapes(
-        "gspo_loss",
-        logprobs=logprobs,
-        old_logprobs=old_logprobs,
-        advantages=advantages,
-        weights=weights,
-        sequence=sequence,
-    )
-    mean = sequence_means(logprobs - old_logprobs, sequence)
-    return ppo_clip_loss(mean, torch.zeros_like(mean), advantages, weights, clip_low, clip_high)
+    mean = sequence_means(x.log_ratio, x.sequence)
+    return ppo_clip_loss(replace(x, logprobs=mean, old_logprobs=torch.zeros_like(mean)), clip_low, clip_high)
 
 
 def sequence_means(values: Tensor, sequence: Tensor) -> Tensor:
@@ -130,28 +122,21 @@ def sequence_means(values: Tensor, sequence: Tensor) -> Tensor:
     return (total / count.clamp(min=1))[sequence]
 
 
-def cispo_loss(
-    logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, weights: Tensor, cap: float = 5.0
-) -> tuple[Tensor, dict[str, Tensor]]:
+def cispo_loss(x: LossInputs, cap: float = 5.0) -> Loss:
     """CISPO (MiniMax-M1 2025, arXiv 2506.13585, eq. 4): REINFORCE with truncated ratios, so that no token is left out.
 
-    -sg(min(ratio, cap))·A·logprob, summed with `weights`. `clip_frac` counts the tokens at the cap.
+    -sg(min(ratio, cap))·A·logprob. `clip_frac` counts the tokens at the cap.
     """
-    check_shapes("cispo_loss", logprobs=logprobs, old_logprobs=old_logprobs, advantages=advantages, weights=weights)
-    log_ratio = (logprobs - old_logprobs).detach()
+    log_ratio = x.log_ratio.detach()
     ratio = log_ratio.exp()
-    loss = -(weights * ratio.clamp(max=cap) * advantages * logprobs).sum()
-    return loss, ratio_sums(log_ratio, ratio > cap, weights)
+    loss = -(x.weights * ratio.clamp(max=cap) * x.advantages * x.logprobs).sum()
+    return loss, ratio_sums(log_ratio, ratio > cap, x.weights)
 
 
-def reinforce_loss(
-    logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, weights: Tensor
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return the plain policy gradient, -A·logprob, summed with `weights` (Williams 1992). Old log-probs only make
-    metrics."""
-    check_shapes("reinforce_loss", logprobs=logprobs, old_logprobs=old_logprobs, advantages=advantages, weights=weights)
-    loss = -(weights * advantages * logprobs).sum()
-    return loss, ratio_sums((logprobs - old_logprobs).detach(), torch.zeros_like(weights), weights)
+def reinforce_loss(x: LossInputs) -> Loss:
+    """Return the plain policy gradient, -A·logprob (Williams 1992). Old log-probs only make metrics."""
+    loss = -(x.weights * x.advantages * x.logprobs).sum()
+    return loss, ratio_sums(x.log_ratio.detach(), torch.zeros_like(x.weights), x.weights)
 
 
 def tis_weights(old_logprobs: Tensor, rollout_logprobs: Tensor, cap: float = 2.0) -> Tensor:
@@ -180,3 +165,45 @@ def value_loss(
     with torch.no_grad():
         sums = {"value_clip_frac": (weights * (clipped > error)).sum()}
     return 0.5 * (weights * torch.maximum(error, clipped)).sum(), sums
+
+
+# -- the KL ------------------------------------------------------------------------------------------------------------
+
+
+def kl_estimate(logprobs: Tensor, ref_logprobs: Tensor, kind: KLKind = "k3") -> Tensor:
+    """Estimate KL(pi || pi_ref) from samples of pi, elementwise (Schulman 2020, "Approximating KL divergence").
+
+    Two tensors of one shape. With d = lp - ref: k1 = d, k2 = d^2 / 2, k3 = exp(-d) + d - 1.
+
+    k1 is unbiased; k3 is unbiased, never negative, and what GRPO puts into the loss.
+    """
+    check_shapes("kl_estimate", logprobs=logprobs, ref_logprobs=ref_logprobs)
+    d = logprobs - ref_logprobs
+    if kind == "k1":
+        return d
+    if kind == "k2":
+        return 0.5 * d**2
+    return torch.expm1(-d) + d
+
+
+@dataclass(frozen=True)
+class KLController:
+    """The KL's coefficient β, which follows the observed KL as `config.control` says; e = clip(KL/target - 1, ±0.2).
+
+    fixed: it stays. horizon: β ← β·(1 + e·samples/horizon), `samples` being those since the last update. log-space:
+    β ← β·(1 + gain·e), proportional control of log β. Both from Ziegler et al. 2019, arXiv 1909.08593, 2.2 (gain: K_β).
+    """
+
+    beta: float
+    config: KLConfig = KLConfig()
+
+    def update(self, observed: float, samples: int = 1) -> Self:
+        """Return the controller with the next coefficient. Raises ValueError for a KL that is not finite."""
+        config = self.config
+        if config.control == "fixed":
+            return self
+        if not math.isfinite(observed):
+            raise ValueError(f"the observed KL is {observed}; the coefficient cannot follow it")
+        error = min(max(observed / config.target - 1, -0.2), 0.2)
+        change = config.gain * error if config.control == "log-space" else error * samples / config.horizon
+        return replace(self, beta=self.beta * (1 + change))

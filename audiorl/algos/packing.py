@@ -25,77 +25,54 @@ from audiorl.audio import AudioClip
 
 
 def pack_experiences(experiences: Sequence[Experience], share_prompts: bool = True) -> PackedBatch:
-    """One row from several experiences. Experiences of one group must lie side by side to share their prompt."""
-    ids: list[Tensor] = []
-    mask: list[Tensor] = []
-    position: list[Tensor] = []
-    span_ids: list[Tensor] = []
-    before: list[Tensor] = []
+    """Make one row of several experiences. Those of one group must lie side by side to share their prompt."""
+    parts: list[tuple[Experience, slice]] = []  # of each span
+    columns: dict[str, list[Tensor]] = {"position_ids": [], "span_ids": [], "predecessor": []}
     span_parents: list[int] = []
     audio: list[AudioClip] = []
     source: list[Tensor] = []
-    members: list[tuple[Experience, slice]] = []
     at = 0
 
     def add(e: Experience, part: slice, first_position: int, span_parent: int, predecessor: int) -> Tensor:
         nonlocal at
-        tokens = e.ids[part]
-        rows = torch.arange(at, at + len(tokens))
-        ids.append(tokens)
-        mask.append(e.loss_mask[part])
-        members.append((e, part))
-        position.append(torch.arange(first_position, first_position + len(tokens)))
-        span_ids.append(torch.full((len(tokens),), len(span_parents)))
-        before.append(torch.cat([torch.tensor([predecessor]), rows[:-1]]) if len(rows) else rows)
+        length = len(e.ids[part])
+        rows = torch.arange(at, at + length)
+        parts.append((e, part))
+        columns["position_ids"].append(torch.arange(first_position, first_position + length))
+        columns["span_ids"].append(torch.full((length,), len(span_parents)))
+        columns["predecessor"].append(torch.cat([torch.tensor([predecessor]), rows[:-1]]) if length else rows)
         span_parents.append(span_parent)
-        at += len(tokens)
+        at += length
         return rows
 
     for group in shared_groups(experiences) if share_prompts else ([e] for e in experiences):
         first = group[0]
+        audio.extend(first.audio)
         if len(group) == 1:
             source.append(add(first, slice(None), 0, -1, -1))
-            audio.extend(first.audio)
             continue
-        p = first.prompt_length
-        prompt_span = len(span_parents)
+        p, prompt_span = first.prompt_length, len(span_parents)
         prompt_rows = add(first, slice(p), 0, -1, -1)
-        audio.extend(first.audio)
         for e in group:
             rows = add(e, slice(p, None), p, prompt_span, int(prompt_rows[-1]))
             source.append(torch.cat([prompt_rows, rows]))
-    codes, code_mask = _frames(members)
+    widths = {e.codes.shape[1] for e in experiences if e.codes is not None}
+    assert len(widths) < 2, f"frames of {sorted(widths)} codebooks in one batch"
+    for e, part in parts if widths else ():
+        codes, code_mask = e.codes, e.code_mask
+        if codes is None or code_mask is None:  # without frames among others with them
+            codes = torch.full((len(e), *widths), -1)
+            code_mask = torch.nn.functional.pad(e.loss_mask[:, None], (0, max(widths) - 1))
+        columns.setdefault("codes", []).append(codes[part])
+        columns.setdefault("code_mask", []).append(code_mask[part])
     return PackedBatch(
-        ids=torch.cat(ids),
-        position_ids=torch.cat(position),
-        loss_mask=torch.cat(mask),
-        span_ids=torch.cat(span_ids),
+        ids=torch.cat([e.ids[part] for e, part in parts]),
+        loss_mask=torch.cat([e.loss_mask[part] for e, part in parts]),
         span_parents=torch.tensor(span_parents),
-        predecessor=torch.cat(before),
         audio=tuple(audio),
         source=tuple(source),
-        codes=codes,
-        code_mask=code_mask,
+        **{name: torch.cat(tensors) for name, tensors in columns.items()},
     )
-
-
-def _frames(members: Sequence[tuple[Experience, slice]]) -> tuple[Tensor | None, Tensor | None]:
-    """codes and code_mask [T, Q] of the row; experiences without frames among others get rows of -1."""
-    widths = {e.codes.shape[1] for e, _ in members if e.codes is not None}
-    if not widths:
-        return None, None
-    assert len(widths) == 1, f"frames of {sorted(widths)} codebooks in one batch"
-    (width,) = widths
-    codes, code_mask = [], []
-    for e, part in members:
-        if e.codes is not None and e.code_mask is not None:
-            codes.append(e.codes[part])
-            code_mask.append(e.code_mask[part])
-        else:
-            sampled = e.loss_mask[part]
-            codes.append(torch.full((len(sampled), width), -1))
-            code_mask.append(torch.nn.functional.pad(sampled[:, None], (0, width - 1)))
-    return torch.cat(codes), torch.cat(code_mask)
 
 
 def shared_groups(experiences: Iterable[Experience]) -> list[list[Experience]]:
@@ -228,14 +205,3 @@ def pack(lengths: Sequence[int], budget: int) -> list[list[int]]:
                 rooms.setdefault(room, []).append(chosen)
                 present |= 1 << room
     return [sorted(members) for members in bins]
-
-
-def loss_weights(lengths: Sequence[Sequence[int]]) -> list[list[float]]:
-    """LongAlign's weights K/(N_i·M) of token losses, by pack and sequence (Bai et al. 2024, arXiv 2401.18058, eq. 2).
-
-    lengths: target tokens N_i of each sequence in each of K packs, M sequences with targets in all. Token losses times
-    their weight, summed inside a pack and averaged over the packs, are the mean of the sequences' mean token losses. A
-    sequence without targets has weight 0.
-    """
-    sequences = max(sum(n > 0 for members in lengths for n in members), 1)
-    return [[len(lengths) / (n * sequences) if n else 0.0 for n in members] for members in lengths]

@@ -14,53 +14,41 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, logsigmoid
 
-from audiorl.algos.shapes import check_shapes
+from audiorl.algos.losses import check_shapes
 
 
 @dataclass(frozen=True, eq=False)
 class PairLogprobs:
     """Log-probs [n] of every token of P pairs of answers, under the policy and under the frozen reference.
 
-    `per_token`: h of mean instead of summed log-probs. `seeds`: one a pair, of SamPO's draw. Raises ValueError for
-    answers that do not make pairs, for one without tokens and for one of another length under the reference.
+    `seeds`: one a pair, of SamPO's draw.
     """
 
     chosen: Sequence[Tensor]
     rejected: Sequence[Tensor]
     ref_chosen: Sequence[Tensor] = ()
     ref_rejected: Sequence[Tensor] = ()
-    per_token: bool = False
     seeds: Sequence[int] = ()
 
     def __post_init__(self) -> None:
-        given = [answers for answers in (self.chosen, self.rejected, self.ref_chosen, self.ref_rejected) if answers]
-        if len(set(map(len, given))) > 1:
-            raise ValueError(f"{', '.join(str(len(answers)) for answers in given)} answers do not make pairs")
+        assert len(self.chosen) == len(self.rejected)
         for answers, refs in ((self.chosen, self.ref_chosen), (self.rejected, self.ref_rejected)):
-            for i, answer in enumerate(answers):
-                if not len(answer):
-                    raise ValueError(f"pair {i}: an answer has no tokens")
-                if refs and len(refs[i]) != len(answer):
-                    raise ValueError(f"pair {i}: policy and reference saw answers of different length")
-
-    def lengths(self) -> tuple[Tensor, Tensor]:
-        """Return the tokens of the chosen and of the rejected answers, [P] each."""
-        device = self.chosen[0].device
-        good, bad = (torch.tensor([len(a) for a in answers], device=device) for answers in (self.chosen, self.rejected))
-        return good, bad
+            assert not refs or [len(x) for x in answers] == [len(x) for x in refs], "the reference saw other answers"
 
     def sums(self) -> tuple[Tensor, Tensor]:
         """Return the policy's log-probs of the chosen and of the rejected answers, [P] each."""
         return sum_each(self.chosen), sum_each(self.rejected)
 
+    def lengths(self) -> tuple[Tensor, Tensor]:
+        """Return the tokens of the chosen and of the rejected answers, [P] each."""
+        both = [[len(answer) for answer in answers] for answers in (self.chosen, self.rejected)]
+        good, bad = torch.tensor(both, device=self.chosen[0].device)
+        return good, bad
+
     def margin(self) -> Tensor:
         """Return h [P]."""
-        (good, bad), (ref_good, ref_bad) = self.sums(), (sum_each(self.ref_chosen), sum_each(self.ref_rejected))
-        if self.per_token:
-            good_length, bad_length = self.lengths()
-            good, ref_good = good / good_length, ref_good / good_length
-            bad, ref_bad = bad / bad_length, ref_bad / bad_length
-        return (good - ref_good) - (bad - ref_bad)
+        good, bad = self.sums()
+        return (good - sum_each(self.ref_chosen)) - (bad - sum_each(self.ref_rejected))
 
     def ratios(self) -> list[tuple[Tensor, Tensor]]:
         """Return each pair's log-ratios [n] of policy to reference by token: chosen, rejected."""
@@ -88,42 +76,30 @@ def cdpo(pairs: PairLogprobs, beta: float = 0.1, label_smoothing: float = 0.1) -
 
 
 def ipo(pairs: PairLogprobs, beta: float = 0.1) -> Tensor:
-    """(h - 1/(2β))² (Azar et al. 2023, arXiv 2310.12036, eq. 17); its per-token form with `per_token`."""
+    """(h - 1/(2β))² (Azar et al. 2023, arXiv 2310.12036, eq. 17)."""
     return (pairs.margin() - 1 / (2 * beta)) ** 2
 
 
 def r_dpo(pairs: PairLogprobs, beta: float = 0.1, alpha: float = 0.01) -> Tensor:
-    """-log σ(β·h + α·(|chosen| - |rejected|)) (Park et al. 2024, arXiv 2403.19159).
-
-    The sign is the one under which a longer chosen answer gets the smaller gradient: what its length explains is not
-    learned again.
-    """
+    """-log σ(β·h + α·(|chosen| - |rejected|)): what length explains is not learned again (Park et al., 2403.19159)."""
     good_length, bad_length = pairs.lengths()
     return -logsigmoid(beta * pairs.margin() + alpha * (good_length - bad_length))
 
 
 def sampo(pairs: PairLogprobs, beta: float = 0.1) -> Tensor:
-    """DPO on equally many tokens of both answers (Lu et al. 2024, arXiv 2406.10957).
-
-    From the longer answer as many positions as the shorter one has are drawn without replacement, the same for policy
-    and reference. The draw depends on the pair's seed alone.
-    """
+    """DPO on equally many tokens of both answers, drawn from the longer by the pair's seed (Lu et al., 2406.10957)."""
     margins = []
     for ratios, seed in zip(pairs.ratios(), pairs.seeds, strict=True):
         n = min(map(len, ratios))
         generator = torch.Generator().manual_seed(seed)
-        good, bad = (
-            r[torch.randperm(len(r), generator=generator)[:n].to(r.device)] if len(r) > n else r for r in ratios
-        )
-        margins.append(good.sum() - bad.sum())
+        drawn = (r[torch.randperm(len(r), generator=generator)[:n].to(r.device)] if len(r) > n else r for r in ratios)
+        good, bad = (r.sum() for r in drawn)
+        margins.append(good - bad)
     return -logsigmoid(beta * torch.stack(margins))
 
 
 def ld_dpo(pairs: PairLogprobs, beta: float = 0.1, alpha: float = 0.5) -> Tensor:
-    """DPO where the tokens beyond the shorter answer's length count α times (Liu et al. 2024, arXiv 2409.06411).
-
-    α = 1 is DPO; the paper uses 0.3 to 0.6.
-    """
+    """DPO where the tokens beyond the shorter answer's length count α times (Liu et al. 2024, arXiv 2409.06411)."""
     margins = []
     for ratios in pairs.ratios():
         n = min(map(len, ratios))
@@ -151,16 +127,15 @@ def orpo(pairs: PairLogprobs, lam: float = 0.1) -> Tensor:
     """
     (good, bad), (good_length, bad_length) = pairs.sums(), pairs.lengths()
     good, bad = (good / good_length).float(), (bad / bad_length).float()
-    return -good - lam * logsigmoid((good - _log1mexp(good)) - (bad - _log1mexp(bad)))
 
+    def log_odds(m: Tensor) -> Tensor:
+        """Exact near 0 and far from it (Mächler 2012, log1mexp)."""
+        x = m.clamp(max=-torch.finfo(m.dtype).tiny)
+        near = x > -0.6931472
+        below = (-torch.expm1(torch.where(near, x, -1.0))).log()
+        return m - torch.where(near, below, torch.log1p(-torch.exp(torch.where(near, -1.0, x))))
 
-def _log1mexp(x: Tensor) -> Tensor:
-    """log(1 - e^x) for x < 0, exact near 0 and far from it (Mächler 2012)."""
-    x = x.clamp(max=-torch.finfo(x.dtype).tiny)
-    near = x > -0.6931472
-    return torch.where(
-        near, (-torch.expm1(torch.where(near, x, -1.0))).log(), torch.log1p(-torch.exp(torch.where(near, -1.0, x)))
-    )
+    return -good - lam * logsigmoid(log_odds(good) - log_odds(bad))
 
 
 PAIR_LOSSES: dict[str, Callable[..., Tensor]] = {
@@ -177,14 +152,12 @@ PAIR_LOSSES: dict[str, Callable[..., Tensor]] = {
 WITHOUT_REFERENCE = ("simpo", "cpo", "orpo")
 
 
-def anchored(chosen: Tensor, ref_chosen: Tensor, beta: float = 0.1, anchor: float = 0.0) -> Tensor:
-    """-log σ(β·(chosen - ref_chosen) - δ) of summed log-probs [P]: keeps a chosen answer as likely as the reference.
+def anchored(chosen: Tensor, ref_chosen: Tensor, beta: float = 0.1) -> Tensor:
+    """-log σ(β·(chosen - ref_chosen)) of summed log-probs [P]: keeps a chosen answer as likely as the reference does.
 
-    δ is `anchor`, 0 in both papers: mDPO (Wang et al. 2024, arXiv 2406.11839, eq. 5) and OPA-DPO (Yang et al. 2025,
-    arXiv 2501.09695), which add it to DPO on answers and to DPO on audio: `dpo` of the chosen answer with its audio
-    against the same answer with distorted audio.
+    mDPO (Wang et al. 2024, arXiv 2406.11839, eq. 5) and OPA-DPO (Yang et al. 2025, arXiv 2501.09695).
     """
-    return -logsigmoid(beta * (chosen - ref_chosen) - anchor)
+    return -logsigmoid(beta * (chosen - ref_chosen))
 
 
 # -- KTO ---------------------------------------------------------------------------------------------------------------
@@ -206,20 +179,12 @@ def kto(
     """
     check_shapes("kto", logprobs=logprobs, ref_logprobs=ref_logprobs, desirable=desirable)
     gain = beta * (logprobs - ref_logprobs - baseline.detach())
-    return torch.where(
-        desirable.bool(),
-        desirable_weight * (1 - gain.sigmoid()),
-        undesirable_weight * (1 - (-gain).sigmoid()),
-    )
+    good, bad = desirable_weight * (1 - gain.sigmoid()), undesirable_weight * (1 - (-gain).sigmoid())
+    return torch.where(desirable.bool(), good, bad)
 
 
 def kto_baseline(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
-    """Return KTO's z0: the mean log-ratio of mismatched prompts and answers [B], not below 0; a constant of the loss.
-
-    Over several ranks take the mean over all of them first. Needs more than one pair: with one, no mismatch exists.
-    """
-    if len(logprobs) < 2:
-        raise ValueError("kto_baseline: needs at least two mismatched pairs; use a batch of more than one")
+    """Return KTO's z0: the mean log-ratio of mismatched prompts and answers [B] of all ranks, at least 0."""
     return (logprobs - ref_logprobs).mean().clamp(min=0).detach()
 
 
@@ -243,9 +208,8 @@ def bradley_terry(chosen: Tensor, rejected: Tensor, margin: Tensor | float = 0.0
     `regulariser` c adds c·(r_w² + r_l²)/2, the mean of the squared scores, which keeps them near 0 (the code of Safe
     RLHF, Dai et al. 2023, arXiv 2310.12773).
     """
-    check_shapes(
-        "bradley_terry", chosen=chosen, rejected=rejected, margin=margin if isinstance(margin, Tensor) else None
-    )
+    given = margin if isinstance(margin, Tensor) else None
+    check_shapes("bradley_terry", chosen=chosen, rejected=rejected, margin=given)
     loss = -logsigmoid(chosen - rejected - margin)
     return loss + regulariser * (chosen**2 + rejected**2) / 2 if regulariser else loss
 
@@ -270,9 +234,8 @@ def length_expert(differences: Tensor) -> tuple[float, float]:
 def length_logit(differences: Tensor, slope: float, scale: float) -> Tensor:
     """Return the log-odds [P] that length alone gives; see `length_expert`.
 
-    A reward model trained on r_w - r_l + this (a product of experts: Clark et al. 2019, arXiv 1909.03683; for length
-    Shen et al. 2023, arXiv 2310.05199) does not learn what length explains: `bradley_terry` with the margin
-    -length_logit.
+    `bradley_terry` with the margin -length_logit is a product of experts (Clark et al. 2019, arXiv 1909.03683; Shen et
+    al. 2023, arXiv 2310.05199): the scores do not learn what length explains.
     """
     return slope * torch.tanh(differences / scale)
 
@@ -283,6 +246,5 @@ def process_reward(logits: Tensor, labels: Tensor, label_ids: tuple[int, int]) -
     logits [K, V] at K positions, labels [K] in [0, 1]: the probability of `label_ids[0]` against `label_ids[1]`, hard
     ones 1 and 0 (Lightman et al. 2023; Wang et al. 2024).
     """
-    return cross_entropy(
-        logits[:, list(label_ids)].float(), torch.stack([labels, 1 - labels], 1).float(), reduction="none"
-    )
+    targets = torch.stack([labels, 1 - labels], 1).float()
+    return cross_entropy(logits[:, list(label_ids)].float(), targets, reduction="none")

@@ -23,18 +23,13 @@ _flash_on_cpu = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 class PromptAttention:
     """What one forward pass of a decoder needs to know, for all its layers."""
 
-    keys: Sequence[Tensor]
-    """[P, K, S, D] of each layer, in the type in which attention computes."""
-    values: Sequence[Tensor]
-    """[P, K, S, D] of each layer."""
-    prompt_mask: Tensor | None
-    """[P, 1, 1, S], added to scores: -inf where a column is padding. None: there is none."""
+    keys: Sequence[Tensor]  # [P, K, S, D] of each layer, in the type in which attention computes
+    values: Sequence[Tensor]  # [P, K, S, D] of each layer
+    prompt_mask: Tensor | None  # [P, 1, 1, S], added to scores: -inf where a column is padding. None: there is none.
     row_mask: Tensor | None
     """[B, 1, 1, T], added to scores: -inf where a column is not written yet. None: all are written."""
-    slots: Tensor | None
-    """[P * G] int64: the row of each slot, any row where a slot is empty. None: the rows in order."""
-    places: Tensor | None
-    """[B] int64: the slot of each row. None: the slots in order."""
+    slots: Tensor | None  # [P * G] int64: the row of each slot, any row where a slot is empty. None: the rows in order.
+    places: Tensor | None  # [B] int64: the slot of each row. None: the slots in order.
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
         """query [B, K * h, 1, D]; key, value [B, K, T, D] -> [B, 1, K * h, D]."""

@@ -1,24 +1,14 @@
 """Attention of segments of different lengths in one call, and the kernels that compute it.
 
-A packed row (`packing`) is such a call: each span is a segment of queries, and its keys are the rows of
-its parent followed by its own. The chunks of an audio encoder and Whisper's cross-attention are others. Keys and values
-are gathered by one index per pack; gradients of a prompt that several responses share are summed by the gather. No
-kernel makes a tensor of all queries times all keys.
-
-Kernels, in the order of preference:
-
-- torch varlen: `torch.nn.attention.varlen.varlen_attn`, FlashAttention in torch (Dao 2023, arXiv 2307.08691).
-- flash-attn: `flash_attn_varlen_func` of the package of that name.
-- flex: FlexAttention (Dong et al. 2024, arXiv 2412.05496) with a block mask made from the segments' ends.
-- sdpa: one call of torch's scaled_dot_product_attention per segment. It runs everywhere; on a GPU it is slow.
-
-Shapes: N segments, Q queries, K gathered keys, D head width.
+A packed row (`packing`) is such a call: each span is a segment of queries, and its keys are the rows of its parent
+followed by its own. The chunks of an audio encoder and Whisper's cross-attention are others. Keys and values are
+gathered by one index per pack; gradients of a prompt that several responses share are summed by the gather. No kernel
+makes a tensor of all queries times all keys. Shapes: N segments, Q queries, K gathered keys, D head width.
 """
 
 from __future__ import annotations
 
 import importlib.util
-import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
@@ -29,12 +19,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-Attention = Literal["auto", "varlen", "flex", "sdpa", "eager"]
-"""What `ModelConfig.attention` may be."""
-BLOCK = 128
-"""Rows of a block of FlexAttention's mask."""
-SHORT = 256
-"""Most keys of a segment that a CPU computes in 16 bits by whole matrices."""
+Attention = Literal["auto", "varlen", "flex", "sdpa", "eager"]  # What `ModelConfig.attention` may be
+BLOCK = 128  # Rows of a block of FlexAttention's mask
+SHORT = 256  # Most keys of a segment that a CPU computes in 16 bits by whole matrices
 
 Spans = Sequence[tuple[int, int, int, int]]
 """Per span (start, end, start of its parent, end of its parent) as row indices; the parent is (0, 0) without one."""
@@ -44,14 +31,11 @@ Spans = Sequence[tuple[int, int, int, int]]
 class Segments:
     """Segment i of the queries attends to segment i of the keys.
 
-    With `causal` the last query of a segment attends to all its keys, and each query before it to one key less: the
-    masks are aligned at the bottom right.
+    With `causal` the last query of a segment attends to all its keys, and each query before it to one key less.
     """
 
-    query_offsets: Tensor
-    """[N + 1] int32, on the device: where each segment of queries starts, and Q."""
-    key_offsets: Tensor
-    """[N + 1] int32, on the device: where each segment of gathered keys starts, and K."""
+    query_offsets: Tensor  # [N + 1] int32, on the device: where each segment of queries starts, and Q
+    key_offsets: Tensor  # [N + 1] int32, on the device: where each segment of gathered keys starts, and K
     longest_query: int
     longest_key: int
     causal: bool
@@ -123,13 +107,8 @@ class Segments:
         # A block of queries has `count` blocks of keys, and lists them first; what follows them is not read.
         count = (end_block - first_block).clamp(min=0)
         blocks = (first_block[:, None] + columns).clamp(max=len(columns) - 1)
-        return BlockMask.from_kv_blocks(
-            count.int()[None, None],
-            blocks.int()[None, None],
-            BLOCK_SIZE=BLOCK,
-            mask_mod=mask,
-            seq_lengths=(queries, keys),
-        )
+        count, blocks = count.int()[None, None], blocks.int()[None, None]
+        return BlockMask.from_kv_blocks(count, blocks, BLOCK_SIZE=BLOCK, mask_mod=mask, seq_lengths=(queries, keys))
 
 
 @dataclass(frozen=True)
@@ -152,7 +131,8 @@ class SegmentAttention:
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None = None) -> Tensor:
         """query [1, heads, Q, D], key and value [1, kv heads, rows, D] -> [1, Q, heads, D]."""
-        query, key, value = (_compute_dtype(x).squeeze(0).transpose(0, 1) for x in (query, key, value))
+        # autocast knows SDPA but not the other kernels, and rotary embeddings give float32
+        query, key, value = (x.to(compute_dtype(x)).squeeze(0).transpose(0, 1) for x in (query, key, value))
         return self.kernel.run(query, key, value, self.segments, scale).unsqueeze(0)
 
 
@@ -183,16 +163,14 @@ def compute_dtype(x: Tensor) -> torch.dtype:
     return torch.get_autocast_dtype(device) if autocast else x.dtype
 
 
-def _compute_dtype(x: Tensor) -> Tensor:
-    return x.to(compute_dtype(x))  # autocast knows SDPA but not the other kernels, and rotary embeddings give float32
-
-
-# -- sdpa ----------------------------------------------------------------------------------------------------------
+# -- the kernels, the preferred one first ------------------------------------------------------------------------------
 
 
 def sdpa(query: Tensor, key: Tensor, value: Tensor, segments: Segments, scale: float | None = None) -> Tensor:
-    """Return the reference: one call per segment. Keys are concatenated, not gathered by an index, whose backward pass
-    is slow on the CPU."""
+    """Call torch's scaled_dot_product_attention once per segment: the reference, which runs everywhere.
+
+    Keys are concatenated, not gathered by an index, whose backward pass is slow on the CPU.
+    """
     query_lengths, key_lengths = segments.lengths
     # One split: the backward pass of a slice would fill a tensor of all rows for every segment.
     queries = query.transpose(0, 1).unsqueeze(0).split(query_lengths, 2)
@@ -216,15 +194,8 @@ def _segment(query: Tensor, key: Tensor, value: Tensor, causal: bool, scale: flo
     mask = None
     if causal and queries != keys:
         mask = torch.ones(queries, keys, dtype=torch.bool, device=query.device).tril(keys - queries)
-    return scaled_dot_product_attention(
-        query,
-        key,
-        value,
-        attn_mask=mask,
-        is_causal=causal and mask is None,
-        scale=scale,
-        enable_gqa=query.shape[1] != key.shape[1],
-    )
+    options: dict[str, Any] = {"scale": scale, "enable_gqa": query.shape[1] != key.shape[1]}
+    return scaled_dot_product_attention(query, key, value, mask, is_causal=causal and mask is None, **options)
 
 
 def _by_products(query: Tensor, key: Tensor, value: Tensor, causal: bool, scale: float | None) -> Tensor:
@@ -241,107 +212,27 @@ def _by_products(query: Tensor, key: Tensor, value: Tensor, causal: bool, scale:
     return torch.bmm(weights, value[0]).view(1, query.shape[1], query.shape[2], -1)
 
 
-# -- FlashAttention ------------------------------------------------------------------------------------------------
-
-
 def torch_varlen(query: Tensor, key: Tensor, value: Tensor, segments: Segments, scale: float | None = None) -> Tensor:
-    """`torch.nn.attention.varlen.varlen_attn`. It calls `aten::_flash_attention_forward`, whose causal mask is aligned
-    at the bottom right (`torch.nn.attention.bias.CausalBias` relies on the same)."""
+    """Call `torch.nn.attention.varlen.varlen_attn`, FlashAttention in torch (Dao 2023, arXiv 2307.08691).
+
+    It calls `aten::_flash_attention_forward`, whose causal mask is aligned at the bottom right
+    (`torch.nn.attention.bias.CausalBias` relies on the same).
+    """
     from torch.nn.attention.varlen import varlen_attn
 
     key, value = segments.gather(key, value)
-    # torch 2.11 reads grouped keys without being told
-    grouped: dict[str, Any] = {"enable_gqa": True} if _takes_enable_gqa() else {}
-    out: Any = varlen_attn(
-        query,
-        key,
-        value,
-        segments.query_offsets,
-        segments.key_offsets,
-        segments.longest_query,
-        segments.longest_key,
-        scale=scale,
-        window_size=(-1, 0) if segments.causal else (-1, -1),
-        **grouped,
-    )
+    offsets = segments.query_offsets, segments.key_offsets, segments.longest_query, segments.longest_key
+    window = (-1, 0) if segments.causal else (-1, -1)
+    out: Any = varlen_attn(query, key, value, *offsets, scale=scale, window_size=window, enable_gqa=True)
     return cast(Tensor, out)
 
 
-@cache
-def _takes_enable_gqa() -> bool:
-    from torch.nn.attention.varlen import varlen_attn
-
-    return "enable_gqa" in inspect.signature(varlen_attn).parameters
-
-
-def flash_attn(query: Tensor, key: Tensor, value: Tensor, segments: Segments, scale: float | None = None) -> Tensor:
-    """`flash_attn_varlen_func`, whose causal mask is aligned at the bottom right since flash-attn 2.1."""
-    from flash_attn import flash_attn_varlen_func  # type: ignore[import-not-found]
-
-    key, value = segments.gather(key, value)
-    out: Tensor = flash_attn_varlen_func(
-        query,
-        key,
-        value,
-        segments.query_offsets,
-        segments.key_offsets,
-        segments.longest_query,
-        segments.longest_key,
-        softmax_scale=scale,
-        causal=segments.causal,
-    )
-    return out
-
-
-def _flash_obstacle(device: torch.device, dtype: torch.dtype, head_width: int) -> str | None:
-    if device.type != "cuda":
-        return f"needs a CUDA GPU, not {device.type}"
-    if torch.cuda.get_device_capability(device) < (8, 0):
-        return f"needs compute capability 8.0, {torch.cuda.get_device_name(device)} has less"
-    if dtype not in (torch.bfloat16, torch.float16):
-        return f"computes in bfloat16 or float16, not {_name(dtype)}: set model.autocast or model.dtype"
-    if head_width % 8 or head_width > 256:
-        return f"needs a head width that is a multiple of 8 up to 256, not {head_width}"
-    return None
-
-
-def _torch_varlen_obstacle(device: torch.device, dtype: torch.dtype, head_width: int) -> str | None:
-    obstacle = _flash_obstacle(device, dtype, head_width)
-    if obstacle is not None:
-        return obstacle
-    try:
-        from torch.nn.attention.varlen import varlen_attn
-    except ImportError:
-        return f"needs torch 2.11, not {torch.__version__}"
-    if "window_size" not in inspect.signature(varlen_attn).parameters:
-        return f"needs torch 2.11, not {torch.__version__}"
-    return None
-
-
-def _flash_attn_obstacle(device: torch.device, dtype: torch.dtype, head_width: int) -> str | None:
-    obstacle = _flash_obstacle(device, dtype, head_width)
-    return _package_obstacle("flash_attn") if obstacle is None else obstacle
-
-
-@cache
-def _package_obstacle(module: str) -> str | None:
-    """Why a package with compiled code cannot be used: it is missing, or built for another torch."""
-    if importlib.util.find_spec(module) is None:
-        return "is not installed"
-    try:
-        importlib.import_module(module)
-    except (ImportError, OSError) as error:
-        return f"cannot be imported ({' '.join(str(error).split())}): build it for torch {torch.__version__}"
-    return None
-
-
-# -- FlexAttention -------------------------------------------------------------------------------------------------
-
-
 def flex(query: Tensor, key: Tensor, value: Tensor, segments: Segments, scale: float | None = None) -> Tensor:
-    """FlexAttention; compiled on a GPU, where the first call takes a minute."""
+    """Call FlexAttention (Dong et al., arXiv 2412.05496); compiled on a GPU, where the first call takes a minute."""
+    from torch.nn.attention.flex_attention import flex_attention
+
     key, value = segments.gather(key, value)
-    run = _compiled_flex() if query.is_cuda else _flex_attention()
+    run: Any = _compiled_flex() if query.is_cuda else flex_attention
     out: Tensor = run(
         *(x.transpose(0, 1).unsqueeze(0) for x in (query, key, value)),
         block_mask=segments.block_mask,
@@ -353,15 +244,24 @@ def flex(query: Tensor, key: Tensor, value: Tensor, segments: Segments, scale: f
     return out.squeeze(0).transpose(0, 1)
 
 
-def _flex_attention() -> Any:
-    from torch.nn.attention.flex_attention import flex_attention
-
-    return flex_attention
-
-
 @cache
 def _compiled_flex() -> Any:
-    return torch.compile(_flex_attention(), dynamic=True)
+    from torch.nn.attention.flex_attention import flex_attention
+
+    return torch.compile(flex_attention, dynamic=True)
+
+
+def _varlen_obstacle(device: torch.device, dtype: torch.dtype, head_width: int) -> str | None:
+    if device.type != "cuda":
+        return f"needs a CUDA GPU, not {device.type}"
+    if torch.cuda.get_device_capability(device) < (8, 0):
+        return f"needs compute capability 8.0, {torch.cuda.get_device_name(device)} has less"
+    if dtype not in (torch.bfloat16, torch.float16):
+        name = str(dtype).removeprefix("torch.")
+        return f"computes in bfloat16 or float16, not {name}: set model.autocast or model.dtype"
+    if head_width % 8 or head_width > 256:
+        return f"needs a head width that is a multiple of 8 up to 256, not {head_width}"
+    return None
 
 
 def _flex_obstacle(device: torch.device, dtype: torch.dtype, head_width: int) -> str | None:
@@ -372,17 +272,12 @@ def _flex_obstacle(device: torch.device, dtype: torch.dtype, head_width: int) ->
     return None if importlib.util.find_spec("triton") else "needs triton, which is not installed"
 
 
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
-TORCH_VARLEN = Kernel("torch varlen", torch_varlen, _torch_varlen_obstacle)
-FLASH_ATTN = Kernel("flash-attn", flash_attn, _flash_attn_obstacle)
+TORCH_VARLEN = Kernel("torch varlen", torch_varlen, _varlen_obstacle)
 FLEX = Kernel("flex", flex, _flex_obstacle)
 SDPA = Kernel("sdpa", sdpa, lambda device, dtype, head_width: None)
 KERNELS: dict[Attention, tuple[Kernel, ...]] = {
-    "auto": (TORCH_VARLEN, FLASH_ATTN, FLEX, SDPA),
-    "varlen": (TORCH_VARLEN, FLASH_ATTN),
+    "auto": (TORCH_VARLEN, FLEX, SDPA),
+    "varlen": (TORCH_VARLEN,),
     "flex": (FLEX,),
     "sdpa": (SDPA,),
     "eager": (SDPA,),

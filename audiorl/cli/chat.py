@@ -36,8 +36,8 @@ TEXT                ask; the path of an audio file before it, or one dropped her
 
 @dataclass(frozen=True)
 class ChatOptions:
-    """Talk to a checkpoint: type questions, drop audio files, or record; /help lists the commands. With a question or
-    --audio it answers once. Reads questions from a pipe, too: one a line, answers to stdout."""
+    """Talk to a checkpoint: type questions, drop audio files, or record (/help lists the commands). With a question or
+    --audio it answers once; from a pipe it reads a question a line."""
 
     model: Positional[str]
     """A Hugging Face model folder or hub id, a checkpoint, an adapter, or a run folder (its newest checkpoint)."""

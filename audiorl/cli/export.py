@@ -30,13 +30,10 @@ def main(args: list[str]) -> int:
     """Export the model; return the exit code."""
     options = parse(ExportOptions, args or ["--help"], prog="audiorl export")
     from audiorl.eval.asr import model_card_section
-    from audiorl.models.export import export, run_of
-    from audiorl.recipes._loader import recorded_defaults
+    from audiorl.models.export import export
     from audiorl.run.folder import checkpoint_of
 
     checkpoint = Path(checkpoint_of(str(options.checkpoint)))
-    run = run_of(checkpoint)
-    defaults = None if run is None else recorded_defaults(run)
     sections = [model_card_section(folder) for folder in options.scores]
-    print(export(checkpoint, options.out, options.merge, options.push, defaults, sections))
+    print(export(checkpoint, options.out, options.merge, options.push, sections))
     return 0

@@ -31,7 +31,7 @@ def main(args: list[str]) -> int:
     """Continue the run; return the exit code."""
     first_word(args, "resume: name one run folder, for example: audiorl resume runs/quickstart")
     options = parse(ResumeOptions, args, prog="audiorl resume")
-    from audiorl.distributed.placement import use_runtime
+    from audiorl.distributed import use_runtime
     from audiorl.distributed.torchrun import relaunch
 
     use_runtime(options.runtime)

@@ -30,8 +30,7 @@ class SayOptions:
     out: Path | None = None
     """The WAV file to write, 16 bits; an older one is replaced."""
     raw: bool = False
-    """Write samples to stdout as they are made: 16 bits, little-endian, mono, at the codec's rate, which stderr
-    says."""
+    """Write samples to stdout as they are made: 16 bits, little-endian, mono, at the codec's rate."""
     codec: str | None = None
     """The audio tokenizer of the model's codes; by default the folder codec/ in or above the model's."""
     block_frames: int = 4

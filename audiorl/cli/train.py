@@ -61,7 +61,7 @@ def main(args: list[str]) -> int:
         loader.parse_config(loader.load_recipe(file), [*words, "--print-config"])
     if command.out is None:
         raise ValueError(f"train: say where the run is written: --out runs/{file.stem}")
-    from audiorl.distributed.placement import use_runtime
+    from audiorl.distributed import use_runtime
     from audiorl.distributed.torchrun import relaunch
 
     use_runtime(command.runtime)

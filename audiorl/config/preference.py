@@ -37,22 +37,14 @@ class PreferenceConfig:
     """λ_D of KTO; None balances desirable against undesirable answers."""
     undesirable_weight: float | None = None
     """λ_U of KTO; None balances."""
-    length_normalized: bool = False
-    """Mean instead of summed token log-probs (the per-token form of IPO); for dpo, cdpo, ipo and r-dpo."""
     sft_coef: float = 0.0
     """Weight of the chosen answer's negative log-likelihood, a mean over tokens, added to the loss (RPO)."""
     audio_coef: float = 0.0
-    """Weight of DPO on audio: the chosen answer with its audio against the same answer with parts of the audio silenced
-    (mDPO, arXiv 2406.11839; OPA-DPO uses 0.2). One more pass over prompt and chosen answer for each pair; 0: none."""
+    """Weight of DPO on audio: the chosen answer against itself after silenced audio (mDPO; OPA-DPO: 0.2); 0: none."""
     silenced: float = 0.3
     """Share of the audio that is silenced for `audio_coef`, in pieces of 0.1 s."""
     anchor_coef: float = 0.0
-    """Weight of the anchor, which keeps the chosen answer's log-prob above the reference's (OPA-DPO uses 1); 0: none.
-    """
-    anchor: float = 0.0
-    """δ of the anchor: by how much β times the chosen answer's log-ratio should exceed 0."""
-    sort: bool = False
-    """Batches of pairs of similar length."""
+    """Weight of the anchor, which keeps the chosen answer as likely as under the reference (OPA-DPO: 1); 0: none."""
     micro_batch_tokens: int = 8192
     """Tokens of one forward pass; any value gives the same gradient."""
     save_every: int = 100
@@ -64,21 +56,22 @@ class PreferenceConfig:
         require_counts(self, ("steps", "batch_size", "micro_batch_tokens", "save_every"))
         weights = ("alpha", "lam", "sft_coef", "audio_coef", "anchor_coef")
         require_ranges(self, positive=("beta",), not_negative=(*weights, "eval_every"))
-        for name in self.options():
-            if name not in OPTIONS_OF_LOSS[self.loss]:
-                names = ", ".join(OPTIONS_OF_LOSS[self.loss])
-                raise ValueError(f"{name} is not an option of the loss {self.loss!r}, which takes {names}")
-        if self.length_normalized and self.loss not in ("dpo", "cdpo", "ipo", "r-dpo"):
-            raise ValueError(f"length_normalized is not an option of the loss {self.loss!r}")
+        require(0 < self.silenced <= 1, "silenced", self.silenced, "in (0, 1]")
         if self.label_smoothing is not None:
             require(0 <= self.label_smoothing < 0.5, "label_smoothing", self.label_smoothing, "in [0, 0.5)")
-        if (self.audio_coef or self.anchor_coef) and self.loss in ("simpo", "cpo", "orpo", "kto"):
-            raise ValueError(f"audio_coef and anchor_coef are not options of the loss {self.loss!r}")
-        require(0 < self.silenced <= 1, "silenced", self.silenced, "in (0, 1]")
-        if self.loss == "kto" and self.sft_coef:
-            raise ValueError("sft_coef is not an option of the loss 'kto'")
-        if self.loss == "kto" and self.batch_size < 2:
-            raise ValueError("kto compares the answers of a batch; batch_size must be at least 2")
+        own = OPTIONS_OF_LOSS[self.loss]
+        for name in self.options():
+            if name not in own:
+                names = ", ".join(own)
+                raise ValueError(f"{name} is not an option of the loss {self.loss!r}, which takes {names}")
+        without = {
+            "audio_coef": ("simpo", "cpo", "orpo", "kto"),
+            "anchor_coef": ("simpo", "cpo", "orpo", "kto"),
+            "sft_coef": ("kto",),
+        }
+        for name, losses in without.items():
+            if getattr(self, name) and self.loss in losses:
+                raise ValueError(f"{name} is not an option of the loss {self.loss!r}")
 
     def options(self) -> dict[str, float]:
         """Return the loss's own options that are set, by name."""

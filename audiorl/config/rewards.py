@@ -23,8 +23,6 @@ class RewardModelConfig:
     length_debias: bool = False
     """Leave to a model of the answers' lengths, fitted before training, what length explains of the pairs (product of
     experts, arXiv 2310.05199)."""
-    sort: bool = False
-    """Batches of pairs of similar length."""
     micro_batch_tokens: int = 8192
     """Tokens of one forward pass; any value gives the same gradient."""
     save_every: int = 100
@@ -51,8 +49,6 @@ class ProcessRewardConfig:
     """The first token of this text means that the step is bad."""
     soft: bool = False
     """Take labels as probabilities; otherwise as 0 or 1."""
-    sort: bool = False
-    """Batches of answers of similar length."""
     micro_batch_tokens: int = 8192
     """Tokens of one forward pass; any value gives the same gradient."""
     save_every: int = 100

@@ -40,10 +40,8 @@ def bundled_questions(think: bool = True, seed: int = 0) -> list[Sample]:
 
 def bundled_transcripts(think: bool = False, max_seconds: float = 3.0) -> list[Sample]:
     """Speech recognition on the bundled recordings."""
-    return [
-        Sample(u.id, asr_prompt(u.clip, u.language, think=think), (u.text,), (), "asr", _about(u))
-        for u in bundled_speech(max_seconds=max_seconds)
-    ]
+    speech = bundled_speech(max_seconds=max_seconds)
+    return [Sample(u.id, asr_prompt(u.clip, u.language, think), (u.text,), (), "asr", _about(u)) for u in speech]
 
 
 def bundled_languages(

@@ -18,17 +18,7 @@ from pathlib import Path
 from typing import Any, Generic, Literal, TypedDict, TypeVar, Unpack, get_args
 
 from audiorl.audio import AudioClip, AudioError, load_clip, probe
-from audiorl.data.containers import (
-    cut_columns,
-    is_cut,
-    is_kaldi,
-    is_shar,
-    kaldi_rows,
-    librispeech_rows,
-    shar_rows,
-    webdataset_rows,
-    wenetspeech_rows,
-)
+from audiorl.data import containers
 from audiorl.data.formats import FORMATS, QUESTIONS_OF, Style, audio_field, detect
 from audiorl.data.rows import (
     HUB,
@@ -149,13 +139,13 @@ def read_values(
         for row in rows:
             seen.append(row)
             if isinstance(row, Row):
-                kind = "cut" if is_cut(row) else detect(row)
+                kind = "cut" if containers.is_cut(row) else detect(row)
                 break
         else:
             raise ValueError(f"{name}: no readable row; {seen[0] if seen else 'the file holds none'}")
         rows = itertools.chain(seen, rows)
         if kind == "cut":
-            kind, rows = "asr", converted(rows, cut_columns)
+            kind, rows = "asr", converted(rows, containers.cut_columns)
     rows, to_sample = QUESTIONS_OF.get(kind, iter)(rows), FORMATS[kind]
     think, question = options.get("think", True), options.get("question")
     style = Style(folder if root is None else Path(root), think, question, options.get("need_answer", True))
@@ -210,21 +200,21 @@ def _rows_and_kind(path: Path, kind: str) -> tuple[Iterator[AnyRow], str]:
         raise ValueError(f"{path}: missing; check the path")
     transcribed = path.is_dir() and next(path.rglob("*.trans.txt"), None) is not None
     for name, rows_of, fits in (
-        ("librispeech", librispeech_rows, transcribed),
-        ("kaldi", kaldi_rows, is_kaldi(path)),
-        ("shar", shar_rows, is_shar(path)),
+        ("librispeech", containers.librispeech_rows, transcribed),
+        ("kaldi", containers.kaldi_rows, containers.is_kaldi(path)),
+        ("shar", containers.shar_rows, containers.is_shar(path)),
     ):
         if fits and kind in ("auto", "asr", name):
             return rows_of(path), "asr"
     if path.suffix == ".tar" or path.name.endswith((".tar.gz", ".tgz")):
-        return webdataset_rows(path), "auto" if kind == "webdataset" else kind
+        return containers.webdataset_rows(path), "auto" if kind == "webdataset" else kind
     if kind in ("auto", "asr", "wenetspeech") and path.suffix == ".json" and path.is_file():
         try:
             document = parse_json(path.read_bytes())
         except ValueError:
             document = None  # JSON lines, perhaps
         if isinstance(document, dict) and isinstance(document.get("audios"), list):
-            return wenetspeech_rows(path, document), "asr"
+            return containers.wenetspeech_rows(path, document), "asr"
     wanted = {
         "librispeech": "*.trans.txt below it; name the folder of a LibriSpeech subset",
         "wenetspeech": 'WenetSpeech file; it is one .json object with a list "audios"',

@@ -1,9 +1,5 @@
 """Answers with a verdict: which of two is better, whether one is good, which of its steps are right.
 
-    loaded = read_pairs("pairs.jsonl", on_error="skip")         # as read_samples reads, every option included
-    print(loaded.summary())                                     # pairs.jsonl: 998 samples, 2 rows skipped (…)
-    loaded.samples[0].chosen
-
 A row is any that `read_samples` knows, its gold answer optional, with these columns::
 
     read_pairs    chosen, rejected, margin?
@@ -11,25 +7,17 @@ A row is any that `read_samples` knows, its gold answer optional, with these col
     read_steps    steps, labels
 
     {"audio": "a.wav", "question": "Which animal?", "chosen": "a cat", "rejected": "a dog"}
-    {"audio": "a.wav", "question": "Which animal?", "answer": "a dog", "desirable": false}
-    {"audio": "a.wav", "question": "Which animal?", "steps": ["It barks.", "a cat"], "labels": [1, 0]}
 
 Answers may be TRL's `[{"role": "assistant", "content": "…"}]`, whose content may be an audio part: a spoken answer, to
 a prompt whose `metadata` has `"respond": "speech"`. A whole conversation stands in `prompt`, with gold texts in
-`references`; it is taken as it is, with no request for tags added. `write_pairs` writes such rows::
-
-    {"prompt": [{"role": "user", "content": [{"type": "audio", "audio": "a.wav"}, {"type": "text", "text": "Why?"}]}],
-     "chosen": "Because.", "rejected": "No."}
-
-An audio part may select `duration` seconds from `start`. A prompt may come again, with the same id, for other answers.
+`references`; it is taken as it is, with no request for tags added (`pair_row` writes such rows). An audio part may
+select `duration` seconds from `start`. A prompt may come again, with the same id, for other answers.
 """
 
 from __future__ import annotations
 
-import json
-import math
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, Unpack
@@ -37,29 +25,25 @@ from typing import Annotated, Any, Literal, Unpack
 from msgspec import Meta, Struct
 
 from audiorl.audio import AudioClip, name
-from audiorl.data.formats import TEXT_FIELDS, Style, clip_from, detect, existing_columns
+from audiorl.data.formats import Style, clip_from, detect, existing_columns
 from audiorl.data.manifest import Format, Kind, Loaded, ReadOptions, read_values
 from audiorl.data.rows import Row
 from audiorl.data.schema import FieldError, check
 from audiorl.data.schema.manifests import AudioColumns
 from audiorl.data.schema.types import AnyText, Finite, Id, Object, Task, Text
-from audiorl.types import Message, Rollout, Sample
+from audiorl.types import Message, Sample
 
-ROLLOUT_COLUMNS = frozenset(
-    ("step", "group_id", "index", "sample", "segments", "text", "score", "advantage", "spoken_audio")
-)
+ROLLOUT_COLUMNS = ("step", "group_id", "index", "sample", "segments", "text", "score", "advantage", "spoken_audio")
 """Columns of a recorded rollout; a labelled one has them besides those of a judged answer, and they are no metadata."""
 
-
-Answer = str | AudioClip
-"""A written answer, or the recording of a spoken one."""
+Answer = str | AudioClip  # A written answer, or the recording of a spoken one
 
 
 @dataclass(frozen=True)
 class Pair:
     """Two answers to one prompt; `margin` is by how much the chosen one is better, 0 if unknown.
 
-    Raises ValueError for answers that are empty or the same, and a margin that is not finite.
+    Raises ValueError for answers that are the same.
     """
 
     sample: Sample
@@ -68,53 +52,27 @@ class Pair:
     margin: float = 0.0
 
     def __post_init__(self) -> None:
-        for field, answer in (("chosen", self.chosen), ("rejected", self.rejected)):
-            _filled(field, answer)
-        chosen, rejected = (
-            answer.strip() if isinstance(answer, str) else answer.key for answer in (self.chosen, self.rejected)
-        )
-        if chosen == rejected:
+        both = (answer.strip() if isinstance(answer, str) else answer.key for answer in (self.chosen, self.rejected))
+        if len(set(both)) == 1:
             raise FieldError("rejected", "chosen and rejected are the same answer; give two different ones")
-        if not math.isfinite(self.margin):
-            raise FieldError("margin", f"the margin {self.margin} is not finite; give a number, or leave it out")
 
 
 @dataclass(frozen=True)
 class Judged:
-    """One answer to a prompt, good or bad. Raises ValueError for an empty one."""
+    """One answer to a prompt, good or bad."""
 
     sample: Sample
     answer: Answer
     desirable: bool
 
-    def __post_init__(self) -> None:
-        _filled("answer", self.answer)
-
 
 @dataclass(frozen=True)
 class Steps:
-    """An answer step by step, each with the probability in [0, 1] that it is right; 0 and 1 are hard labels.
-
-    Raises ValueError for no or an empty step, a label outside [0, 1], and unequal numbers of both.
-    """
+    """An answer step by step, each with the probability in [0, 1] that it is right; 0 and 1 are hard labels."""
 
     sample: Sample
     steps: tuple[str, ...]
     labels: tuple[float, ...]
-
-    def __post_init__(self) -> None:
-        if not self.steps:
-            raise FieldError("steps", "there are no steps; give one or more texts")
-        for k, step in enumerate(self.steps, 1):
-            if not step.strip():
-                raise FieldError("steps", f"step {k} is empty; give its text, or leave it out with its label")
-        if len(self.labels) != len(self.steps):
-            raise FieldError(
-                "labels", f"{len(self.labels)} label(s) for {len(self.steps)} step(s); give one label a step"
-            )
-        for k, label in enumerate(self.labels, 1):
-            if not 0 <= label <= 1:
-                raise FieldError("labels", f"label {k} is {label}; give a number from 0 (wrong) to 1 (right)")
 
 
 # -- columns of the rows ----------------------------------------------------------------------------------------------
@@ -128,14 +86,15 @@ class ContentPart(AudioColumns, kw_only=True):
 
 
 Content = Annotated[str | ContentPart, Meta(description='text or audio; give "…" or {"type": "audio", "audio": "…"}')]
+Contents = Annotated[
+    str | ContentPart | list[Content],
+    Meta(description='text or audio; give "…" or [{"type": "audio", "audio": "…"}, …]'),
+]
 
 
 class ChatMessage(Struct):
     role: Literal["system", "user", "assistant"]
-    content: Annotated[
-        str | ContentPart | list[Content],
-        Meta(description='text or audio; give "…" or [{"type": "audio", "audio": "…"}, …]'),
-    ]
+    content: Contents
 
 
 Reply = Annotated[
@@ -143,15 +102,16 @@ Reply = Annotated[
 ]
 TextList = Annotated[list[Text] | Text, Meta(description="a list of texts; give each as a text that is not empty")]
 Verdict = Annotated[bool | Finite, Meta(description="a verdict; give true or false")]
+Margin = Annotated[Finite, Meta(description="a finite number; give by how much chosen is better, or leave it out")]
+Probability = Annotated[float, Meta(ge=0, le=1)]
+Label = Annotated[bool | Probability, Meta(description="a label; give a number from 0 (wrong) to 1 (right)")]
+ChatTurn = Annotated[ChatMessage, Meta(description="a message; give role (system, user or assistant) and content")]
 
 
 class PairColumns(Struct):
     chosen: Reply
     rejected: Reply
-    margin: (
-        Annotated[Finite, Meta(description="a finite number; give by how much chosen is better, or leave it out")]
-        | None
-    ) = None
+    margin: Margin | None = None
 
 
 class JudgedColumns(Struct):
@@ -162,25 +122,14 @@ class JudgedColumns(Struct):
 
 
 class StepsColumns(Struct):
-    steps: Annotated[list[str], Meta(description="a list of texts; give one text a step")]
-    labels: Annotated[
-        list[
-            Annotated[
-                bool | Annotated[float, Meta(ge=0, le=1)],
-                Meta(description="a label; give a number from 0 (wrong) to 1 (right)"),
-            ]
-        ],
-        Meta(description="a list; give one label a step"),
-    ]
+    steps: Annotated[list[Text], Meta(min_length=1, description="a list of texts; give one text a step")]
+    labels: Annotated[list[Label], Meta(description="a list; give one label a step")]
 
 
 class ConversationColumns(Struct):
     """A row whose `prompt` is the whole conversation."""
 
-    prompt: Annotated[
-        list[Annotated[ChatMessage, Meta(description="a message; give role (system, user or assistant) and content")]],
-        Meta(description="a list of messages; a plain question belongs in question"),
-    ]
+    prompt: Annotated[list[ChatTurn], Meta(description="a list of messages; a plain question belongs in question")]
     id: Id | None = None
     references: TextList | None = None
     answer: TextList | None = None
@@ -212,162 +161,13 @@ def pairs_to_judged(pairs: Iterable[Pair]) -> list[Judged]:
     return [j for p in pairs for j in (Judged(p.sample, p.chosen, True), Judged(p.sample, p.rejected, False))]
 
 
-def pairs_from_rollouts(rollouts: Sequence[Rollout], min_gap: float = 0.0) -> list[Pair]:
-    """Pair the best answer of each group with its worst, by total score; the margin is the gap between the two.
-
-    Groups keep the order of their first rollouts; of equal scores the lowest index counts. A group gives no pair if its
-    gap is not greater than `min_gap`, or if the two texts are the same or one is empty. Raises ValueError for a rollout
-    without a finite score.
-    """
-    groups: dict[str, list[tuple[float, Rollout]]] = {}
-    for r in rollouts:
-        if r.score is None or not math.isfinite(r.score.total):
-            score = "no score" if r.score is None else f"the score {r.score.total}"
-            raise ValueError(
-                f"rollout {r.index} of group {r.group_id!r} has {score}; score rollouts before pairing them"
-            )
-        groups.setdefault(r.group_id, []).append((r.score.total, r))
-    pairs = []
-    for group in groups.values():
-        high, best = min(group, key=lambda scored: (-scored[0], scored[1].index))
-        low, worst = min(group, key=lambda scored: (scored[0], scored[1].index))
-        texts = {best.text.strip(), worst.text.strip()}
-        if high - low > min_gap and len(texts) == 2 and "" not in texts:
-            pairs.append(Pair(best.sample, best.text, worst.text, high - low))
-    return pairs
-
-
-def write_pairs(path: str | Path, pairs: Iterable[Pair]) -> None:
-    """Write JSON lines that `read_pairs` reads back equal, clips by their absolute paths.
-
-    Raises ValueError, before anything is written, for audio that is not a file and metadata that is not JSON.
-    """
-    lines = []
-    for number, pair in enumerate(pairs, 1):
-        try:
-            lines.append(json.dumps(pair_row(pair), ensure_ascii=False) + "\n")
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"{path}: row {number} (sample {pair.sample.id!r}): {error}") from error
-    Path(path).write_text("".join(lines), encoding="utf-8")
-
-
-def _pair(row: Row, style: Style, to_sample: Format) -> tuple[Sample, Pair]:
-    columns = check(row.data, PairColumns)
-    sample = _sample(row, style, to_sample, "chosen", "rejected", "margin")
-    chosen, rejected = _answer(columns.chosen, "chosen", style), _answer(columns.rejected, "rejected", style)
-    return sample, Pair(sample, chosen, rejected, columns.margin or 0.0)
-
-
-def _judged(row: Row, style: Style, to_sample: Format) -> tuple[Sample, Judged]:
-    field = "answer" if row.data.get("completion") is None else "completion"
-    verdict = _either(row, "desirable", "label")
-    used = {name: row.data[name] for name in (field, verdict) if row.data.get(name) is not None}
-    columns = check(used, JudgedColumns)
-    sample = _sample(row, style, to_sample, field, verdict)
-    desirable, answer = getattr(columns, verdict), getattr(columns, field)
-    if desirable is None:
-        raise FieldError(verdict, f"missing; give true or false{existing_columns(row)}")
-    if desirable not in (True, False):  # 0 and 1 are equal to these
-        raise FieldError(verdict, f"{desirable!r} is not a verdict; give true or false")
-    if answer is None:
-        raise FieldError(field, f"missing; give the text of the answer{existing_columns(row)}")
-    return sample, Judged(sample, _answer(answer, field, style), bool(desirable))
-
-
-def _steps(row: Row, style: Style, to_sample: Format) -> tuple[Sample, Steps]:
-    columns = check(row.data, StepsColumns)
-    sample = _sample(row, style, to_sample, "steps", "labels")
-    return sample, Steps(sample, tuple(columns.steps), tuple(map(float, columns.labels)))
-
-
-def _sample(row: Row, style: Style, to_sample: Format, *own: str) -> Sample:
-    """Return the sample of a row without the reader's `own` columns; its gold answer may be missing."""
-    rest = {field: value for field, value in row.data.items() if field not in own}
-    row = Row(row.file, row.number, rest)
-    if rest.get("prompt") is not None:
-        return _conversation(row, style)
-    asks = any(rest.get(field) is not None for field in ("question", "choices", "question_text", "multi_choice"))
-    asks = asks or (style.question is not None and not any(rest.get(field) for field in TEXT_FIELDS))
-    if not asks or rest.get("answer") is not None:
-        return to_sample(row, style)
-    # Every format of questions takes 0: as an index where there are choices, as a text where there are none.
-    sample = to_sample(Row(row.file, row.number, {**rest, "answer": 0}), style)
-    if "answer" not in sample.metadata:
-        return replace(sample, references=())
-    return replace(sample, metadata={k: v for k, v in sample.metadata.items() if k != "answer"})
-
-
-def _detect(row: Row) -> str:
-    return "native" if row.data.get("prompt") is not None else detect(row)
-
-
-def _conversation(row: Row, style: Style) -> Sample:
-    columns = check(row.data, ConversationColumns)
-    recorded = ROLLOUT_COLUMNS if "segments" in row.data else ()
-    gold = _either(row, "references", "answer")
-    used = ("id", "prompt", "choices", "task", "metadata", gold, *recorded)
-    sample = Sample(
-        id=f"{Path(row.file).stem}:{row.number}" if columns.id is None else str(columns.id).strip(),
-        messages=tuple(Message(m.role, tuple(_piece(part, style) for part in _parts(m))) for m in columns.prompt),
-        references=_texts(getattr(columns, gold)),
-        choices=_texts(columns.choices),
-        task="qa" if columns.task is None else columns.task,
-        metadata={
-            **(columns.metadata or {}),
-            **{k: v for k, v in row.data.items() if k not in used and v is not None},
-        },
-    )
-    if not sample.audio and sample.metadata.get("respond") != "speech":
-        raise FieldError("prompt", 'holds no audio; put {"type": "audio", "audio": "…"} where it belongs')
-    return sample
-
-
-def _parts(message: ChatMessage) -> list[str | ContentPart]:
-    return message.content if isinstance(message.content, list) else [message.content]
-
-
-def _piece(part: str | ContentPart, style: Style) -> str | AudioClip:
-    if isinstance(part, ContentPart):
-        return (part.text or "") if part.type == "text" else clip_from(part, style, "audio")
-    return part
-
-
-def _texts(value: list[str] | str | None) -> tuple[str, ...]:
-    return () if value is None else (value,) if isinstance(value, str) else tuple(value)
-
-
-def _answer(reply: str | list[ChatMessage], field: str, style: Style) -> Answer:
-    if isinstance(reply, str):
-        return _filled(field, reply)
-    if len(reply) != 1 or reply[0].role != "assistant":
-        raise FieldError(field, "is not one assistant message; what comes before it belongs in prompt")
-    parts = [_piece(part, style) for part in _parts(reply[0])]
-    if len(parts) == 1 and isinstance(parts[0], AudioClip):
-        return parts[0]
-    texts = [part for part in parts if isinstance(part, str)]
-    if len(texts) < len(parts):
-        raise FieldError(field, "holds audio besides something else; give a text, or one audio part that says it all")
-    return _filled(field, "".join(texts))
-
-
-def _filled(field: str, answer: Answer) -> Answer:
-    if isinstance(answer, str) and not answer.strip():
-        raise FieldError(field, f"the {field} text is empty; give an answer")
-    return answer
-
-
-def _either(row: Row, *fields: str) -> str:
-    """Return the first of the columns that the row fills, or else the first of all."""
-    return next((field for field in fields if row.data.get(field) is not None), fields[0])
-
-
 def pair_row(pair: Pair) -> dict[str, Any]:
-    """Return the row of `write_pairs`. Raises ValueError for audio that is not a file."""
+    """Return a row that `read_pairs` reads back equal. Raises ValueError for audio that is not a file."""
     s = pair.sample
-    chosen, rejected = (
-        answer if isinstance(answer, str) else [{"role": "assistant", "content": [part_row(answer)]}]
-        for answer in (pair.chosen, pair.rejected)
-    )
+
+    def reply(answer: Answer) -> str | list[dict[str, Any]]:
+        return answer if isinstance(answer, str) else [{"role": "assistant", "content": [part_row(answer)]}]
+
     return {
         "id": s.id,
         "prompt": [{"role": m.role, "content": [part_row(c) for c in m.content]} for m in s.messages],
@@ -375,8 +175,8 @@ def pair_row(pair: Pair) -> dict[str, Any]:
         "choices": s.choices,
         "task": s.task,
         "metadata": dict(s.metadata),
-        "chosen": chosen,
-        "rejected": rejected,
+        "chosen": reply(pair.chosen),
+        "rejected": reply(pair.rejected),
         "margin": pair.margin,
     }
 
@@ -391,3 +191,97 @@ def part_row(content: str | AudioClip) -> dict[str, Any]:
     if content.start or content.duration is not None:
         part |= {"start": content.start, "duration": content.duration}
     return part if content.sample_rate is None else {**part, "sample_rate": content.sample_rate}
+
+
+def _detect(row: Row) -> str:
+    return "native" if row.data.get("prompt") is not None else detect(row)
+
+
+def _pair(row: Row, style: Style, to_sample: Format) -> tuple[Sample, Pair]:
+    columns = check(row.data, PairColumns)
+    sample = _sample(row, style, to_sample, "chosen", "rejected", "margin")
+    chosen, rejected = _answer(columns.chosen, "chosen", style), _answer(columns.rejected, "rejected", style)
+    return sample, Pair(sample, chosen, rejected, columns.margin or 0.0)
+
+
+def _judged(row: Row, style: Style, to_sample: Format) -> tuple[Sample, Judged]:
+    field = "answer" if row.data.get("completion") is None else "completion"
+    verdict = _either(row, "desirable", "label")
+    columns = check({name: row.data.get(name) for name in (field, verdict)}, JudgedColumns)
+    sample = _sample(row, style, to_sample, field, verdict)
+    desirable, answer = getattr(columns, verdict), getattr(columns, field)
+    if desirable not in (True, False):  # 0 and 1 are equal to these
+        what = f"missing; give true or false{existing_columns(row)}"
+        raise FieldError(verdict, what if desirable is None else f"{desirable!r} is not a verdict; give true or false")
+    if answer is None:
+        raise FieldError(field, f"missing; give the text of the answer{existing_columns(row)}")
+    return sample, Judged(sample, _answer(answer, field, style), bool(desirable))
+
+
+def _steps(row: Row, style: Style, to_sample: Format) -> tuple[Sample, Steps]:
+    columns = check(row.data, StepsColumns)
+    sample = _sample(row, style, to_sample, "steps", "labels")
+    counts = len(columns.labels), len(columns.steps)
+    if counts[0] != counts[1]:
+        raise FieldError("labels", "{} label(s) for {} step(s); give one label a step".format(*counts))
+    return sample, Steps(sample, tuple(columns.steps), tuple(map(float, columns.labels)))
+
+
+def _sample(row: Row, style: Style, to_sample: Format, *own: str) -> Sample:
+    """Return the sample of a row without the reader's `own` columns; its gold answer may be missing."""
+    data = {field: value for field, value in row.data.items() if field not in own}
+    if data.get("prompt") is None:
+        return to_sample(Row(row.file, row.number, data), replace(style, need_answer=False))
+    columns = check(data, ConversationColumns)
+    gold = _either(row, "references", "answer")
+    used = ("id", "prompt", "choices", "task", "metadata", gold, *(ROLLOUT_COLUMNS if "segments" in data else ()))
+    rest = {field: value for field, value in data.items() if field not in used and value is not None}
+
+    def texts(value: list[str] | str | None) -> tuple[str, ...]:
+        return () if value is None else (value,) if isinstance(value, str) else tuple(value)
+
+    sample = Sample(
+        id=f"{Path(row.file).stem}:{row.number}" if columns.id is None else str(columns.id).strip(),
+        messages=tuple(Message(m.role, _pieces(m, style)) for m in columns.prompt),
+        references=texts(getattr(columns, gold)),
+        choices=texts(columns.choices),
+        task="qa" if columns.task is None else columns.task,
+        metadata={**(columns.metadata or {}), **rest},
+    )
+    if not sample.audio and sample.metadata.get("respond") != "speech":
+        raise FieldError("prompt", 'holds no audio; put {"type": "audio", "audio": "…"} where it belongs')
+    return sample
+
+
+def _answer(reply: str | list[ChatMessage], field: str, style: Style) -> Answer:
+    parts: tuple[str | AudioClip, ...]
+    if isinstance(reply, str):
+        parts = (reply,)
+    elif len(reply) == 1 and reply[0].role == "assistant":
+        parts = _pieces(reply[0], style)
+    else:
+        raise FieldError(field, "is not one assistant message; what comes before it belongs in prompt")
+    if len(parts) == 1 and isinstance(parts[0], AudioClip):
+        return parts[0]
+    texts = [part for part in parts if isinstance(part, str)]
+    if len(texts) < len(parts):
+        raise FieldError(field, "holds audio besides something else; give a text, or one audio part that says it all")
+    if not "".join(texts).strip():
+        raise FieldError(field, f"the {field} text is empty; give an answer")
+    return "".join(texts)
+
+
+def _pieces(message: ChatMessage, style: Style) -> tuple[str | AudioClip, ...]:
+    parts = message.content if isinstance(message.content, list) else [message.content]
+    pieces: list[str | AudioClip] = []
+    for part in parts:
+        if isinstance(part, ContentPart):
+            pieces.append(clip_from(part, style, "audio") if part.type == "audio" else part.text or "")
+        else:
+            pieces.append(part)
+    return tuple(pieces)
+
+
+def _either(row: Row, *fields: str) -> str:
+    """Return the first of the columns that the row fills, or else the first of all."""
+    return next((field for field in fields if row.data.get(field) is not None), fields[0])

@@ -15,7 +15,7 @@ A row is a `Rollout` field by field, as msgspec encodes it, with some fields mor
     CLIP     {"path", "start"?, "duration"?, "context"?, "sample_rate"?}; relative paths start from the run folder
     TENSOR   {"dtype": "int64", "shape": [12], "data": base64 of little-endian values}
 
-The last three fields of a segment hold a 16-bit float a token (`audiorl.train.rl.token_record`); like "step", "text",
+The last three fields of a segment hold a 16-bit float a token (`audiorl.train.rl.trainer`); like "step", "text",
 "advantage", "prompt", "audio" and "num_tokens" they are not read back. JSON has no NaN: in "per_segment" and
 "segment_parts", where NaN means "not defined here", it is null. What JSON cannot tell apart in the metadata of a sample
 is an object with one key: {"$clip": CLIP}, {"$tuple": […]}, {"$float": "nan"}, {"$dict": {"$key": …}}.

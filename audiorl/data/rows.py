@@ -107,9 +107,7 @@ def read_rows(path: Path) -> Iterator[Row | BadRow]:
             raise ValueError(f"{path}: empty; write one JSON object a line")
         yield from _objects(path, content)
     else:
-        raise ValueError(
-            f"{path}: no data file; give .jsonl, .json, .parquet, .arrow, .tar or a saved dataset's folder"
-        )
+        raise ValueError(f"{path}: no data file; give .jsonl, .json, .parquet, .arrow, .tar or a saved dataset")
 
 
 def read_checked(path: Path, convert: Callable[[Mapping[str, Any]], T]) -> Iterator[tuple[int, T]]:

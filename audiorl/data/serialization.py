@@ -27,22 +27,7 @@ import msgspec
 from msgspec import Meta
 
 from audiorl.audio import AudioClip, probe
-from audiorl.data.rollout_rows import (
-    NOT_SENT,
-    base64_bytes,
-    check_finite,
-    check_segment,
-    clip_fields,
-    decode_metadata,
-    encode_metadata,
-    file_bytes,
-    file_key,
-    from_json,
-    replace_clips,
-    score_fields,
-    score_row,
-    to_json,
-)
+from audiorl.data import rollout_rows
 from audiorl.data.schema import FieldError
 from audiorl.types import Rollout, Sample, Score, Segment
 
@@ -96,9 +81,9 @@ def serialize_rollouts(rollouts: Sequence[Rollout], audio: AudioMode = "bytes") 
 
     def sent(clip: AudioClip) -> dict[str, Any]:
         if audio == "path" and clip.path is not None:
-            return clip_fields(clip, os.path.abspath(clip.path))
+            return rollout_rows.clip_fields(clip, os.path.abspath(clip.path))
         if audio == "none":
-            return clip_fields(clip, NOT_SENT)
+            return rollout_rows.clip_fields(clip, rollout_rows.NOT_SENT)
         if clip not in clips:
             part = clip
             if clip.array is None and not clip.context and clip.duration is not None:
@@ -106,10 +91,10 @@ def serialize_rollouts(rollouts: Sequence[Rollout], audio: AudioMode = "bytes") 
                 if 2 * clip.duration < about.seconds:
                     cut_out, rate = clip.load(about.sample_rate), about.sample_rate
                     part = AudioClip(array=cut_out, sample_rate=rate, duration=clip.duration)
-            key = file_key(part)
+            key = rollout_rows.file_key(part)
             if key not in files:
-                files[key] = (len(files), base64.b64encode(file_bytes(part)).decode())
-            clips[clip] = clip_fields(part, f"audio[{files[key][0]}]")
+                files[key] = (len(files), base64.b64encode(rollout_rows.file_bytes(part)).decode())
+            clips[clip] = rollout_rows.clip_fields(part, f"audio[{files[key][0]}]")
         return clips[clip]
 
     def metadata(sample: Sample) -> dict[str, Any]:
@@ -118,21 +103,19 @@ def serialize_rollouts(rollouts: Sequence[Rollout], audio: AudioMode = "bytes") 
             if key == "reference_audio" and isinstance(value, str) and value:  # a text that names a file
                 value = AudioClip(path=value)
             try:
-                encoded[key] = encode_metadata(value)
+                encoded[key] = rollout_rows.encode_metadata(value)
             except TypeError as error:
-                raise ValueError(
-                    f"sample {sample.id!r}: metadata[{key!r}] holds {error}, which cannot be sent to a reward server; "
-                    "leave it out of the sample, or make it text or numbers"
-                ) from None
+                held = f"sample {sample.id!r}: metadata[{key!r}] holds {error}"
+                raise ValueError(f"{held}, which cannot be sent to a reward server; leave it out") from None
         return encoded
 
     samples = list({id(r.sample): r.sample for r in rollouts}.values())
     numbers = {id(sample): number for number, sample in enumerate(samples)}
     document: dict[str, Any] = {
         "version": VERSION,
-        "samples": [to_json(replace(s, metadata=metadata(s)), sent) for s in samples],
+        "samples": [rollout_rows.to_json(replace(s, metadata=metadata(s)), sent) for s in samples],
         "rollouts": [
-            {**to_json(replace(r, sample=None, score=None), sent), "sample": numbers[id(r.sample)]}  # type: ignore[arg-type]
+            {**rollout_rows.to_json(replace(r, sample=None, score=None), sent), "sample": numbers[id(r.sample)]}  # type: ignore[arg-type]
             for r in rollouts
         ],
     }
@@ -169,11 +152,11 @@ def deserialize_rollouts(document: bytes, folders: Sequence[Path] = ()) -> list[
 
     parsed = json.loads(document, parse_constant=not_json)
     _check_version(parsed, "this server speaks")
-    held: _Rollouts = from_json(parsed, _Rollouts)
+    held: _Rollouts = rollout_rows.from_json(parsed, _Rollouts)
     audio: dict[str, bytes] = {}
     for number, text in enumerate(held.audio):
         try:
-            audio[f"audio[{number}]"] = base64_bytes(text)
+            audio[f"audio[{number}]"] = rollout_rows.base64_bytes(text)
         except ValueError as error:
             raise FieldError(f"audio[{number}]", str(error)) from None
     allowed = [Path(os.path.realpath(folder)) for folder in folders]
@@ -185,40 +168,38 @@ def deserialize_rollouts(document: bytes, folders: Sequence[Path] = ()) -> list[
         if key not in clips:
             if path in audio:
                 clip = replace(clip, path=None, data=audio[path])
-            elif path != NOT_SENT:
+            elif path != rollout_rows.NOT_SENT:
                 real = os.path.realpath(path)
                 if not any(Path(real).is_relative_to(folder) for folder in allowed):
                     where = ", ".join(map(str, allowed)) or "none"
-                    raise PathNotAllowed(
-                        f"path: {path} lies outside the folders that may be read ({where}); start the server with "
-                        "--audio-root, or send audio='bytes'"
-                    )
+                    remedy = "start the server with --audio-root, or send audio='bytes'"
+                    raise PathNotAllowed(f"path: {path} lies outside the folders that may be read ({where}); {remedy}")
                 clip = replace(clip, path=real)
             clips[key] = clip
         return clips[key]
 
     samples = []
     for number, sample in enumerate(held.samples):
-        sample = decode_metadata(sample, f"samples[{number}]")
+        sample = rollout_rows.decode_metadata(sample, f"samples[{number}]")
         if isinstance(sample.metadata.get("reference_audio"), str) and sample.metadata["reference_audio"]:
             message = "is a text, expected a clip; a path must not get around --audio-root"
             raise FieldError(f"samples[{number}].metadata.reference_audio", message)
-        samples.append(replace_clips(sample, received))
+        samples.append(rollout_rows.replace_clips(sample, received))
     rollouts = []
     for number, sent in enumerate(held.rollouts):
         where = f"rollouts[{number}]"
         if sent.sample >= len(samples):
             raise FieldError(f"{where}.sample", f"is {sent.sample}, there are {len(samples)}")
         for index, segment in enumerate(sent.segments):
-            check_segment(segment, f"{where}.segments[{index}]")
-        segments, spoken = replace_clips((sent.segments, sent.spoken_audio), received)
+            rollout_rows.check_segment(segment, f"{where}.segments[{index}]")
+        segments, spoken = rollout_rows.replace_clips((sent.segments, sent.spoken_audio), received)
         rollouts.append(Rollout(samples[sent.sample], segments, sent.group_id, sent.index, spoken_audio=spoken))
     return rollouts
 
 
 def serialize_scores(scores: Sequence[Score | None]) -> list[dict[str, Any] | None]:
     """Return the `scores` of an answer; they must have passed `check_scores`."""
-    return [None if s is None else score_row(s) for s in scores]
+    return [None if s is None else rollout_rows.score_row(s) for s in scores]
 
 
 @_naming_fields()
@@ -227,10 +208,10 @@ def deserialize_scores(answer: Any) -> list[Score | None]:
     _check_version(answer, "expected")
     scores = answer.get("scores")
     if isinstance(scores, list):
-        answer = {"scores": [score_fields(score) for score in scores]}
-    held = from_json(answer, _Scores).scores
+        answer = {"scores": [rollout_rows.score_fields(score) for score in scores]}
+    held = rollout_rows.from_json(answer, _Scores).scores
     for number, score in enumerate(held):
-        check_finite(score, f"scores[{number}]")
+        rollout_rows.check_finite(score, f"scores[{number}]")
     return held
 
 

@@ -43,9 +43,8 @@ def parse_set(given: str) -> tuple[str, int | None, float]:
 
 def first_drawn(given: str, items: list[T], count: int, seed: int, usable: Callable[[T], bool]) -> list[T]:
     """`count` rows in the order of the data: the first usable ones in the order of their draw keys."""
-    chosen = (
-        [] if count > len(items) else list(islice((i for i in _draw_order(items, seed) if usable(items[i])), count))
-    )
+    in_order = (i for i in _draw_order(items, seed) if usable(items[i]))
+    chosen = list(islice(in_order, count)) if count <= len(items) else []
     if not 1 <= count == len(chosen):
         rows = len(chosen) or len(items)
         raise ValueError(f"{given}: {count} rows are asked for, but {parse_set(given)[0]} has {rows} usable ones")

@@ -1,22 +1,29 @@
-"""Groups of workers: the protocol, the group in this process, and the marks on methods that change a worker.
+"""Groups of workers: the protocol, the group in this process, the marks on methods that change a worker, and `World`.
 
 A training loop calls its workers through `Group` and cannot tell whether they are in its own process (`LocalGroup`),
-on the ranks of torchrun (`torchrun.RanksGroup`) or in processes of a Ray cluster (`ray_group.RayGroup`).
+on the ranks of torchrun (`torchrun.RanksGroup`) or in processes of a Ray cluster (`ray_group.RayGroup`). `World` is
+what a worker sees of the ranks that train one model with it.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
-from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
 
 import torch
+import torch.distributed as dist
+from torch import Tensor, nn
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 Shard = TypeVar("Shard")
 R = TypeVar("R")
 P = ParamSpec("P")
+T = TypeVar("T")
+BUCKET = 64 * 2**20
+"""Bytes of gradients that are summed in one message."""
 StateEffect = Literal["changes", "replaces"]
 _MARK = "_audiorl_state_effect"
 
@@ -28,7 +35,7 @@ def changes_worker(method: Method) -> Method:
 
 
 def replaces_worker(method: Method) -> Method:
-    """Mark a method after which a worker's state depends on no earlier call. A group then forgets the earlier ones."""
+    """Mark a method after which a worker's state depends on no earlier call: a group forgets those."""
     setattr(method, _MARK, "replaces")
     return method
 
@@ -39,32 +46,38 @@ def state_effects(worker: Any) -> dict[str, StateEffect]:
     return {name: getattr(f, _MARK) for cls in classes for name, f in vars(cls).items() if hasattr(f, _MARK)}
 
 
-class Group(Protocol):
+class Group:
     """Workers whose methods are called together, in whichever processes they are.
 
-    Name a method by the function of its class, such as `Trainer.step`; a worker whose class overrides the method runs
-    its own.
+    A method is named by the function of a class, such as `Trainer.step`; a worker that overrides it runs its own. Its
+    arguments are positional, and results come in the order of the workers.
     """
 
     shared: bool
     """Whether the first worker trains the driver's own model object."""
     answers_after_error: bool = True
     """Whether the workers can still be called after the driver's loop has raised an error."""
+    size: int
 
-    @property
-    def size(self) -> int: ...
+    def _call(self, method: str, arguments: Sequence[tuple[Any, ...]], answer: bool = True) -> list[Any]:
+        """Call `method` of worker k with `arguments[k]`. Without `answer` the first worker's result will do."""
+        raise NotImplementedError
 
     def each(self, method: Callable[[Any, Shard], R], shards: Sequence[Shard]) -> list[R]:
-        """Call `method` of worker k with `shards[k]`. Returns the results in the order of the workers."""
-        ...
+        """Call `method` of worker k with `shards[k]`."""
+        assert len(shards) == self.size, f"{len(shards)} shards for {self.size} workers"
+        return self._call(method.__name__, [(shard,) for shard in shards])
 
     def all(self, method: Callable[Concatenate[Any, P], R], *args: P.args, **kwargs: P.kwargs) -> list[R]:
-        """Call `method` of every worker with the same arguments. Returns the results in the order of the workers."""
-        ...
+        """Call `method` of every worker with the same arguments."""
+        assert not kwargs
+        return self._call(method.__name__, [args] * self.size)
 
     def first(self, method: Callable[Concatenate[Any, P], R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Call as `all` does, but return the first worker's result only; the others' are not sent to the driver."""
-        ...
+        assert not kwargs
+        result: R = self._call(method.__name__, [args] * self.size, False)[0]
+        return result
 
     def cpu_seconds(self) -> list[float | None]:
         """Return the CPU seconds of each process but the driver's, since it started; None where it uses a GPU."""
@@ -85,23 +98,10 @@ class LocalGroup(Group):
     shared = True
 
     def __init__(self, workers: Sequence[Any]):
-        if not workers:
-            raise ValueError("a group needs at least one worker")
-        self.workers = list(workers)
+        self.workers, self.size = list(workers), len(workers)
 
-    @property
-    def size(self) -> int:
-        return len(self.workers)
-
-    def each(self, method: Callable[[Any, Shard], R], shards: Sequence[Shard]) -> list[R]:
-        check_shards(shards, self.size)
-        return [call_method(w, method.__name__, shard) for w, shard in zip(self.workers, shards, strict=True)]
-
-    def all(self, method: Callable[Concatenate[Any, P], R], *args: P.args, **kwargs: P.kwargs) -> list[R]:
-        return [call_method(w, method.__name__, *args, **kwargs) for w in self.workers]
-
-    def first(self, method: Callable[Concatenate[Any, P], R], *args: P.args, **kwargs: P.kwargs) -> R:
-        return self.all(method, *args, **kwargs)[0]
+    def _call(self, method: str, arguments: Sequence[tuple[Any, ...]], answer: bool = True) -> list[Any]:
+        return [call_method(w, method, *args) for w, args in zip(self.workers, arguments, strict=True)]
 
 
 class Groups:
@@ -126,20 +126,14 @@ class Groups:
             group.saved(where)
 
 
-def call_method(worker: Any, name: str, *args: Any, **kwargs: Any) -> Any:
+def call_method(worker: Any, name: str, *args: Any) -> Any:
     """Call the worker's own method of that name: what arrives over a wire, or overrides the function that was named."""
     method = getattr(worker, name)
-    return method(*args, **kwargs)
+    return method(*args)
 
 
 MakeWorker = Callable[..., Any]
 """Makes a worker. Groups in other processes pickle it with its arguments, so it is a module-level function."""
-
-
-def check_shards(shards: Sequence[Any], size: int) -> None:
-    """Raise ValueError unless there is one shard for each worker."""
-    if len(shards) != size:
-        raise ValueError(f"{len(shards)} shards for {size} workers")
 
 
 def cpu_seconds() -> float | None:
@@ -151,3 +145,73 @@ def cpu_seconds() -> float | None:
         return None
     children = os.times()
     return time.process_time() + children.children_user + children.children_system
+
+
+@dataclass(frozen=True)
+class World:
+    """`size` ranks, each with its own part of every batch. What is here are collective calls: all ranks make them."""
+
+    rank: int = 0
+    size: int = 1
+
+    @classmethod
+    def of_process_group(cls) -> World:
+        """Return the ranks of torch's default process group; this process alone where there is none."""
+        return cls(dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else cls()
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """Sum every rank's tensor."""
+        if self.size == 1:
+            return tensor
+        total = tensor.clone()
+        dist.all_reduce(total)
+        return total
+
+    def gather(self, value: T) -> list[T]:
+        """Return every rank's value, by rank."""
+        if self.size == 1:
+            return [value]
+        values: list[T | None] = [None] * self.size
+        dist.all_gather_object(values, value)
+        return values  # type: ignore[return-value]
+
+    def gather_list(self, values: Sequence[T]) -> tuple[list[T], slice]:
+        """Return all ranks' values in one list, and where this rank's own are in it."""
+        lists = self.gather(list(values))
+        start = sum(len(part) for part in lists[: self.rank])
+        return [x for part in lists for x in part], slice(start, start + len(values))
+
+    def add_up(self, sums: Mapping[str, float]) -> dict[str, float]:
+        """Add up sums by name over all ranks; a name that a rank does not know counts 0 there."""
+        total: dict[str, float] = {}
+        for part in self.gather(dict(sums)):
+            for name, value in part.items():
+                total[name] = total.get(name, 0.0) + value
+        return total
+
+    def sum_gradients(self, parameters: Mapping[str, nn.Parameter]) -> None:
+        """Set every gradient to the sum over ranks. One that no rank has stays None."""
+        if self.size == 1:
+            return
+        names = sorted(set().union(*self.gather({n for n, p in parameters.items() if p.grad is not None})))
+        for bucket in gradient_buckets(names, parameters):
+            weights = [parameters[name] for name in bucket]
+            grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in weights]
+            flat = torch.cat([g.reshape(-1) for g in grads])
+            dist.all_reduce(flat)
+            for p, total in zip(weights, flat.split([g.numel() for g in grads]), strict=True):
+                p.grad = total.view_as(p)
+
+
+def gradient_buckets(names: Sequence[str], parameters: Mapping[str, nn.Parameter]) -> list[list[str]]:
+    """Divide names of parameters, in order, into lists of one dtype and about BUCKET bytes."""
+    out: list[list[str]] = []
+    room = 0
+    for name in names:
+        p = parameters[name]
+        if not out or p.dtype != parameters[out[-1][-1]].dtype or room < p.nbytes:
+            out.append([])
+            room = BUCKET
+        out[-1].append(name)
+        room -= p.nbytes
+    return out

@@ -13,7 +13,6 @@ import signal
 import socket
 import sys
 import threading
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -36,15 +35,8 @@ QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
 Role = Literal["trainer", "engine", "reference", "critic"]
 ROLES: tuple[Role, ...] = ("trainer", "engine", "reference", "critic")
 """In the order of their process indices."""
-
-
-@dataclass(frozen=True)
-class Placement:
-    """Where one process goes: the index of a bundle in Ray's placement group, and what it uses of the bundle."""
-
-    bundle: int
-    resources: dict[str, float]
-    """Counts of "CPU" and "GPU"."""
+Resources = dict[str, float]
+"""Counts of "CPU" and "GPU"."""
 
 
 def counts(runtime: RuntimeConfig) -> tuple[int, ...]:
@@ -52,29 +44,31 @@ def counts(runtime: RuntimeConfig) -> tuple[int, ...]:
     return runtime.ranks, runtime.engines, runtime.references, runtime.critics
 
 
-def placements(runtime: RuntimeConfig, gpus: bool) -> list[Placement]:
-    """Place each process by index. A colocated engine shares a trainer's bundle: half of the GPU each."""
-    colocated = runtime.engines if runtime.placement == "colocated" else 0
+def placements(runtime: RuntimeConfig, gpus: bool) -> list[tuple[int, Resources]]:
+    """Place each process, by index: a bundle of Ray's placement group, and what the process uses of it.
 
-    def place(bundle: int, gpu: float) -> Placement:
-        return Placement(bundle, {"CPU": 1.0, "GPU": gpu} if gpus else {"CPU": 1.0})
-
-    trainers = [place(k, 0.5 if k < colocated else 1.0) for k in range(runtime.ranks)]
-    if colocated:
-        engines = [place(k, 0.5) for k in range(runtime.engines)]
+    A colocated engine shares a trainer's bundle: half of the GPU each.
+    """
+    ranks, engines, *others = counts(runtime)
+    if runtime.placement == "colocated":
+        shares = [(k, 0.5 if k < engines else 1.0) for k in range(ranks)] + [(k, 0.5) for k in range(engines)]
+        first = ranks
     else:
-        engines = [place(runtime.ranks + k, float(runtime.engine_gpus)) for k in range(runtime.engines)]
-    first = 1 + max(each.bundle for each in [*trainers, *engines])
-    return [*trainers, *engines, *(place(first + k, 1.0) for k in range(runtime.references + runtime.critics))]
+        shares = [(k, 1.0) for k in range(ranks)]
+        shares += [(ranks + k, float(runtime.engine_gpus)) for k in range(engines)]
+        first = ranks + engines
+    shares += [(first + k, 1.0) for k in range(sum(others))]
+    return [(bundle, {"CPU": 1.0, "GPU": gpu} if gpus else {"CPU": 1.0}) for bundle, gpu in shares]
 
 
-def bundles(runtime: RuntimeConfig, gpus: bool) -> list[dict[str, float]]:
+def bundles(runtime: RuntimeConfig, gpus: bool) -> list[Resources]:
     """Return the bundles of Ray's placement group: what the processes of each use together, on one node."""
-    totals: dict[int, dict[str, float]] = defaultdict(lambda: defaultdict(float))
-    for placement in placements(runtime, gpus):
-        for name, count in placement.resources.items():
-            totals[placement.bundle][name] += count
-    return [dict(totals[bundle]) for bundle in sorted(totals)]
+    totals: dict[int, Resources] = {}
+    for bundle, resources in placements(runtime, gpus):
+        total = totals.setdefault(bundle, dict.fromkeys(resources, 0.0))
+        for name, count in resources.items():
+            total[name] += count
+    return [totals[bundle] for bundle in sorted(totals)]
 
 
 def check_fits(
@@ -85,28 +79,22 @@ def check_fits(
     for bundle in sorted(wanted, key=lambda b: -b.get("GPU", 0)):
         node = next((n for n in free if all(n.get(name, 0) >= count for name, count in bundle.items())), None)
         if node is None:
-            raise ValueError(f"{need(wanted, runtime)}, but the cluster has {amounts(nodes)} on {len(nodes)} node(s)")
+            raise ValueError(f"{_need(wanted, runtime)}, but the cluster has {_amounts(nodes)} on {len(nodes)} node(s)")
         for name, count in bundle.items():
             node[name] -= count
 
 
-def need(wanted: Sequence[Mapping[str, float]], runtime: RuntimeConfig) -> str:
-    """Say for errors which options need the bundles `wanted`, and how many GPUs and CPUs that is."""
-    engines = f" and runtime.engines {runtime.engines}" if runtime.engines else ""
+def _need(wanted: Sequence[Mapping[str, float]], runtime: RuntimeConfig) -> str:
+    """Say which options need the bundles `wanted`, and how many GPUs and CPUs that is."""
+    asked = [f"runtime.{name}s {n}" for name, n in zip(("rank", *ROLES[1:]), counts(runtime), strict=True) if n]
     if runtime.engines and runtime.engine_gpus > 1:
-        engines += f" of {runtime.engine_gpus} GPUs on one node each"
+        asked[1] += f" of {runtime.engine_gpus} GPUs on one node each"
     if runtime.engines and runtime.placement == "colocated":
-        engines += " on their GPUs"
-    others = "".join(
-        f" and runtime.{role} {n}"
-        for role, n in (("references", runtime.references), ("critics", runtime.critics))
-        if n
-    )
-    return f"runtime.ranks {runtime.ranks}{engines}{others} need {amounts(wanted)}"
+        asked[1] += " on their GPUs"
+    return f"{' and '.join(asked)} need {_amounts(wanted)}"
 
 
-def amounts(resources: Sequence[Mapping[str, float]]) -> str:
-    """Say for errors how many GPUs and CPUs several bundles or nodes have together."""
+def _amounts(resources: Sequence[Mapping[str, float]]) -> str:
     cpus, gpus = (int(sum(each.get(name, 0) for each in resources)) for name in ("CPU", "GPU"))
     return f"{gpus} GPUs and {cpus} CPUs"
 
@@ -121,46 +109,40 @@ class Cluster:
         self._processes: dict[int, Any] = {}
         self._restart_lock = threading.Lock()  # two threads may call trainers and engines at the same time
         self._gpus = ray.cluster_resources().get("GPU", 0) > 0
-        self._placements = placements(runtime, self._gpus)
-        self._bundles = bundles(runtime, self._gpus)
+        wanted = bundles(runtime, self._gpus)
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-        check_fits(self._bundles, nodes, runtime)
-        self._placement_group = ray.util.placement_group(self._bundles, strategy="PACK")
+        check_fits(wanted, nodes, runtime)
+        self._placement_group = ray.util.placement_group(wanted, strategy="PACK")
         if not self._placement_group.wait(PLACEMENT_TIMEOUT_SECONDS):
-            free = ray.available_resources()
+            free = _amounts([ray.available_resources()])
             ray.util.remove_placement_group(self._placement_group)
             raise ValueError(
-                f"the cluster is in use: {need(self._bundles, runtime)}, but of its {amounts(nodes)} only "
-                f"{amounts([free])} are free; wait for the others, or ask for less"
+                f"the cluster is in use: {_need(wanted, runtime)}, but of its {_amounts(nodes)} only {free} are free; "
+                "wait for the others, or ask for less"
             )
 
     def indices(self, role: Role) -> range:
         """Index the processes of a role. The current run may use fewer than the cluster was made for."""
-        first = 0
-        for each, available, wanted in zip(ROLES, counts(self.runtime), counts(current()), strict=True):
-            if each == role:
-                if wanted > available:
-                    raise ValueError(f"{wanted} {role}s are wanted, but the cluster was made for {available}")
-                return range(first, first + wanted)
-            first += available
-        raise AssertionError(role)
+        k = ROLES.index(role)
+        available, wanted = counts(self.runtime), counts(current())[k]
+        if wanted > available[k]:
+            raise ValueError(f"{wanted} {role}s are wanted, but the cluster was made for {available[k]}")
+        first = sum(available[:k])
+        return range(first, first + wanted)
 
     def process(self, index: int) -> Any:
         """Return the process at `index` (a Ray actor), started if it is not running."""
         if index not in self._processes:
-            ray = import_ray()
             from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-            placement = self._placements[index]
-            self._processes[index] = (
-                ray.remote(WorkerProcess)
-                .options(
-                    num_cpus=placement.resources["CPU"],
-                    num_gpus=placement.resources.get("GPU", 0),
-                    scheduling_strategy=PlacementGroupSchedulingStrategy(self._placement_group, placement.bundle),
-                )
-                .remote(list(sys.path), self._gpus)
+            bundle, resources = placements(self.runtime, self._gpus)[index]
+            actor = import_ray().remote(WorkerProcess)
+            actor = actor.options(
+                num_cpus=resources["CPU"],
+                num_gpus=resources.get("GPU", 0),
+                scheduling_strategy=PlacementGroupSchedulingStrategy(self._placement_group, bundle),
             )
+            self._processes[index] = actor.remote(list(sys.path), self._gpus)
         return self._processes[index]
 
     def cpu_seconds(self, indices: Sequence[int]) -> list[float | None]:
@@ -177,9 +159,8 @@ class Cluster:
 
     def kill(self, index: int) -> None:
         """End the process at `index`, if it is running."""
-        process = self._processes.pop(index, None)
-        if process is not None:
-            import_ray().kill(process)
+        if index in self._processes:
+            import_ray().kill(self._processes.pop(index))
 
     def count_restart(self, who: str, reason: str) -> None:
         """Count one restart. Raises RankError when `restarts` are used up."""
@@ -225,8 +206,21 @@ def connected(runtime: RuntimeConfig) -> Iterator[Cluster]:
         os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's default of 15 gives workers the lowest priority
     ray = import_ray()
     already_initialized = ray.is_initialized()
-    if not already_initialized:
-        _connect(address, runtime)
+    if already_initialized:
+        pass
+    elif address is None:
+        processors = os.cpu_count() or 1
+        # Without GPUs there may be more processes than processors: Ray must not refuse to place them.
+        cpus = processors if torch.cuda.is_available() else max(processors, sum(counts(runtime)))
+        ray.init(address="local", num_cpus=cpus, include_dashboard=False, _node_ip_address="127.0.0.1", **QUIET)
+    else:
+        if address != "auto":
+            check_answers(address)
+        try:
+            ray.init(address=address, **QUIET)
+        except (RuntimeError, ConnectionError, ValueError) as error:
+            ray.shutdown()
+            raise ValueError(f"runtime.address {address}: {' '.join(str(error).split())}") from error
     _pickle_recipes_by_value()
     try:
         _cluster = Cluster(runtime)
@@ -240,27 +234,9 @@ def connected(runtime: RuntimeConfig) -> Iterator[Cluster]:
 
 
 def connected_cluster() -> Cluster:
-    """Return the cluster of the `connected` block that runs. Raises ValueError outside of one."""
-    if _cluster is None:
-        raise ValueError("no Ray cluster is connected: use 'audiorl train' or ray_cluster.connected")
+    """Return the cluster of the `connected` block that runs."""
+    assert _cluster is not None, "inside of a `connected` block only"
     return _cluster
-
-
-def _connect(address: str | None, runtime: RuntimeConfig) -> None:
-    ray = import_ray()
-    if address is None:
-        processors = os.cpu_count() or 1
-        # Without GPUs there may be more processes than processors: Ray must not refuse to place them.
-        cpus = processors if torch.cuda.is_available() else max(processors, sum(counts(runtime)))
-        ray.init(address="local", num_cpus=cpus, include_dashboard=False, _node_ip_address="127.0.0.1", **QUIET)
-        return
-    if address != "auto":
-        check_answers(address)
-    try:
-        ray.init(address=address, **QUIET)
-    except (RuntimeError, ConnectionError, ValueError) as error:
-        ray.shutdown()
-        raise ValueError(f"runtime.address {address}: {' '.join(str(error).split())}") from error
 
 
 def check_answers(address: str) -> None:
@@ -310,14 +286,10 @@ def import_ray() -> Any:
 class WorkerFailure:
     """An exception that a worker raised; `WorkerProcess` fills it in."""
 
-    kind: str
-    """Name of the exception's class."""
     message: str
+    """With the name of the exception's class."""
     maybe_secondary: bool
     """Whether the end of another rank may have caused it: a broken collective raises RuntimeError."""
-
-    def __str__(self) -> str:
-        return f"{self.kind}: {self.message}"
 
 
 class WorkerProcess:
@@ -386,7 +358,7 @@ def _attempt(function: Any, *args: Any) -> tuple[WorkerFailure | None, Any]:
     try:
         return None, function(*args)
     except Exception as error:
-        return WorkerFailure(type(error).__name__, str(error), isinstance(error, RuntimeError)), None
+        return WorkerFailure(f"{type(error).__name__}: {error}", isinstance(error, RuntimeError)), None
 
 
 def _on_cpu(value: Any) -> Any:

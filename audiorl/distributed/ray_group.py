@@ -10,12 +10,12 @@ same.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Concatenate
+from typing import Any
 
 import torch
 
 from audiorl.config.distributed import current
-from audiorl.distributed.local import Group, MakeWorker, P, R, Shard, StateEffect, check_shards
+from audiorl.distributed.local import Group, MakeWorker, R, Shard, StateEffect
 from audiorl.distributed.ray_cluster import Role, WorkerFailure, connected_cluster, import_ray
 from audiorl.distributed.torchrun import RankError
 
@@ -46,21 +46,15 @@ class RayGroup(Group):
         self._role: Role = role
         self._collective = role in COLLECTIVE_ROLES
         self._indices = self._cluster.indices(role)
+        self.size = len(self._indices)
         self._make_args = (current(), torch.get_num_threads(), make, *args)
         self._ready: set[int] = set()
         self._effects: dict[str, StateEffect] = {}
         self._replay: list[tuple[str, Sequence[tuple[Any, ...]]]] = []  # calls that a new worker must repeat
         self._replay_after_save = 0  # from here on also when the checkpoint that is being written is complete
 
-    @property
-    def size(self) -> int:
-        return len(self._indices)
-
     def each(
-        self,
-        method: Callable[[Any, Shard], R],
-        shards: Sequence[Shard],
-        arrived: Callable[[R], None] | None = None,
+        self, method: Callable[[Any, Shard], R], shards: Sequence[Shard], arrived: Callable[[R], None] | None = None
     ) -> list[R]:
         """Call as every group does. `arrived` gets each worker's result when it is there, again when it is repeated."""
 
@@ -70,21 +64,12 @@ class RayGroup(Group):
                 arrived(result)
             return result
 
-        check_shards(shards, self.size)
-        return self._call(method.__name__, [(shard,) for shard in shards], receive)
-
-    def all(self, method: Callable[Concatenate[Any, P], R], *args: P.args, **kwargs: P.kwargs) -> list[R]:
-        assert not kwargs, "arguments of workers in other processes are positional"
-        return self._call(method.__name__, [args] * self.size, import_ray().get)
-
-    def first(self, method: Callable[Concatenate[Any, P], R], *args: P.args, **kwargs: P.kwargs) -> R:
-        assert not kwargs, "arguments of workers in other processes are positional"
-        result: R = import_ray().get(self.first_ref(method, *args))
-        return result
+        assert len(shards) == self.size, f"{len(shards)} shards for {self.size} workers"
+        return self._call(method.__name__, [(shard,) for shard in shards], receive=receive)
 
     def first_ref(self, method: Callable[..., Any], *args: Any) -> Any:
         """Call as `first` does, but return a Ray reference, which `all` of another group takes without a copy here."""
-        return self._call(method.__name__, [args] * self.size, lambda reference: reference)[0]
+        return self._call(method.__name__, [args] * self.size, receive=lambda reference: reference)[0]
 
     def cpu_seconds(self) -> list[float | None]:
         return self._cluster.cpu_seconds(self._indices)
@@ -101,17 +86,34 @@ class RayGroup(Group):
 
     # -- calls and failures ----------------------------------------------------------------------------------------
 
-    def _call(self, method: str, arguments: Sequence[tuple[Any, ...]], receive: Callable[[Any], Any]) -> list[Any]:
-        """Call `method` of every rank until all have answered, replacing the processes that die."""
+    def _call(
+        self,
+        method: str,
+        arguments: Sequence[tuple[Any, ...]],
+        answer: bool = True,
+        receive: Callable[[Any], Any] | None = None,
+    ) -> list[Any]:
+        """Call `method` of every rank until all have answered, replacing the processes that die.
+
+        receive: what is done with Ray's reference of a result; by default it is fetched.
+        """
+        get = import_ray().get
         results: dict[int, Any] = {}
+        if not answer:
+            return [get(self._call(method, arguments, receive=lambda reference: reference)[0])]
+        receive = receive or get
         while len(results) < self.size:
             try:
                 self._prepare()
                 self._ask(method, {r: a for r, a in enumerate(arguments) if r not in results}, receive, results)
             except _Died as death:
-                self._lose(death)
                 if self._collective:
+                    self._end()
                     results.clear()
+                for rank in death.ranks:
+                    self._cluster.kill(self._indices[rank])
+                    self._ready.discard(rank)
+                self._cluster.count_restart(self._name(death.ranks), str(death))
         effect = self._effects.get(method)
         if effect == "replaces":
             self._replay.clear()
@@ -126,25 +128,19 @@ class RayGroup(Group):
             return
         if self._collective:
             missing = list(range(self.size))
-        self._start(missing)
+        started = {self._process(rank).started.remote(): rank for rank in missing}
+        self._wait(started, within=START_TIMEOUT_SECONDS)
+        if self._collective:  # they join one process group
+            store = self._process(0).open_store.options(num_returns=2).remote()
+            self._wait({store[0]: 0})
+            address = import_ray().get(store[1])
+            self._wait({self._process(r).join.remote(r, self.size, *address): r for r in missing})
         made = {r: self._process(r).make.options(num_returns=2).remote(*self._make_args) for r in missing}
         self._wait({failure: rank for rank, (failure, _) in made.items()})
         self._effects = import_ray().get(made[missing[0]][1])
         for method, arguments in self._replay:
             self._ask(method, {r: arguments[r] for r in missing}, lambda reference: None, {})
         self._ready.update(missing)
-
-    def _start(self, ranks: Sequence[int]) -> None:
-        """Start the processes of `ranks`; those of trainers and critics then join one process group.
-
-        Raises _Died if one dies meanwhile.
-        """
-        self._wait({self._process(rank).started.remote(): rank for rank in ranks}, within=START_TIMEOUT_SECONDS)
-        if self._collective:
-            store = self._process(0).open_store.options(num_returns=2).remote()
-            self._wait({store[0]: 0})
-            address = import_ray().get(store[1])
-            self._wait({self._process(r).join.remote(r, self.size, *address): r for r in ranks})
 
     def _ask(
         self,
@@ -162,10 +158,7 @@ class RayGroup(Group):
         self._wait({failure: rank for rank, (failure, _) in answers.items()}, arrived)
 
     def _wait(
-        self,
-        pending: dict[Any, int],
-        arrived: Callable[[int], None] = lambda rank: None,
-        within: float | None = None,
+        self, pending: dict[Any, int], arrived: Callable[[int], None] = lambda rank: None, within: float | None = None
     ) -> None:
         """Wait until every rank of `pending` (Ray reference to rank) has answered.
 
@@ -187,7 +180,8 @@ class RayGroup(Group):
                     arrived(rank)
             except ray.exceptions.RayTaskError as error:
                 cause = error.cause
-                failure = WorkerFailure(type(cause or error).__name__, _reason(error), isinstance(cause, RuntimeError))
+                said = f"{type(cause or error).__name__}: {_reason(error)}"
+                failure = WorkerFailure(said, isinstance(cause, RuntimeError))
             except ray.exceptions.RayError as error:
                 dead[rank] = _reason(error)
                 failure = None
@@ -209,15 +203,7 @@ class RayGroup(Group):
                 except ray.exceptions.RayError as error:
                     raise _Died([pids[pid]], _reason(error)) from error
         self._end()  # the other ranks wait for this one in a collective that it will not join
-        raise RankError(f"{self._name([rank])}: {failure}; the run stopped, resume it from the last checkpoint")
-
-    def _lose(self, death: _Died) -> None:
-        if self._collective:
-            self._end()
-        for rank in death.ranks:
-            self._cluster.kill(self._indices[rank])
-            self._ready.discard(rank)
-        self._cluster.count_restart(self._name(death.ranks), str(death))
+        raise RankError(f"{self._name([rank])}: {failure.message}; the run stopped, resume it from the last checkpoint")
 
     def _end(self) -> None:
         for index in self._indices:

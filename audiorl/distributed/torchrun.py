@@ -1,11 +1,9 @@
 """Groups of workers under torchrun: rank 0 runs the recipe and sends commands, the other ranks execute them.
 
 Every other rank waits in `follow` for commands of rank 0: make a worker from a function and its arguments, call a
-method of it, end. All ranks execute a command at the same time: the workers' collective operations must match. Only
-rank 0 has a run folder.
-
-An error on one rank ends all ranks. That rank writes the reason to torch's key-value store; the others, whose
-collective operation fails, read it there and report it.
+method of it, end. All execute a command at the same time: the workers' collective operations must match. An error on
+one rank ends all. That rank writes the reason to torch's key-value store; the others, whose collective operation fails,
+read it there and report it.
 """
 
 from __future__ import annotations
@@ -16,10 +14,10 @@ import socket
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any, ClassVar, Concatenate
+from typing import Any, ClassVar
 from weakref import WeakSet
 
 import torch
@@ -27,8 +25,7 @@ import torch.distributed as dist
 
 from audiorl.config import torch_device
 from audiorl.config.distributed import RuntimeConfig
-from audiorl.distributed.local import Group, MakeWorker, P, R, Shard, call_method, check_shards, cpu_seconds
-from audiorl.distributed.world import World
+from audiorl.distributed.local import Group, MakeWorker, World, call_method, cpu_seconds
 from audiorl.errors import Interrupted, RankError
 
 PROCESS_GROUP_TIMEOUT = timedelta(days=7)
@@ -75,16 +72,6 @@ def listening_store(host: str, port: int = 0, timeout: timedelta = dist.default_
     )
 
 
-def _rendezvous() -> dist.Store:
-    """Return the store at torchrun's MASTER_ADDR. If that is a loopback address, rank 0 listens there only."""
-    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    shared = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"  # torchrun itself listens
-    if rank() == 0 and host.startswith("127.") and not shared:
-        return listening_store(host, port, PROCESS_GROUP_TIMEOUT)
-    store: dist.Store = next(dist.rendezvous("env://", timeout=PROCESS_GROUP_TIMEOUT))[0]
-    return store
-
-
 def relaunch(runtime: RuntimeConfig, command: Sequence[str]) -> None:
     """Replace this process by torchrun, which runs `audiorl COMMAND` in every rank.
 
@@ -125,7 +112,12 @@ def process_group() -> Iterator[World]:
     cuda = torch.cuda.is_available()
     if cuda:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
-    store = _rendezvous()
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    shared = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"  # torchrun itself listens
+    if rank() == 0 and host.startswith("127.") and not shared:  # at a loopback address, rank 0 listens there only
+        store: dist.Store = listening_store(host, port, PROCESS_GROUP_TIMEOUT)
+    else:
+        store = next(dist.rendezvous("env://", timeout=PROCESS_GROUP_TIMEOUT))[0]
     dist.init_process_group(backend(), store=store, rank=rank(), world_size=ranks(), timeout=PROCESS_GROUP_TIMEOUT)
     _store = store
     world = World.of_process_group()
@@ -150,55 +142,37 @@ class RanksGroup(Group):
 
     shared = True
     answers_after_error = False  # a rank may wait for the driver's worker in a collective
+    _made = 0
+    _in_use: ClassVar[WeakSet[RanksGroup]] = WeakSet()
+    """Groups that still exist. The other ranks free the workers of all other groups."""
 
     def __init__(self, make_local: MakeWorker, make: MakeWorker, *args: Any):
+        self.size = ranks()
         self._number = RanksGroup._made = RanksGroup._made + 1
         others = {group._number for group in RanksGroup._in_use}
         self._send([("make", others, self._number, torch.get_num_threads(), make, args)] * self.size)
         RanksGroup._in_use.add(self)
         self._local = make_local()
 
-    _made = 0
-    _in_use: ClassVar[WeakSet[RanksGroup]] = WeakSet()
-    """Groups that still exist. The other ranks free the workers of all other groups."""
-
-    @property
-    def size(self) -> int:
-        return ranks()
-
-    def each(self, method: Callable[[Any, Shard], R], shards: Sequence[Shard]) -> list[R]:
-        check_shards(shards, self.size)
-        return self._call(method.__name__, [(shard,) for shard in shards], True)
-
-    def all(self, method: Callable[Concatenate[Any, P], R], *args: P.args, **kwargs: P.kwargs) -> list[R]:
-        assert not kwargs, "arguments of workers in other processes are positional"
-        return self._call(method.__name__, [args] * self.size, True)
-
-    def first(self, method: Callable[Concatenate[Any, P], R], *args: P.args, **kwargs: P.kwargs) -> R:
-        assert not kwargs, "arguments of workers in other processes are positional"
-        result: R = self._call(method.__name__, [args] * self.size, False)[0]
-        return result
-
     def cpu_seconds(self) -> list[float | None]:
         self._send([("cpu",)] * self.size)
-        with _explaining_failures():
-            seconds: list[float | None] = [None] * self.size
-            dist.gather_object(None, seconds)
-        return seconds[1:]
+        return self._gather(None)[1:]
 
-    def _call(self, method: str, arguments: Sequence[tuple[Any, ...]], answer: bool) -> list[Any]:
+    def _call(self, method: str, arguments: Sequence[tuple[Any, ...]], answer: bool = True) -> list[Any]:
         self._send([("call", self._number, method, args, answer) for args in arguments])
         with _explaining_failures():
             result = call_method(self._local, method, *arguments[0])
-            if not answer:
-                return [result]
-            results: list[Any] = [None] * self.size
-            dist.gather_object(None, results)
-        return [result, *results[1:]]
+        return [result, *self._gather(None)[1:]] if answer else [result]
 
     def _send(self, messages: Sequence[tuple[Any, ...]]) -> None:
         with _explaining_failures():
-            _send(messages)
+            dist.scatter_object_list([None], list(messages))  # one for each rank
+
+    def _gather(self, own: Any) -> list[Any]:
+        results: list[Any] = [None] * self.size
+        with _explaining_failures():
+            dist.gather_object(own, results)
+        return results
 
 
 def follow() -> None:
@@ -208,9 +182,11 @@ def follow() -> None:
     workers: dict[int, Any] = {}
     while True:
         try:
-            command, *rest = _receive()
+            message: list[Any] = [None]
+            dist.scatter_object_list(message, None)
         except RuntimeError:
             raise SystemExit(1) from None  # rank 0 ended and printed the reason
+        command, *rest = message[0]
         if command == "end":
             return
         try:
@@ -236,18 +212,7 @@ def follow() -> None:
 
 def _end(world: World) -> None:
     if world.rank == 0:
-        _send([("end",)] * world.size)
-
-
-def _send(messages: Sequence[Any]) -> None:
-    """Send `messages[k]` to rank k."""
-    dist.scatter_object_list([None], list(messages))
-
-
-def _receive() -> Any:
-    message: list[Any] = [None]
-    dist.scatter_object_list(message, None)
-    return message[0]
+        dist.scatter_object_list([None], [("end",)] * world.size)
 
 
 def _report_failure(reason: str) -> None:

@@ -103,7 +103,15 @@ class ComparedPair:
 
 
 def compare(
-    cases: Sequence[Case], ours: Path, theirs: Path, judge: ListeningJudge, out: Path, listed: str, seed: int, most: int
+    cases: Sequence[Case],
+    ours: Path,
+    theirs: Path,
+    judge: ListeningJudge,
+    out: Path,
+    *,
+    listed: str,
+    seed: int,
+    most: int,
 ) -> Row:
     """Return {"win_rates": `win_rates`} of the recordings in `ours` over those in `theirs`; write OUT/comparisons.html.
 

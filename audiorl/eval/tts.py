@@ -114,8 +114,9 @@ def main(options: TTSOptions) -> Row:
         options, other_scores = generate(options, listed)
     if options.against is not None:
         assert options.audio is not None
-        systems = (options.audio, options.against, options.judge)
-        other_scores |= compare(_cases(options), *systems, options.out, listed, options.seed, WORST)
+        cases, out, seed = _cases(options), options.out, options.seed
+        systems = (options.audio, options.against)
+        other_scores |= compare(cases, *systems, options.judge, out, listed=listed, seed=seed, most=WORST)
     if options.asr is None:
         if against:
             write_scores(options.out, other_scores)

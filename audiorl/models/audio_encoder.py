@@ -36,31 +36,25 @@ CODEC_BATCH = 2048
 
 
 def log_mel(extractor: WhisperFeatureExtractor, wav: np.ndarray) -> Tensor:
-    """Return [mel bins, frames] float32 for mono samples [T] at the extractor's rate; frames = ceil(T / hop).
-
-    Equal to what the models' processors compute with the clip padded to 30 s and the padding cut off again, without
-    paying for the 30 s: only the zeros that reach into the last analysis window are added.
-    """
+    """Return `log_mels` of one clip."""
     return log_mels(extractor, [wav])[0]
 
 
 def log_mels(extractor: WhisperFeatureExtractor, wavs: Sequence[np.ndarray], device: str = "cpu") -> list[Tensor]:
-    """Return `log_mel` of each, on the CPU; give clips of similar length together. device: where it is computed."""
+    """Return [mel bins, ceil(T / hop)] float32, on the CPU, of each of mono samples [T] at the extractor's rate.
+
+    Equal to what the models' processors compute with the clip padded to 30 s and the padding cut off again, without
+    paying for the 30 s. Give clips of similar length together. device: where it is computed.
+    """
     hop = extractor.hop_length
     frames = [math.ceil(len(wav) / hop) for wav in wavs]
     padded = np.zeros((len(wavs), (max(frames) + math.ceil(extractor.n_fft / hop) + 1) * hop), dtype=np.float32)
     for samples, wav in zip(padded, wavs, strict=True):
         samples[: len(wav)] = wav
+    options = dict(sampling_rate=extractor.sampling_rate, padding=False, truncation=False, return_tensors="pt")
     # Under autocast its product with the mel filters would be bfloat16, which numpy lacks.
     with torch.autocast(torch.device(device).type, enabled=False):
-        out = extractor(
-            padded,
-            sampling_rate=extractor.sampling_rate,
-            padding=False,
-            truncation=False,
-            return_tensors="pt",
-            device=device,
-        )
+        out = extractor(padded, **options, device=device)
     return [mel[:, :count] for mel, count in zip(out["input_features"], frames, strict=True)]
 
 
@@ -115,8 +109,8 @@ class ClipCache:
 class AudioEncoder:
     """Encode clips: on the CPU one at a time, so a result never depends on its batch; on a GPU several together.
 
-    The output of a frozen audio encoder is cached (up to `ModelConfig.audio_cache_mb`) for rollouts, log-probs and all
-    epochs; that of a trained one is cached until the weights change, and its mel features longer (`MELS_BYTES`).
+    The output of a frozen encoder is cached (`ModelConfig.audio_cache_mb`); that of a trained one until the weights
+    change, and its mel features longer (`MELS_BYTES`).
     """
 
     def __init__(
@@ -147,8 +141,6 @@ class AudioEncoder:
 
     def num_tokens(self, clip: AudioClip) -> int:
         """Count the clip's audio tokens. Encodes it, unless the model has no weights (device "meta")."""
-        if self.extractor is None:
-            raise ValueError("the model has no audio encoder")
         if self._device.type != "meta":
             return len(self.encoder_output(clip))
         mel, context_tokens = self.mel(clip)
@@ -177,8 +169,7 @@ class AudioEncoder:
     def once(self) -> Iterator[None]:
         """Run a trained audio encoder forward and backward once per clip during the passes of one update.
 
-        The passes differentiate down to the encoder output. Their gradients are summed there and go through the audio
-        encoder when the block ends. A frozen audio encoder runs once per clip with or without this block.
+        Their gradients are summed at the encoder output and go through the encoder when the block ends.
         """
         if self.config.audio != "full":
             yield
@@ -221,44 +212,37 @@ class AudioEncoder:
 
     def _run(self, clips: Sequence[AudioClip]) -> list[Tensor]:
         """Return one [tokens, D] per clip; its context is encoded with it and then cut off."""
-        weight = next(self.backbone.audio_encoder(self.model).parameters())
-        mels = [self.mel(clip) for clip in clips]
-        outputs: list[Tensor] = []
-        for part in self._passes([mel.shape[1] for mel, _ in mels]):
-            batch = [mel.to(device=weight.device, dtype=weight.dtype) for mel, _ in mels[part]]
-            with autocast(self.config, weight.device):
-                outputs += [o.to(weight.dtype) for o in self.backbone.encode_audio(self.model, batch)]
-        return [
-            self._without_context(clip, output, context_tokens) if clip.context else output
-            for clip, output, (_, context_tokens) in zip(clips, outputs, mels, strict=True)
-        ]
-
-    def _passes(self, frames: Sequence[int]) -> list[slice]:
-        """Group neighbouring clips that go through the encoder together."""
         assert self.extractor is not None
+        weight = next(self.backbone.audio_encoder(self.model).parameters())
         limit = self.pass_seconds
         if limit is None:
             limit = 0.0 if self._device.type == "cpu" else PASS_SECONDS
         limit *= self.extractor.sampling_rate / self.extractor.hop_length
-        passes: list[slice] = []
+        mels = [self.mel(clip) for clip in clips]
+        passes: list[list[Tensor]] = []
         total = 0
-        for i, count in enumerate(frames):
-            if passes and total + count <= limit:
-                passes[-1] = slice(passes[-1].start, i + 1)
-                total += count
-            else:
-                passes.append(slice(i, i + 1))
-                total = count
-        return passes
-
-    def _without_context(self, clip: AudioClip, output: Tensor, context_tokens: int) -> Tensor:
-        tokens = self._tokens_in(seconds(clip))
-        if context_tokens + tokens != len(output):
-            raise ValueError(
-                f"{clip_name(clip)}: {tokens} audio tokens after {context_tokens} of context are {len(output)} "
-                f"together; make the context of {clip.context:g} s a multiple of the audio encoder's frame"
-            )
-        return output[context_tokens:]
+        for mel, _ in mels:
+            if not passes or total + mel.shape[1] > limit:
+                passes.append([])
+                total = 0
+            passes[-1].append(mel)
+            total += mel.shape[1]
+        outputs: list[Tensor] = []
+        for batch in passes:
+            batch = [mel.to(device=weight.device, dtype=weight.dtype) for mel in batch]
+            with autocast(self.config, weight.device):
+                outputs += [o.to(weight.dtype) for o in self.backbone.encode_audio(self.model, batch)]
+        for i, (clip, (_, context)) in enumerate(zip(clips, mels, strict=True)):
+            if not clip.context:
+                continue
+            tokens = self._tokens_in(seconds(clip))
+            if context + tokens != len(outputs[i]):
+                raise ValueError(
+                    f"{clip_name(clip)}: {tokens} audio tokens after {context} of context are {len(outputs[i])} "
+                    f"together; make the context of {clip.context:g} s a multiple of the audio encoder's frame"
+                )
+            outputs[i] = outputs[i][context:]
+        return outputs
 
 
 class ClipCodes:
@@ -276,12 +260,10 @@ class ClipCodes:
         """Return [Q, F] int64. Raises ValueError that names the clip where the codec cannot encode it."""
         codes = self._cache.get(clip.key)
         if codes is None:
-            if clip.key in self.precomputed:
-                codes = self.precomputed[clip.key]
-            else:
-                wav = self._prepared(clip)
+            codes = self.precomputed.get(clip.key)
+            if codes is None:
                 with _naming_clip(clip):
-                    codes = self.codec.encode(wav)[0].cpu()
+                    codes = self.codec.encode(self._prepared(clip))[0].cpu()
             self._cache.put(clip.key, codes)
         return codes
 
@@ -296,9 +278,8 @@ class ClipCodes:
 
     def _prepared(self, clip: AudioClip) -> Tensor:
         """Return [T] at the codec's rate."""
-        rate = self.codec.sample_rate
         with _naming_clip(clip):
-            return prepare(clip.load(rate), rate, self.codec)
+            return prepare(clip.load(self.codec.sample_rate), self.codec.sample_rate, self.codec)
 
 
 @contextmanager

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from audiorl.audio import AudioClip
-from audiorl.models.saving import ModelSource
+from audiorl.models.weights import ModelSource
 from audiorl.types import Message
 
 
@@ -19,13 +19,11 @@ class Backbone:
     Shapes: D audio encoder width, H decoder width.
     """
 
-    name: ClassVar[str] = "a text decoder"
-    """For errors."""
-    audio_token: ClassVar[str | None] = None
+    audio_token: str | None = None
     """The placeholder of audio in a text; None for a model without an audio encoder."""
-    answer_prefix: ClassVar[str] = ""
+    answer_prefix: str = ""
     """Text before every answer, as the model was trained to write it: Whisper's space."""
-    processor_files: ClassVar[Mapping[str, Mapping[str, str]]] = {}
+    processor_files: Mapping[str, Mapping[str, str]] = {}
     """Files of transformers' processor and the entries that name its classes."""
 
     def chat(self, messages: Sequence[Message]) -> list[str | AudioClip]:
@@ -34,7 +32,7 @@ class Backbone:
 
     def chunk(self, clip: AudioClip) -> list[str | AudioClip]:
         """Write a chunk of a stream between its delimiters, to be read inside of the assistant's turn."""
-        raise ValueError(f"{self.name} reads no audio")
+        raise ValueError("a text decoder reads no audio")
 
     def chat_template(self) -> str | None:
         """Return `chat` as a Jinja template; None where the checkpoint's own is always there."""
@@ -70,12 +68,12 @@ class Backbone:
 
     def tokens(self, model: Any, frames: int) -> int:
         """Return how many audio tokens a clip of `frames` mel frames becomes."""
-        raise ValueError(f"{self.name} reads no audio")
+        raise NotImplementedError
 
     def encode_audio(self, model: Any, mels: Sequence[Tensor]) -> list[Tensor]:
         """Return the audio encoder's output before the projector: one [tokens, D] per clip of [mel bins, frames]."""
-        raise ValueError(f"{self.name} reads no audio")
+        raise NotImplementedError
 
     def project(self, model: Any, encoder_output: Tensor) -> Tensor:
         """[tokens, D] -> [tokens, H]."""
-        raise ValueError(f"{self.name} reads no audio")
+        raise NotImplementedError

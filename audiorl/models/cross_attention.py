@@ -169,8 +169,7 @@ def memories_of(is_audio: Tensor, spans: Spans) -> tuple[list[int], list[int]]:
         if not below:
             memories.append(size)
             readers.append(0)
-        elif size:
-            raise ValueError("audio after the prompt: an encoder-decoder model reads it in the prompt only")
+        assert not below or not size, "audio after the prompt"
         readers[-1] += end - first - size
     return memories, readers
 

@@ -36,9 +36,8 @@ def answer_example(sample: Sample, answer: str | AudioClip) -> Example:
 def experience(policy: AudioPolicy, example: Example, group_id: str = "") -> Experience:
     """Return the tokens of a prompt and an answer, with the loss on the answer and on the token that ends the turn.
 
-    A stream's tokens are chunk, reference, end of turn, chunk, … as a rollout has them. Speech is the token that opens
-    it, the frames of its recordings in the policy's codec, and the token that closes it; where the prompt opens it
-    already (`wants_speech`), it is the whole answer.
+    Speech is the token that opens it, the frames of its recordings in the policy's codec, and the token that closes it;
+    where the prompt opens it already (`wants_speech`), it is the whole answer.
     """
     try:
         return _experience(policy, example, group_id)

@@ -11,6 +11,7 @@ import re
 import shutil
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,10 @@ from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
 from audiorl.config import ModelConfig
 from audiorl.data.sets import parse_set
-from audiorl.models.checkpoints import load_policy
+from audiorl.models.families import load_policy
 from audiorl.models.lora import NON_LORA_WEIGHTS, adapted_model, is_adapter
-from audiorl.models.saving import BASE_KEY
 from audiorl.models.value import HEAD_FILE
-from audiorl.models.weights import SPEECH_OUTPUT
+from audiorl.models.weights import BASE_KEY, SPEECH_OUTPUT
 
 SPEECH_FILE = "speech-output.safetensors"
 SPEAKERS = "spk_dict.pt"
@@ -33,24 +33,23 @@ DATA_OPTIONS = {"data": "training", "ptx_data": "auxiliary loss", "held_out": "h
 """The options of recipes that name data sets, and what the sets are for."""
 BUNDLED_LICENCE = "CC BY-SA 3.0"
 NOT_STATED = "not stated"
+RESULTS = (
+    "Intervals are bootstrap intervals over the samples; an empty cell was not recorded. Changes are paired "
+    "differences on the same samples. `before` is the policy that the training began with, `after` the policy at the "
+    "run's end, `control` a policy trained on the same data without reinforcement learning. Names with a prefix "
+    "measure other sets; `unseen` are speakers that no phase trained on. One training run, one seed."
+)
 _log = logging.getLogger(__name__)
 
 
 def export(
-    checkpoint: str | Path,
-    out: str | Path,
-    merge: bool = False,
-    push: str | None = None,
-    defaults: Mapping[str, Any] | None = None,
-    sections: Sequence[str] = (),
+    checkpoint: str | Path, out: str | Path, merge: bool = False, push: str | None = None, sections: Sequence[str] = ()
 ) -> Path:
     """Write the model of `checkpoint` to the new folder `out`, and return it.
 
     merge: add a low-rank adapter to its base model's weights; otherwise the adapter is exported as one, and serving it
     needs the base model. push: the repository on the Hugging Face hub, such as "me/my-model", that the folder is
-    uploaded to; it is made private if it does not exist. defaults: the default config of the run's recipe, from which
-    the model card says which options differ (`audiorl.recipes._loader.recorded_defaults`). sections: further parts
-    of the model card, in Markdown.
+    uploaded to; it is made private if it does not exist. sections: further parts of the model card, in Markdown.
 
     The talker of a released Omni model, which no checkpoint holds, is copied from the model that training began with.
     Where that is gone, a warning and the model card say so. Raises ValueError for a folder that is no checkpoint, for
@@ -90,7 +89,7 @@ def export(
             "model that they load."
         ]
         _log.warning("%s: PEFT and vLLM do not read %s; use --merge for a model that they load", out, NON_LORA_WEIGHTS)
-    (out / "README.md").write_text(model_card(checkpoint, policy.adapter is not None, base, notes, defaults, sections))
+    (out / "README.md").write_text(model_card(checkpoint, policy.adapter is not None, base, notes, sections))
     if push is not None:
         from huggingface_hub import HfApi
 
@@ -105,32 +104,34 @@ def export(
 
 def _copy_speech_output(base: str, out: Path) -> bool:
     """Add the talker and its vocoder to the thinker in `out`; False where `base` does not have them any more."""
-    folder = _local_folder(base)
+    folder = Path(base)
+    if not folder.is_dir():
+        from huggingface_hub import snapshot_download
+        from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+        with suppress(HFValidationError, HfHubHTTPError, LocalEntryNotFoundError):
+            folder = Path(snapshot_download(base, allow_patterns=["*.safetensors", "*.json", SPEAKERS]))
     weights: dict[str, Tensor] = {}
-    for file in sorted(folder.glob("*.safetensors")) if folder is not None else ():
+    for file in sorted(folder.glob("*.safetensors")):
         with safe_open(file, "pt") as tensors:
             weights |= {n: tensors.get_tensor(n) for n in tensors.keys() if n.startswith(SPEECH_OUTPUT)}  # noqa: SIM118
-    if folder is None or not weights:
+    if not weights:
         return False
     save_file(weights, out / SPEECH_FILE, metadata={"format": "pt"})
-    _write_index(out)
+    # An index of all weights: without one, a single file is taken for the whole model.
+    if (out / SAFE_WEIGHTS_NAME).is_file():
+        (out / SAFE_WEIGHTS_NAME).rename(out / "thinker.safetensors")
+    files: dict[str, str] = {}
+    for file in sorted(out.glob("*.safetensors")):
+        with safe_open(file, "pt") as tensors:
+            files |= dict.fromkeys(tensors.keys(), file.name)
+    size = sum(file.stat().st_size for file in out.glob("*.safetensors"))
+    content = {"metadata": {"total_size": size}, "weight_map": files}
+    (out / SAFE_WEIGHTS_INDEX_NAME).write_text(json.dumps(content, indent=2) + "\n")
     _edit_config(out, {"enable_audio_output": True})
     if (folder / SPEAKERS).is_file():
         shutil.copy(folder / SPEAKERS, out)
     return True
-
-
-def _local_folder(base: str) -> Path | None:
-    """Return the folder of a model folder or hub id; None where it is not there."""
-    if Path(base).is_dir():
-        return Path(base)
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-
-    try:
-        return Path(snapshot_download(base, allow_patterns=["*.safetensors", "*.json", SPEAKERS]))
-    except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError):
-        return None
 
 
 def _edit_config(folder: Path, changes: Mapping[str, Any]) -> None:
@@ -140,37 +141,16 @@ def _edit_config(folder: Path, changes: Mapping[str, Any]) -> None:
     (folder / "config.json").write_text(json.dumps(remaining, indent=2, sort_keys=True) + "\n")
 
 
-def _write_index(folder: Path) -> None:
-    """Write an index of all weights; without one, a single file is taken for the whole model."""
-    if (folder / SAFE_WEIGHTS_NAME).is_file():
-        (folder / SAFE_WEIGHTS_NAME).rename(folder / "thinker.safetensors")
-    files: dict[str, str] = {}
-    size = 0
-    for file in sorted(folder.glob("*.safetensors")):
-        with safe_open(file, "pt") as tensors:
-            files |= dict.fromkeys(tensors.keys(), file.name)
-        size += file.stat().st_size
-    content = {"metadata": {"total_size": size}, "weight_map": files}
-    (folder / SAFE_WEIGHTS_INDEX_NAME).write_text(json.dumps(content, indent=2) + "\n")
-
-
 # -- the model card ------------------------------------------------------------------------------------------------
 
 
 def model_card(
-    checkpoint: Path,
-    adapter: bool,
-    base: str | None = None,
-    notes: Sequence[str] = (),
-    defaults: Mapping[str, Any] | None = None,
-    sections: Sequence[str] = (),
+    checkpoint: Path, adapter: bool, base: str | None = None, notes: Sequence[str] = (), sections: Sequence[str] = ()
 ) -> str:
     """Return README.md in Markdown with the hub's metadata, and for a checkpoint in a run folder what the run recorded.
 
-    adapter: the export is a low-rank adapter. base: the model that training began with, where the checkpoint does not
-    name it. notes: paragraphs about the export. defaults: the recipe's default config; without it the card cannot say
-    which options differ. sections: further measurements, in Markdown. Data files that are still there are read for
-    the `licence` of their rows.
+    base: the model that training began with, where the checkpoint does not name it. notes: paragraphs about the export.
+    sections: further measurements. Data files that are still there are read for the `licence` of their rows.
     """
     run = run_of(checkpoint)
     recorded = {} if run is None else json.loads((run / "config.json").read_text())
@@ -196,14 +176,23 @@ def model_card(
         "",
     ]
     if results:
-        lines += ["## Held-out results", "", *_results(results), ""]
+        columns = ("Evaluation", "Metric", "Value", "95% interval", "Change since before (95%)", "Samples")
+        lines += ["## Held-out results", "", f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
+        lines += [f"| {n} | {m} | {v:.4g} | {i} | {c} | {count} |" for n, m, v, i, c, count in _rows(results)]
+        lines += ["", RESULTS, ""]
     lines += [line for section in sections for line in (section, "")]
     lines += ["## What was not measured", "", *(f"- {limit}" for limit in _limits(run, checkpoint, results)), ""]
     if run is not None:
-        config = _without_paths(recorded["config"])
-        lines += ["## Data", "", *_data(recorded["config"]), ""]
-        lines += ["## Options that differ from the recipe's defaults", "", *_options(config, defaults), ""]
-        lines += ["## Configuration", "", "```json", json.dumps(config, indent=1), "```", ""]
+        lines += ["## Data", "", "| Set | Used for | Licence |", "|---|---|---|"]
+        for option, purpose in DATA_OPTIONS.items():
+            sets = recorded["config"].get(option) or []
+            for given in [sets] if isinstance(sets, str) else sets:
+                name = given if "://" in given else Path(given).name
+                lines.append(f"| {name} | {purpose} | {_licences(parse_set(given)[0])} |")
+        if not recorded["config"].get("data"):
+            lines.append(f"| the recipe's own data, see the recipe | training | {NOT_STATED} |")
+        config = json.dumps(_without_paths(recorded["config"]), indent=1)
+        lines += ["", "## Configuration", "", "```json", config, "```", ""]
     return "\n".join(lines)
 
 
@@ -222,64 +211,41 @@ def _is_hub_id(name: str) -> bool:
     return bool(re.fullmatch(r"[\w.-]+/[\w.-]+", name)) and not Path(name).exists()
 
 
-def _results(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Return the numbers of eval.json: a line for each evaluation and metric, and what the columns are."""
-    lines = [
-        "| Evaluation | Metric | Value | 95% interval | Change since before (95%) | Samples |",
-        "|---|---|---|---|---|---|",
-    ]
+def _rows(results: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, str, float, str, str, Any]]:
+    """Yield each number of eval.json: evaluation, metric, value, interval, change with its interval, samples."""
+
+    def interval(ends: Sequence[float] | None) -> str:
+        return "" if ends is None else f"({ends[0]:.4g} to {ends[1]:.4g})"
+
     for name, result in results.items():
-        for metric, value in _metrics(result).items():
+        numbers = {k: v for k, v in result.items() if isinstance(v, int | float) and not isinstance(v, bool)}
+        # `low` and `high` belong to the first metric of an entry, `outside` has the others' intervals.
+        first = [numbers.pop("low", None), numbers.pop("high", None)]
+        samples = numbers.pop("n", "")
+        for k, (metric, value) in enumerate(numbers.items()):
+            ends = result.get("outside", {}).get(metric, first if k == 0 and None not in first else None)
             change = result.get("changes", {}).get(metric)
-            changed = "" if change is None else f"{change[0]:+.4g} {_interval_text(change[1:])}"
-            cells = [name, metric, f"{value:.4g}", _interval_text(_interval(result, metric)), changed]
-            lines.append(f"| {' | '.join([*cells, str(result.get('n', ''))])} |")
-    return [
-        *lines,
-        "",
-        "Intervals are bootstrap intervals over the samples; an empty cell was not recorded. Changes are paired "
-        "differences on the same samples. `before` is the policy that the training began with, `after` the policy at "
-        "the run's end, `control` a policy trained on the same data without reinforcement learning. Names with a "
-        "prefix measure other sets; `unseen` are speakers that no phase trained on. One training run, one seed.",
-    ]
-
-
-def _metrics(result: Mapping[str, Any]) -> dict[str, float]:
-    numbers = {k: v for k, v in result.items() if isinstance(v, int | float) and not isinstance(v, bool)}
-    return {name: value for name, value in numbers.items() if name not in ("n", "low", "high")}
-
-
-def _interval(result: Mapping[str, Any], metric: str) -> Sequence[float] | None:
-    """Return a metric's interval: `low` and `high` belong to the first one of an entry, `outside` has the others'."""
-    if metric in result.get("outside", {}):
-        interval: Sequence[float] = result["outside"][metric]
-        return interval
-    first = next(iter(_metrics(result)))
-    return [result["low"], result["high"]] if metric == first and {"low", "high"} <= result.keys() else None
-
-
-def _interval_text(interval: Sequence[float] | None) -> str:
-    return "" if interval is None else f"({interval[0]:.4g} to {interval[1]:.4g})"
+            changed = "" if change is None else f"{change[0]:+.4g} {interval(change[1:])}"
+            yield name, metric, value, interval(ends), changed, samples
 
 
 def _limits(run: Path | None, checkpoint: Path, results: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     """Yield what a reader could take for measured and is not."""
-    if not results:
-        yield "No held-out result was recorded with this checkpoint."
+    ends = [name.rpartition("_") for name in results]
+    whens = {when for _, _, when in ends}
+    sets = {prefix for prefix, _, when in ends if when in ("before", "after", "control")}
+    without = set(results) - {name for name, _, _, interval, _, _ in _rows(results) if interval}
+    absent = {
+        "The model after its training: no evaluation called `after` had finished.": "after" not in whens,
+        "The model before its training: there is nothing to compare with.": "before" not in whens,
+        "Unseen speakers: no set of speakers that no phase trained on (`unseen`) was measured.": "unseen" not in sets,
+        "What supervised training on the same data gives: there is no `control`.": "control" not in results,
+        f"Intervals of {', '.join(name for name in results if name in without)}.": bool(without),
+    }
+    if results:
+        yield from (text for text, holds in absent.items() if holds)
     else:
-        ends = [name.rpartition("_") for name in results]
-        sets = {prefix for prefix, _, when in ends if when in ("before", "after", "control")}
-        if not any(when == "after" for _, _, when in ends):
-            yield "The model after its training: no evaluation called `after` had finished."
-        if not any(when == "before" for _, _, when in ends):
-            yield "The model before its training: there is nothing to compare with."
-        if "unseen" not in sets:
-            yield "Unseen speakers: no set of speakers that no phase trained on (`unseen`) was measured in the run."
-        if "control" not in results:
-            yield "What supervised training on the same data gives: there is no `control`."
-        without = [name for name, r in results.items() if all(_interval(r, m) is None for m in _metrics(r))]
-        if without:
-            yield f"Intervals of {', '.join(without)}."
+        yield "No held-out result was recorded with this checkpoint."
     if run is not None and results:
         phase, step = checkpoint.resolve().parts[-2:]
         newest = json.loads((run / "state.json").read_text()).get("checkpoints", {})
@@ -292,24 +258,6 @@ def _limits(run: Path | None, checkpoint: Path, results: Mapping[str, Mapping[st
     yield "The exported files: the results are those of the run, which the export did not repeat."
 
 
-def _options(config: Mapping[str, Any], defaults: Mapping[str, Any] | None) -> list[str]:
-    if defaults is None:
-        return ["Not determined: the recipe is no installed one. All options are below."]
-    flat, default = dict(_flat(config)), dict(_flat(_without_paths(defaults)))
-    changed = [name for name in flat if default.get(name) != flat[name]]
-    lines = [f"| `{n}` | `{json.dumps(flat[n])}` | `{json.dumps(default.get(n))}` |" for n in changed]
-    table = ["| Option | Value | Default |", "|---|---|---|", *lines] if lines else ["None."]
-    return ["Compared with the recipe of this name in the audiorl that wrote this card.", "", *table]
-
-
-def _flat(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, item in value.items():
-        if isinstance(item, Mapping) and item:
-            yield from _flat(item, f"{prefix}{name}.")
-        else:
-            yield prefix + name, item
-
-
 def _without_paths(value: Any) -> Any:
     """Return a config without the folders of the machine that it was written on."""
     if isinstance(value, Mapping):
@@ -317,19 +265,6 @@ def _without_paths(value: Any) -> Any:
     if isinstance(value, list):
         return [_without_paths(v) for v in value]
     return Path(value).name if isinstance(value, str) and Path(value).is_absolute() else value
-
-
-def _data(config: Mapping[str, Any]) -> list[str]:
-    """Return a line for each data set that the config names, with the licences of its rows."""
-    lines = []
-    for option, purpose in DATA_OPTIONS.items():
-        sets = config.get(option) or []
-        for given in [sets] if isinstance(sets, str) else sets:
-            name = given if "://" in given else Path(given).name
-            lines.append(f"| {name} | {purpose} | {_licences(parse_set(given)[0])} |")
-    if not config.get("data"):
-        lines.append(f"| the recipe's own data, see the recipe | training | {NOT_STATED} |")
-    return ["| Set | Used for | Licence |", "|---|---|---|", *lines]
 
 
 def _licences(source: str) -> str:

@@ -39,8 +39,7 @@ def add_lora(model: PreTrainedModel, decoder: nn.Module, config: LoraConfig) -> 
     if not targets:
         raise ValueError(f"lora.target_modules {list(config.target_modules)}: the decoder has no linear of these names")
     return get_peft_model(
-        model,
-        PeftLoraConfig(r=config.rank, lora_alpha=config.alpha, lora_dropout=0.0, target_modules=targets),
+        model, PeftLoraConfig(r=config.rank, lora_alpha=config.alpha, lora_dropout=0.0, target_modules=targets)
     )
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import copy
 import os
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import accumulate
 from pathlib import Path
@@ -30,15 +30,22 @@ from audiorl.algos.logprobs import IGNORE, fused_codebook_logprobs, fused_logpro
 from audiorl.algos.packing import attention_mask
 from audiorl.audio import AudioClip
 from audiorl.config import ModelConfig
-from audiorl.models.attention import autocast, mask_argument, packed_arguments, set_attention, spans_of, takes_segments
+from audiorl.models.attention import (
+    as_mask,
+    autocast,
+    no_mask,
+    packed_attention,
+    set_attention,
+    spans_of,
+    takes_segments,
+)
 from audiorl.models.audio_encoder import AudioEncoder, ClipCodes
 from audiorl.models.backbone import Backbone
 from audiorl.models.cross_attention import CrossAttentionCache, CrossAttentionDecoder
 from audiorl.models.lora import add_lora, save_adapter
 from audiorl.models.prompts import Prompt, PromptEncoder
-from audiorl.models.saving import ModelSource, remove_vision, save_processor
 from audiorl.models.speech import CODEC_KEY, FrameLayout, Routing, add_branch, add_speech_tokens, init_branch
-from audiorl.models.weights import Weights, copy_weights
+from audiorl.models.weights import ModelSource, Weights, copy_weights, remove_vision, save_processor
 from audiorl.types import Sample
 from tokenizers_audio.protocol import AudioTokenizer
 
@@ -67,10 +74,17 @@ class AudioPolicy(nn.Module):
         self.adapter: Any = None
         token = backbone.audio_token
         self.audio_token_id = -1 if token is None else int(tokenizer.convert_tokens_to_ids(token))
-        self.stop_ids = _stop_ids(model, tokenizer)
+        configured = model.generation_config.eos_token_id if model.generation_config else None
+        listed = configured if isinstance(configured, list) else [configured]
+        if not all(token is None or type(token) is int for token in listed):
+            where = f"{model.name_or_path}: eos_token_id in generation_config.json"
+            raise ValueError(f"{where} is {configured!r}; give token ids")
+        ends = {*listed, tokenizer.eos_token_id, tokenizer.get_added_vocab().get("<|im_end|>")}
+        self.stop_ids = tuple(sorted(i for i in ends if i is not None))
+        """Every token that ends a turn: the tokenizer's, the generation config's, and ChatML's."""
         self.audio = AudioEncoder(model, extractor, backbone, self.config)
         set_attention(backbone.decoder(model), self.config.attention)
-        self.clip_codes: ClipCodes | None = None
+        self._clip_codes: ClipCodes | None = None
         self.source = ModelSource(copied=remove_vision(model))
         self._set_trainable()
 
@@ -94,7 +108,13 @@ class AudioPolicy(nn.Module):
         if self.config.audio == "full":
             self.backbone.audio_encoder(self.model).requires_grad_(True)
         if self.config.only:
-            self._freeze_all_but(self.config.only)
+            trained = self.trainable()
+            for pattern in self.config.only:
+                if not any(re.search(pattern, name) for name in trained):
+                    example = f"such as {min(trained)!r}"
+                    raise ValueError(f"model.only: {pattern!r} is in no name of a trained weight, {example}")
+            for name, p in trained.items():
+                p.requires_grad_(any(re.search(pattern, name) for pattern in self.config.only))
         if self.config.gradient_checkpointing:
             self.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
             self.model.train()  # transformers checkpoints only in training mode
@@ -103,14 +123,6 @@ class AudioPolicy(nn.Module):
                     module.p = 0.0  # log-probs of the same tokens must agree between two passes
         else:
             self.model.eval()
-
-    def _freeze_all_but(self, patterns: Sequence[str]) -> None:
-        trained = self.trainable()
-        for pattern in patterns:
-            if not any(re.search(pattern, name) for name in trained):
-                raise ValueError(f"model.only: {pattern!r} is in no name of a trained weight, such as {min(trained)!r}")
-        for name, p in trained.items():
-            p.requires_grad_(any(re.search(pattern, name) for pattern in patterns))
 
     @property
     def device(self) -> torch.device:
@@ -150,7 +162,7 @@ class AudioPolicy(nn.Module):
         return copy.deepcopy(self, shared | self._never_copied())
 
     def _never_copied(self) -> dict[int, Any]:
-        return {id(x): x for x in (self.tokenizer, self.extractor, self.backbone, self.clip_codes, self.audio.mels)}
+        return {id(x): x for x in (self.tokenizer, self.extractor, self.backbone, self._clip_codes, self.audio.mels)}
 
     def skeleton(self, hollow: Collection[nn.Parameter]) -> AudioPolicy:
         """Copy the policy, sharing all weights but the `hollow` ones: these are on meta, to be filled before saving."""
@@ -167,9 +179,7 @@ class AudioPolicy(nn.Module):
     def save(self, folder: str | Path) -> None:
         """Write a Hugging Face model folder in safetensors; with LoRA, an adapter folder that names its base model.
 
-        The thinker of an Omni model is saved in the layout of the whole model with `enable_audio_output` false, without
-        its talker, which `audiorl.models.export` puts back. Its vision tower, which is not loaded, is copied from the
-        files that the policy was loaded from.
+        Of an Omni model: the whole model's layout without its talker, which `audiorl.models.export` puts back.
         """
         folder = Path(folder)
         if not torch.cuda.is_available():  # transformers imports DeepSpeed here if it can, which would warn of no GPU
@@ -191,10 +201,6 @@ class AudioPolicy(nn.Module):
         """Return the sample's messages as the model reads them; see `PromptEncoder.encode`."""
         return self._prompts().encode(sample)
 
-    def prompt_ids(self, sample: Sample) -> Tensor:
-        """Return [P] int64: `prompt` without its codes."""
-        return self.prompt(sample).ids
-
     def chunk_ids(self, clip: AudioClip) -> Tensor:
         """Return [P] int64: a chunk of a stream with its delimiters."""
         return self._prompts().encode_chunk(clip)
@@ -213,10 +219,6 @@ class AudioPolicy(nn.Module):
         """Return one [tokens, H] per clip, as the decoder receives it; differentiable where the config trains it."""
         return self.audio.encode(clips)
 
-    def encode_audio_once(self) -> AbstractContextManager[None]:
-        """Encode each clip once in the passes of one update; see `AudioEncoder.once`."""
-        return self.audio.once()
-
     # -- speech ----------------------------------------------------------------------------------------------------
 
     @property
@@ -226,7 +228,7 @@ class AudioPolicy(nn.Module):
 
     @property
     def codec(self) -> AudioTokenizer | None:
-        return None if self.clip_codes is None else self.clip_codes.codec
+        return None if self._clip_codes is None else self._clip_codes.codec
 
     def set_codec(self, codec: AudioTokenizer) -> None:
         """Set the codec of the model's codes, which moves to the model's device. The first is recorded in its config.
@@ -245,27 +247,18 @@ class AudioPolicy(nn.Module):
         setattr(self.model.config, CODEC_KEY, codec.identity)
         if isinstance(codec, nn.Module):
             codec.to(self.device)
-        self.clip_codes = ClipCodes(codec, self.config.audio_cache_mb * 2**20)
+        self._clip_codes = ClipCodes(codec, self.config.audio_cache_mb * 2**20)
 
-    def keep_codes(self, codes: Mapping[str, Tensor]) -> None:
-        """Take codes [Q, F] of this codec by `AudioClip.key`, such as `CodeShards`: these clips are not encoded again.
-
-        They replace the codes that an earlier call gave.
-        """
-        self._clip_codes().precomputed = codes
+    @property
+    def clip_codes(self) -> ClipCodes:
+        """The codes of clips. Raises ValueError for a policy without a codec."""
+        if self._clip_codes is None:
+            raise ValueError("the model reads and writes codes but has no codec yet: tokenizers_audio.load, set_codec")
+        return self._clip_codes
 
     def codes(self, clip: AudioClip) -> Tensor:
         """Return [Q, F] int64: the clip in the codec's codes. Each clip is encoded once."""
-        return self._clip_codes().codes(clip)
-
-    def encode_clips(self, clips: Iterable[AudioClip]) -> None:
-        """Encode clips in the codec's codes that will be read often; see `ClipCodes.encode_all`."""
-        self._clip_codes().encode_all(clips)
-
-    def _clip_codes(self) -> ClipCodes:
-        if self.clip_codes is None:
-            raise ValueError("the model reads and writes codes but has no codec yet: tokenizers_audio.load, set_codec")
-        return self.clip_codes
+        return self.clip_codes.codes(clip)
 
     # -- inputs of the decoder -------------------------------------------------------------------------------------
 
@@ -281,7 +274,12 @@ class AudioPolicy(nn.Module):
         if clips:
             audio = self.encode_audio(clips)
             is_audio = self.is_audio(ids, sampled)
-            _check_placeholders(is_audio, [len(a) for a in audio])
+            # Whole clips fill every run of placeholders: audio cannot slip into another prompt.
+            last = is_audio & ~torch.cat([is_audio[1:], is_audio.new_zeros(1)])
+            runs, ends = is_audio.cumsum(0)[last].tolist(), list(accumulate(len(a) for a in audio))
+            if runs[-1:] != ends[-1:] or not set(runs) <= set(ends):
+                after = f"runs of audio placeholders end after {runs} tokens, but clips after {ends}"
+                raise ValueError(f"{after}: audio and text do not match")
             embeds = embeds.masked_scatter(is_audio[:, None].to(self.device), torch.cat(audio).to(embeds.dtype))
         return embeds
 
@@ -319,8 +317,7 @@ class AudioPolicy(nn.Module):
     def routing_kwargs(self, codes: Tensor | None) -> dict[str, Any]:
         """Return arguments of a decoder that speaks for inputs with codes [..., Q] (None: all text)."""
         if self.speech is None:
-            if codes is not None:
-                raise ValueError("there are frames among the tokens, but the model writes text only; dualize it")
+            assert codes is None, "frames for a model that writes text only"
             return {}
         return {"routing": Routing.TEXT if codes is None else Routing.from_mask(codes[..., 0] >= 0, self.device)}
 
@@ -403,10 +400,11 @@ class AudioPolicy(nn.Module):
             ).last_hidden_state[0]
         if takes_segments(decoder):
             spans = spans_of(batch.span_ids, batch.span_parents)
-            attention = packed_arguments(decoder, spans, self.config.attention, embeds_TH[None])
+            packed = packed_attention(decoder, spans, self.config.attention, embeds_TH[None])
+            attention = {"attention_mask": no_mask(self.device), "packed": packed}
         else:
             mask = attention_mask(batch.span_ids, batch.span_parents).to(self.device)
-            attention = mask_argument(decoder, mask, batch.position_ids.to(self.device), embeds_TH.dtype)
+            attention = {"attention_mask": as_mask(decoder, mask[None, None], embeds_TH.dtype)}
         out = decoder(
             inputs_embeds=embeds_TH[None],
             position_ids=batch.position_ids[None].to(self.device),
@@ -420,8 +418,8 @@ class AudioPolicy(nn.Module):
 class Reference:
     """A frozen copy of a policy as it was when this was made, for the KL. Weights that are never trained are shared.
 
-    No copy is made where the reference is the base model below the policy's adapter: with `base`, or when the adapter
-    does not change the model yet. The adapter is then switched off for the forward pass.
+    Where it is the base model below the policy's adapter (`base`, or an adapter that changes nothing yet), the adapter
+    is switched off for its forward passes instead.
     """
 
     def __init__(self, policy: AudioPolicy, base: bool = False):
@@ -431,13 +429,6 @@ class Reference:
         """The frozen copy, or the policy whose adapter is switched off: with the reference's tokenizer and head."""
         if not self.is_base:
             self.runs_on.requires_grad_(False)
-
-    @property
-    def policy(self) -> AudioPolicy:
-        """The frozen copy. Raises ValueError where there is none."""
-        if self.is_base:
-            raise ValueError("this reference is the model below an adapter, not a policy of its own")
-        return self.runs_on
 
     @torch.no_grad()
     def forward(
@@ -451,10 +442,9 @@ class Reference:
 def dualize(policy: AudioPolicy, codebooks: int, codebook_size: int, seed: int = 0) -> AudioPolicy:
     """Teach `policy` to write `codebooks` of `codebook_size` codes (those of its codec), in place.
 
-    Every layer gets norms and a feed-forward block for frames that begin as copies of the text's; the embeddings of
-    codes and the head that writes them begin random, fixed by `seed`. Speech begins, continues and ends with reserved
-    tokens that the tokenizer has, or with new ones. For a batch without frames results stay the same bit for bit.
-    Decoders of Llama, Qwen2, Qwen3 and Qwen2.5-Omni's thinker can be dualized, with or without an audio encoder.
+    Every layer gets norms and a feed-forward block for frames that begin as copies of the text's; embeddings and head
+    of the codes begin random, fixed by `seed`. Speech begins, continues and ends with reserved tokens of the tokenizer,
+    or with new ones. For a batch without frames results stay the same bit for bit.
     """
     if policy.speech is not None:
         raise ValueError("the model speaks already")
@@ -469,27 +459,3 @@ def dualize(policy: AudioPolicy, codebooks: int, codebook_size: int, seed: int =
     policy.speech = layout
     policy._set_trainable()
     return policy
-
-
-def _check_placeholders(is_audio: Tensor, lengths: Sequence[int]) -> None:
-    """Check that whole clips fill every run of placeholders [T]: audio cannot slip into another prompt."""
-    ends = is_audio & ~torch.cat([is_audio[1:], is_audio.new_zeros(1)])
-    runs = is_audio.cumsum(0)[ends].tolist()
-    clips = list(accumulate(lengths))
-    if (runs[-1:] or [0]) != (clips[-1:] or [0]) or not set(runs) <= set(clips):
-        raise ValueError(
-            f"runs of audio placeholders end after {runs} tokens, but clips after {clips}: audio and text do not match"
-        )
-
-
-def _stop_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
-    """Return every token that ends a turn: the tokenizer's, the generation config's, and ChatML's <|im_end|>."""
-    configured = model.generation_config.eos_token_id if model.generation_config else None
-    listed = configured if isinstance(configured, list) else [configured]
-    if not all(token is None or type(token) is int for token in listed):
-        raise ValueError(
-            f"{model.name_or_path}: eos_token_id in generation_config.json is {configured!r}; give token ids"
-        )
-    ids = set(listed)
-    ids |= {tokenizer.eos_token_id, tokenizer.get_added_vocab().get("<|im_end|>")}
-    return tuple(sorted(i for i in ids if i is not None))

@@ -53,21 +53,17 @@ class PromptEncoder:
     def encode(self, sample: Sample) -> Prompt:
         """Return the sample's messages as the model reads them.
 
-        A clip for the audio encoder becomes its placeholder, repeated once per audio token. If the model speaks, the
-        assistant's clips are speech, in frames; without an audio encoder all clips are. Where the answer is to be
-        spoken (see `wants_speech`), the prompt ends with the token that opens speech.
-
-        Raises ValueError that names the sample: for reserved tokens in a message, audio that the model cannot read, and
-        more tokens than the model has positions.
+        A clip for the audio encoder becomes its placeholder, once per audio token. If the model speaks, the assistant's
+        clips are speech, in frames; without an audio encoder all clips are. Where the answer is to be spoken
+        (`wants_speech`), the prompt ends with the token that opens speech. Raises ValueError that names the sample.
         """
         # Special tokens such as <|im_start|> would let a message end its own turn.
         reserved = tuple(t for t in self.tokenizer.get_added_vocab() if t.startswith("<|"))
         for message in sample.messages:
-            for content in message.content:
-                if isinstance(content, str) and any(token in content for token in reserved):
-                    raise ValueError(
-                        f"sample {sample.id!r}: a message contains a reserved token such as <|im_start|>; remove it"
-                    )
+            texts = [content for content in message.content if isinstance(content, str)]
+            if any(token in text for text in texts for token in reserved):
+                what = "a message contains a reserved token such as <|im_start|>"
+                raise ValueError(f"sample {sample.id!r}: {what}; remove it")
         frames: list[Tensor] = []
         try:
             pieces = self.backbone.chat([self._speech_as_text(m, frames) for m in sample.messages])
@@ -121,10 +117,9 @@ class PromptEncoder:
 
 
 def wants_speech(sample: Sample) -> bool:
-    """Tell whether the answer is speech from its start: `metadata["respond"]` is "speech" and not "text", its default.
+    """Tell whether the answer is speech from its start: whether `metadata["respond"]` is "speech" and not "text".
 
-    The prompt then ends with `begin_id`, and the answer with the speech. A model that speaks may otherwise decide so
-    itself, after text, in any turn.
+    A model that speaks may otherwise decide so itself, after text, in any turn.
     """
     respond = sample.metadata.get("respond", "text")
     if respond not in ("text", "speech"):

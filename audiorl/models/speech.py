@@ -66,16 +66,8 @@ class FrameLayout:
             )
 
     def tokens(self, codes: Tensor) -> SpeechTokens:
-        """Lay speech [Q, F] out as its frames and `end_id`; the caller writes `begin_id` before it.
-
-        Raises ValueError for another number of codebooks and for codes out of range.
-        """
-        if codes.dim() != 2 or len(codes) != self.codebooks:
-            raise ValueError(f"codes are {list(codes.shape)}; the model writes [{self.codebooks}, frames]")
-        if codes.numel() and not (int(codes.min()) >= 0 and int(codes.max()) < self.size - 2):
-            raise ValueError(
-                f"codes reach from {int(codes.min())} to {int(codes.max())}; the model's are 0 to {self.size - 3}"
-            )
+        """Lay speech [Q, F] out as its frames and `end_id`; the caller writes `begin_id` before it."""
+        assert len(codes) == self.codebooks and bool(((codes >= 0) & (codes < self.size - 2)).all())
         frames = interleave(codes.long().cpu(), self.bos, self.eos)
         no_codes = torch.full((1, self.codebooks), -1)
         return SpeechTokens(
@@ -88,22 +80,15 @@ class FrameLayout:
         """Return the ids [N] of frames [N, Q]."""
         return torch.where((frames == self.eos).any(-1), self.delay_id, self.frame_id)
 
-    def without_bos(self, values: Tensor, dim: int = 0) -> Tensor:
-        """Drop BOS from `values` along `dim`, which runs over codes: no sampler may choose it."""
-        return torch.cat(
-            [values.narrow(dim, 0, self.bos), values.narrow(dim, self.bos + 1, self.size - self.bos - 1)], dim
-        )
-
     def head_without_bos(self, weight: Tensor) -> Tensor:
         """[Q·size, H] -> [Q·(size - 1), H], the weights of codes that a sampler may choose."""
-        return self.without_bos(weight.view(self.codebooks, self.size, -1), 1).flatten(0, 1)
+        by_codebook = weight.view(self.codebooks, self.size, -1)
+        return torch.cat([by_codebook[:, : self.bos], by_codebook[:, self.bos + 1 :]], 1).flatten(0, 1)
 
     def speeches(self, codes: Tensor) -> list[Tensor]:
         """Return the complete frames [Q, F] of each speech in codes [N, Q], which are -1 where there is no frame."""
         is_frame = codes[:, 0] >= 0
-        edges = torch.diff(
-            is_frame.int(), prepend=torch.zeros(1, dtype=torch.int), append=torch.zeros(1, dtype=torch.int)
-        )
+        edges = torch.diff(nn.functional.pad(is_frame.int(), (1, 1)))
         starts, ends = (edges == 1).nonzero()[:, 0], (edges == -1).nonzero()[:, 0]
         return [deinterleave(codes[a:b], self.bos, self.eos) for a, b in zip(starts, ends, strict=True)]
 
@@ -171,8 +156,7 @@ Routing.FRAMES = Routing(0, 1)
 class DualLayer(GradientCheckpointingLayer):
     """A decoder layer with a second branch for frames (DualFFN of Higgs Audio V2); attention is shared.
 
-    Its parts have the names that Higgs checkpoints give them. Without `routing` all positions are text, as for the
-    layer that it was made from.
+    Its parts have the names of Higgs checkpoints. Without `routing` all positions are text.
     """
 
     def __init__(self, layer: Any, input_layernorm: nn.Module, post_attention_layernorm: nn.Module, mlp: nn.Module):
@@ -205,8 +189,12 @@ class DualLayer(GradientCheckpointingLayer):
     def _mixed(self, hidden: Tensor, routing: Routing, kwargs: dict[str, Any]) -> Tensor:
         assert routing.frame is not None and routing.order is not None and routing.place is not None
         frame = routing.frame.view(*hidden.shape[:-1], 1)
-        normed = _rms_norm(hidden, self.input_layernorm, self.audio_input_layernorm, frame)
-        attended, _ = self.self_attn(hidden_states=normed, **kwargs)
+        # Root mean square norm (arXiv 1910.07467), the weight chosen by what a position is.
+        exact = hidden.float()
+        exact = exact * torch.rsqrt(exact.pow(2).mean(-1, keepdim=True) + self.input_layernorm.variance_epsilon)
+        norms: tuple[Any, Any] = (self.audio_input_layernorm, self.input_layernorm)
+        weight = torch.where(frame, norms[0].weight, norms[1].weight)
+        attended, _ = self.self_attn(hidden_states=weight * exact.to(hidden.dtype), **kwargs)
         hidden = hidden + attended
         in_order = _Permute.apply(hidden.reshape(-1, hidden.shape[-1]), routing.order, routing.place)
         text, frames = in_order.split([routing.texts, routing.frames])
@@ -214,13 +202,6 @@ class DualLayer(GradientCheckpointingLayer):
         frames = self.audio_mlp(self.audio_post_attention_layernorm(frames))
         out = _Permute.apply(torch.cat([text, frames]), routing.place, routing.order)
         return hidden + out.view_as(hidden)
-
-
-def _rms_norm(x: Tensor, text: Any, audio: Any, frame: Tensor) -> Tensor:
-    """Root mean square norm of x [..., H] (arXiv 1910.07467), the weight chosen by `frame` [..., 1]."""
-    exact = x.float()
-    exact = exact * torch.rsqrt(exact.pow(2).mean(-1, keepdim=True) + text.variance_epsilon)
-    return torch.where(frame, audio.weight, text.weight) * exact.to(x.dtype)
 
 
 class _Permute(torch.autograd.Function):

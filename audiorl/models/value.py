@@ -47,7 +47,8 @@ class ValueModel(nn.Module):
     def __init__(self, trunk: AudioPolicy, spread: float = 0.0, shared: bool = False):
         super().__init__()
         self.shared = shared
-        self.head = ValueHead(_width(trunk), spread, trunk.device)
+        width = int(trunk.backbone.head(trunk.model).weight.shape[1])
+        self.head = ValueHead(width, spread, trunk.device)
         self._trunk = (trunk,)  # not a submodule: a shared trunk is trained, saved and counted by its owner
 
     @property
@@ -137,10 +138,6 @@ def load_value_model(
     model = ValueModel(load_policy(path, config, codec))
     model._set_head(model._read_head(Path(path)))
     return model
-
-
-def _width(trunk: AudioPolicy) -> int:
-    return int(trunk.backbone.head(trunk.model).weight.shape[1])
 
 
 @torch.no_grad()

@@ -1,14 +1,19 @@
-"""Weights by name: read from model folders, checked against a model, and copied into it in place.
+"""Weights by name, and the files of model folders: read and checked, copied in place, written back.
 
-Damaged files and files of another model raise one ValueError that names the file.
+`load_policy`, transformers' `AutoProcessor` and `vllm.LLM` read the folders. No policy runs the vision tower of an Omni
+model, and none is part of a policy's model or loaded from files: saving copies its tensors from the files that the
+policy was loaded from, or from memory where the model was made. Damaged files and files of another model raise one
+ValueError that names the file.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +29,7 @@ from transformers import (
     PreTrainedTokenizerBase,
     WhisperFeatureExtractor,
 )
-from transformers.utils import cached_file, logging
+from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, cached_file, logging
 
 from audiorl.config import ModelConfig, torch_device
 
@@ -32,6 +37,18 @@ Weights = Mapping[str, Tensor] | Iterable[tuple[str, Tensor]]
 """Named tensors: all together, or one after the other as they arrive."""
 SPEECH_OUTPUT = ("talker.", "token2wav.", "code2wav.")
 """Prefixes of the weights that checkpoints of a whole Omni model hold in addition to the thinker."""
+BASE_KEY = "audiorl_base"
+"""The key of a thinker's config.json that names the released Omni model it was trained from."""
+PREPROCESSOR = "preprocessor_config.json"
+PROCESSOR_FILES = (
+    PREPROCESSOR,
+    "video_preprocessor_config.json",
+    "processor_config.json",
+    "chat_template.jinja",
+    "chat_template.json",
+)
+IN_CHECKPOINT = re.compile(r"^(?:thinker\.)?(?:model\.)?(visual\..*)")
+"""The names of a vision tower's tensors in a checkpoint, of a whole model or of the thinker alone."""
 _CONFIG_ERRORS = (
     TypeError,
     ValueError,
@@ -95,17 +112,22 @@ def load_model(
     fill: Callable[[Any, str], bool] | None = None,
     ignored: re.Pattern[str] | None = None,
 ) -> PreTrainedModel:
-    """Load the model of a local folder or a hub id, on the configured device.
+    """Load the model of a local folder or a hub id, on the configured device; on "meta" its structure alone.
 
     build(model) changes its structure before the weights are read. fill(model, name) may give a weight that the
     checkpoint lacks its value and return True. `ignored`: weights of the checkpoint that the model shall not have.
-
-    On the device "meta" it is the structure alone: no weights are read.
-
     Raises ValueError when weights are damaged, missing, too many or of another shape than config.json says.
     """
     if build is not None:
-        model_class = _with_build(model_class, build)
+        base, change = model_class, build
+
+        class Built(base):  # type: ignore[misc, valid-type]
+            def __init__(self, config: Any, *args: Any, **kwargs: Any):
+                super().__init__(config, *args, **kwargs)
+                change(self)
+                self.__class__ = base  # nothing else differs, and transformers looks up renamed weights by class
+
+        model_class = Built
     if config.device == "meta":
         with torch.device("meta"):
             model: PreTrainedModel = model_class(model_class.config_class.from_pretrained(str(path)))
@@ -120,7 +142,6 @@ def load_model(
             ignore_mismatched_sizes=True,  # for them to be listed; none is accepted
             output_loading_info=True,
         )
-    missing = [key for key in info["missing_keys"] if fill is None or not fill(model, key)]
     unexpected = [  # buffers that some releases keep and others compute do no harm
         key
         for key in info["unexpected_keys"]
@@ -129,12 +150,11 @@ def load_model(
         and not (ignored and ignored.match(key))
     ]
     for kind, keys in (
-        ("missing from", missing),
+        ("missing from", [key for key in info["missing_keys"] if fill is None or not fill(model, key)]),
         ("of another shape in", info["mismatched_keys"]),
         ("not in the model but in", unexpected),
     ):
-        names = sorted(key if isinstance(key, str) else key[0] for key in keys)
-        if names:
+        if names := sorted(key if isinstance(key, str) else key[0] for key in keys):
             others = f" (and {len(names) - 1} more)" if len(names) > 1 else ""
             raise ValueError(
                 f"{path}: weight {names[0]!r}{others} is {kind} the checkpoint; "
@@ -142,18 +162,6 @@ def load_model(
             )
     check_finite_weights(model.named_parameters(), path)
     return model.to(torch_device(config.device))
-
-
-def _with_build(base: Any, build: Callable[[Any], None]) -> Any:
-    """Return `base` with `build(model)` at the end of its constructor."""
-
-    class Built(base):
-        def __init__(self, config: Any, *args: Any, **kwargs: Any):
-            super().__init__(config, *args, **kwargs)
-            build(self)
-            self.__class__ = base  # nothing else differs, and transformers looks up renamed weights by class
-
-    return Built
 
 
 def load_frontend(path: str | Path) -> tuple[PreTrainedTokenizerBase, WhisperFeatureExtractor]:
@@ -176,15 +184,10 @@ def _load_processor(path: str | Path, what: str, loader: Any, **options: Any) ->
         raise ValueError(f"{path}: the {what} cannot be read: {' '.join(str(error).split())}") from error
 
 
-def optional_file(path: str | Path, name: str) -> Path | None:
+def _optional_file(path: str | Path, name: str) -> Path | None:
     """Return a file of a model folder or hub id; None where there is none or the hub does not answer."""
-    file = cached_file(
-        str(path),
-        name,
-        _raise_exceptions_for_gated_repo=False,
-        _raise_exceptions_for_missing_entries=False,
-        _raise_exceptions_for_connection_errors=False,
-    )
+    raising = ("gated_repo", "missing_entries", "connection_errors")
+    file = cached_file(str(path), name, **{f"_raise_exceptions_for_{kind}": False for kind in raising})
     return None if file is None else Path(file)
 
 
@@ -207,23 +210,128 @@ def silent_transformers() -> Iterator[None]:
 
 @contextmanager
 def naming_damage(path: str | Path) -> Iterator[None]:
-    """Turn the library's exception about damaged weights, which names no file, into a ValueError that does."""
+    """Turn a library's exception about damaged weights, which names no file, into a ValueError that does."""
     try:
         yield
     except SafetensorError as error:
-        raise ValueError(f"{_damaged_file(Path(path))}: damaged or cut off ({error}); copy it again") from error
+        damaged = Path(path)
+        for file in sorted(damaged.glob("*.safetensors")):
+            try:
+                with safe_open(file, "pt"):
+                    pass
+            except SafetensorError:
+                damaged = file
+                break
+        raise ValueError(f"{damaged}: damaged or cut off ({error}); copy it again") from error
     except _CONFIG_ERRORS as error:
         if isinstance(error, ValueError) and str(path) in str(error):
             raise
         raise ValueError(f"{path}: the model cannot be read: {' '.join(str(error).split())}; copy it again") from error
 
 
-def _damaged_file(path: Path) -> Path:
-    """Return the first unreadable safetensors file of a folder, or the path itself."""
-    for file in sorted(path.glob("*.safetensors")) if path.is_dir() else []:
-        try:
-            with safe_open(file, "pt"):
-                pass
-        except SafetensorError:
-            return file
-    return path
+# -- to files ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class CopiedTensor:
+    """A tensor of `numel` numbers that checkpoints hold and the policy's model lacks: `key` of `file`, or `values`."""
+
+    numel: int
+    file: Path | None = None
+    key: str = ""
+    values: Tensor | None = None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> CopiedTensor:
+        return self  # copies of a policy share it: nothing writes to it
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """Contents of a policy's folder that the policy does not use: `load_policy` fills it, saving writes it back.
+
+    config: config.json. files: the content of its `PROCESSOR_FILES` by name. copied: the tensors that were not loaded,
+    by their name in the model.
+    """
+
+    config: Mapping[str, Any] = field(default_factory=dict)
+    files: Mapping[str, bytes] = field(default_factory=dict)
+    copied: Mapping[str, CopiedTensor] = field(default_factory=dict)
+
+
+def read_processor_files(path: str | Path) -> dict[str, bytes]:
+    """Read the `PROCESSOR_FILES` of a model folder or hub id by name."""
+    paths = {name: _optional_file(path, name) for name in PROCESSOR_FILES}
+    return {name: file.read_bytes() for name, file in paths.items() if file is not None}
+
+
+def save_processor(
+    folder: Path,
+    tokenizer: PreTrainedTokenizerBase,
+    extractor: WhisperFeatureExtractor | None,
+    files: Mapping[str, bytes],
+    template: str | None,
+    class_names: Mapping[str, Mapping[str, str]],
+) -> None:
+    """Write tokenizer, chat template and processor: the `files` that a policy was loaded with, then what they lack.
+
+    template: a chat template. class_names: by file, the entries that name the processor's classes.
+    """
+    tokenizer.save_pretrained(str(folder))
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+    if template is not None and not any((folder / f"chat_template.{kind}").exists() for kind in ("jinja", "json")):
+        (folder / "chat_template.jinja").write_text(template)
+    if extractor is None:
+        return
+    extractor.save_pretrained(str(folder))
+    for name, classes in class_names.items():
+        entries = {**classes, **json.loads(files.get(name, b"{}"))}
+        if name == PREPROCESSOR:
+            entries |= json.loads((folder / name).read_text())
+        (folder / name).write_text(json.dumps(entries, indent=2, sort_keys=True) + "\n")
+
+
+def vision_tensors(path: str | Path) -> dict[str, CopiedTensor]:
+    """Find the tensors of the vision tower in a model folder or hub id, by their name in the thinker.
+
+    Reads headers only. Empty for a model without one, and for weights that are not in safetensors files.
+    """
+    files = [SAFE_WEIGHTS_NAME]
+    if _optional_file(path, SAFE_WEIGHTS_NAME) is None and (index := _optional_file(path, SAFE_WEIGHTS_INDEX_NAME)):
+        with suppress(ValueError, LookupError, TypeError, AttributeError):  # `from_pretrained` says what is wrong
+            names: Mapping[str, str] = json.loads(index.read_text())["weight_map"]
+            files = sorted({file for name, file in names.items() if IN_CHECKPOINT.match(name)})
+    tensors = {}
+    for file in filter(None, (_optional_file(path, name) for name in files)):
+        with naming_damage(path), safe_open(file, "pt") as stream:
+            for key in stream.keys():  # noqa: SIM118
+                if match := IN_CHECKPOINT.match(key):
+                    tensors[match[1]] = CopiedTensor(math.prod(stream.get_slice(key).get_shape()), file, key)
+    return tensors
+
+
+def remove_vision(model: Any) -> dict[str, CopiedTensor]:
+    """Take the vision tower out of a thinker. Returns its tensors by name; empty for a model without one."""
+    owner: Any = model if hasattr(model, "visual") else getattr(model, "model", None)
+    tower = getattr(owner, "visual", None)
+    if tower is None:
+        return {}
+    owner.visual = None
+    return {f"visual.{name}": CopiedTensor(t.numel(), values=t) for name, t in tower.state_dict().items()}
+
+
+def read_copied(copied: Mapping[str, CopiedTensor]) -> dict[str, Tensor]:
+    """Return the tensors by name, mapped from their files: memory is used only while they are read.
+
+    Raises OSError when a file is gone since the policy was loaded.
+    """
+    tensors = {name: t.values for name, t in copied.items() if t.values is not None}
+    for file in sorted({t.file for t in copied.values() if t.file is not None}):
+        if not file.is_file():
+            raise OSError(
+                f"{file}: gone since the policy was loaded from it; checkpoints take the vision tower from there, so "
+                "put it back and resume"
+            )
+        with naming_damage(file), safe_open(file, "pt") as stream:
+            tensors |= {name: stream.get_tensor(t.key) for name, t in copied.items() if t.file == file}
+    return tensors

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from audiorl.config import ModelConfig
 from audiorl.models import AudioPolicy, FrameLayout, read_config
 from audiorl.models.families.higgs import Higgs, add_routing
 from audiorl.models.families.qwen2_audio import Qwen2Audio
-from audiorl.models.families.qwen_omni import Qwen3Omni, QwenOmni
+from audiorl.models.families.qwen_omni import QwenOmni
 from audiorl.models.families.text import MODELS, TextDecoder
 from audiorl.models.families.whisper import WhisperBackbone, use_packed_decoder
 from audiorl.models.speech import LAYOUT_KEY, add_branch
@@ -30,7 +30,11 @@ from audiorl.models.tiny import tiny_llama_tokenizer, tiny_tokenizer, tiny_whisp
 RELEASED: dict[str, dict[str, Any]] = json.loads((Path(__file__).parent / "released.json").read_text())
 """config.json by the name that `audiorl doctor --plan` takes."""
 _OMNI = (transformers.Qwen2_5OmniThinkerConfig, transformers.Qwen2_5OmniThinkerForConditionalGeneration, QwenOmni)
-_OMNI3 = (transformers.Qwen3OmniMoeThinkerConfig, transformers.Qwen3OmniMoeThinkerForConditionalGeneration, Qwen3Omni)
+_OMNI3 = (
+    transformers.Qwen3OmniMoeThinkerConfig,
+    transformers.Qwen3OmniMoeThinkerForConditionalGeneration,
+    partial(QwenOmni, "qwen3"),
+)
 _FAMILIES: dict[str, tuple[Any, Any, Any]] = {
     "qwen2_5_omni": _OMNI,
     "qwen2_5_omni_thinker": _OMNI,
@@ -41,7 +45,7 @@ _FAMILIES: dict[str, tuple[Any, Any, Any]] = {
     "higgs_audio_v2": (transformers.HiggsAudioV2Config, transformers.HiggsAudioV2ForConditionalGeneration, Higgs),
     **{kind: (model.config_class, model, TextDecoder) for kind, model in MODELS.items()},
 }
-_TOWER_RATES = {QwenOmni: (50.0, 0.0), Qwen3Omni: (12.5, 0.0), Qwen2Audio: (50.0, 30.0), WhisperBackbone: (50.0, 30.0)}
+_TOWER_RATES = {QwenOmni: (50.0, 0.0), Qwen2Audio: (50.0, 30.0), WhisperBackbone: (50.0, 30.0)}
 """Frames a second inside of an audio encoder, and the seconds that each clip is padded to."""
 
 
@@ -201,7 +205,10 @@ def _shape(policy: AudioPolicy) -> Shape:
     tower = None
     if type(policy.backbone) in _TOWER_RATES:
         t = policy.backbone.audio_encoder(policy.model).config
-        tower = Tower(t.encoder_layers, t.d_model, t.encoder_ffn_dim, *_TOWER_RATES[type(policy.backbone)])
+        rate, window = _TOWER_RATES[type(policy.backbone)]
+        if getattr(policy.backbone, "generation", "") == "qwen3":
+            rate /= 4
+        tower = Tower(t.encoder_layers, t.d_model, t.encoder_ffn_dim, rate, window)
     return Shape(
         kind=c.model_type,
         layers=len(decoder.layers),

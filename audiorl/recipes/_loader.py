@@ -19,7 +19,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal
 
-from audiorl.config import require_finite, to_json
+from audiorl.config import require_finite
 from audiorl.config.recipe import RecipeConfig
 from audiorl.options import parse, with_values
 
@@ -162,7 +162,7 @@ def start(path: str | Path, argv: Sequence[str], out: str | Path, trackers: Sequ
 
     Processes of torchrun beyond the first follow it and have no run.
     """
-    from audiorl.distributed.placement import processes
+    from audiorl.distributed import processes
     from audiorl.run.folder import Run
 
     recipe = load_recipe(path)
@@ -186,7 +186,7 @@ def resume(folder: str | Path, trackers: Sequence[str] = (), trusted: Sequence[s
     Options that the recipe did not have then take its defaults. Python files that the folder names are run only if they
     are installed recipes or in `trusted`; ValueError names the others. Nothing of the run is changed before.
     """
-    from audiorl.distributed.placement import processes
+    from audiorl.distributed import processes
     from audiorl.run.folder import Run, check_run_folder
 
     if _followed():
@@ -235,15 +235,6 @@ def recorded_recipe(folder: Path, trusted: Sequence[str | Path] = ()) -> tuple[M
     config = with_values(config_class(recipe)(), saved.config, lambda place: f"{folder}/config.json: ", recorded=True)
     require_finite(config)
     return recipe, config
-
-
-def recorded_defaults(folder: Path) -> dict[str, Any] | None:
-    """Return the default options of a saved run's recipe; None for a recipe that is not installed, which is not run."""
-    from audiorl.run.records import RunConfig, read_record
-
-    name = Path(read_record(folder / "config.json", RunConfig).recipe).stem.replace("_", "-")
-    defaults = to_json(config_class(load_recipe(name))()) if name in scripts("recipes") else None
-    return defaults if isinstance(defaults, dict) else None
 
 
 def _python_files(value: Any) -> Iterator[str]:

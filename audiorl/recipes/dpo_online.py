@@ -9,12 +9,16 @@ made of answers whose rewards differ. `--path tiny --data bundled` tries the rec
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from audiorl.config import ModelConfig, OptimConfig, PreferenceConfig, SamplingConfig
 from audiorl.config.recipe import HeldOutOptions, RecipeConfig, RewardOptions
-from audiorl.data.preferences import pairs_to_judged
+from audiorl.data.preferences import Pair, pairs_to_judged
 from audiorl.data.schedule import batch_of_step
+from audiorl.eval._common import complete_rows
+from audiorl.protocols import Request, Reward, RolloutEngine
 from audiorl.recipes._common import (
     answer_reward,
     evaluate_around_training,
@@ -23,9 +27,13 @@ from audiorl.recipes._common import (
     read_questions,
     with_user_reward,
 )
+from audiorl.rewards.combine import scored_rollouts
 from audiorl.rollout.hf import HFEngine
 from audiorl.run.folder import Run
-from audiorl.train.preference import prefer, sampled_pairs
+from audiorl.train.preference import prefer
+from audiorl.types import Sample
+
+CHUNK = 16  # Prompts that are answered between two savings
 
 
 @dataclass(frozen=True)
@@ -86,3 +94,35 @@ def main(config: OnlineDPOConfig, run: Run) -> None:
                 prefer(policy, items, run, config=dpo, optim=config.optim, seed=config.seed, phase=phase)
             if k < config.rounds:
                 evaluation.measure(run, f"after_{k}", policy)
+
+
+def sampled_pairs(
+    run: Run, phase: str, engine: RolloutEngine, samples: Sequence[Sample], reward: Reward, answers: int, seed: int
+) -> list[Pair]:
+    """Return the best and the worst of `answers` answers to each prompt, where their rewards and texts differ.
+
+    Of equal rewards the first answer counts. Kept in answers/PHASE.jsonl, one row a prompt, where an interrupted pass
+    continues. Raises ValueError when no prompt gives a pair.
+    """
+
+    def answered(batch: Sequence[Sample]) -> list[dict[str, Any]]:
+        scored = scored_rollouts(reward, engine.generate([Request(s, answers, seed=seed) for s in batch]))
+        rows: list[dict[str, Any]] = []
+        for sample in batch:
+            own = [(r.score.total, r.text) for r in scored if r.score and r.sample is sample]
+            rows.append({"id": sample.id, "score": float(sum(total for total, _ in own)) / len(own) if own else None})
+            if own:
+                (high, best), (low, worst) = (pick(own, key=lambda scored: scored[0]) for pick in (max, min))
+                if high > low and best.strip() and worst.strip() and best.strip() != worst.strip():
+                    rows[-1] |= {"chosen": best, "rejected": worst, "margin": high - low}
+        return rows
+
+    rows = complete_rows(run.dir / "answers" / f"{phase}.jsonl", {s.id: s for s in samples}, answered, CHUNK)
+    found = [(s, rows[s.id]) for s in samples if "chosen" in rows[s.id]]
+    print(f"{phase}: {len(found)} pairs from {len(samples)} prompts", flush=True)
+    if not found:
+        raise ValueError(
+            f"{phase}: the answers to each of {len(samples)} prompts were all rewarded the same, so there is nothing "
+            "to prefer; ask for more answers, a higher temperature or another reward"
+        )
+    return [Pair(s, row["chosen"], row["rejected"], row["margin"]) for s, row in found]

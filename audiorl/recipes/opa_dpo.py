@@ -22,17 +22,12 @@ from dataclasses import dataclass
 from audiorl.config import ModelConfig, OptimConfig, PreferenceConfig, SamplingConfig, SFTConfig
 from audiorl.config.recipe import HeldOutOptions, RecipeConfig
 from audiorl.data.preferences import Pair
+from audiorl.eval._common import generate_all
 from audiorl.models.examples import Example
-from audiorl.recipes._common import (
-    answer_reward,
-    evaluate_around_training,
-    evaluation_of,
-    policy_from,
-    read_questions,
-)
+from audiorl.recipes._common import answer_reward, evaluate_around_training, evaluation_of, policy_from, read_questions
 from audiorl.rollout.hf import HFEngine
 from audiorl.run.folder import Run
-from audiorl.train.preference import policy_answers, prefer
+from audiorl.train.preference import prefer
 from audiorl.train.sft import sft
 from audiorl.types import Sample
 from audiorl.user_files import load_function
@@ -85,8 +80,9 @@ def main(config: OPADPOConfig, run: Run) -> None:
     reward = answer_reward(config.think)
     evaluation = evaluation_of(config, samples, held_out, reward, config.eval_tokens, think=config.think)
     with evaluate_around_training(run, policy, evaluation):
-        answers = policy_answers(run, "own", HFEngine(policy, config.sampling), samples, config.seed)
-        examples, pairs = learned(samples, answers, revise)
+        engine, path = HFEngine(policy, config.sampling), run.dir / "answers" / "own.jsonl"
+        rows = generate_all(engine, samples, path, batch_size=16, seed=config.seed)
+        examples, pairs = learned(samples, [str(row["text"]) for row in rows], revise)
         print(f"{len(examples)} answers to learn, {len(pairs)} pairs", flush=True)
         training = config.with_steps_for(config.sft, len(examples))
         sft(policy, examples, run, config=training, optim=config.sft_optim, seed=config.seed)

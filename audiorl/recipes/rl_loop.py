@@ -21,7 +21,7 @@ from torch import Tensor
 
 from audiorl.algos.advantages import group_relative
 from audiorl.algos.experience import Experience
-from audiorl.algos.losses import ppo_clip_loss, token_weights
+from audiorl.algos.losses import LossInputs, ppo_clip_loss, token_weights
 from audiorl.algos.packing import micro_batches, pack_experiences
 from audiorl.config import ModelConfig, OptimConfig, SamplingConfig, torch_device
 from audiorl.data.bundled import bundled_set
@@ -137,7 +137,7 @@ def backward(policy: AudioPolicy, experiences: list[Experience], budget: int) ->
         advantages_N = sampled(members).to(logprobs_N.device)
         # On policy the old log-probs are the new ones: the ratio is 1, its gradient that of the log-prob.
         # The loss is then about 0, as a group's advantages sum up to 0. Only its gradient says something.
-        loss, _ = ppo_clip_loss(logprobs_N, logprobs_N.detach(), advantages_N, weights_N)
+        loss, _ = ppo_clip_loss(LossInputs(logprobs_N, logprobs_N.detach(), advantages_N, weights_N))
         loss.backward()
         total += float(loss.detach())
     return total

@@ -27,7 +27,6 @@ from audiorl.report.summary import UNSEEN, Measure, Point, read_json_object, sho
 
 LineStyle = Literal["average", "points", "exact"]
 """How a line is drawn: every step faint under a moving average, marked points, or as recorded."""
-PlotQuality = Literal["BLEU", "chrF", "Semantic", "COMET", "BLEURT"]
 SCORES = "scores.json"
 
 
@@ -136,11 +135,11 @@ def smooth(values: Sequence[float]) -> list[float]:
 def own_steps(lines: Sequence[Sequence[Series]], shift: Mapping[str, float]) -> tuple[list[list[Series]], str]:
     """Count lines that all belong to one phase (and its control) in that phase's steps; return the axis label too."""
     phases = {one.phase for same in lines for one in same if not is_control(one.phase)}
-    if len(phases) != 1:
-        return [list(same) for same in lines], "step"
-    (phase,) = phases
-    moved = [[replace(one, x=tuple(x - shift[phase] for x in one.x)) for one in same] for same in lines]
-    return moved, f"{phase} step".strip()
+    back, label = 0.0, "step"
+    if len(phases) == 1:
+        (phase,) = phases
+        back, label = shift[phase], f"{phase} step".strip()
+    return [[replace(one, x=tuple(x - back for x in one.x)) for one in same] for same in lines], label
 
 
 def _is_number(value: Any) -> TypeGuard[int | float]:
@@ -201,21 +200,19 @@ def draw_lines(
                 ax.plot(one.x, smooth(one.y), color=tint, lw=2.0, ls=dash)
     _plain_axes(ax, theme, literal(label))
     ax.yaxis.set_major_formatter(lambda value, _: f"{value:.5g}")  # an offset would cover the phases' names
-    if all(one.name.endswith("accuracy") for phases in shown for one in phases):
+    drawn = [one for phases in shown for one in phases]
+    if all(one.name.endswith("accuracy") for one in drawn):
         ax.yaxis.set_major_formatter(PercentFormatter(1.0))
-    if label == "step":
-        _mark_phases(ax, [one for phases in shown for one in phases], shift, theme)
-
-
-def _mark_phases(ax: Axes, lines: Sequence[Series], shift: Mapping[str, float], theme: Theme) -> None:
-    """Draw a dotted line where a phase starts, and its name above the curve."""
+    if label != "step":
+        return
+    # A dotted line where a phase starts, and its name above the curve.
     left, right = ax.get_xlim()
-    for phase in dict.fromkeys(one.phase for one in lines if not is_control(one.phase)):
+    style_of_names: dict[str, Any] = {"xycoords": ("data", "axes fraction"), "textcoords": "offset points", "size": 9}
+    for phase in dict.fromkeys(one.phase for one in drawn if not is_control(one.phase)):
         border = shift.get(phase, 0.0)
         if left < border < right:
             ax.axvline(border, color=theme.muted, lw=0.8, ls=(0, (1, 2)))
-        place: dict[str, Any] = {"xycoords": ("data", "axes fraction"), "textcoords": "offset points", "size": 9}
-        ax.annotate(literal(phase), (max(border, left), 1), (3, 2), color=theme.muted, **place)
+        ax.annotate(literal(phase), (max(border, left), 1), (3, 2), color=theme.muted, **style_of_names)
     ax.set_xlim(left, right)
 
 
@@ -275,21 +272,17 @@ def draw_histogram(ax: Axes, values: NDArray[np.float64], theme: Theme, bins: in
 def draw_tradeoff(ax: Axes, points: Sequence[Point], theme: Theme, quality: str = "chrF") -> None:
     """Draw latency to the right, quality upwards, every point labelled; joined are wait-k's, and those of the trained
     policy before and after, for unseen speakers too."""
-
-    def wait(entry: str) -> int | None:
-        match = re.fullmatch(r"wait-?(?:k\D*)?(\d+)", entry)
-        return int(match[1]) if match else None
-
-    waits = sorted((p for p in points if wait(p.entry) is not None), key=lambda p: wait(p.entry) or 0)
+    ks = {p: re.fullmatch(r"wait-?(?:k\D*)?(\d+)", p.entry) for p in points}
+    waits = sorted(((int(match[1]), p) for p, match in ks.items() if match), key=lambda pair: pair[0])
     trained = [p for p in points if p.entry.startswith(("before", "stage", "after"))]
     unseen = [p for p in points if p.entry.startswith(f"{UNSEEN}_")]
-    dotted = (0, (1, 2))
-    lines = [(waits, theme.muted, "-"), (trained, theme.lines[0], dotted)]
-    for line, tint, dash in [*lines, (unseen, theme.lines[1], dotted)] if unseen else lines:
-        ax.plot([p.latency for p in line], [p.quality for p in line], color=tint, lw=1.2, ls=dash, zorder=1)  # type: ignore[arg-type]
+    dotted, first, second = (0, (1, 2)), theme.lines[0], theme.lines[1]
+    lines: list[tuple[list[Point], str, Any]] = [([p for _, p in waits], theme.muted, "-"), (trained, first, dotted)]
+    for line, tint, dash in [*lines, (unseen, second, dotted)] if unseen else lines:
+        ax.plot([p.latency for p in line], [p.quality for p in line], color=tint, lw=1.2, ls=dash, zorder=1)
     for p in points:
         strong = p.entry in ("before", "after")
-        tint = _entry_colour(p.entry, theme) if p in trained else theme.lines[1] if p in unseen else theme.muted
+        tint = _entry_colour(p.entry, theme) if p in trained else second if p in unseen else theme.muted
         ax.plot([p.latency], [p.quality], "o", color=tint, ms=9 if strong else 6, mew=0, zorder=2)
     _plain_axes(ax, theme, "LAAL (s)", quality)
     ax.xaxis.set_major_locator(MaxNLocator(6))
@@ -406,28 +399,25 @@ def _score_files(folder: str | Path) -> list[Path]:
     return found[:1] if found[0].parent == Path(folder) else found
 
 
-def plot_tradeoff(
-    folders: Sequence[str | Path], png: str | Path, *, quality: PlotQuality = "chrF", latency: str | None = None
-) -> Path:
-    """Write a PNG: `latency` in seconds to the right, quality upwards, a labelled point or line per folder.
+def plot_tradeoff(folders: Sequence[str | Path], png: str | Path) -> Path:
+    """Write a PNG: latency in seconds to the right, chrF upwards, a labelled point or line per folder.
 
-    Up and left is better. `latency` is by default "StreamLAAL" where every scored folder has it, else "LAAL". Written
-    sources have no seconds: their scores are refused. Raises ValueError naming file and field.
+    Latency is StreamLAAL where every scored folder has it, else LAAL. Written sources have no seconds: their scores are
+    refused. Raises ValueError naming file and field.
     """
     if not folders:
         raise ValueError("give the folders to plot: --plot OUT.png DIR DIR …")
-    if latency is None:
-        scored = [read_json_object(path) or {} for folder in folders for path in _score_files(folder)]
-        latency = "StreamLAAL" if all("StreamLAAL" in scores for scores in scored) else "LAAL"
+    scored = [read_json_object(path) or {} for folder in folders for path in _score_files(folder)]
+    latency = "StreamLAAL" if all("StreamLAAL" in scores for scores in scored) else "LAAL"
     figure = Figure(figsize=(6.4, 4.2), dpi=200, facecolor="white", layout="constrained")
     ax = figure.subplots()
     for place, folder in enumerate(folders):
-        curve, colour = read_tradeoff(folder, quality, latency), LIGHT.lines[place % len(LIGHT.lines)]
+        curve, colour = read_tradeoff(folder, "chrF", latency), LIGHT.lines[place % len(LIGHT.lines)]
         ax.plot(*zip(*curve, strict=True), color=colour, lw=1.8, marker="o", ms=6, mew=0)
         style: dict[str, Any] = {"color": colour, "size": 9.5, "weight": "bold"}
         ax.annotate(literal(Path(folder).resolve().name), curve[-1], (7, 3), textcoords="offset points", **style)
     limits = ax.get_ylim()
-    _plain_axes(ax, LIGHT, f"{latency} (s)", quality)
+    _plain_axes(ax, LIGHT, f"{latency} (s)", "chrF")
     ax.set_ylim(limits)
     ax.xaxis.set_major_locator(MaxNLocator(6))
     ax.margins(x=0.16, y=0.16)

@@ -12,50 +12,14 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from audiorl.report import charts, rollouts, summary
 from audiorl.report.audio import CONTOUR_NOTE, Players, allowed_audio
-from audiorl.report.charts import (
-    PAGE,
-    LineStyle,
-    Series,
-    draw_bars,
-    draw_lines,
-    draw_tradeoff,
-    is_control,
-    metric_names,
-    offsets,
-    series,
-    svg,
-)
+from audiorl.report.charts import LineStyle, Series
 from audiorl.report.kit import document, more, note, section, write_page
-from audiorl.report.rollouts import (
-    Kind,
-    Side,
-    example_card,
-    is_stream,
-    kind_of,
-    question,
-    response,
-    score_chips,
-    total,
-)
+from audiorl.report.rollouts import Kind, Side
 from audiorl.report.run import RunContents, checked_rows, load_run
 from audiorl.report.streams import STREAM_LEAD, Band, stream
-from audiorl.report.summary import (
-    Row,
-    disagreements,
-    entry_names,
-    headline,
-    measures,
-    metric_name,
-    not_measured,
-    numbers,
-    points,
-    rows_of_entries,
-    sentence,
-    show,
-    sign_test,
-    worse_tasks,
-)
+from audiorl.report.summary import Row, show
 
 _CHANGED = 6
 _GROUPS, _MEMBERS = 6, 8  # of the first and the last step
@@ -84,38 +48,40 @@ def page(run: RunContents, audio_root: Sequence[Path] = ()) -> str:
 
 def _header(run: RunContents) -> str:
     picture = _picture(run)
-    warnings = [*filter(None, [worse_tasks(run.evals)]), *disagreements(run.evals, run.metrics)]
+    warnings = [*filter(None, [summary.worse_tasks(run.evals)]), *summary.disagreements(run.evals, run.metrics)]
     worse = "".join(f"<p class='worse'>▼ {escape(text)}</p>" for text in warnings)
-    items = "".join(f"<li>{escape(text)}</li>" for text in (*run.missing, *not_measured(run.evals)))
+    items = "".join(f"<li>{escape(text)}</li>" for text in (*run.missing, *summary.not_measured(run.evals)))
     missing = f"<div class='missing'><b>Not in this report</b><ul>{items}</ul></div>" if items else ""
+    said = escape(summary.sentence(run.evals))
     return (
         f"<header><p class='over'>audiorl run · {escape(run.name)}</p><h1>{escape(run.recipe)}</h1>"
-        f"<div class='hero{'' if picture else ' alone'}'><div><p class='say'>{escape(sentence(run.evals))}</p>{worse}"
+        f"<div class='hero{'' if picture else ' alone'}'><div><p class='say'>{said}</p>{worse}"
         f"<p class='facts-line'>{_facts(run)}</p></div>{picture}</div>{missing}</header>"
     )
 
 
 def _picture(run: RunContents) -> str:
     """Draw the chart next to the headline: bars, for interpreters quality and latency; "" without an evaluation."""
-    places, evaluations = points(run.evals), measures(run.evals)
+    places, evaluations = summary.points(run.evals), summary.measures(run.evals)
     if len(places) > 1:
         figure = Figure(figsize=(5.0, 3.3))
-        draw_tradeoff(figure.add_axes((0.1, 0.13, 0.87, 0.84)), places, PAGE)
+        charts.draw_tradeoff(figure.add_axes((0.1, 0.13, 0.87, 0.84)), places, charts.PAGE)
         title = "Held-out quality against latency; up and left is better"
-        return f"<figure class='card'><h3>{title}</h3>{svg(figure)}</figure>"
+        return f"<figure class='card'><h3>{title}</h3>{charts.svg(figure)}</figure>"
     if not evaluations:
         return ""
-    metric = headline(run.evals) or ""
+    metric = summary.headline(run.evals) or ""
     figure = Figure(figsize=(5.0, 0.45 + 0.52 * len(evaluations)), layout="constrained")  # room for long names
-    draw_bars(figure.subplots(), evaluations, metric, PAGE)
+    charts.draw_bars(figure.subplots(), evaluations, metric, charts.PAGE)
     lines = "; lines are 95% intervals" if any(m.low is not None for m in evaluations) else ""
-    return f"<figure class='card bars'><h3>Held-out {escape(metric_name(metric))}{lines}</h3>{svg(figure)}</figure>"
+    title = f"Held-out {escape(summary.metric_name(metric))}{lines}"
+    return f"<figure class='card bars'><h3>{title}</h3>{charts.svg(figure)}</figure>"
 
 
 def _facts(run: RunContents) -> str:
     """Steps of each phase, the length of the run, and where the numbers that people ask for first ended."""
     facts = []
-    for phase in offsets(run.metrics):
+    for phase in charts.offsets(run.metrics):
         of_phase = (r["step"] for r in run.metrics if r.get("phase", "") == phase)
         facts.append((phase or "steps", f"{max(s for s in of_phase if isinstance(s, int | float)):.0f} steps"))
     if times := [r["time"] for r in run.metrics if isinstance(r.get("time"), int | float)]:
@@ -123,7 +89,7 @@ def _facts(run: RunContents) -> str:
         short = f"{minutes} min {seconds:02d} s" if minutes else f"{seconds} s"
         facts.append(("time", f"{minutes // 60} h {minutes % 60:02d} min" if minutes > 59 else short))
     for label, name in (("reward", "reward/mean"), ("KL", "kl"), ("tokens/s", "tokens_per_s")):
-        if ends := [s for s in series(run.metrics, name) if not is_control(s.phase)]:
+        if ends := [s for s in charts.series(run.metrics, name) if not charts.is_control(s.phase)]:
             facts.append((label, show(ends[-1].end)))
     return "".join(f"<span>{escape(label)} <b>{escape(value)}</b></span>" for label, value in facts)
 
@@ -152,8 +118,8 @@ def _flat(value: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
 
 def _evaluations(run: RunContents) -> str:
     """Return every number of eval.json, overall and by task, one column per evaluation; what got worse is marked."""
-    rows = rows_of_entries(run.evals)
-    entries, body = entry_names(rows), ""
+    rows = summary.rows_of_entries(run.evals)
+    entries, body = summary.entry_names(rows), ""
     compared = {"before", "after"} <= set(entries)
     for row in rows:
         # The number of samples stands at the name when it is the same everywhere, else at each value.
@@ -232,36 +198,38 @@ def arrange(names: Sequence[str]) -> tuple[list[Panel], list[Panel]]:
 
 
 def _curves(run: RunContents) -> str:
-    main, rest = ([_panel(run, panel) for panel in panels] for panels in arrange(metric_names(run.metrics)))
+    main, rest = ([_panel(run, panel) for panel in panels] for panels in arrange(charts.metric_names(run.metrics)))
     body = f'<div class="panels">{"".join(main)}</div>' if main or rest else ""
     if rest:
         title = f"{len(rest)} more chart{'s' * (len(rest) > 1)}"
         body += f'<details><summary>{title}</summary><div class="panels">{"".join(rest)}</div></details>'
     lead = "Faint: each step. Strong: moving average. Points: probes on held-out samples during training."
-    if any(is_control(phase) for phase in offsets(run.metrics)):
+    if any(charts.is_control(phase) for phase in charts.offsets(run.metrics)):
         lead += " Dashed: the control, from the point where it branches off."
     return section("Curves", body, lead)
 
 
 def _panel(run: RunContents, panel: Panel) -> str:
     title = f"<h3>{escape(panel.title)}</h3>"
-    lines = [s for s in (series(run.metrics, name) for name in panel.names) if s]
+    lines = [s for s in (charts.series(run.metrics, name) for name in panel.names) if s]
     if not lines:  # a metric that was never finite
         return f'<figure class="card">{title}{note("never a finite value")}</figure>'
     figure = Figure(figsize=(3.9, 2.2))
-    draw_lines(figure.add_axes((0.115, 0.17, 0.87, 0.755)), lines, offsets(run.metrics), PAGE, panel.style)
+    charts.draw_lines(
+        figure.add_axes((0.115, 0.17, 0.87, 0.755)), lines, charts.offsets(run.metrics), charts.PAGE, panel.style
+    )
     # One key per line, and one per control: its colour, its name and where it ended. Where all names of the panel share
     # a group it is left out: ``reward/format`` is ``format``.
     keys, groups = "", {n.partition("/")[0] for n in panel.names}
     for place, phases in enumerate(lines):
-        main = [one for one in phases if not is_control(one.phase)]
-        for one in main[-1:] + [one for one in phases if is_control(one.phase)]:
-            control = is_control(one.phase)
+        main = [one for one in phases if not charts.is_control(one.phase)]
+        for one in main[-1:] + [one for one in phases if charts.is_control(one.phase)]:
+            control = charts.is_control(one.phase)
             colour = "var(--control)" if control else f"var(--line{place % 8})"
             short = one.name.partition("/")[2] if len(groups) == 1 and "/" in one.name else one.name
             name = escape(", ".join([short] * (len(lines) > 1) + [one.phase] * control))
             keys += f'<span><i style="background:{colour}"></i>{_end(run, one, panel.style, name)}</span>'
-    return f'<figure class="card">{title}<div class="legend">{keys}</div>{svg(figure)}</figure>'
+    return f'<figure class="card">{title}<div class="legend">{keys}</div>{charts.svg(figure)}</figure>'
 
 
 def _end(run: RunContents, one: Series, style: LineStyle, name: str) -> str:
@@ -269,7 +237,7 @@ def _end(run: RunContents, one: Series, style: LineStyle, name: str) -> str:
     prefix, last = f"{name} " if name else "", show(one.y[-1], one.name)
     if not one.name.startswith("eval/"):
         return f"{prefix or 'at the end '}<b>{show(one.end, one.name) if style == 'average' else last}</b>"
-    final = numbers(run.evals.get("control" if is_control(one.phase) else "after") or {})
+    final = summary.numbers(run.evals.get("control" if charts.is_control(one.phase) else "after") or {})
     metric = one.name.removeprefix("eval/")
     if metric not in final:
         return f"{prefix}last probe <b>{last}</b>"
@@ -297,7 +265,7 @@ def _examples(run: RunContents, players: Players) -> str:
     for name, rows in run.answers.items():
         if rows:
             by_id = {(row.get("sample") or row).get("id"): row for row in rows}
-            kinds.setdefault(kind_of(rows[0]), {})[name] = by_id
+            kinds.setdefault(rollouts.kind_of(rows[0]), {})[name] = by_id
     answers = kinds.get("text", {})
     body = (
         _changed_answers(answers["before"], answers["after"], players) if {"before", "after"} <= answers.keys() else ""
@@ -319,7 +287,9 @@ def _examples(run: RunContents, players: Players) -> str:
             ids = [id for id, row in next(reversed(held.values())).items() if row.get("decoded")]
         cards = ""
         for id in ids[:limit]:
-            cards += example_card([(name, rows[id], players) for name, rows in held.items() if id in rows], kind)
+            cards += rollouts.example_card(
+                [(name, rows[id], players) for name, rows in held.items() if id in rows], kind
+            )
         body += section(title, cards + more(len(ids) - limit, "in eval/"), lead)
     return body
 
@@ -336,14 +306,14 @@ def _changed_answers(before: Mapping[Any, Row], after: Mapping[Any, Row], player
     fixed, broken, pairs = changed_pairs(before, after)
     lead = (
         f"Of {len(pairs)} examples answered before and after, <b>{len(fixed)}</b> went from wrong to right and "
-        f"<b>{len(broken)}</b> from right to wrong (sign test: p = {sign_test(len(fixed), len(broken)):.2g})."
+        f"<b>{len(broken)}</b> from right to wrong (sign test: p = {summary.sign_test(len(fixed), len(broken)):.2g})."
     )
     body = f"<p class='sub'>{lead}</p>"
     for title, changed in (("Wrong → right", fixed), ("Right → wrong", broken)):
         cards = ""
         for pair in changed[:_CHANGED]:
             sides: list[Side] = [(name, row, players) for name, row in zip(("before", "after"), pair, strict=True)]
-            cards += example_card(sides, "text")
+            cards += rollouts.example_card(sides, "text")
         if cards:
             rest = more(len(changed) - _CHANGED, "in eval/after.jsonl")
             body += f"<h3>{title}</h3><div class='pairs'>{cards}</div>{rest}"
@@ -409,14 +379,14 @@ def _step(file: str, rows: Sequence[Row], groups: int, members: int, players: Pl
         by_group.setdefault(str(row.get("group_id", "")), []).append(row)
     cards = ""
     for group in list(by_group.values())[:groups]:
-        shown = sorted(group, key=lambda row: -total(row))[:members]
+        shown = sorted(group, key=lambda row: -rollouts.total(row))[:members]
         sample = group[0].get("sample") or {}
-        if is_stream(sample):
+        if rollouts.is_stream(sample):
             ends = (shown[0], shown[-1])
-            bands = [Band(r, score_chips(r), f"response {r.get('index', '')}", r in ends) for r in shown]
+            bands = [Band(r, rollouts.score_chips(r), f"response {r.get('index', '')}", r in ends) for r in shown]
             body = stream(sample, bands, players)
         else:
-            body = "".join(response(row, players) for row in shown)
+            body = "".join(rollouts.response(row, players) for row in shown)
         rest = more(len(group) - members, f"responses in {file}")
-        cards += f"<article class='card'>{question(sample, players)}{body}{rest}</article>"
+        cards += f"<article class='card'>{rollouts.question(sample, players)}{body}{rest}</article>"
     return cards + more(len(by_group) - groups, f"prompts in {file}")

@@ -1,40 +1,182 @@
 """The answers that the transformers engine decodes side by side, with their key-value cache, and the step itself.
 
-`GroupBatch` holds a prompt once for all its answers, and a step reads it once. `RowBatch` holds it in every row of the
-cache: for a single answer to each prompt, for a few groups among many single answers, such as paused ones, and for
-models whose layers keep something else than all keys and values or whose attention is not to be replaced.
+Rows of the cache have different lengths, join and leave: each writes its tokens to columns of its own, so a forward
+pass copies nothing but the new tokens. `GroupBatch` holds a prompt once for all its answers, and a step reads it once.
+`RowBatch` holds it in every row: for a single answer to each prompt, for a few groups among many single answers, for
+encoder-decoders and for eager attention.
 
 Under `torch.compile` (`SamplingConfig.compile`) shapes are symbolic: a compiled step serves any number of answers and
 prompts, but one answer, one prompt and one answer to a prompt are cases of their own, each compiled when it first
 occurs. On CUDA the mode is "reduce-overhead": steps are recorded as CUDA graphs, one for each shape, so the columns of
 the cache that they read grow by `WIDTH` at a time.
 
-Shapes: R prompts that were prefilled, P prompts of the batch, B rows of the cache, S columns of the prompts, H decoder
-width.
+Shapes: R prompts that were prefilled, P prompts of the batch, B rows of the cache, L new tokens, S columns in use (of
+the prompts in `GroupBatch`), W columns that the buffers hold, H decoder width, D head width.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 from transformers import DynamicCache
+from transformers.cache_utils import DynamicLayer
 
 from audiorl.algos.prompt_attention import PromptAttention
 from audiorl.algos.varlen import compute_dtype
 from audiorl.models.attention import as_mask, no_mask, takes_prompts
 from audiorl.models.policy import AudioPolicy
-from audiorl.rollout.cache import RowCache, RowLayer
 
 WIDTH = 128
 """Columns of the rows' own tokens by which a compiled step grows."""
 RECOMPILES = 64
 """Compiled steps of one process. Beyond it torch runs steps as they are, and says so."""
+_COLUMNS = 64  # buffers grow by multiples of this
+
+# -- the cache ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Place:
+    """Where the tokens of one forward pass go, shared by all layers. Not the cache itself: in a cycle of references its
+    memory would not be free before the garbage collector ran."""
+
+    rows: Tensor = field(default_factory=lambda: torch.zeros(0, 1, dtype=torch.long))
+    """[B, 1] int64."""
+    columns: Tensor = field(default_factory=lambda: torch.zeros(0, 0, dtype=torch.long))
+    """[B, L] int64."""
+    width: int = 0
+    """S: the columns in use after the pass."""
+    together: bool = False
+    """Whether all rows write to the last L columns."""
+
+
+class RowLayer(DynamicLayer):
+    """Keys and values [B, heads, W, D] of one decoder layer, written at the columns that `place` names."""
+
+    def __init__(self, place: _Place):
+        super().__init__()
+        self._place = place
+        self._width = 0
+        self.buffers: list[Tensor] = []
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Write new keys and values [B, heads, L, D]; return all [B, heads, S, D], as views of the buffers."""
+        place = self._place
+        states = key_states, value_states
+        if not self.buffers or self.buffers[0].shape[2] < place.width:
+            room = -(-place.width * 3 // 2 // _COLUMNS) * _COLUMNS
+            self.buffers = [_widened(b, x, room) for b, x in zip(self.buffers or (None, None), states, strict=True)]
+        for buffer, x in zip(self.buffers, states, strict=True):
+            if place.together:
+                buffer[:, :, place.width - x.shape[2] : place.width] = x
+            else:
+                buffer[place.rows, :, place.columns] = x.transpose(1, 2).to(buffer.dtype)
+        self.is_initialized, self._width = True, place.width
+        keys, values = (b[:, :, : place.width] for b in self.buffers)
+        return keys, values
+
+    def join(self, keys: Tensor, values: Tensor, repeat: Tensor, room: int) -> None:
+        """Append rows `repeat` [n] of keys and values [R, heads, L, D], with room for `room` columns."""
+        states = keys, values
+        self.buffers = self.buffers or [x.new_zeros(0, x.shape[1], 0, x.shape[3]) for x in states]
+        for i, x in enumerate(states):
+            rows, _, columns, _ = self.buffers[i].shape
+            joined = x.new_zeros(rows + len(repeat), x.shape[1], max(room, columns), x.shape[3])
+            joined[:rows, :, :columns] = self.buffers[i]
+            joined[rows:, :, : x.shape[2]] = x[repeat]
+            self.buffers[i] = joined
+        self.is_initialized, self._width = True, max(self._width, keys.shape[2])
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        self.buffers = [b[indices] for b in self.buffers]
+
+    def get_seq_length(self) -> int:
+        """Return the columns in use before the next forward pass."""
+        return self._width
+
+
+def _widened(buffer: Tensor | None, like: Tensor, room: int) -> Tensor:
+    """Copy to `room` columns. New ones are zeros, not leftovers of memory: what is masked is multiplied by 0."""
+    wide = like.new_zeros(like.shape[0], like.shape[1], room, like.shape[3])
+    if buffer is not None:
+        wide[:, :, : buffer.shape[2]] = buffer
+    return wide
+
+
+class RowCache:
+    """The cache of a batch; `layers` is what the decoder gets as its `past_key_values`.
+
+    The cache of an encoder-decoder stays as it is. Its rows must be equally long and begin together: `aligned`.
+    """
+
+    def __init__(self, empty: DynamicCache):
+        self.layers = empty
+        self._place = _Place()
+        self.aligned = type(empty) is not DynamicCache
+        if not self.aligned:
+            empty.layers = [RowLayer(self._place) for _ in empty.layers]
+
+    @property
+    def rows(self) -> list[RowLayer]:
+        """The layers of a cache that is not aligned."""
+        return cast(list[RowLayer], self.layers.layers)
+
+    def at(self, columns: Tensor, width: int, together: bool = False) -> None:
+        """Before a forward pass: its tokens go to `columns` [B, L], and `width` columns are in use then.
+
+        `together`: they are the last L columns below `width` in every row.
+        """
+        place = self._place
+        place.rows = torch.arange(len(columns), device=columns.device)[:, None]
+        place.columns, place.width, place.together = columns, width, together
+
+    def after_all(self) -> None:
+        """Before a forward pass of one token a row: it goes after the last column."""
+        self._place.width, self._place.together = self._place.width + 1, True
+
+    def join(self, prefilled: DynamicCache, repeat: Tensor, room: int) -> None:
+        """Append rows `repeat` [n] of a prefilled cache, with room for `room` columns. An aligned one must be empty."""
+        columns = prefilled.get_seq_length()
+        for i, new in enumerate(prefilled.layers):
+            if not self.aligned:
+                self.rows[i].join(new.keys, new.values, repeat, room)
+            else:
+                new.batch_select_indices(repeat)
+                self.layers.layers[i : i + 1] = [new]
+        self._place.width = max(self._place.width, columns)
+
+    def keep(self, rows: Tensor) -> None:
+        """Drop all other rows."""
+        for layer in self.layers.layers:
+            layer.batch_select_indices(rows)
+
+    def select(self, rows: Tensor) -> RowCache:
+        """Copy some rows."""
+        out = RowCache(DynamicCache())
+        out.layers.layers = [RowLayer(out._place) for _ in self.rows]
+        width = out._place.width = self._place.width
+        for mine, theirs in zip(self.rows, out.rows, strict=True):
+            theirs.buffers = [b[rows, :, :width] for b in mine.buffers]
+        return out
+
+    def write_back(self, part: RowCache, rows: Tensor) -> None:
+        """Put the rows of a copy back in place."""
+        width = part._place.width
+        self._place.width = max(self._place.width, width)
+        for mine, theirs in zip(self.rows, part.rows, strict=True):
+            if mine.buffers[0].shape[2] < width:
+                mine.buffers = [_widened(b, b, theirs.buffers[0].shape[2]) for b in mine.buffers]
+            for buffer, x in zip(mine.buffers, theirs.buffers, strict=True):
+                buffer[rows, :, :width] = x[:, :, :width]
+
+
+# -- batches -----------------------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -50,18 +192,20 @@ class Prefill:
 
 @dataclass
 class PendingBatch:
-    """Prompts that may join a batch."""
+    """Prompts that may join a batch, and the answers (`rows`) to all of them together."""
 
     prompts: int = 0
     rows: int = 0
-    """Answers to all of them together."""
     max_prompt_len: int = 0
     max_new_tokens: int = 0
     """The most tokens or frames that one of the answers may add."""
 
 
-class RowBatch:
-    """Each row of the cache holds its prompt and what was sampled, in the columns from `first` to `last`."""
+class Batch:
+    """Rows of a cache. What each has is counted twice: in `_counts` on the host, in `_written` on the device."""
+
+    aligned = False
+    """All rows must begin together."""
 
     def __init__(self, policy: AudioPolicy):
         self.policy = policy
@@ -74,105 +218,109 @@ class RowBatch:
         self.hidden = torch.zeros(0)
         """[B, H]: what the next token is sampled from."""
         self._cache = RowCache(self.policy.new_cache())
-        self._ends: list[int] = []  # the columns up to each row's last one, as `_last` says on the device
+        self._counts: list[int] = []  # columns of each row in use
         self._room = 0  # columns that the longest row may come to
-        self._first = torch.zeros(0, dtype=torch.long)  # [B], on the device
-        self._last = torch.zeros(0, dtype=torch.long)  # [B], on the device
-
-    @property
-    def aligned(self) -> bool:
-        """All rows must begin together."""
-        return self._cache.aligned
-
-    def tokens(self, active: Sequence[int], joining: PendingBatch) -> int:
-        """Count the columns of all rows together when rows `active` stay and others join."""
-        room = max(self._room if active else 0, joining.max_prompt_len + joining.max_new_tokens)
-        return (len(active) + joining.rows) * room
+        self._begins = torch.zeros(0, dtype=torch.long)  # [B]
+        self._written = torch.zeros(0, dtype=torch.long)  # [B]
 
     def keep(self, rows: Sequence[int]) -> None:
         """Drop all other rows."""
         if not rows:
             self._empty()
             return
-        self.rollouts, self._ends = [self.rollouts[b] for b in rows], [self._ends[b] for b in rows]
-        chosen = torch.tensor(rows, device=self._first.device)
-        self._first, self._last = self._first[chosen], self._last[chosen]
+        self.rollouts, self._counts = [self.rollouts[b] for b in rows], [self._counts[b] for b in rows]
+        chosen = torch.tensor(rows, device=self._written.device)
+        self._begins, self._written = self._begins[chosen], self._written[chosen]
         self._cache.keep(chosen)
 
+    def _append(self, hidden: Tensor, begins: Tensor, written: Tensor, rollouts: Sequence[int], count: int) -> None:
+        if self.rollouts:
+            hidden = torch.cat([self.hidden, hidden])
+            begins, written = torch.cat([self._begins, begins]), torch.cat([self._written, written])
+        self.hidden, self._begins, self._written = hidden, begins, written
+        self.rollouts += rollouts
+        self._counts += [count] * len(rollouts)
+
+    def tokens(self, active: Sequence[int], joining: PendingBatch) -> int:
+        """Count the columns of all rows (and prompts) together when rows `active` stay and others join."""
+        raise NotImplementedError
+
     def join(self, prefill: Prefill, repeat: Sequence[int], rollouts: Sequence[int], most: int) -> None:
-        """Append a row for each of `rollouts`, samples of the prompts `repeat`, that adds `most` tokens at most."""
+        """Append a row for each of `rollouts`, samples of the prompts `repeat`, that adds `most` tokens at most.
+
+        `repeat` is ascending and leaves no prompt out.
+        """
+        raise NotImplementedError
+
+    def forward(self, inputs: dict[str, Any]) -> None:
+        """Run one token of every row through the decoder."""
+        raise NotImplementedError
+
+
+class RowBatch(Batch):
+    """Each row holds its prompt and what was sampled, in the columns from `_begins` to `_written`."""
+
+    def _empty(self) -> None:
+        super()._empty()
+        self.aligned = self._cache.aligned
+
+    def tokens(self, active: Sequence[int], joining: PendingBatch) -> int:
+        room = max(self._room if active else 0, joining.max_prompt_len + joining.max_new_tokens)
+        return (len(active) + joining.rows) * room
+
+    def join(self, prefill: Prefill, repeat: Sequence[int], rollouts: Sequence[int], most: int) -> None:
         device, columns = prefill.hidden.device, max(prefill.lengths)
         rows = torch.tensor(repeat, device=device)
-        first = torch.tensor([columns - prefill.lengths[r] for r in repeat], device=device)
-        new = prefill.hidden[rows], first, torch.full_like(first, columns - 1)
-        if self.rollouts:
-            before = self.hidden, self._first, self._last
-            self.hidden, self._first, self._last = (torch.cat(pair) for pair in zip(before, new, strict=True))
-        else:
-            self.hidden, self._first, self._last = new
-        self.rollouts += rollouts
-        self._ends += [columns] * len(rollouts)
+        begins = torch.tensor([columns - prefill.lengths[r] for r in repeat], device=device)
+        self._append(prefill.hidden[rows], begins, torch.full_like(begins, columns - 1), rollouts, columns)
         self._room = max(self._room, columns + most)
         self._cache.join(prefill.cache, rows, self._room)
 
     def forward(self, inputs: dict[str, Any]) -> None:
-        """Run one token of every row through the decoder."""
         # A row that has ended may go on beyond its room; what it writes there is never read.
-        self._last = (self._last + 1).clamp(max=self._room - 1)
-        self._ends = [min(end + 1, self._room) for end in self._ends]
-        width = max(self._ends)
-        columns = torch.arange(width, device=self._first.device)
-        mask = columns >= self._first[:, None]
+        last = self._written = (self._written + 1).clamp(max=self._room - 1)
+        self._counts = [min(count + 1, self._room) for count in self._counts]
+        width = max(self._counts)
+        columns = torch.arange(width, device=last.device)
+        mask = columns >= self._begins[:, None]
         if self.aligned:
             self._cache.after_all()
             mask = mask.long()
         else:
-            self._cache.at(self._last[:, None], width, together=min(self._ends) == width)
-            visible = (mask & (columns <= self._last[:, None]))[:, None, None]
+            self._cache.at(last[:, None], width, together=min(self._counts) == width)
+            visible = (mask & (columns <= last[:, None]))[:, None, None]
             mask = as_mask(self._decoder, visible, inputs["inputs_embeds"].dtype)
         out = self._decoder(
             **inputs,
             attention_mask=mask,
-            position_ids=(self._last - self._first)[:, None],
+            position_ids=(last - self._begins)[:, None],
             past_key_values=self._cache.layers,
             use_cache=True,
         )
         self.hidden = out.last_hidden_state[:, -1]
 
 
-class GroupBatch:
+class GroupBatch(Batch):
     """The cache holds each prompt once, padded on the left, and in every row what was sampled, from column 0 on.
 
-    The rows of a prompt follow one another. `compiled`: steps run under `torch.compile`, with fewer shapes.
+    The rows of a prompt follow one another; `_begins` is the length of each row's prompt. `compiled`: steps run under
+    `torch.compile`, with fewer shapes.
     """
 
-    aligned = False
-
     def __init__(self, policy: AudioPolicy, compiled: bool = False):
-        self.policy = policy
-        self._decoder = policy.backbone.decoder(policy.model)
         self._compiled = compiled
         self._step = compiled_step(policy.device.type) if compiled else decode_step
-        self._empty()
+        super().__init__(policy)
 
     def _empty(self) -> None:
-        self.rollouts: list[int] = []
-        """Which rollout each row belongs to."""
-        self.hidden = torch.zeros(0)
-        """[B, H]: what the next token is sampled from."""
-        self._cache = RowCache(self.policy.new_cache())
+        super()._empty()
         self._keys: list[Tensor] = []  # [P, heads, S, D] of each layer
         self._values: list[Tensor] = []
         self._lengths: list[int] = []  # of the P prompts, in tokens
         self._prompts: list[int] = []  # the prompt of each row
-        self._counts: list[int] = []  # tokens of each row in the cache, as `_written` says on the device
-        self._room = 0  # columns of a row
-        self._written = torch.zeros(0, dtype=torch.long)  # [B], on the device
-        self._begins = torch.zeros(0, dtype=torch.long)  # [B], on the device: the length of each row's prompt
         self._attention: PromptAttention | None = None  # but for `row_mask`
 
     def tokens(self, active: Sequence[int], joining: PendingBatch) -> int:
-        """Count the columns of all prompts and rows together when rows `active` stay and others join."""
         stay = {self._prompts[b] for b in active}
         longest = max([joining.max_prompt_len, *(self._lengths[p] for p in stay)])
         room = max(self._room if active else 0, joining.max_new_tokens)
@@ -180,53 +328,40 @@ class GroupBatch:
 
     def keep(self, rows: Sequence[int]) -> None:
         """Drop all other rows, and prompts without rows."""
-        if not rows:
-            self._empty()
-            return
-        self.rollouts, self._counts = [self.rollouts[b] for b in rows], [self._counts[b] for b in rows]
-        chosen = torch.tensor(rows, device=self._written.device)
-        self._written, self._begins = self._written[chosen], self._begins[chosen]
-        self._cache.keep(chosen)
         prompts = [self._prompts[b] for b in rows]
+        super().keep(rows)
         stay = sorted(set(prompts))
-        if len(stay) < len(self._lengths):
+        if rows and len(stay) < len(self._lengths):
             self._lengths = [self._lengths[p] for p in stay]
-            numbers, width = torch.tensor(stay, device=chosen.device), max(self._lengths)
+            numbers, width = torch.tensor(stay, device=self._written.device), max(self._lengths)
             for states in (self._keys, self._values):
                 states[:] = [x[numbers, :, -width:] for x in states]
         self._prompts = [stay.index(p) for p in prompts]
         self._attention = None
 
     def join(self, prefill: Prefill, repeat: Sequence[int], rollouts: Sequence[int], most: int) -> None:
-        """Append a row for each of `rollouts`, samples of the prompts `repeat`, that adds `most` tokens at most.
-
-        `repeat` is ascending and leaves no prompt out.
-        """
         device, dtype = prefill.hidden.device, compute_dtype(prefill.hidden)
         rows = torch.tensor(repeat, device=device)
         begins = torch.tensor([prefill.lengths[r] for r in repeat], device=device)
-        new = prefill.hidden[rows], begins, torch.zeros_like(begins)
-        if self.rollouts:
-            before = self.hidden, self._begins, self._written
-            self.hidden, self._begins, self._written = (torch.cat(pair) for pair in zip(before, new, strict=True))
-        else:
-            self.hidden, self._begins, self._written = new
-        self.rollouts += rollouts
+        self._append(prefill.hidden[rows], begins, torch.zeros_like(begins), rollouts, 0)
         self._prompts += [len(self._lengths) + r for r in repeat]
         self._lengths += prefill.lengths
-        self._counts += [0] * len(rollouts)
         self._room = max(self._room, most)
-        nothing = [(x.keys[:, :, :0].to(dtype), x.values[:, :, :0].to(dtype)) for x in prefill.cache.layers]
-        for layer, states in zip(self._cache.layers.layers, nothing, strict=True):
-            assert isinstance(layer, RowLayer)
-            layer.join(*states, rows, self._room)
-        for i, layer in enumerate(prefill.cache.layers):
-            for all_states, x in ((self._keys, layer.keys.to(dtype)), (self._values, layer.values.to(dtype))):
-                all_states[i : i + 1] = [_stacked(all_states[i], x) if i < len(all_states) else x]
+        for i, (layer, new) in enumerate(zip(self._cache.rows, prefill.cache.layers, strict=True)):
+            for states, x in ((self._keys, new.keys.to(dtype)), (self._values, new.values.to(dtype))):
+                if i == len(states):
+                    states.append(x)
+                    continue
+                before, width = states[i], max(states[i].shape[2], x.shape[2])
+                both = x.new_zeros(len(before) + len(x), x.shape[1], width, x.shape[3])
+                both[: len(before), :, width - before.shape[2] :] = before
+                both[len(before) :, :, width - x.shape[2] :] = x
+                states[i] = both
+            keys, values = (x[i][: len(prefill.lengths), :, :0] for x in (self._keys, self._values))
+            layer.join(keys, values, rows, self._room)
         self._attention = None
 
     def forward(self, inputs: dict[str, Any]) -> None:
-        """Run one token of every row through the decoder."""
         # A row that has ended may go on beyond its room; what it writes there is never read.
         columns = self._written.clamp(max=self._room - 1)
         self._counts = [min(count + 1, self._room) for count in self._counts]
@@ -260,13 +395,8 @@ class GroupBatch:
             by_row = [p * most + k for p, rows in enumerate(filled) for k in range(len(rows))]
             slots, places = torch.tensor(by_slot, device=device), torch.tensor(by_row, device=device)
         if self._compiled:
-            mark_static(self._keys)
-            mark_static(self._values)
-            mark_static(b for layer in self._cache.layers.layers for b in cast(RowLayer, layer).buffers)
+            mark_static([*self._keys, *self._values, *(b for layer in self._cache.rows for b in layer.buffers)])
         return PromptAttention(self._keys, self._values, mask, None, slots, places)
-
-
-Batch = RowBatch | GroupBatch
 
 
 def new_batch(policy: AudioPolicy, answers: Sequence[int], compiled: bool = False) -> Batch:
@@ -279,15 +409,6 @@ def new_batch(policy: AudioPolicy, answers: Sequence[int], compiled: bool = Fals
     # Attention to the prompts computes as many rows for each as the largest group has.
     most = max(answers, default=0)
     return GroupBatch(policy) if most > 1 and most * len(answers) <= 2 * sum(answers) else rows
-
-
-def _stacked(before: Tensor, new: Tensor) -> Tensor:
-    """Return the prompts of both [·, heads, ·, D], padded on the left."""
-    width = max(before.shape[2], new.shape[2])
-    out = new.new_zeros(len(before) + len(new), new.shape[1], width, new.shape[3])
-    out[: len(before), :, width - before.shape[2] :] = before
-    out[len(before) :, :, width - new.shape[2] :] = new
-    return out
 
 
 def _added(hidden: Tensor, dtype: torch.dtype) -> Tensor:
@@ -348,24 +469,22 @@ def check_compiles(policy: AudioPolicy) -> None:
         raise ValueError("sampling.compile: the step of a model that speaks is not compiled; turn it off")
     if RowCache(policy.new_cache()).aligned or not takes_prompts(decoder):
         raise ValueError(
-            f"sampling.compile: {type(decoder).__name__} has sliding windows, linear attention, cross-attention or "
-            "eager attention, whose step is not compiled; turn it off"
+            f"sampling.compile: {type(decoder).__name__} has cross-attention or eager attention, whose step is not "
+            "compiled; turn it off"
         )
-    if missing := _missing_compiler(policy.device.type):
-        raise ValueError(f"sampling.compile: {missing}")
-
-
-def _missing_compiler(device: str) -> str | None:
-    """Return what torch.compile lacks on this type of device."""
-    if device == "cuda":
+    if policy.device.type == "cuda":
         from torch.utils._triton import has_triton
 
-        return None if has_triton() else "torch compiles for this GPU with triton, which is missing or does not know it"
+        if not has_triton():
+            raise ValueError("sampling.compile: torch compiles for this GPU with triton, which is missing or too old")
+        return
     from torch._inductor.cpp_builder import get_cpp_compiler
     from torch._inductor.exc import InvalidCxxCompiler
 
     try:
         get_cpp_compiler()
     except InvalidCxxCompiler:
-        return "torch compiles for the CPU with a C++ compiler, and none was found; install g++, or name one in CXX"
-    return None
+        raise ValueError(
+            "sampling.compile: torch compiles for the CPU with a C++ compiler, and none was found; install g++, or "
+            "name one in CXX"
+        ) from None

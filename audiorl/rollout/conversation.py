@@ -43,14 +43,20 @@ class ChatSession:
         seed: int = 0,
     ):
         self.policy = policy
-        self.remembers = _has_conversations(policy)
+        self.remembers = True
         """Earlier turns are part of the prompt. Whisper reads a single one."""
+        try:
+            policy.backbone.chat([Message("user", ("a",)), Message("assistant", ("b",)), Message("user", ("c",))])
+        except ValueError:
+            self.remembers = False
         self.messages: tuple[Message, ...] = ()
         """The questions and answers so far, without the system message."""
         self.speech: Wave | None = None
         """The speech of the last answer, float32 [T] at `speech_rate` Hz; None for text alone."""
-        self._sampling = sampling or SamplingConfig(temperature=0.0)
         self._decoder = None if policy.codec is None else CodecSpeechDecoder.of(policy)
+        self.speech_rate = None if self._decoder is None else self._decoder.sample_rate
+        """Hz of spoken answers; None for a policy without a codec."""
+        self._sampling = sampling or SamplingConfig(temperature=0.0)
         self._spoken, self._language, self._seed = spoken, language, seed
         self._turns = 0
         self.system = system
@@ -66,11 +72,6 @@ class ChatSession:
             raise ValueError("this model reads one recording and a request, and no system message")
         self._system = text
 
-    @property
-    def speech_rate(self) -> int | None:
-        """Hz of spoken answers; None for a policy without a codec."""
-        return None if self._decoder is None else self._decoder.sample_rate
-
     def reset(self) -> None:
         """Forget the questions and answers. The system message stays."""
         self.messages, self.speech = (), None
@@ -78,24 +79,42 @@ class ChatSession:
     def ask(self, content: Sequence[str | AudioClip], show: Callable[[str], object] = lambda text: None) -> Rollout:
         """Text and recordings of one turn, in the order in which the model reads them; returns the answer.
 
-        `show` gets the answer's text piece by piece. A KeyboardInterrupt ends the answer: what is written of it is the
-        answer in `messages`, without speech. Raises ValueError for audio that cannot be read and for a conversation
-        that is too long; `messages` is then as before.
+        `show` gets the answer's text piece by piece, each as soon as its characters are whole. A KeyboardInterrupt ends
+        the answer: what is written of it is the answer in `messages`, without speech. Raises ValueError for audio that
+        cannot be read and for a conversation that is too long; `messages` is then as before.
         """
-        question = Message("user", self._question(content))
+        if not content:
+            raise ValueError("the turn is empty; give a question or a recording")
+        question = Message("user", tuple(content))
+        if not self.remembers and len(content) == 1 and isinstance(content[0], AudioClip):
+            question = asr_prompt(content[0], self._language)[0]
         before = self.messages if self.remembers else ()
         system = (Message("system", (self._system,)),) if self._system else ()
         metadata = {"respond": "speech"} if self._spoken else {}
         sample = Sample(f"turn {self._turns + 1}", (*system, *before, question), metadata=metadata)
-        writer = _Writer(self.policy, show)
-        engine = HFEngine(self.policy, self._sampling, writer)
+        shown = ""
+
+        def write(text: str, last: bool) -> None:
+            nonlocal shown
+            if text.startswith(shown):
+                piece, shown = text[len(shown) :], text
+            elif last:  # all of it again where later tokens changed what was shown
+                piece, shown = f"\n{text}", text
+            else:
+                return
+            if piece:
+                show(piece)
+
+        def on_step(buffers: Sequence[SegmentBuffer]) -> None:
+            write(self.policy.decode(buffers[0].ids).rstrip("\N{REPLACEMENT CHARACTER}"), last=False)
+
         self.speech = None
         try:
-            (rollout,) = engine.generate([Request(sample, seed=self._seed)])
+            (rollout,) = HFEngine(self.policy, self._sampling, on_step).generate([Request(sample, seed=self._seed)])
         except KeyboardInterrupt:
-            self._add(question, (writer.text,))
+            self._add(question, (shown,))
             raise
-        writer.finish(rollout.text)
+        write(rollout.text, last=True)
         answer: tuple[str | AudioClip, ...] = (rollout.text,)
         self.speech = None if self._decoder is None else self._decoder.waveform(rollout)
         if self.speech is not None:
@@ -104,44 +123,6 @@ class ChatSession:
         self._add(question, answer)
         return rollout
 
-    def _question(self, content: Sequence[str | AudioClip]) -> tuple[str | AudioClip, ...]:
-        if not content:
-            raise ValueError("the turn is empty; give a question or a recording")
-        if not self.remembers and len(content) == 1 and isinstance(content[0], AudioClip):
-            return asr_prompt(content[0], self._language)[0].content
-        return tuple(content)
-
     def _add(self, question: Message, answer: tuple[str | AudioClip, ...]) -> None:
         self._turns += 1
         self.messages = (*self.messages, question, Message("assistant", answer))
-
-
-class _Writer:
-    """Gives `show` the text that each token adds, as soon as its characters are whole."""
-
-    def __init__(self, policy: AudioPolicy, show: Callable[[str], object]):
-        self.text = ""
-        """What was shown."""
-        self._policy, self._show = policy, show
-
-    def __call__(self, buffers: Sequence[SegmentBuffer]) -> None:
-        text = self._policy.decode(buffers[0].ids).rstrip("\N{REPLACEMENT CHARACTER}")
-        if text.startswith(self.text):
-            self._write(text[len(self.text) :], text)
-
-    def finish(self, text: str) -> None:
-        """Show the rest of the answer; all of it again where later tokens changed what was shown."""
-        self._write(text[len(self.text) :] if text.startswith(self.text) else f"\n{text}", text)
-
-    def _write(self, piece: str, text: str) -> None:
-        self.text = text
-        if piece:
-            self._show(piece)
-
-
-def _has_conversations(policy: AudioPolicy) -> bool:
-    try:
-        policy.backbone.chat([Message("user", ("a",)), Message("assistant", ("b",)), Message("user", ("c",))])
-    except ValueError:
-        return False
-    return True

@@ -78,18 +78,6 @@ class _PromptGroup:
     """[P] bool: the tokens of the prompt that the policy sampled; None: none of them."""
 
 
-def _prompt_groups(request: Request, prompt: Prompt) -> list[_PromptGroup]:
-    answers = pending_answers(request, prompt)
-    if not request.paused:
-        return [_PromptGroup(prompt, answers)]
-    groups = []
-    for answer in answers:  # what it has sampled becomes a part of its prompt
-        assert answer.before is not None
-        longer = prompt.followed_by(answer.before.ids, ())
-        groups.append(_PromptGroup(longer, [answer], torch.arange(len(longer)) >= len(prompt)))
-    return groups
-
-
 class HFEngine:
     """`RolloutEngine` over an `AudioPolicy`. In one process it shares the trainer's weights.
 
@@ -129,20 +117,26 @@ class HFEngine:
                 for streams, group in groupby(requests, key=lambda r: bool(r.sample.turns)):
                     if streams:
                         rollouts += StreamDecoder(policy, self.sampling, self.policy_version).rollouts(list(group))
-                    else:
-                        rollouts += self._answer(list(group), ended)
+                        continue
+                    groups = []
+                    for request in group:
+                        prompt = policy.prompt(request.sample)
+                        answers = pending_answers(request, prompt)
+                        if not request.paused:
+                            groups.append(_PromptGroup(prompt, answers))
+                        for answer in answers:
+                            if answer.before is not None:  # what it has sampled becomes a part of its prompt
+                                longer = prompt.followed_by(answer.before.ids, ())
+                                sampled = torch.arange(len(longer)) >= len(prompt)
+                                groups.append(_PromptGroup(longer, [answer], sampled))
+                    rollouts += [self._rollout(answer) for answer in self._decode(groups, ended)]
         finally:
             policy.model.train(training)
         return rollouts
 
-    def _answer(self, requests: Sequence[Request], ended: Ended | None) -> list[Rollout]:
-        groups = [group for r in requests for group in _prompt_groups(r, self.policy.prompt(r.sample))]
-        return [self._rollout(answer) for answer in self._decode(groups, ended)]
-
     def _rollout(self, a: AnswerState) -> Rollout:
         assert a.stop_reason is not None
-        version = self.policy_version
-        return build_rollout(self.policy, a.request, a.index, a.prompt, a.buffer, a.stop_reason, version, a.before)
+        return build_rollout(self.policy, a, a.buffer, a.stop_reason, self.policy_version)
 
     def _decode(self, groups: Sequence[_PromptGroup], ended: Ended | None) -> list[AnswerState]:
         """Decode all prompts in one loop: answers that end make room for the next ones."""
@@ -183,7 +177,12 @@ class HFEngine:
                 if answer.stop_reason is not None:
                     continue  # it stays in the batch until the next change
                 answer.buffer.add(*numbers)
-                answer.stop_reason = self._stop_reason(sampler, i, answer)
+                answer.stop_reason = sampler.ended(i, answer.buffer)
+                stop = self.sampling.stop
+                if answer.stop_reason != "eos" and ends_with_stop_string(self.policy, answer.buffer.ids, stop):
+                    answer.stop_reason = "stop"
+                if answer.stop_reason is None and answer.reaches_limit():
+                    answer.stop_reason = "paused"
                 if ended is not None and answer.stop_reason is not None:
                     siblings = by_request[id(answer.request)]
                     if all(a.stop_reason is not None for a in siblings):
@@ -192,10 +191,9 @@ class HFEngine:
                 self.on_step([answer.buffer for answer in answers])
 
     def _joining(self, waiting: Sequence[_PromptGroup], active: Sequence[int], batch: Batch, sampler: Sampler) -> int:
-        """Return how many of the waiting prompts join the `active` answers now: what `max_batch_tokens` allows.
+        """Count the waiting prompts that join the `active` answers now: what `max_batch_tokens` allows.
 
-        The answers of a prompt are never split. To copy the cache less often, a few wait until an eighth of the batch
-        can be replaced, unless they are the last.
+        To copy the cache less often, a few wait until an eighth of the batch can be replaced, unless they are the last.
         """
         if active and batch.aligned:
             return 0
@@ -234,12 +232,6 @@ class HFEngine:
         )
         return Prefill(cache, out.last_hidden_state[:, -1], lengths)
 
-    def _stop_reason(self, sampler: Sampler, i: int, answer: AnswerState) -> StopReason | None:
-        reason = sampler.ended(i, answer.buffer)
-        if reason != "eos" and ends_with_stop_string(self.policy, answer.buffer.ids, self.sampling.stop):
-            return "stop"
-        return reason or ("paused" if answer.reaches_limit() else None)
-
 
 def ends_with_stop_string(policy: AudioPolicy, ids: Sequence[int], stop: Sequence[str]) -> bool:
     """Tell if one of the stop strings is in the text of the last tokens."""
@@ -251,20 +243,13 @@ def ends_with_stop_string(policy: AudioPolicy, ids: Sequence[int], stop: Sequenc
 
 
 def build_rollout(
-    policy: AudioPolicy,
-    request: Request,
-    index: int,
-    prompt: Prompt,
-    buffer: SegmentBuffer,
-    stop_reason: StopReason,
-    policy_version: int,
-    before: Segment | None = None,
+    policy: AudioPolicy, answer: AnswerState, buffer: SegmentBuffer, stop_reason: StopReason, policy_version: int
 ) -> Rollout:
-    """Return the rollout of one segment: a prompt and the answer in `buffer`, which begins with the tokens `before`."""
-    versions = None
-    if before is not None:
+    """Return the rollout of one segment: a prompt and all of its answer, in `buffer`."""
+    request, prompt, versions = answer.request, answer.prompt, None
+    if answer.before is not None:
         versions = torch.full((len(buffer.ids),), policy_version)
-        versions[: len(before.ids)] = token_versions(before)
+        versions[: answer.num_before] = token_versions(answer.before)
     segment = Segment(
         prompt_ids=prompt.ids,
         prompt_codes=prompt.codes,
@@ -275,7 +260,7 @@ def build_rollout(
         policy_version=policy_version,
         policy_versions=versions,
     )
-    return Rollout(request.sample, (segment,), request.group_id or request.sample.id, index)
+    return Rollout(request.sample, (segment,), request.group_id or request.sample.id, answer.index)
 
 
 def token_versions(segment: Segment) -> Tensor:

@@ -18,7 +18,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,10 +32,7 @@ from tokenizers_audio import delay
 
 
 def filtered_logprobs(logits: Tensor, config: SamplingConfig) -> Tensor:
-    """Return the log-probs [B, V] of the sampled distribution: temperature, then top-k, then top-p.
-
-    Impossible tokens get -inf. Greedy decoding (temperature 0) reports the model's own distribution.
-    """
+    """Return the log-probs [B, V] of the sampled distribution: temperature (0: the model's own), top-k, then top-p."""
     logits = logits.float()
     if config.temperature > 0:
         logits = logits / config.temperature
@@ -51,10 +48,8 @@ def filtered_logprobs(logits: Tensor, config: SamplingConfig) -> Tensor:
 
 
 def choose(logprobs: Tensor, uniform: Tensor, greedy: Tensor | bool) -> Tensor:
-    """Choose token ids [B] from log-probs [B, V] by inverting the cumulative distribution at `uniform` [B] in [0, 1).
-
-    Where `greedy` [B], or one truth for all rows, is true: the most probable token.
-    """
+    """Choose token ids [B] from log-probs [B, V] by inverting the cumulative distribution at `uniform` [B] in [0, 1);
+    where `greedy` [B], or one truth for all rows, is true: the most probable."""
     if isinstance(greedy, Tensor):
         return torch.where(greedy, logprobs.argmax(-1), choose(logprobs, uniform, False))
     if greedy:
@@ -80,11 +75,8 @@ def rollout_seed(seed: int, sample_id: str, index: int) -> int:
 
 
 def repetition_aware(sampled: Tensor, plain: Tensor, often: Tensor, greedy: Tensor | bool) -> Tensor:
-    """Return log-probs [N, size] of drawing from `sampled` and, where that gives a code of `often`, from `plain`.
-
-    q(c) = p(c)·[c not often] + plain(c)·Σ p(often). Where `greedy` [N], or one truth for all rows, is true: p is the
-    most probable code alone.
-    """
+    """Return log-probs [N, size] of drawing from `sampled` and, where that gives a code of `often`, from `plain`:
+    q(c) = p(c)·[c not often] + plain(c)·Σ p(often). Where `greedy`, p is the most probable code alone."""
     first = sampled.exp()
     if greedy is not False:
         peak = torch.zeros_like(first).scatter_(-1, sampled.argmax(-1, keepdim=True), 1.0)
@@ -112,10 +104,8 @@ class RolloutKey:
 
 @dataclass(frozen=True, eq=False)
 class StepOutput:
-    """A step of each rollout: ids [B], logprobs [B]; in speech logprobs [B, Q] and code_mask [B, Q], on the CPU.
-
-    codes [B, Q] (-1 where there is no frame) are None without any frame.
-    """
+    """A step of each rollout: ids [B], logprobs [B]; of a model that speaks logprobs [B, Q] and code_mask [B, Q], on
+    the CPU, and codes [B, Q] (-1 where there is no frame), None without any frame."""
 
     ids: Tensor
     logprobs: Tensor
@@ -182,31 +172,6 @@ class SegmentBuffer:
         return {"ids": ids, "logprobs": logprobs, "codes": codes, "code_mask": torch.tensor(self.code_mask)}
 
 
-class Sampler(Protocol):
-    """State of the R rollouts of one decoding loop, of which the B selected ones take part in the next steps."""
-
-    @property
-    def max_rows(self) -> int:
-        """The most tokens and frames that any of them can have."""
-        ...
-
-    def select(self, rollouts: Sequence[int]) -> None:
-        """Choose the rollouts of the next steps, by number, in the order of their hidden states. At first it is all."""
-        ...
-
-    def step(self, hidden: Tensor, must_continue: Tensor | None = None) -> StepOutput:
-        """Sample the next step of the selected rollouts from hidden states [B, H]. `must_continue` [B]: not to end."""
-        ...
-
-    def ended(self, i: int, buffer: SegmentBuffer) -> StopReason | None:
-        """Return why rollout i ends with the last step in its `buffer`; None if it does not."""
-        ...
-
-
-def sampler_for(policy: AudioPolicy, config: SamplingConfig, keys: Sequence[RolloutKey]) -> Sampler:
-    return TextSampler(policy, config, keys) if policy.speech is None else SpeechSampler(policy, config, keys)
-
-
 def max_rows(policy: AudioPolicy, config: SamplingConfig, spoken: bool = False) -> int:
     """Count the most tokens and frames of an answer or a turn; `spoken`: of one that is speech from the start."""
     if policy.speech is None:
@@ -219,7 +184,10 @@ def max_rows(policy: AudioPolicy, config: SamplingConfig, spoken: bool = False) 
 
 
 class TextSampler:
-    """All of its state is on the policy's device."""
+    """State of the R rollouts of one decoding loop, of which the B selected ones take part in the next steps.
+
+    All of it is on the policy's device. max_rows: the most tokens and frames that a rollout can have.
+    """
 
     def __init__(self, policy: AudioPolicy, config: SamplingConfig, keys: Sequence[RolloutKey]):
         device = policy.device
@@ -233,10 +201,12 @@ class TextSampler:
         self.select(range(len(keys)))
 
     def select(self, rollouts: Sequence[int]) -> None:
+        """Choose the rollouts of the next steps, by number, in the order of their hidden states. At first it is all."""
         self._selected = torch.tensor(rollouts, device=self._noise.device)
         self._selected_greedy = _shared_flag([self._greedy[i] for i in rollouts], self._noise.device)
 
     def step(self, hidden: Tensor, must_continue: Tensor | None = None) -> StepOutput:
+        """Sample the next step of the selected rollouts from hidden states [B, H]. `must_continue` [B]: not to end."""
         # A rollout that has ended may still be in the batch; its rows are discarded.
         number = self._sampled[self._selected].clamp(max=self._config.max_new_tokens - 1)
         self._sampled[self._selected] = number + 1
@@ -245,6 +215,7 @@ class TextSampler:
         return StepOutput(*_token(logits, self._config, noise, self._selected_greedy, must_continue, self._stop_ids))
 
     def ended(self, i: int, buffer: SegmentBuffer) -> StopReason | None:
+        """Return why rollout i ends with the last step in its `buffer`; None if it does not."""
         if buffer.ids[-1] in self._policy.stop_ids:
             return "eos"
         return "length" if len(buffer.ids) >= self._config.max_new_tokens else None
@@ -263,10 +234,8 @@ def _token(
     must_continue: Tensor | None,
     stop_ids: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """Sample tokens [B] and log-probs [B] from logits [B, V].
-
-    Where `must_continue` [B] is true no stop token is taken; log-probs ignore that.
-    """
+    """Sample tokens [B] and log-probs [B] from logits [B, V]; where `must_continue` [B], no stop token, which log-probs
+    ignore."""
     logprobs = filtered_logprobs(logits, config)
     allowed = logprobs
     if must_continue is not None:
@@ -277,12 +246,11 @@ def _token(
 
 
 class SpeechSampler:
-    """See the module. The state of the modes is on the CPU, where the loop reads it; a step reads the device once."""
+    """The same for a model that speaks. The state of the modes is on the CPU, where the loop reads it; a step reads the
+    device once."""
 
     def __init__(self, policy: AudioPolicy, config: SamplingConfig, keys: Sequence[RolloutKey]):
-        assert policy.speech is not None
-        if any(k.sampled for k in keys):
-            raise ValueError("a rollout of a model that speaks cannot be paused")
+        assert policy.speech is not None and not any(k.sampled for k in keys), "speech is not paused"
         layout, device, count = policy.speech, policy.device, len(keys)
         self.max_rows = max(max_rows(policy, config, k.spoken) for k in keys)
         self._policy, self._config, self._layout = policy, config, layout
@@ -295,11 +263,9 @@ class SpeechSampler:
         self._stop_ids = torch.tensor(policy.stop_ids, device=device)
         frame_rows = config.max_frames + layout.codebooks + 1
         self._noise = torch.stack([uniforms(k.seed, k.name, k.index, config.max_new_tokens) for k in keys]).to(device)
-        self._code_noise = (
-            torch.stack([uniforms(k.seed, f"{k.name}\0codes", k.index, frame_rows * layout.codebooks) for k in keys])
-            .view(count, frame_rows, layout.codebooks)
-            .to(device)
-        )
+        draws = frame_rows * layout.codebooks
+        noise = torch.stack([uniforms(k.seed, f"{k.name}\0codes", k.index, draws) for k in keys])
+        self._code_noise = noise.view(count, frame_rows, layout.codebooks).to(device)
         self._tokens = torch.zeros(count, dtype=torch.long)  # sampled so far
         self._frames = torch.zeros(count, dtype=torch.long)  # rows of frames so far
         self._row = torch.full((count,), -1)  # the next row of this speech, -1 in text
@@ -335,7 +301,7 @@ class SpeechSampler:
             codes[frames], code_mask[frames] = self._add_frames(active[frames], draws)
             logprobs[frames] = of_draws.masked_fill(~code_mask[frames], 0.0)
             ids[frames] = self._layout.ids(codes[frames])
-        self._close(active[closing])
+        self._row[active[closing]], self._closing[active[closing]] = -1, False
         self._open(active[in_text & (ids == self._layout.begin_id)])
         self._just_closed[active] = closing
         return StepOutput(ids, logprobs, codes, code_mask)
@@ -360,9 +326,6 @@ class SpeechSampler:
         self._limit[rollouts] = (self._config.max_frames - self._frames[rollouts]).clamp(min=0) + 1
         self._end[rollouts] = self._limit[rollouts]
         self._recent[rollouts] = -1
-
-    def _close(self, rollouts: Tensor) -> None:
-        self._row[rollouts], self._closing[rollouts] = -1, False
 
     def _sample_tokens(self, hidden: Tensor, text: Tensor, must_continue: Tensor | None) -> tuple[Tensor, Tensor]:
         """Sample tokens [n] and log-probs [n], on the device, at places `text` [n] of the step."""
@@ -394,7 +357,12 @@ class SpeechSampler:
         greedy = _shared_flag(self._greedy_codes[rollouts].repeat_interleave(layout.codebooks).tolist(), logits.device)
         sampled = filtered_logprobs(logits, self._code_config)
         if self._config.ras_window:
-            often = self._often(rollouts).to(logits.device).flatten(0, 1)
+            # The codes that occur too often in the window of their codebook.
+            window = self._recent[rollouts].transpose(1, 2)  # [n, Q, W]
+            counted = (window >= 0) & (window != layout.bos) & (window != layout.eos)
+            counts = torch.zeros(*window.shape[:2], layout.size, dtype=torch.long)
+            counts.scatter_add_(2, window.clamp(min=0), counted.long())
+            often = (counts >= self._config.ras_repeats).to(logits.device).flatten(0, 1)
             sampled, greedy = repetition_aware(sampled, logits.log_softmax(-1), often, greedy), False
         chosen = choose(sampled, noise, greedy)
         logprobs = sampled.gather(-1, chosen[:, None])
@@ -412,10 +380,10 @@ class SpeechSampler:
         self._closing[rollouts] = row + 1 == end + layout.codebooks
         return codes, code_mask
 
-    def _often(self, rollouts: Tensor) -> Tensor:
-        """Return [n, Q, size] bool: the codes that occur too often in the window of their codebook."""
-        window = self._recent[rollouts].transpose(1, 2)  # [n, Q, W]
-        counted = (window >= 0) & (window != self._layout.bos) & (window != self._layout.eos)
-        counts = torch.zeros(*window.shape[:2], self._layout.size, dtype=torch.long)
-        counts.scatter_add_(2, window.clamp(min=0), counted.long())
-        return counts >= self._config.ras_repeats
+
+Sampler = TextSampler | SpeechSampler
+
+
+def sampler_for(policy: AudioPolicy, config: SamplingConfig, keys: Sequence[RolloutKey]) -> Sampler:
+    """Make a sampler for rollouts of a policy."""
+    return TextSampler(policy, config, keys) if policy.speech is None else SpeechSampler(policy, config, keys)

@@ -101,16 +101,36 @@ class CodecSpeechDecoder(SpeechDecoder):
         return [np.concatenate(p) if p else _SILENCE for p in parts]
 
 
-class SpeechStream:
-    """The speech of one rollout, decoded from its frames as they are sampled."""
+@dataclass(frozen=True, eq=False)
+class StreamedSpeech:
+    """The speech of a rollout, made by `StreamingEngine` and `speech_blocks`."""
 
-    def __init__(self, codec: AudioTokenizer, layout: FrameLayout, block_frames: int = BLOCK_FRAMES):
-        if block_frames < 1:
-            raise ValueError(f"block_frames is {block_frames}; a block must have at least 1 frame")
-        self._layout, self._block_frames = layout, block_frames
+    blocks: tuple[Wave, ...]
+    """Each float32 [T]."""
+    ready: tuple[float, ...]
+    """When each block was decoded, seconds since generation began."""
+    seconds: float
+    """When its last step was sampled and decoded, in the same seconds."""
+
+    @property
+    def first_audio(self) -> float | None:
+        """Seconds until the first block; None for a rollout without speech."""
+        return self.ready[0] if self.ready else None
+
+
+class SpeechStream:
+    """The speech of one rollout, decoded from its frames as they are sampled; times are seconds since `began`."""
+
+    def __init__(
+        self, codec: AudioTokenizer, layout: FrameLayout, block_frames: int = BLOCK_FRAMES, began: float = 0.0
+    ):
+        self._layout, self._block_frames, self._began = layout, block_frames, began
         self._codec = codec.streaming()
         self._frames: list[Sequence[int]] = []  # of the speech that is open, by the delay pattern
         self._decoded = 0  # complete frames that the codec has
+        self._steps, self._seconds = 0, 0.0  # of the buffer that was read
+        self._blocks: list[Wave] = []
+        self._ready: list[float] = []
 
     def push(self, codes: Sequence[int] | None) -> Wave:
         """Return the samples [T] that the next frame makes final; T is 0 for most frames.
@@ -132,62 +152,32 @@ class SpeechStream:
         self._decoded += codes.shape[1]
         return self._codec.decode(codes).float().cpu().numpy() if codes.shape[1] else _SILENCE
 
-
-@dataclass(frozen=True, eq=False)
-class StreamedSpeech:
-    """The speech of a rollout, made by `StreamingEngine` and `speech_blocks`."""
-
-    blocks: tuple[Wave, ...]
-    """Each float32 [T]."""
-    ready: tuple[float, ...]
-    """When each block was decoded, seconds since generation began."""
-    seconds: float
-    """When its last step was sampled and decoded, in the same seconds."""
-
-    @property
-    def first_audio(self) -> float | None:
-        """Seconds until the first block; None for a rollout without speech."""
-        return self.ready[0] if self.ready else None
-
-
-@dataclass
-class _StreamingRollout:
-    """A rollout whose speech is decoded while it is generated; times are seconds since `began`."""
-
-    stream: SpeechStream
-    began: float
-    steps: int = 0
-    """Steps of its buffer that were read."""
-    blocks: list[Wave] = field(default_factory=list)
-    ready: list[float] = field(default_factory=list)
-    seconds: float = 0.0
-
     def read(self, buffer: SegmentBuffer) -> Wave:
         """Return the samples [T] that the last step of `buffer` makes final."""
-        if self.steps == len(buffer.ids):
+        if self._steps == len(buffer.ids):
             return _SILENCE  # not in the batch yet, or ended
-        self.steps = len(buffer.ids)
-        wave = self.stream.push(buffer.codes[-1])
-        self.seconds = time.perf_counter() - self.began
+        self._steps = len(buffer.ids)
+        wave = self.push(buffer.codes[-1])
+        self._seconds = time.perf_counter() - self._began
         if len(wave):
-            self.blocks.append(wave)
-            self.ready.append(self.seconds)
+            self._blocks.append(wave)
+            self._ready.append(self._seconds)
         return wave
 
     def speech(self) -> StreamedSpeech:
-        return StreamedSpeech(tuple(self.blocks), tuple(self.ready), self.seconds)
+        """Return all that was read."""
+        return StreamedSpeech(tuple(self._blocks), tuple(self._ready), self._seconds)
 
 
 class StreamingEngine(SpeechDecoder):
     """A `RolloutEngine` that decodes speech while it is generated, and the `SpeechDecoder` of its rollouts.
 
-    It measures how long a listener waits. A block costs one call of the codec for each rollout; where only the whole
-    recording counts, `HFEngine` and `CodecSpeechDecoder` decode it in one call. Streams with turns raise ValueError.
+    It measures how long a listener waits; otherwise `CodecSpeechDecoder` decodes whole recordings in one call.
     """
 
-    def __init__(self, policy: AudioPolicy, sampling: SamplingConfig | None = None, block_frames: int = BLOCK_FRAMES):
+    def __init__(self, policy: AudioPolicy, sampling: SamplingConfig | None = None):
         self._decoder = CodecSpeechDecoder.of(policy)
-        self._policy, self._sampling, self._block_frames = policy, sampling, block_frames
+        self._policy, self._sampling = policy, sampling
         self._speech: WeakKeyDictionary[Rollout, StreamedSpeech] = WeakKeyDictionary()
 
     @property
@@ -196,19 +186,18 @@ class StreamingEngine(SpeechDecoder):
 
     def generate(self, requests: Sequence[Request], ended: Ended | None = None) -> list[Rollout]:
         """Generate as `HFEngine.generate` does."""
-        streams = next((r.sample.id for r in requests if r.sample.turns), None)
-        if streams is not None:
-            raise ValueError(f"sample {streams!r} has turns; this engine speaks answers, HFEngine interprets streams")
-        speaking: list[_StreamingRollout] = []
+        for r in requests:
+            if r.sample.turns:
+                raise ValueError(f"sample {r.sample.id!r} has turns; this engine speaks answers, not streams")
+        speaking: list[SpeechStream] = []
         began = time.perf_counter()
 
         def on_step(buffers: Sequence[SegmentBuffer]) -> None:
-            codec, layout = self._decoder.codec, self._decoder.layout
-            if not speaking:
-                for _ in buffers:
-                    speaking.append(_StreamingRollout(SpeechStream(codec, layout, self._block_frames), began))
-            for one, buffer in zip(speaking, buffers, strict=True):
-                one.read(buffer)
+            for k, buffer in enumerate(buffers):
+                if k == len(speaking):
+                    codec, layout = self._decoder.codec, self._decoder.layout
+                    speaking.append(SpeechStream(codec, layout, began=began))
+                speaking[k].read(buffer)
 
         rollouts = HFEngine(self._policy, self._sampling, on_step).generate(requests, ended)
         for one, rollout in zip(speaking, rollouts, strict=True):
@@ -239,13 +228,13 @@ def speech_blocks(
 ) -> Generator[Wave, None, tuple[Rollout, StreamedSpeech]]:
     """Yield the speech of one rollout in blocks, each float32 [T] at the codec's rate, while the next is generated.
 
-    The blocks, end to end, are `CodecSpeechDecoder.waveform` of the rollout that `HFEngine` gives for this seed. The
-    generator's return value is that rollout, and its blocks with the times at which they were ready, whenever they were
-    read. Generation runs in a thread of its own; leave the policy alone until the last block. To stop earlier,
-    `close()` the generator. Raises ValueError for a policy without a codec.
+    End to end they are `CodecSpeechDecoder.waveform` of the rollout that `HFEngine` gives for this seed. The
+    generator's return value is that rollout, and its blocks with the times at which they were ready. Generation runs in
+    a thread of its own: leave the policy alone until the last block, or `close()` the generator. Raises ValueError for
+    a policy without a codec.
     """
     decoder = CodecSpeechDecoder.of(policy)
-    speaking = _StreamingRollout(SpeechStream(decoder.codec, decoder.layout, block_frames), time.perf_counter())
+    speaking = SpeechStream(decoder.codec, decoder.layout, block_frames, time.perf_counter())
     queue: SimpleQueue[Wave | BaseException | tuple[Rollout, StreamedSpeech]] = SimpleQueue()
     stopped = threading.Event()
 

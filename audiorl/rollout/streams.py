@@ -1,18 +1,11 @@
 """Segmented rollouts: a chunk of audio arrives, the policy writes until it ends its turn, the next chunk arrives.
 
-All observed and sampled tokens stay in one key-value cache. The token at position p of a stream is in column p, so
-streams may have different lengths and nothing is computed twice. All streams of a batch take their turns together;
-after the first token of a turn only those that write on are decoded. A model that speaks may add speech to the text of
-any turn (`samplers.py`).
+All tokens stay in one key-value cache: that at position p of a stream is in column p, so streams may have different
+lengths and nothing is computed twice. All streams of a batch take their turns together; after the first token of a turn
+only those that write on are decoded. A schedule may cut a turn (`Schedule.review`): the stream returns to the column
+after the last token that is kept, and the next observed tokens overwrite the rest.
 
-A schedule may cut a turn (`Schedule.review`): the stream returns to the column after the last token that is kept, and
-the next observed tokens overwrite the rest.
-
-`LiveStream` interprets one stream while it comes, for as long as it lasts. With `history` the model carries a bounded
-part of the past: when so many turns are in its key-value cache, all but the last half of them are forgotten. The rest
-is computed again behind the instruction, in one forward pass, as a stream that began there; so positions and memory are
-those of a short stream, and the cost of a chunk does not grow. The instruction stays in front, where attention puts the
-weight that it needs nowhere else (attention sinks, Xiao et al. 2023, arXiv 2309.17453).
+`LiveStream` interprets one stream while it comes, for as long as it lasts.
 
 Shapes: B streams, L new tokens, S cached columns, H decoder width, Q codebooks.
 """
@@ -20,7 +13,7 @@ Shapes: B streams, L new tokens, S cached columns, H decoder width, Q codebooks.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -34,8 +27,8 @@ from audiorl.models.policy import AudioPolicy
 from audiorl.models.prompts import Prompt
 from audiorl.models.speech import pad_codes
 from audiorl.protocols import Hypothesis, Request, Review
-from audiorl.rollout.cache import RowCache
-from audiorl.rollout.samplers import RolloutKey, Sampler, SegmentBuffer, max_rows, sampler_for
+from audiorl.rollout.batch import RowCache
+from audiorl.rollout.samplers import RolloutKey, SegmentBuffer, max_rows, sampler_for
 from audiorl.types import Rollout, Sample, Segment, StopReason, Turn
 
 
@@ -47,10 +40,6 @@ class StreamInputs:
     prompt: Prompt
     chunks: list[Tensor]
     encode_seconds: list[float] = field(default_factory=list)
-
-    def count(self, text: str) -> int:
-        assert self.request.schedule is not None
-        return self.request.schedule.count(text)
 
 
 def stream_inputs(policy: AudioPolicy, request: Request) -> StreamInputs:
@@ -94,11 +83,6 @@ class StreamState:
     """Forward passes of the decoder in this turn."""
 
     @property
-    def is_last(self) -> bool:
-        """The source ends with this turn."""
-        return self.turn == len(self.inputs.chunks) - 1
-
-    @property
     def review(self) -> Review | None:
         schedule = self.inputs.request.schedule
         return None if schedule is None else schedule.review
@@ -129,14 +113,13 @@ class StreamState:
 
     def cut(self, policy: AudioPolicy, attention_nA: Tensor | None) -> None:
         """Take back the words that the schedule does not keep. A turn that is kept whole keeps its end."""
-        review = self.review
-        assert review is not None
-        ids = self.hypothesis_ids(policy)
+        schedule, review, ids = self.inputs.request.schedule, self.review, self.hypothesis_ids(policy)
+        assert schedule is not None and review is not None
         keep = review.keep(Hypothesis(ids, tuple(self.earlier), attention_nA)) if ids else 0
-        words = self.inputs.count(policy.decode(ids))
-        while 0 < keep < len(ids) and words != sum(
-            self.inputs.count(policy.decode(x)) for x in (ids[:keep], ids[keep:])
-        ):
+        words = schedule.count(policy.decode(ids))
+        while 0 < keep < len(ids):  # a word is kept whole or not at all
+            if words == schedule.count(policy.decode(ids[:keep])) + schedule.count(policy.decode(ids[keep:])):
+                break
             keep -= 1
         if keep < len(ids):
             self.buffer = SegmentBuffer(list(ids[:keep]), self.buffer.logprobs[:keep])
@@ -197,33 +180,22 @@ class StreamDecoder:
         self._decoder = policy.backbone.decoder(policy.model)
 
     def rollouts(self, requests: Sequence[Request]) -> list[Rollout]:
-        """Return all rollouts, request by request, index ascending; `max_batch_tokens` bounds a batch."""
-        inputs = [stream_inputs(self.policy, r) for r in requests]
-        out: list[Rollout] = []
-        for part in self._batches(inputs):
-            out += [stream.rollout() for stream in self._interpret(part)]
-        return out
+        """Return all rollouts, request by request, index ascending.
 
-    def _batches(self, inputs: Sequence[StreamInputs]) -> Iterator[list[StreamInputs]]:
-        """Yield requests in order, in batches of at most `max_batch_tokens`: all streams times the longest.
-
-        One request is never split. Turns are counted with a quarter of the tokens they may take.
+        `max_batch_tokens` bounds a batch: all its streams times the longest, turns with a quarter of what they may
+        take.
         """
         most = max_rows(self.policy, self.sampling)
-        part: list[StreamInputs] = []
+        batches: list[list[StreamInputs]] = []
         count = longest = 0
-        for one in inputs:
+        for one in [stream_inputs(self.policy, r) for r in requests]:
             length = len(one.prompt) + sum(map(len, one.chunks)) + len(one.chunks) * most // 4
-            together = (count + one.request.n) * max(longest, length)
-            if part and together > self.sampling.max_batch_tokens:
-                yield part
-                part, count, longest = [], 0, 0
-            part.append(one)
+            if not batches or (count + one.request.n) * max(longest, length) > self.sampling.max_batch_tokens:
+                batches.append([])
+                count = longest = 0
+            batches[-1].append(one)
             count, longest = count + one.request.n, max(longest, length)
-        if part:
-            yield part
-
-    # -- one batch -------------------------------------------------------------------------------------------------
+        return [stream.rollout() for batch in batches for stream in self._interpret(batch)]
 
     def _interpret(self, inputs: Sequence[StreamInputs]) -> list[StreamState]:
         began = time.perf_counter()
@@ -279,7 +251,7 @@ class StreamDecoder:
         Padding lies behind a stream's last token, where nothing looks and where the next tokens overwrite it.
         """
         cache.at(places, width)
-        visible = torch.arange(cache.width, device=places.device) <= places[:, :, None]
+        visible = torch.arange(width, device=places.device) <= places[:, :, None]
         out = self._decoder(
             **inputs,
             attention_mask=as_mask(self._decoder, visible[:, None], inputs["inputs_embeds"].dtype),
@@ -304,8 +276,20 @@ class StreamDecoder:
         for _ in range(sampler.max_rows):
             written = sampler.step(hidden, must_continue)
             for i, now in zip(active, written.rows(), strict=True):
-                if streams[i].stop_reason is None:
-                    self._append(streams[i], sampler, i, now, allowed[i])
+                stream, words = streams[i], allowed[i]
+                if stream.stop_reason is not None:
+                    continue
+                schedule = stream.inputs.request.schedule
+                if words is not None:
+                    assert schedule is not None
+                    text = self.policy.decode([*stream.buffer.ids, now[0]])
+                    if schedule.count(text) > words:
+                        stream.stop_reason = "stop"  # the token would begin one word too many
+                        continue
+                # A turn ends with a token, never in the middle of speech.
+                stream.buffer.add(*now)
+                stream.unread = [now[0]]
+                stream.stop_reason = sampler.ended(i, stream.buffer)
             still = [b for b, i in enumerate(active) if streams[i].stop_reason is None]
             if not still:
                 break
@@ -330,7 +314,7 @@ class StreamDecoder:
 
     def _review_turn(self, streams: Sequence[StreamState], cache: RowCache) -> None:
         """Cut the turns of streams whose schedule reviews them, all but the last turn of a stream."""
-        reviews = [None if stream.is_last else stream.review for stream in streams]
+        reviews = [None if s.turn == len(s.inputs.chunks) - 1 else s.review for s in streams]
         for layers in {r.layers for r in reviews if r is not None}:
             reviewed = [b for b, r in enumerate(reviews) if r is not None and r.layers == layers]
             attention = {} if layers is None else self._attention(streams, reviewed, cache, layers)
@@ -340,9 +324,8 @@ class StreamDecoder:
     def _attention(
         self, streams: Sequence[StreamState], reviewed: Sequence[int], cache: RowCache, layers: tuple[int, ...]
     ) -> dict[int, Tensor]:
-        """Return how the prediction of each token [n] of a turn attends to the audio tokens [A]: [n, A], summing to 1.
-
-        For the `reviewed` streams that have written something.
+        """Return how the prediction of each token [n] of a turn attends to the audio tokens [A]: [n, A], summing to 1,
+        for the `reviewed` streams that have written something.
 
         One forward pass, of the last observed token and those of the turn. It writes their columns again, in all
         streams: the padding of a stream that did not take part would overwrite them.
@@ -361,9 +344,9 @@ class StreamDecoder:
             padded.shape[1], device=padded.device
         )
         with recording(self._decoder, layers) as record:
-            inputs = {"inputs_embeds": padded, "record": record, **self.policy.routing_kwargs(None)}
+            inputs = {"inputs_embeds": padded, **self.policy.routing_kwargs(None)}
             self.forward(inputs, places, max(starts) + padded.shape[1], cache)
-        weights_BLS = record.mean()
+        weights_BLS = torch.stack(record).mean(0)
         attention = {}
         for b in reviewed:
             streams[b].passes += 1
@@ -372,40 +355,28 @@ class StreamDecoder:
             attention[b] = audio_nA / audio_nA.sum(-1, keepdim=True)
         return attention
 
-    def _append(self, stream: StreamState, sampler: Sampler, i: int, now: tuple[Any, ...], words: int | None) -> None:
-        """Append a step as the sampler gives it; a turn ends with a token, never in the middle of speech."""
-        if words is not None and stream.inputs.count(self.policy.decode([*stream.buffer.ids, now[0]])) > words:
-            stream.stop_reason = "stop"  # the token would begin one word too many
-            return
-        stream.buffer.add(*now)
-        stream.unread = [now[0]]
-        stream.stop_reason = sampler.ended(i, stream.buffer)
-
 
 def empty_cache(policy: AudioPolicy) -> RowCache:
-    """Return a cache for streams. Raises ValueError for a model whose layers do not keep all keys and values."""
-    empty = policy.new_cache()
-    kinds = [type(layer).__name__ for layer in empty.layers]
-    cache = RowCache(empty)
-    if cache.aligned:
-        raise ValueError(f"streams need full attention in every layer; the layers of this model keep {set(kinds)}")
+    """Return a cache for streams."""
+    cache = RowCache(policy.new_cache())
+    assert not cache.aligned, "an encoder-decoder reads no streams"
     return cache
 
 
 class LiveStream:
     """One stream that is interpreted while it comes. Without `history` its segments are those of `StreamDecoder`.
 
-    sample: holds the messages; its turns are those to come. history: the most turns that are carried, at least 2; None:
-    all. Raises ValueError for less, and for a history of a policy that speaks.
+    With `history` at most so many turns are carried: when they are in the cache, all but the last half are forgotten,
+    and the rest is computed again behind the instruction, as a stream that began there. So positions, memory and the
+    cost of a chunk do not grow, and the instruction stays in front, where attention needs it (attention sinks, arXiv
+    2309.17453).
+
+    sample: holds the messages; its turns are those to come. Raises ValueError for a history below 2 or of a policy that
+    speaks.
     """
 
     def __init__(
-        self,
-        policy: AudioPolicy,
-        sampling: SamplingConfig,
-        sample: Sample,
-        seed: int = 0,
-        history: int | None = None,
+        self, policy: AudioPolicy, sampling: SamplingConfig, sample: Sample, seed: int = 0, history: int | None = None
     ):
         if history is not None and history < 2:
             raise ValueError(f"history is {history} turns; give at least 2, or None to carry all")

@@ -1,11 +1,8 @@
 """Rollouts with vLLM: continuous batching and paged attention, with weights of its own that follow the trainer's.
 
 The engine reads prompts with the policy's own code, by a policy without weights (device "meta"), and gives vLLM token
-ids and mel frames. So prompts, chunks of streams and their features are those of `HFEngine`. Rollouts differ from
-its rollouts by their random numbers, and log-probs by the rounding of other kernels.
-
-`audiorl.rollout.vllm_weights` makes the weights that vLLM is given, and its workers load them by
-`audiorl.rollout.vllm_worker`.
+ids and mel frames. So prompts, chunks of streams and their features are those of `HFEngine`. Rollouts differ by their
+random numbers, and log-probs by the rounding of other kernels.
 """
 
 from __future__ import annotations
@@ -37,15 +34,16 @@ from audiorl.rollout.hf import AnswerState, build_rollout, ends_with_stop_string
 from audiorl.rollout.samplers import SegmentBuffer, rollout_seed
 from audiorl.rollout.streams import StreamState, stream_inputs
 from audiorl.rollout.vllm_weights import (
+    LORA_RANKS,
     Lora,
     adapter_obstacle,
     load_checked,
     lora_layers,
-    lora_options,
     served_dtype,
     served_weights,
 )
-from audiorl.types import Rollout, Segment, StopReason
+from audiorl.rollout.weight_transfer import SyncError
+from audiorl.types import Rollout, StopReason
 
 SERVED = (
     "qwen2_5_omni",
@@ -60,6 +58,8 @@ SERVED = (
 """By model_type."""
 CPU_KV_CACHE_MB = 64
 CPU_STEP_TOKENS = 4096
+MAX_CLIPS = 256
+"""Of one prompt; a stream's chunks count."""
 
 
 @dataclass(frozen=True)
@@ -78,47 +78,18 @@ class VLLMConfig:
     """Without CUDA graphs: starts faster, generates slower."""
     max_model_len: int | None = None
     """Tokens of a prompt and its answer, of all turns of a stream; None: as many as the model has positions."""
-    max_num_seqs: int = 256
-    """Maximum number of answers generated at the same time."""
-    max_clips: int = 256
-    """Maximum number of clips in one prompt; a stream's chunks count."""
     kv_cache_mb: int | None = None
     """MiB for keys and values; None: on a GPU what remains of its fraction, on a CPU 64."""
     lora: Lora = "merged"
-    """How an adapter's folder is run, and which weights `update_weights` takes. merged: in the weights of the model.
-    adapter: next to them (vLLM's enable_lora); no effect on a whole model."""
-
-    def __post_init__(self) -> None:
-        for name in ("tensor_parallel_size", "max_num_seqs", "max_clips"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"vllm.{name} is {getattr(self, name)}; it must be at least 1")
-        for name in ("max_model_len", "kv_cache_mb"):
-            if getattr(self, name) is not None and getattr(self, name) < 1:
-                raise ValueError(f"vllm.{name} is {getattr(self, name)}; it must be at least 1, or None")
-        if not 0 < self.gpu_memory_utilization <= 1:
-            raise ValueError(f"vllm.gpu_memory_utilization is {self.gpu_memory_utilization}; it must be in (0, 1]")
-
-
-def check_served(folder: str | Path) -> None:
-    """Raise ValueError for a model that vLLM does not serve here."""
-    config = read_config(folder)
-    kind = str(config.get("model_type"))
-    if LAYOUT_KEY in config or kind == "higgs_audio_v2":
-        raise ValueError(f"{folder}: vLLM serves no model that writes speech; take the engine hf")
-    if kind not in SERVED:
-        raise ValueError(
-            f"{folder}: vLLM does not serve model_type {kind!r} here ({', '.join(SERVED)}); take the engine hf"
-        )
+    """How an adapter's folder is run and updated: merged, in the model's weights; adapter, next to them."""
 
 
 class VLLMEngine:
     """`RolloutEngine` over vLLM in this process, made from a model folder or a hub id, or from an adapter's folder.
 
     Log-probs are those of the distribution that was sampled from; of a greedy answer, the model's own. Answers depend
-    on (seed, sample, index), not on their batch, as far as the kernels' rounding does not.
-
-    Raises ValueError without vLLM, with `sampling.compile`, and for models that it does not serve here: those that
-    write speech, and families other than `SERVED`.
+    on (seed, sample, index), not on their batch, as far as the kernels' rounding does not. Raises ValueError without
+    vLLM and for models that it does not serve here: those that write speech, and families other than `SERVED`.
     """
 
     def __init__(
@@ -129,11 +100,17 @@ class VLLMEngine:
             raise ValueError("sampling.compile is for the engine hf; vLLM compiles its steps itself: turn it off")
         self.policy_version = 0
         base = adapted_model(folder) or folder
-        check_served(base)
-        if find_spec("vllm") is None:
+        saved = read_config(base)
+        kind = str(saved.get("model_type"))
+        if LAYOUT_KEY in saved or kind == "higgs_audio_v2":
+            raise ValueError(f"{base}: vLLM serves no model that writes speech; take the engine hf")
+        if kind not in SERVED:
             raise ValueError(
-                'the engine vllm needs vLLM: pip install "audiorl[gpu]"; without a GPU "audiorl[rollout-cpu]"'
+                f"{base}: vLLM does not serve model_type {kind!r} here ({', '.join(SERVED)}); take the engine hf"
             )
+        if find_spec("vllm") is None:
+            extras = '"audiorl[gpu]"; without a GPU "audiorl[rollout-cpu]"'
+            raise ValueError(f"the engine vllm needs vLLM: pip install {extras}")
         config = config or VLLMConfig()
         with_adapter = config.lora == "adapter" and base is not folder
         self._policy = load_policy(folder if with_adapter else base, ModelConfig(device="meta"))
@@ -146,20 +123,17 @@ class VLLMEngine:
         self._feature_cache: dict[str, tuple[Any, int]] = {}
         self._lora_request: Any = None
         if with_adapter:
-            self._use_adapter(Path(folder))
+            from vllm.lora.request import LoRARequest
+
+            from audiorl.rollout.vllm_worker import LORA_ID
+
+            lora = adapter_config(Path(folder))
+            self._llm.collective_rpc("audiorl_set_lora", args=(lora.r, lora.lora_alpha, lora_layers(self._policy)))
+            # The path is never read: the adapter is in vLLM's workers before the first prompt.
+            self._lora_request = LoRARequest("policy", LORA_ID, str(folder))
+            self.update_weights(saved_adapter(Path(folder), self._policy.backbone.weight_name), 0)
         elif base is not folder:
             self.update_weights(served_weights(load_policy(folder, ModelConfig(audio="full"))), 0)
-
-    def _use_adapter(self, folder: Path) -> None:
-        from vllm.lora.request import LoRARequest
-
-        from audiorl.rollout.vllm_worker import LORA_ID
-
-        saved = adapter_config(folder)
-        self._llm.collective_rpc("audiorl_set_lora", args=(saved.r, saved.lora_alpha, lora_layers(self._policy)))
-        # The path is never read: the adapter is in vLLM's workers before the first prompt.
-        self._lora_request = LoRARequest("policy", LORA_ID, str(folder))
-        self.update_weights(saved_adapter(folder, self._policy.backbone.weight_name), 0)
 
     # -- rollouts --------------------------------------------------------------------------------------------------
 
@@ -191,36 +165,28 @@ class VLLMEngine:
             if ended is not None and not missing[id(request)]:
                 ended([rollouts[k] for k, answer in enumerate(answers) if answer.request is request])
 
-        self._run([self._answer_input(a) for a in answers], finished)
+        inputs = []
+        for a in answers:
+            ids, own, name = a.prompt.ids.tolist(), [False] * len(a.prompt), a.request.sample.id
+            if a.before is not None:  # a paused answer is a prompt with everything sampled before, and another seed
+                ids, own, name = ids + a.before.ids.tolist(), own + [True] * a.num_before, f"{name}\0{a.num_before}"
+            room = a.room(self.sampling.max_new_tokens)
+            inputs.append(self._vllm_input(a.request, name, a.index, ids, a.prompt.audio, own, room))
+        self._run(inputs, finished)
         return [rollouts[i] for i in range(len(answers))]
-
-    def _answer_input(self, answer: AnswerState) -> tuple[Any, Any]:
-        """Ask for an answer; a paused one is a prompt with everything sampled before, and another seed."""
-        request, prompt, before = answer.request, answer.prompt, answer.num_before
-        ids, own, name = prompt.ids.tolist(), [False] * len(prompt), request.sample.id
-        if answer.before is not None:
-            ids, own, name = ids + answer.before.ids.tolist(), own + [True] * before, f"{name}\0{before}"
-        room = answer.room(self.sampling.max_new_tokens)
-        return self._vllm_input(request, name, answer.index, ids, prompt.audio, own, room)
 
     def _rollout(self, a: AnswerState, buffer: SegmentBuffer, reason: StopReason) -> Rollout:
         if a.before is not None:
-            buffer, reason = self._after_pause(a.before, buffer, reason)
+            # vLLM did not see the first part, in which a stop string may have begun.
+            sampled, buffer = buffer, SegmentBuffer.from_segment(a.before)
+            for id, logprob in zip(sampled.ids, sampled.logprobs, strict=True):
+                buffer.add(id, logprob)
+                if ends_with_stop_string(self._policy, buffer.ids, self.sampling.stop):
+                    reason = "stop"
+                    break
         if reason == "length" and len(buffer.ids) < self.sampling.max_new_tokens:
             reason = "paused"
-        version = self.policy_version
-        return build_rollout(self._policy, a.request, a.index, a.prompt, buffer, reason, version, a.before)
-
-    def _after_pause(
-        self, before: Segment, after: SegmentBuffer, reason: StopReason
-    ) -> tuple[SegmentBuffer, StopReason]:
-        """Join both parts of an answer, up to a stop string that began in the first one, which vLLM did not see."""
-        out = SegmentBuffer.from_segment(before)
-        for id, logprob in zip(after.ids, after.logprobs, strict=True):
-            out.add(id, logprob)
-            if ends_with_stop_string(self._policy, out.ids, self.sampling.stop):
-                return out, "stop"
-        return out, reason
+        return build_rollout(self._policy, a, buffer, reason, self.policy_version)
 
     def _interpret(self, requests: Sequence[Request]) -> list[Rollout]:
         """Interpret streams that take their turns together; each asks with everything so far, which vLLM has cached."""
@@ -232,18 +198,15 @@ class VLLMEngine:
         streams = [_VLLMStream(StreamState(one, k)) for one in inputs for k in range(one.request.n)]
         active = streams
         while active:
+            asked = []
             for s in active:
                 observed = s.state.observed(self._policy)
                 s.ids += observed.ids.tolist()
                 s.own += [False] * len(observed.ids)
                 s.audio += observed.audio
-            outputs = self._run(
-                [
-                    self._vllm_input(s.state.inputs.request, s.state.key().name, s.state.index, s.ids, s.audio, s.own)
-                    for s in active
-                ]
-            )
-            for s, (buffer, reason) in zip(active, outputs, strict=True):
+                key = s.state.key()
+                asked.append(self._vllm_input(s.state.inputs.request, key.name, key.index, s.ids, s.audio, s.own))
+            for s, (buffer, reason) in zip(active, self._run(asked), strict=True):
                 s.state.buffer, s.state.stop_reason = buffer, reason
                 s.ids += buffer.ids
                 s.own += [True] * len(buffer.ids)
@@ -283,14 +246,15 @@ class VLLMEngine:
         if not audio:
             return tokens_input(ids), params
         features = [self._features(clip) for clip in audio]
-        places = _places(ids, own, self._policy.audio_token_id, [tokens for _, tokens in features])
-        prompt = mm_input(
-            ids,
-            MultiModalKwargsItems({"audio": [item for item, _ in features]}),
-            {"audio": [clip.key for clip in audio]},
-            {"audio": [PlaceholderRange(offset, tokens) for offset, (_, tokens) in zip(places, features, strict=True)]},
-        )
-        return prompt, params
+        # A clip is its placeholder once per audio token, but for those that the policy wrote itself.
+        free = [i for i, id in enumerate(ids) if id == self._policy.audio_token_id and not own[i]]
+        places, at = [], 0
+        for _, tokens in features:
+            places.append(PlaceholderRange(free[at], tokens))
+            at += tokens
+        assert at == len(free)
+        items = MultiModalKwargsItems({"audio": [item for item, _ in features]})
+        return mm_input(ids, items, {"audio": [clip.key for clip in audio]}, {"audio": places}), params
 
     def _features(self, clip: AudioClip) -> tuple[Any, int]:
         """Return a clip as the model takes it, and the number of its audio tokens."""
@@ -311,90 +275,92 @@ class VLLMEngine:
         finished: Callable[[int, SegmentBuffer, StopReason], None] | None = None,
     ) -> list[tuple[SegmentBuffer, StopReason]]:
         """Return vLLM's output for each input; `finished` is called with its number as soon as it is there."""
-        names: list[str] = []
+        numbers: dict[str, int] = {}
         for prompt, params in inputs:
-            names.append(str(self._num_inputs))
+            name = str(self._num_inputs)
+            numbers[name] = len(numbers)
             self._num_inputs += 1
-            self._llm.add_request(names[-1], prompt, params, lora_request=self._lora_request)
-        numbers = {name: i for i, name in enumerate(names)}
+            self._llm.add_request(name, prompt, params, lora_request=self._lora_request)
         outputs: dict[int, tuple[SegmentBuffer, StopReason]] = {}
         try:
             while self._llm.has_unfinished_requests():
                 for out in self._llm.step():
-                    if out.finished:
-                        number = numbers[out.request_id]
-                        outputs[number] = _segment_of(out.outputs[0])
-                        if finished is not None:
-                            finished(number, *outputs[number])
+                    if not out.finished:
+                        continue
+                    number, (answer,) = numbers[out.request_id], out.outputs
+                    buffer = SegmentBuffer()
+                    for id, logprobs in zip(answer.token_ids, answer.logprobs, strict=True):
+                        buffer.add(id, logprobs[id].logprob)
+                    reason: StopReason = "length"
+                    if answer.finish_reason != "length":
+                        assert answer.finish_reason == "stop", answer.finish_reason
+                        reason = "stop" if isinstance(answer.stop_reason, str) else "eos"
+                    outputs[number] = buffer, reason
+                    if finished is not None:
+                        finished(number, buffer, reason)
         except BaseException:
-            self._llm.abort_request(names)
+            self._llm.abort_request(list(numbers))
             raise
-        return [outputs[i] for i in range(len(names))]
+        return [outputs[i] for i in range(len(inputs))]
 
     # -- weights ---------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _updating(self, version: int) -> Iterator[None]:
+        """Clear vLLM's caches after the block. After an error in it, the engine writes nothing until the next one."""
+        self._broken = f"an update to version {version} was broken off"
+        try:
+            yield
+        finally:
+            self._llm.reset_prefix_cache()
+            self._llm.reset_encoder_cache()
+        self._broken, self.policy_version = "", version
 
     def update_weights(self, weights: Weights, version: int) -> None:
         """Take new weights by checkpoint name (`served_weights`), in place, a bucket at a time.
 
-        Raises ValueError for a weight that the model does not have or has in another shape, and where one of several
-        that vLLM keeps together is missing: of an adapter all matrices must come. After an error the engine writes
-        nothing until it has had all weights.
+        Raises ValueError as `load_checked` does. After an error the engine writes nothing until it has had all weights.
         """
-        self._broken = f"an update to version {version} was broken off"
-        try:
+        with self._updating(version):
             load_checked(weights, self._shapes, lambda method, *args: self._llm.collective_rpc(method, args=args))
-        finally:
-            self._llm.reset_prefix_cache()
-            self._llm.reset_encoder_cache()
-        self._broken = ""
-        self.policy_version = version
 
     def connect(self, address: str, first: int, receivers: int, options: Mapping[str, Any]) -> str | None:
-        """Let vLLM's workers receive weights themselves, each its own connection: receivers `first`, `first` + 1, ….
+        """Let vLLM's workers receive weights themselves: they are receivers `first`, `first` + 1, ….
 
-        Weights then do not pass through this process. options: those of `WeightReceiver`. Returns None, or why a worker
-        has no connection.
+        options: those of `WeightReceiver`. Returns None, or why a worker has no connection.
         """
-        return _first_reason(
-            self._llm.collective_rpc("audiorl_connect", args=(address, first, receivers, dict(options)))
-        )
+        reasons = self._llm.collective_rpc("audiorl_connect", args=(address, first, receivers, dict(options)))
+        return next(filter(None, reasons), None)
 
     def receive(self, version: int) -> str | None:
         """Load what the sender sends next to all workers. Returns None, or why it did not arrive; the engine then
         writes nothing until it has had all weights."""
-        self._broken = f"an update to version {version} was broken off"
         shapes = {name: tuple(p.shape) for name, p in self._shapes.items()}
         try:
-            reason = _first_reason(self._llm.collective_rpc("audiorl_receive", args=(version, shapes)))
-        finally:
-            self._llm.reset_prefix_cache()
-            self._llm.reset_encoder_cache()
-        if reason is None:
-            self._broken, self.policy_version = "", version
-        return reason
+            with self._updating(version):
+                reasons = self._llm.collective_rpc("audiorl_receive", args=(version, shapes))
+                if reason := next(filter(None, reasons), None):
+                    raise SyncError(reason)
+        except SyncError as error:
+            return str(error)
+        return None
 
     def disconnect(self, reason: str) -> None:
         self._llm.collective_rpc("audiorl_disconnect", args=(reason,))
 
     # -- the GPU ---------------------------------------------------------------------------------------------------
 
-    def sleep(self) -> None:
-        """Sleep at level 1: weights are offloaded to CPU memory, the KV cache is discarded. Needs `sleep=True`."""
-        self._check_can_sleep()
-        self._llm.sleep(1)
-
-    def wake(self) -> None:
-        """Load the weights to the GPU again; needed before `generate` and `update_weights`."""
-        self._check_can_sleep()
-        self._llm.wake_up()
-
     @property
     def can_sleep(self) -> bool:
         return bool(self._llm.vllm_config.model_config.enable_sleep_mode)
 
-    def _check_can_sleep(self) -> None:
-        if not self.can_sleep:
-            raise ValueError("this engine cannot sleep: vllm.sleep is for GPUs and must be set when it is made")
+    def sleep(self) -> None:
+        """Offload weights to CPU memory and discard the KV cache. Needs `VLLMConfig.sleep`."""
+        self._llm.sleep(1)
+
+    def wake(self) -> None:
+        """Load the weights to the GPU again; needed before `generate` and `update_weights`."""
+        self._llm.wake_up()
 
     def close(self) -> None:
         """End vLLM's workers and free its memory."""
@@ -409,35 +375,6 @@ class _VLLMStream:
     ids: list[int] = field(default_factory=list)
     own: list[bool] = field(default_factory=list)
     audio: tuple[AudioClip, ...] = ()
-
-
-def _first_reason(reasons: Sequence[str | None]) -> str | None:
-    """Return the first reason of several workers."""
-    return next((reason for reason in reasons if reason is not None), None)
-
-
-def _places(ids: Sequence[int], own: Sequence[bool], placeholder: int, lengths: Sequence[int]) -> list[int]:
-    """Return where each clip of so many tokens begins among the placeholders that the policy did not write."""
-    free = [i for i, id in enumerate(ids) if id == placeholder and not own[i]]
-    assert len(free) == sum(lengths), "a clip is its placeholder, once per audio token"
-    starts, at = [], 0
-    for length in lengths:
-        starts.append(free[at])
-        at += length
-    return starts
-
-
-def _segment_of(out: Any) -> tuple[SegmentBuffer, StopReason]:
-    buffer = SegmentBuffer()
-    for id, logprobs in zip(out.token_ids, out.logprobs, strict=True):
-        buffer.add(id, logprobs[id].logprob)
-    if out.finish_reason == "length":
-        return buffer, "length"
-    assert out.finish_reason == "stop", out.finish_reason
-    return buffer, "stop" if isinstance(out.stop_reason, str) else "eos"
-
-
-# -- starting ----------------------------------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -466,29 +403,37 @@ def start_vllm(folder: str | Path, policy: AudioPolicy, config: VLLMConfig) -> A
     from audiorl.rollout.vllm_worker import ListenerOnly
 
     options: dict[str, Any] = {}
-    longest = config.max_model_len or policy.backbone.decoder(policy.model).config.max_position_embeddings
+    decoder, rank = policy.backbone.decoder(policy.model), policy.config.lora.rank
+    longest = config.max_model_len or decoder.config.max_position_embeddings
     if policy.backbone.audio_token is not None:
-        tied = policy.backbone.head(policy.model).weight is policy.backbone.decoder(policy.model).embed_tokens.weight
+        tied = policy.backbone.head(policy.model).weight is decoder.embed_tokens.weight
         options = dict(
             hf_overrides=ListenerOnly(tied),
-            limit_mm_per_prompt={"audio": config.max_clips, "image": 0, "video": 0},
+            limit_mm_per_prompt={"audio": MAX_CLIPS, "image": 0, "video": 0},
             skip_mm_profiling=True,
             mm_processor_cache_gb=0,
         )
+    if rank:
+        max_rank = next(r for r in LORA_RANKS if r >= rank)
+        options |= dict(enable_lora=True, max_loras=1, max_lora_rank=max_rank, lora_target_modules=lora_layers(policy))
+    kv_cache_mb = config.kv_cache_mb
     if current_platform.is_cpu():
-        _hide_llvmlite()
-        kv_cache = (config.kv_cache_mb or CPU_KV_CACHE_MB) << 20
+        # vLLM looks for its kernels in `vars` of each object of each module. llvmlite's library, which numba imports
+        # and librosa numba, makes a function of every name that it is asked for, `__dict__` among them.
+        if llvmlite := sys.modules.get("llvmlite.binding.ffi"):
+            getattr(llvmlite.lib, "_fntab", {})["__dict__"] = {}
+        kv_cache_mb = kv_cache_mb or CPU_KV_CACHE_MB
         # A prompt in several steps takes back the random number of all but the last, which CPU generators cannot.
         whole = dict(enable_chunked_prefill=False, max_num_batched_tokens=max(CPU_STEP_TOKENS, longest))
-        options |= dict(enforce_eager=True, kv_cache_memory_bytes=kv_cache, block_size=32, **whole)
+        options |= dict(enforce_eager=True, block_size=32, **whole)
     else:
         options |= dict(
             enforce_eager=config.enforce_eager,
             enable_sleep_mode=config.sleep,
             gpu_memory_utilization=config.gpu_memory_utilization,
         )
-        if config.kv_cache_mb is not None:
-            options |= dict(kv_cache_memory_bytes=config.kv_cache_mb << 20)
+    if kv_cache_mb is not None:
+        options |= dict(kv_cache_memory_bytes=kv_cache_mb << 20)
     return LLMEngine.from_engine_args(
         EngineArgs(
             model=str(folder),
@@ -496,22 +441,11 @@ def start_vllm(folder: str | Path, policy: AudioPolicy, config: VLLMConfig) -> A
             generation_config="vllm",
             logprobs_mode="processed_logprobs",
             max_model_len=longest,
-            max_num_seqs=config.max_num_seqs,
+            max_num_seqs=256,
             tensor_parallel_size=config.tensor_parallel_size,
             distributed_executor_backend="uni" if config.tensor_parallel_size == 1 else "mp",
             enable_prefix_caching=True,
-            **lora_options(policy),
             worker_extension_cls="audiorl.rollout.vllm_worker.Loading",
             **options,
         )
     )
-
-
-def _hide_llvmlite() -> None:
-    """Let vLLM for the CPU start in a process that has imported numba, as librosa does.
-
-    vLLM looks for its kernels in `vars` of each object of each module, and llvmlite's library makes a function of
-    every name that it is asked for, `__dict__` among them.
-    """
-    if llvmlite := sys.modules.get("llvmlite.binding.ffi"):
-        getattr(llvmlite.lib, "_fntab", {})["__dict__"] = {}

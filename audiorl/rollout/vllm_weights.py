@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -18,13 +18,9 @@ LORA_LAYERS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "
 Lora = Literal["merged", "adapter"]
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Values of vLLM's max_lora_rank; an adapter takes the memory of the next one."""
-FUSED = {
-    "q_proj": "qkv_proj",
-    "k_proj": "qkv_proj",
-    "v_proj": "qkv_proj",
-    "gate_proj": "gate_up_proj",
-    "up_proj": "gate_up_proj",
-}
+FUSED = dict.fromkeys(("q_proj", "k_proj", "v_proj"), "qkv_proj") | dict.fromkeys(
+    ("gate_proj", "up_proj"), "gate_up_proj"
+)
 """Linears that vLLM keeps in one: their weights must come together."""
 
 
@@ -68,18 +64,6 @@ def served_weights(policy: AudioPolicy, lora: Lora = "merged") -> Iterator[tuple
     yield from merged_weights(policy.model, policy.backbone.weight_name, lambda p: p.requires_grad or id(p) in decoder)
 
 
-def lora_options(policy: AudioPolicy) -> dict[str, Any]:
-    """vLLM's options for the policy's adapter, if it has one."""
-    if not policy.config.lora.rank:
-        return {}
-    return dict(
-        enable_lora=True,
-        max_loras=1,
-        max_lora_rank=next(rank for rank in LORA_RANKS if rank >= policy.config.lora.rank),
-        lora_target_modules=lora_layers(policy),
-    )
-
-
 def served_dtype(policy: AudioPolicy, dtype: str) -> str:
     """Return the dtype of vLLM's weights; its own `auto` would turn float32 into bfloat16."""
     if dtype != "auto":
@@ -114,16 +98,15 @@ def load_checked(weights: Weights, parameters: Mapping[str, Tensor], call: Calla
 def check_together(names: Iterable[str], all_names: Iterable[str]) -> None:
     """Raise ValueError where `names` holds a part of a module's weights, of those of several that vLLM fuses, or of an
     adapter's matrices."""
+
+    def group(name: str) -> str:
+        if ".lora_" in name:
+            return "adapter"
+        parent, _, last = name.rpartition(".")[0].rpartition(".")
+        return f"{parent}.{FUSED.get(last, last)}"
+
     sent = set(names)
-    groups = {_group(name) for name in sent}
+    groups = {group(name) for name in sent}
     for name in all_names:
-        if name not in sent and _group(name) in groups:
+        if name not in sent and group(name) in groups:
             raise ValueError(f"weights for vLLM: {name!r} is missing, but others come that it is kept together with")
-
-
-def _group(name: str) -> str:
-    if ".lora_" in name:
-        return "adapter"
-    module = name.rpartition(".")[0]
-    parent, _, last = module.rpartition(".")
-    return f"{parent}.{FUSED.get(last, last)}"

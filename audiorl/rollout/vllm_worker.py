@@ -25,19 +25,14 @@ from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, i
 from vllm.model_executor.models.interfaces import SupportsLoRA, SupportsMRoPE, SupportsMultiModal
 from vllm.model_executor.models.module_mapping import MultiModelKeys
 from vllm.model_executor.models.registry import ModelRegistry
-from vllm.model_executor.models.utils import (
-    AutoWeightsLoader,
-    WeightsMapper,
-    init_vllm_registered_model,
-    maybe_prefix,
-)
+from vllm.model_executor.models.utils import AutoWeightsLoader, WeightsMapper, init_vllm_registered_model, maybe_prefix
 from vllm.multimodal import MULTIMODAL_REGISTRY
 from vllm.multimodal.processing import BaseDummyInputsBuilder, BaseMultiModalProcessor, BaseProcessingInfo
 from vllm.platforms import current_platform
 
 from audiorl.models import Backbone
 from audiorl.models.families.qwen2_audio import Qwen2Audio
-from audiorl.models.families.qwen_omni import Qwen3Omni, QwenOmni
+from audiorl.models.families.qwen_omni import QwenOmni
 from audiorl.models.weights import Weights
 from audiorl.rollout.vllm_weights import load_checked
 from audiorl.rollout.weight_transfer import SyncError, WeightReceiver
@@ -61,7 +56,7 @@ class Family:
 
 FAMILIES = {
     "qwen2_5_omni_thinker": Family(QwenOmni(), Qwen2_5OmniAudioEncoder, "Qwen2ForCausalLM"),
-    "qwen3_omni_moe_thinker": Family(Qwen3Omni(), Qwen3OmniMoeAudioEncoder, "Qwen3MoeForCausalLM"),
+    "qwen3_omni_moe_thinker": Family(QwenOmni("qwen3"), Qwen3OmniMoeAudioEncoder, "Qwen3MoeForCausalLM"),
     "qwen2_audio": Family(Qwen2Audio(), Qwen2AudioEncoder, "Qwen2ForCausalLM", Qwen2AudioMultiModalProjector),
 }
 """By model_type."""
@@ -95,24 +90,20 @@ class ClipInfo(BaseProcessingInfo):
         return {"audio": min(seq_len, LONGEST_CLIP)}
 
 
+def _never(*args: Any, **kwargs: Any) -> Any:
+    raise NotImplementedError
+
+
 class NoDummies(BaseDummyInputsBuilder):
     """vLLM would profile and warm up with made-up prompts; it is told not to."""
 
-    def get_dummy_text(self, mm_counts: Mapping[str, int]) -> str:
-        raise NotImplementedError
-
-    def get_dummy_mm_data(self, *args: Any, **kwargs: Any) -> Any:
-        raise NotImplementedError
+    get_dummy_text = get_dummy_mm_data = _never
 
 
 class NoProcessor(BaseMultiModalProcessor):
     """Prompts come with their token ids, placeholders and mel frames."""
 
-    def _get_mm_fields_config(self, *args: Any, **kwargs: Any) -> Any:
-        raise NotImplementedError
-
-    def _get_prompt_updates(self, *args: Any, **kwargs: Any) -> Any:
-        raise NotImplementedError
+    _get_mm_fields_config = _get_prompt_updates = _never
 
 
 @MULTIMODAL_REGISTRY.register_processor(NoProcessor, info=ClipInfo, dummy_inputs=NoDummies)
@@ -168,7 +159,7 @@ class Listener(nn.Module, SupportsMultiModal, SupportsMRoPE, SupportsLoRA):
         if current_platform.is_cpu():
             for module in self.modules():
                 if isinstance(module, RoutedExperts):
-                    _lay_out_every_time(module)
+                    _make_kernels_again(module.quant_method)
 
     def get_mm_mapping(self) -> MultiModelKeys:
         """Name the modules of the decoder: the adapter is put there only."""
@@ -206,10 +197,8 @@ class Listener(nn.Module, SupportsMultiModal, SupportsMRoPE, SupportsLoRA):
         return AutoWeightsLoader(self).load_weights(weights, mapper=self.hf_to_vllm_mapper)
 
 
-def _lay_out_every_time(experts: Any) -> None:
-    """On CPUs vLLM arranges the experts' weights when it makes its kernel, and does not make it again for new weights.
-    Here each loading makes a new kernel."""
-    method = experts.quant_method
+def _make_kernels_again(method: Any) -> None:
+    """Make a kernel of experts at each loading: vLLM for CPUs arranges their weights when it makes one."""
     process = method.process_weights_after_loading
 
     def process_again(layer: Any) -> None:
@@ -252,14 +241,8 @@ class Loading:
         if self._audiorl_receiver is None:
             return "a worker of vLLM has no connection for weights"
         parameters = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
-
-        own: tuple[Callable[..., object], ...] = (
-            self.audiorl_begin,
-            self.audiorl_load,
-            self.audiorl_replace_adapter,
-            self.audiorl_end,
-        )
-        methods = {method.__name__: method for method in own}
+        own = (self.audiorl_begin, self.audiorl_load, self.audiorl_replace_adapter, self.audiorl_end)
+        methods: dict[str, Callable[..., object]] = {method.__name__: method for method in own}
 
         def load(weights: Weights, version: int) -> None:
             load_checked(weights, parameters, lambda method, *args: methods[method](*args))

@@ -3,15 +3,14 @@
 A `WeightSender` and its receivers have a process group of their own: gloo between CPUs, NCCL between GPUs. Tensors are
 broadcast in buckets, each after a header with its names, shapes and types. Between processes on one GPU ("ipc") a
 bucket stays where it is: receivers get a CUDA IPC handle of its memory, without a GPU a file that both map. A receiver
-yields tensors one by one and stores none: an engine never holds two copies. At the end every receiver confirms,
-or sends the reason why it cannot. No side waits longer than `timeout` for another.
+yields tensors one by one and stores none, and at the end confirms, or sends the reason why it cannot.
 
     sender = WeightSender(receivers=2)                                 # the trainer's rank 0
     receiver = WeightReceiver(sender.address, number, receivers=2)     # engine `number`, 0 or 1, elsewhere
     sender.send(policy.weights())      and at the same time     receiver.update(engine.update_weights, version)
 
-After an error the group is closed; make a new one. The sender listens on this machine only unless it is given another
-host. Whoever reaches that address can read the weights, so keep it inside a private network.
+After an error the group is closed; make a new one. Whoever reaches the sender's host, by default this machine only, can
+read the weights.
 """
 
 from __future__ import annotations
@@ -55,19 +54,22 @@ class _Peer:
     """One process of the group: rank 0 sends, rank k + 1 is receiver k."""
 
     def __init__(self, store: dist.TCPStore, rank: int, receivers: int, host: str, timeout: float, backend: Backend):
-        self.receivers = receivers
-        self._store, self._rank, self._host = store, rank, host
-        self._timeout, self._backend = timeout, backend
+        self.receivers, self.backend = receivers, backend
+        self._store, self._rank, self._host, self._timeout = store, rank, host, timeout
         on_gpu = backend == "nccl" or (backend == "ipc" and torch.cuda.is_available())
         self._device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
         self._group: Any = None
         self._round = 0
+        self._buckets = 0  # of this round, by shared memory
         self._closed = ""
 
     def _connect(self) -> None:
+        """Make the process group at the first transfer: all sides are there then."""
+        if self._group is not None or self.backend == "ipc":
+            return
         store, size, wait = dist.PrefixStore("group", self._store), self.receivers + 1, timedelta(seconds=self._timeout)
         options: Any
-        if self._backend == "nccl":
+        if self.backend == "nccl":
             options = dist.ProcessGroupNCCL.Options()
             options._timeout = 2 * wait  # NCCL's own watchdog ends the process: `_broadcast` raises before
             self._group = dist.ProcessGroupNCCL(store, self._rank, size, options)
@@ -79,13 +81,14 @@ class _Peer:
         options._devices = [gloo.create_device(hostname=self._host)]
         self._group = gloo(store, self._rank, size, options)
 
-    def _broadcast(self, tensor: Tensor) -> None:
+    def _broadcast(self, tensor: Tensor) -> Tensor:
         options = dist.BroadcastOptions()
         options.rootRank, options.rootTensor = 0, 0
         work = self._group.broadcast([tensor], options)
-        if self._backend == "nccl":
+        if self.backend == "nccl":
             wait_within(work, self._timeout, self._group.abort)
         work.wait()
+        return tensor
 
     def _check_open(self) -> None:
         if self._closed:
@@ -98,17 +101,12 @@ class _Peer:
     def is_open(self) -> bool:
         return not self._closed
 
-    @property
-    def backend(self) -> Backend:
-        return self._backend
-
     def close(self, reason: str = "it was closed") -> None:
         """Leave the group. The others' calls fail from here on."""
         self._closed = self._closed or reason
-        if self._group is not None:
-            if self._backend == "nccl":
-                self._group.abort()
-            self._group = None
+        if self._group is not None and self.backend == "nccl":
+            self._group.abort()
+        self._group = None
 
 
 class WeightSender(_Peer):
@@ -118,25 +116,11 @@ class WeightSender(_Peer):
     """
 
     def __init__(
-        self,
-        receivers: int,
-        *,
-        host: str = LOOPBACK,
-        port: int = 0,
-        timeout: float = TIMEOUT_SECONDS,
-        backend: Backend = "gloo",
+        self, receivers: int, *, host: str = LOOPBACK, timeout: float = TIMEOUT_SECONDS, backend: Backend = "gloo"
     ):
-        if receivers < 1:
-            raise ValueError(f"receivers is {receivers}; there must be at least 1")
-        store = listening_store(host, port, timedelta(seconds=timeout))
-        self._port = store.port
+        store = listening_store(host, timeout=timedelta(seconds=timeout))
+        self.address = f"{host}:{store.port}"
         super().__init__(store, 0, receivers, host, timeout, backend)
-        self._num_sent = 0
-
-    @property
-    def address(self) -> str:
-        """host:port, for receivers."""
-        return f"{self._host}:{self._port}"
 
     def send(self, weights: Weights) -> None:
         """Send these tensors to every receiver; returns when all have confirmed.
@@ -144,20 +128,19 @@ class WeightSender(_Peer):
         Raises SyncError that names the receivers that did not join, ended, or could not load the weights.
         """
         self._check_open()
+        self._buckets = 0
         try:
             self._wait_for("joined", "did not join to receive weights", min(JOIN_TIMEOUT_SECONDS, self._timeout))
             self._store.set(self._key("go"), "")
-            if self._group is None and self._backend != "ipc":
-                self._connect()
-            self._num_sent = 0
+            self._connect()
             for bucket in buckets(weights, IPC_BUCKET if self._device.type == "cuda" and not self._group else BUCKET):
                 self._send_bucket(bucket)
             self._send_bucket([])
             self._wait_for("done", "did not confirm the weights", self._timeout)
         except BaseException as error:
-            reason = self._reason() or (str(error) if isinstance(error, SyncError) else None)
+            reason = self._refusal() or (str(error) if isinstance(error, SyncError) else None)
             self._store.set("failed", reason or f"the sender: {type(error).__name__}: {error}")
-            for what in ("go", f"bucket {self._num_sent}"):  # receivers that wait for it stop waiting
+            for what in ("go", f"bucket {self._buckets}"):  # receivers that wait for it stop waiting
                 self._store.set(self._key(what), "[]")
             self.close(reason or str(error))
             if isinstance(error, RuntimeError):  # SyncErrors too; a broken connection is one without a reason
@@ -166,22 +149,24 @@ class WeightSender(_Peer):
         self._round += 1
 
     def _send_bucket(self, bucket: Sequence[tuple[str, Tensor]]) -> None:
-        header = json.dumps([[n, list(t.shape), str(t.dtype).removeprefix("torch.")] for n, t in bucket]).encode()
-        if self._backend == "ipc":
-            key = self._key(f"bucket {self._num_sent}")
-            if not bucket:
-                self._store.set(key, json.dumps([header.decode(), None]))
-                return
-            with shared_memory(_joined(bucket, self._device)) as handle:
-                self._store.set(key, json.dumps([header.decode(), handle]))
-                self._wait_for(f"got {self._num_sent}", "did not read the weights", self._timeout)
-            self._store.delete_key(key)
-            self._num_sent += 1
+        header = json.dumps([[n, list(t.shape), str(t.dtype).removeprefix("torch.")] for n, t in bucket])
+        parts = [t.detach().to(self._device).contiguous().view(-1).view(torch.uint8) for _, t in bucket]
+        if self.backend != "ipc":
+            data = header.encode()
+            self._broadcast(torch.tensor([len(data)], device=self._device))
+            self._broadcast(torch.frombuffer(bytearray(data), dtype=torch.uint8).to(self._device))
+            if bucket:
+                self._broadcast(torch.cat(parts))
             return
-        self._broadcast(torch.tensor([len(header)], device=self._device))
-        self._broadcast(torch.frombuffer(bytearray(header), dtype=torch.uint8).to(self._device))
-        if bucket:
-            self._broadcast(_joined(bucket, self._device))
+        key = self._key(f"bucket {self._buckets}")
+        if not bucket:
+            self._store.set(key, json.dumps([header, None]))
+            return
+        with shared_memory(torch.cat(parts)) as handle:
+            self._store.set(key, json.dumps([header, handle]))
+            self._wait_for(f"got {self._buckets}", "did not read the weights", self._timeout)
+        self._store.delete_key(key)
+        self._buckets += 1
 
     def _wait_for(self, what: str, missing: str, seconds: float) -> None:
         """Wait until all receivers have set key `what`. Raises SyncError naming those that have not."""
@@ -189,17 +174,15 @@ class WeightSender(_Peer):
         try:
             self._store.wait(keys, timedelta(seconds=seconds))
         except RuntimeError as error:  # DistStoreError, or a timeout
-            absent = [str(k) for k, key in enumerate(keys) if not self._store.check([key])]
-            if not absent:
-                return
-            raise SyncError(
-                f"receiver {', '.join(absent)} of {self.receivers} {missing} within {seconds:g} s; "
-                "has its process ended?"
-            ) from error
-        if what != "joined" and (reason := self._reason()):
+            absent = ", ".join(str(k) for k, key in enumerate(keys) if not self._store.check([key]))
+            if absent:
+                late = f"receiver {absent} of {self.receivers} {missing} within {seconds:g} s"
+                raise SyncError(f"{late}; has its process ended?") from error
+            return
+        if what != "joined" and (reason := self._refusal()):
             raise SyncError(reason)
 
-    def _reason(self) -> str | None:
+    def _refusal(self) -> str | None:
         """Return the reason of the first receiver that failed."""
         for k in range(self.receivers):
             if self._store.check([self._key("refused", k)]):
@@ -220,19 +203,13 @@ class WeightReceiver(_Peer):
         timeout: float = TIMEOUT_SECONDS,
         backend: Backend = "gloo",
     ):
-        if not 0 <= number < receivers:
-            raise ValueError(f"number is {number}; it must be in 0..{receivers - 1}")
         there, _, port = address.rpartition(":")
-        if not there or not port.isdigit():
-            raise ValueError(f"address is {address!r}; it must be host:port, as WeightSender.address gives it")
         try:
             store = dist.TCPStore(there, int(port), is_master=False, timeout=timedelta(seconds=timeout))
         except RuntimeError as error:
             raise SyncError(f"no sender of weights at {address} within {timeout:g} s") from error
         super().__init__(store, number + 1, receivers, host, timeout, backend)
-        self._num_received = 0
-        self.number = number
-        self._address = address
+        self._number, self._sender = number, f"the sender of weights at {address}"
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the tensors that the sender sends next, one by one; a bucket is freed before the next one comes.
@@ -240,9 +217,13 @@ class WeightReceiver(_Peer):
         A caller that stops early ends the transfer for all receivers, and the sender raises SyncError.
         """
         self._check_open()
+        self._buckets = 0
         try:
-            self._join()
-            self._num_received = 0
+            self._tell("joined", "")
+            self._store.wait([self._key("go")], timedelta(seconds=self._timeout))
+            if self._store.check(["failed"]):
+                raise SyncError(self._store.get("failed").decode(errors="replace"))
+            self._connect()
             while bucket := self._receive_bucket():
                 yield from bucket
                 del bucket
@@ -266,61 +247,41 @@ class WeightReceiver(_Peer):
             self._refuse(f"{type(error).__name__}: {error}")
             raise
 
-    def _join(self) -> None:
-        self._tell("joined", "")
-        try:
-            self._store.wait([self._key("go")], timedelta(seconds=self._timeout))
-        except RuntimeError as error:
-            raise SyncError(self._why(error)) from error
-        if self._store.check(["failed"]):
-            raise SyncError(self._store.get("failed").decode(errors="replace"))
-        if self._group is None and self._backend != "ipc":
-            self._connect()
-
-    def _receive_shared(self) -> list[tuple[str, Tensor]]:
-        key = self._key(f"bucket {self._num_received}")
-        self._store.wait([key], timedelta(seconds=self._timeout))
-        message = json.loads(self._store.get(key))
-        if not message:
-            raise SyncError(self._why(RuntimeError("it broke off")))
-        entries = _entries(message[0])
-        if not entries:
-            return []
-        with opened_memory(message[1], self._device) as flat:
-            tensors = _tensors(flat, entries)
-        self._tell(f"got {self._num_received}", "")
-        self._num_received += 1
-        return tensors
-
     def _receive_bucket(self) -> list[tuple[str, Tensor]]:
-        if self._backend == "ipc":
-            return self._receive_shared()
-        length = torch.zeros(1, dtype=torch.long, device=self._device)
-        self._broadcast(length)
-        header = torch.zeros(int(length), dtype=torch.uint8, device=self._device)
-        self._broadcast(header)
-        entries = _entries(bytes(header.cpu().tolist()))
-        if not entries:
+        if self.backend == "ipc":
+            key = self._key(f"bucket {self._buckets}")
+            self._store.wait([key], timedelta(seconds=self._timeout))
+            if not (message := json.loads(self._store.get(key))):
+                raise SyncError(self._why(RuntimeError("it broke off")))
+            header, handle = message
+            if handle is None:
+                return []
+            with opened_memory(handle, self._device) as flat:
+                tensors = _tensors(flat, json.loads(header))
+            self._tell(f"got {self._buckets}", "")
+            self._buckets += 1
+            return tensors
+        length = int(self._broadcast(torch.zeros(1, dtype=torch.long, device=self._device)))
+        header = bytes(self._broadcast(torch.zeros(length, dtype=torch.uint8, device=self._device)).cpu().tolist())
+        if not (entries := json.loads(header)):
             return []
-        flat = torch.empty(sum(map(_size, entries)), dtype=torch.uint8, device=self._device)
-        self._broadcast(flat)
-        return _tensors(flat, entries)
+        size = sum(map(_size, entries))
+        return _tensors(self._broadcast(torch.empty(size, dtype=torch.uint8, device=self._device)), entries)
 
     def _refuse(self, reason: str) -> None:
         if self._closed:
             return
         self._tell("refused", reason)
-        for what in ("done", f"got {self._num_received}"):
+        for what in ("done", f"got {self._buckets}"):
             self._tell(what, "")
         self.close(reason)
 
     def _tell(self, what: str, text: str) -> None:
         try:
-            self._store.set(self._key(what, self.number), text)
+            self._store.set(self._key(what, self._number), text)
         except RuntimeError as error:
-            reason = f"the sender of weights at {self._address} has ended"
-            self.close(reason)
-            raise SyncError(reason) from error
+            self.close(f"{self._sender} has ended")
+            raise SyncError(f"{self._sender} has ended") from error
 
     def _why(self, error: RuntimeError) -> str:
         """Return the sender's reason for a broken transfer, if it can still be reached."""
@@ -328,35 +289,23 @@ class WeightReceiver(_Peer):
             if self._store.check(["failed"]):
                 return self._store.get("failed").decode(errors="replace")
         except RuntimeError:
-            return f"the sender of weights at {self._address} has ended"
-        return f"the sender of weights at {self._address} sent nothing within {self._timeout:g} s ({error})"
+            return f"{self._sender} has ended"
+        return f"{self._sender} sent nothing within {self._timeout:g} s ({error})"
 
 
-Entry = tuple[str, list[int], torch.dtype]
+Entry = tuple[str, list[int], str]
 """Name, shape and type of a tensor in a bucket."""
 
 
-def _entries(header: str | bytes) -> list[Entry]:
-    return [(name, shape, getattr(torch, dtype)) for name, shape, dtype in json.loads(header)]
-
-
 def _size(entry: Entry) -> int:
-    """Bytes."""
-    return torch.Size(entry[1]).numel() * entry[2].itemsize
-
-
-def _joined(bucket: Sequence[tuple[str, Tensor]], device: torch.device) -> Tensor:
-    """Return the tensors of a bucket as bytes, one after the other."""
-    parts = [t.detach().to(device).contiguous().view(-1).view(torch.uint8) for _, t in bucket]
-    return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.uint8, device=device)
+    """Count bytes."""
+    return torch.Size(entry[1]).numel() * int(getattr(torch, entry[2]).itemsize)
 
 
 def _tensors(flat: Tensor, entries: Sequence[Entry]) -> list[tuple[str, Tensor]]:
-    """Copies: an offset among the bytes may not be aligned for a tensor's type, and shared memory is used again."""
-    return [
-        (name, part.clone().view(dtype).view(shape))
-        for part, (name, shape, dtype) in zip(flat.split([_size(e) for e in entries]), entries, strict=True)
-    ]
+    """Copy tensors: an offset among the bytes may not be aligned for their type, and shared memory is used again."""
+    parts = zip(flat.split([_size(e) for e in entries]), entries, strict=True)
+    return [(name, part.clone().view(getattr(torch, dtype)).view(shape)) for part, (name, shape, dtype) in parts]
 
 
 @contextmanager

@@ -112,10 +112,8 @@ def _truncate(path: Path, seq: int) -> float:
             kept.append(line)
             latest = max(latest, float(row.get("time", 0.0)))
     if len(kept) != seq:
-        raise ValueError(
-            f"{path}: damaged: {len(kept)} of the {seq} lines that the run has logged are there; restore the file, or "
-            "remove it to go on without its history"
-        )
+        damage = f"damaged: {len(kept)} of the {seq} lines that the run has logged are there"
+        raise ValueError(f"{path}: {damage}; restore the file, or remove it to go on without its history")
     temporary = path.with_name(path.name + ".tmp")
     with temporary.open("w", encoding="utf-8") as file:
         file.writelines(line + "\n" for line in kept)

@@ -78,10 +78,8 @@ def locked(folder: Path) -> Iterator[None]:
     try:
         lock.acquire(timeout=0)
     except Timeout as error:
-        raise ValueError(
-            f"{folder}: another process works in this folder, or this one has not closed it; stop it first, or wait "
-            "for its end"
-        ) from error
+        message = "another process works in this folder, or this one has not closed it; stop it first"
+        raise ValueError(f"{folder}: {message}") from error
     try:
         yield
     finally:

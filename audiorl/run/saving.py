@@ -20,9 +20,8 @@ from torch import Tensor, nn
 
 from audiorl.config import ModelConfig
 from audiorl.config.distributed import current
-from audiorl.distributed.local import Group, Groups, changes_worker, replaces_worker
+from audiorl.distributed.local import Group, Groups, World, changes_worker, replaces_worker
 from audiorl.distributed.torchrun import local_device
-from audiorl.distributed.world import World
 from audiorl.errors import Interrupted, RankError
 from audiorl.models import AudioPolicy, load_policy
 from audiorl.models.value import ValueModel, load_value_model

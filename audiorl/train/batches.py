@@ -1,4 +1,5 @@
-"""Between experiences and packed rows: gather the sampled tokens of a field, fill a field from a forward pass.
+"""What updates of every kind share: the sampled tokens of experiences, fields filled by a pass, and the refusal of what
+is not finite before it reaches a weight.
 
 Shapes: L tokens of an experience, N sampled tokens of a pack, Q codebooks where frames are among them.
 """
@@ -13,11 +14,10 @@ from torch import Tensor, nn
 from audiorl.algos.experience import Experience, PackedBatch, PolicyOutput
 from audiorl.algos.packing import micro_batches, pack, pack_experiences, shared_groups
 from audiorl.models import AudioPolicy
-from audiorl.train.checks import check_finite
 
 
 def counts(experiences: Sequence[Experience]) -> list[int]:
-    """Sampled tokens of each."""
+    """Return the number of sampled tokens of each."""
     return [e.num_sampled for e in experiences]
 
 
@@ -28,8 +28,7 @@ def repeat_each(values: Sequence[float], lengths: Sequence[int]) -> Tensor:
 
 
 def gather(experiences: Sequence[Experience], name: str) -> Tensor | None:
-    """Return the sampled tokens' entries [N] of a field, in the order of the packed row; None where it is not filled
-    in.
+    """Return the sampled tokens' entries [N] of a field, in the order of the packed row; None where it is not filled.
 
     [N, Q] where one of them has entries for every codebook; a text token's stands in column 0.
     """
@@ -40,18 +39,18 @@ def gather(experiences: Sequence[Experience], name: str) -> Tensor | None:
 
 
 def widened(streams: Sequence[Tensor]) -> list[Tensor]:
-    """Streams [L] packed with streams [L, Q]: all [L, Q], with zeros behind column 0."""
+    """Return streams [L] packed with streams [L, Q]: all [L, Q], with zeros behind column 0."""
     width = max((s.shape[1] for s in streams if s.dim() == 2), default=0)
     return [s if s.dim() == 2 or not width else nn.functional.pad(s[:, None], (0, width - 1)) for s in streams]
 
 
 def sum_codebooks(values: Tensor) -> Tensor:
-    """Log-probs [N] of tokens and frames from those of their codes [N, Q], which are independent given the past."""
+    """Return log-probs [N] of tokens and frames from those of their codes [N, Q], independent given the past."""
     return values if values.dim() == 1 else values.sum(-1)
 
 
 def logprobs_by_code(out: PolicyOutput) -> Tensor:
-    """Log-probs [N, Q] by code where the batch has frames, else [N]."""
+    """Return log-probs [N, Q] by code where the batch has frames, else [N]."""
     return out.logprobs if out.code_logprobs is None else out.code_logprobs
 
 
@@ -61,19 +60,8 @@ def idle_batch(policy: AudioPolicy) -> PackedBatch:
     return pack_experiences([Experience(torch.tensor([end, end]), torch.tensor([False, True]), prompt_length=1)])
 
 
-def fill(
-    experiences: Sequence[Experience],
-    name: str,
-    forward: Callable[[PackedBatch], Tensor],
-    budget: int,
-    share_prompts: bool,
-) -> list[Experience]:
-    """`fill_fields` of one field."""
-    return fill_fields(experiences, lambda batch: {name: forward(batch)}, budget, share_prompts)
-
-
 @torch.no_grad()
-def fill_fields(
+def fill(
     experiences: Sequence[Experience],
     forward: Callable[[PackedBatch], Mapping[str, Tensor]],
     budget: int,
@@ -100,9 +88,72 @@ def fill_fields(
 
 
 def group_packs(groups: Sequence[Sequence[Experience]], budget: int) -> list[list[int]]:
-    """Indices of groups in packs of at most `budget` row tokens; groups stay whole, a shared prompt counts once."""
-    return pack([sum(map(_row_tokens, shared_groups(group))) for group in groups], budget)
+    """Return indices of groups in packs of at most `budget` row tokens; groups stay whole, a shared prompt counts
+    once."""
+    costs = []
+    for group in groups:
+        shared = shared_groups(group)
+        costs.append(sum(s[0].prompt_length + sum(len(e) - e.prompt_length for e in s) for s in shared))
+    return pack(costs, budget)
 
 
-def _row_tokens(sharing: Sequence[Experience]) -> int:
-    return sharing[0].prompt_length + sum(len(e) - e.prompt_length for e in sharing)
+# -- refusing what is not finite ---------------------------------------------------------------------------------------
+
+
+def check_finite(experiences: Sequence[Experience], flat: Tensor, what: str) -> None:
+    """Raise FloatingPointError naming the first rollout whose entries of `flat` [N] or [N, Q] are not all finite."""
+    if bool(flat.isfinite().all()):
+        return
+    for e, values in zip(experiences, flat.split(counts(experiences)), strict=True):
+        bad = (~values.isfinite()).nonzero()
+        if len(bad):
+            at = bad[0].tolist()
+            code = f", codebook {at[1]}" if len(at) > 1 and e.codes is not None else ""
+            raise FloatingPointError(
+                f"rollout {e.name}: {what} is {float(values[tuple(at)])} at its sampled token {at[0]}{code}; this "
+                "update changed no weight, resume from the last checkpoint with a lower learning rate or a smaller clip"
+            )
+
+
+def read_pass(
+    experiences: Sequence[Experience], loss: Tensor, metrics: Mapping[str, Tensor], logprobs: Tensor | None = None
+) -> dict[str, float]:
+    """Return the metrics of a pass as numbers, by one transfer: the host waits for the device once in a micro-batch.
+
+    metrics: scalars by name. logprobs: [N] or [N, Q], of all sampled tokens. Raises FloatingPointError naming rollouts
+    where `loss` or one of `logprobs` is not finite.
+    """
+    finite = [loss.isfinite()] if logprobs is None else [loss.isfinite(), logprobs.isfinite().all()]
+    numbers = torch.stack([x.detach().double() for x in (*finite, *metrics.values())]).tolist()
+    if not all(numbers[: len(finite)]):
+        if logprobs is not None:
+            check_finite(experiences, logprobs.detach(), "the log-prob")
+        names = ", ".join(e.name for e in experiences)
+        raise FloatingPointError(f"the loss of {names} is {float(loss.detach())}; this update changed no weight")
+    return dict(zip(metrics, numbers[len(finite) :], strict=True))
+
+
+def check_gradients(parameters: Mapping[str, nn.Parameter]) -> None:
+    """Raise FloatingPointError naming a parameter whose gradient is not finite."""
+    if not bool(nn.utils.get_total_norm([p.grad for p in parameters.values() if p.grad is not None]).isfinite()):
+        raise gradient_error(parameters)
+
+
+def gradient_error(parameters: Mapping[str, nn.Parameter]) -> FloatingPointError:
+    """Return the error of gradients whose norm is not finite."""
+    bad = [n for n, p in parameters.items() if p.grad is not None and not bool(p.grad.isfinite().all())]
+    what = f"the gradient of {bad[0]!r}" if bad else "the norm of the gradient"
+    return FloatingPointError(f"{what} is not finite; this update changed no weight")
+
+
+def check_weights(parameters: Mapping[str, nn.Parameter], lr: float) -> None:
+    """Raise FloatingPointError after an update that made a weight not finite, before it is saved or sent."""
+    with torch.no_grad():
+        if bool(nn.utils.get_total_norm(list(parameters.values())).isfinite()):
+            return
+        bad = [name for name, p in parameters.items() if not bool(p.isfinite().all())]
+    if bad:  # the norm of large finite weights can overflow
+        raise FloatingPointError(
+            f"the update made the weight {bad[0]!r} not finite (learning rate {lr:g}); resume from the last checkpoint "
+            "with a lower learning rate"
+        )

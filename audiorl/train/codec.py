@@ -17,10 +17,9 @@ from audiorl.config.checks import require_counts, require_ranges
 from audiorl.config.distributed import current
 from audiorl.data.recordings import Crops, Place, Recordings
 from audiorl.data.rows import write_json_lines
-from audiorl.distributed.local import changes_worker
-from audiorl.distributed.placement import num_trainers, trainer_group
+from audiorl.distributed import num_trainers, trainer_group
+from audiorl.distributed.local import World, changes_worker
 from audiorl.distributed.torchrun import local_device
-from audiorl.distributed.world import World
 from audiorl.eval.metrics.codes import bitrate, codebook_use, count_codes
 from audiorl.eval.metrics.corpus import bootstrap_interval
 from audiorl.eval.metrics.speech import mel_distance, stft_distance
@@ -34,11 +33,8 @@ from tokenizers_audio.unified import UnifiedConfig, UnifiedTokenizer
 from tokenizers_audio.unified import load as load_tokenizer
 from tokenizers_audio.unified.train import CodecTrainer, LossWeights, TrainConfig
 
-LONGEST = 10.0
-"""Seconds of a held-out recording that are measured."""
-
-START_CROPS = 1000
-"""How many a tokenizer that has a beginning of its own begins with."""
+LONGEST = 10.0  # seconds of a held-out recording that are measured
+START_CROPS = 1000  # how many a tokenizer that has a beginning of its own begins with
 
 
 @dataclass(frozen=True)
@@ -66,10 +62,6 @@ class CodecConfig:
     @property
     def steps(self) -> int:
         return self.train.steps
-
-    @property
-    def sort(self) -> bool:
-        return False
 
 
 def small_tokenizer(num_codebooks: int = 8, codebook_size: int = 1024) -> UnifiedConfig:
@@ -115,7 +107,7 @@ class CodecWorker(CheckpointedWorker):
         self.tokenizer = tokenizer
         self.trainer = CodecTrainer(tokenizer, config.train, seed, trained)
         self._writer = CheckpointWriter(tokenizer, World.of_process_group())
-        self.crops = crops_of(tokenizer, recordings, config, seed)
+        self.crops = _crops(tokenizer, recordings, config, seed)
         self.begins = tokenizer.config.phases == "peaks" and not trained
 
     @changes_worker
@@ -138,9 +130,8 @@ class CodecWorker(CheckpointedWorker):
         """End after the last update; nothing is held."""
 
 
-def crops_of(tokenizer: UnifiedTokenizer, recordings: Recordings, config: CodecConfig, seed: int) -> Crops:
-    frames = max(round(config.crop_seconds * tokenizer.frame_rate), 1)
-    samples = frames * tokenizer.config.hop
+def _crops(tokenizer: UnifiedTokenizer, recordings: Recordings, config: CodecConfig, seed: int) -> Crops:
+    samples = max(round(config.crop_seconds * tokenizer.frame_rate), 1) * tokenizer.config.hop
     return Crops(recordings, tokenizer.sample_rate, samples, seed, config.cache_mb, config.threads)
 
 
@@ -167,29 +158,19 @@ def train_codec(
     if current().sharded:
         option = "--runtime.fsdp" if current().fsdp else "--runtime.zero"
         raise ValueError(f"{phase}: this kind of training divides no state among trainers; start it without {option}")
-    others = (tokenizer.device.type, recordings, config, seed, trained)
-    fit(
-        trainer_group(
-            lambda world: CodecWorker(tokenizer, recordings, config, seed, trained),
-            lambda: (_worker, run.keep_model(phase, "start", tokenizer), *others),
-        ),
-        tokenizer,
-        crops_of(tokenizer, recordings, config, seed),
-        run,
-        config,
-        phase=phase,
-        seed=seed,
-        length=lambda place: 1,
-        evaluate=(lambda: measures(tokenizer, held_out)[0]) if held_out else None,
-        eval_every=config.eval_every,
+    others = (recordings, config, seed, trained)
+    trainers = trainer_group(
+        lambda world: CodecWorker(tokenizer, *others),
+        lambda: (_worker, run.keep_model(phase, "start", tokenizer), tokenizer.device.type, *others),
     )
+    evaluate = (lambda: measures(tokenizer, held_out)[0]) if held_out else None
+    options: dict[str, Any] = {"evaluate": evaluate, "eval_every": config.eval_every}
+    crops = _crops(tokenizer, recordings, config, seed)
+    fit(trainers, tokenizer, crops, run, config, phase=phase, seed=seed, **options)
 
 
-def _worker(
-    folder: str, device: str, recordings: Recordings, config: CodecConfig, seed: int, trained: bool
-) -> CodecWorker:
-    tokenizer = load_tokenizer(folder).to(local_device(device))
-    return CodecWorker(tokenizer, recordings, config, seed, trained)
+def _worker(folder: str, device: str, *others: Any) -> CodecWorker:
+    return CodecWorker(load_tokenizer(folder).to(local_device(device)), *others)
 
 
 @dataclass(frozen=True)
@@ -204,6 +185,8 @@ class HeldOutCopy:
 
 def measures(tokenizer: AudioTokenizer, clips: Sequence[AudioClip]) -> tuple[dict[str, float], list[HeldOutCopy]]:
     """Measure mean mel and STFT distance, and how much of the codebooks recordings use. Returns the copies, too."""
+    if not clips:
+        raise ValueError("nothing to measure: no recording is held out")
     copies, codes = [], []
     for clip in clips:
         wav = prepare(clip.load(tokenizer.sample_rate), tokenizer.sample_rate, tokenizer)
@@ -213,8 +196,6 @@ def measures(tokenizer: AudioTokenizer, clips: Sequence[AudioClip]) -> tuple[dic
         original, decoded = wav.numpy(), tokenizer.decode(encoded)[0, : len(wav)].cpu().numpy()
         mel, stft = mel_distance(original, decoded, tokenizer.sample_rate), stft_distance(original, decoded)
         copies.append(HeldOutCopy(original, decoded, mel, stft))
-    if not copies:
-        raise ValueError("nothing to measure: no recording is held out")
     use = codebook_use(count_codes(codes, tokenizer.num_codebooks, tokenizer.codebook_size))
     return {
         "mel_distance": float(np.mean([c.mel for c in copies])),
@@ -224,32 +205,26 @@ def measures(tokenizer: AudioTokenizer, clips: Sequence[AudioClip]) -> tuple[dic
 
 
 def measure_codec(
-    run: Run,
-    name: str,
-    tokenizer: AudioTokenizer,
-    clips: Sequence[AudioClip],
-    texts: Sequence[str] = (),
-    saved: int = 8,
+    run: Run, name: str, tokenizer: AudioTokenizer, clips: Sequence[AudioClip], texts: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """Measure once, as a phase of the run: the entry NAME of eval.json, and the first `saved` copies as WAV files.
+    """Measure once, as a phase of the run: the entry NAME of eval.json, and the first 8 copies as WAV files.
 
     Copies and originals are eval/NAME/*.wav, named by the lines of eval/NAME.jsonl.
     """
     if not run.finished(name):
         means, copies = measures(tokenizer, clips)
-        low, high = bootstrap_interval([c.mel for c in copies])
-        rate = bitrate(tokenizer.frame_rate, tokenizer.num_codebooks, tokenizer.codebook_size)
         rows = []
         for number, (clip, copy) in enumerate(zip(clips, copies, strict=True)):
             row: dict[str, Any] = {"id": f"{number:03d} {Path(clip_name(clip)).stem}"}
             row |= {"text": texts[number] if texts else "", "mel_distance": copy.mel, "stft_distance": copy.stft}
-            if number < saved:
-                for part in ("original", "decoded"):
-                    path = Path("eval") / name / f"{number:03d}_{part}.wav"
-                    write_wav(run.dir / path, getattr(copy, part), tokenizer.sample_rate)
-                    row[part] = {"path": str(path)}
+            for part, wav in (("original", copy.original), ("decoded", copy.decoded)) if number < 8 else ():
+                path = Path("eval") / name / f"{number:03d}_{part}.wav"
+                write_wav(run.dir / path, wav, tokenizer.sample_rate)
+                row[part] = {"path": str(path)}
             rows.append(row)
         write_json_lines(run.dir / "eval" / f"{name}.jsonl", rows)
+        low, high = bootstrap_interval([c.mel for c in copies])
+        rate = bitrate(tokenizer.frame_rate, tokenizer.num_codebooks, tokenizer.codebook_size)
         results = {**means, "low": low, "high": high, "n": len(copies), "bitrate": rate}
         run.write_result(name, results)
         run.finish(name, results)

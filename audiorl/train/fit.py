@@ -1,7 +1,7 @@
 """Training on a fixed data set: the worker that updates one model, and the loop around it.
 
 SFT, preference losses and reward models differ in one function, their `BatchLoss`: how a batch is cut into packs, and
-what the loss of a pack is. The codec and CTC bring workers of their own to the same loop.
+what the loss of a pack is. The codec brings workers of its own to the same loop.
 """
 
 from __future__ import annotations
@@ -16,9 +16,8 @@ from torch import Tensor
 from audiorl.algos.packing import pack_experiences
 from audiorl.config import OptimConfig
 from audiorl.data.schedule import batch_of_step, sorted_batch_of_step
-from audiorl.distributed.local import Group, changes_worker
-from audiorl.distributed.placement import trainer_group
-from audiorl.distributed.world import World
+from audiorl.distributed import trainer_group
+from audiorl.distributed.local import Group, World, changes_worker
 from audiorl.models import AudioPolicy
 from audiorl.models.examples import Example, experience
 from audiorl.models.value import ValueModel
@@ -42,7 +41,7 @@ T = TypeVar("T")
 
 
 class FitWorker(Protocol):
-    """The methods that the loop calls of every worker."""
+    """The method that the loop calls of every worker."""
 
     def train(self, batch: Sequence[Any]) -> dict[str, float]:
         """Update the model from this rank's share of a batch. Returns the metrics of all ranks."""
@@ -58,8 +57,6 @@ class FitConfig(Protocol):
     def batch_size(self) -> int: ...
     @property
     def save_every(self) -> int: ...
-    @property
-    def sort(self) -> bool: ...
 
 
 PackLoss = Callable[[list[int]], tuple[Tensor, Mapping[str, float]]]
@@ -95,7 +92,7 @@ class Learner(CheckpointedWorker):
     def train(self, items: Sequence[Any]) -> dict[str, float]:
         """Update once from the mean loss over the items of all ranks. Returns its metrics."""
         sums: dict[str, float] = defaultdict(float)
-        with self.policy.encode_audio_once():
+        with self.policy.audio.once():
             packs, pack_loss = self._batch_loss(self, self.config, items)
             self.optimizer.zero_grad()
             idle = idle_passes(len(packs), self.world, self.optimizer)
@@ -129,12 +126,7 @@ class Learner(CheckpointedWorker):
 
 
 def learners(
-    run: Run,
-    phase: str,
-    batch_loss: BatchLoss,
-    model: AudioPolicy | ValueModel,
-    config: FitConfig,
-    optim: OptimConfig,
+    run: Run, phase: str, batch_loss: BatchLoss, model: AudioPolicy | ValueModel, config: FitConfig, optim: OptimConfig
 ) -> Group:
     """Make the learners of a phase, one on each rank."""
     return trainer_group(
@@ -147,6 +139,27 @@ def _learner(start: ModelFile[Any], batch_loss: BatchLoss, config: FitConfig, op
     return Learner(batch_loss, start.load(), config, optim, World.of_process_group())
 
 
+def train_on(
+    batch_loss: BatchLoss,
+    model: AudioPolicy | ValueModel,
+    items: Sequence[T],
+    run: Run,
+    config: FitConfig,
+    optim: OptimConfig,
+    *,
+    phase: str,
+    seed: int,
+    lengths: tuple[int, ...] = (),
+    limit: ComputeTime | None = None,
+) -> None:
+    """Train `model` in place by `batch_loss`, see `fit`; load the result of a phase that has finished."""
+    if run.finished(phase):
+        run.load_result(phase, model)
+        return
+    trainers = learners(run, phase, batch_loss, model, config, optim)
+    fit(trainers, model, items, run, config, phase=phase, seed=seed, lengths=lengths, limit=limit)
+
+
 def fit(
     trainers: Group,
     model: Saved,
@@ -156,18 +169,17 @@ def fit(
     *,
     phase: str,
     seed: int,
-    length: Callable[[T], int],
+    lengths: tuple[int, ...] = (),
     limit: ComputeTime | None = None,
     evaluate: Callable[[], Mapping[str, float]] | None = None,
     eval_every: int = 0,
 ) -> None:
     """Call `train` of every worker with its share of each step's batch, from the phase's last checkpoint on.
 
-    Saves `model`, which the first worker trains, and logs the first worker's metrics. With `config.sort` batches hold
-    items of similar `length`. Training ends early once it has taken the time `limit`.
+    Saves `model`, which the first worker trains, and logs the first worker's metrics. With the items' `lengths` batches
+    hold items of similar length. Training ends early once it has taken the time `limit`.
     """
     step = restore(run, phase, trainers)
-    lengths = tuple(length(item) for item in items) if config.sort else ()
 
     def spent() -> float | None:
         """Return the used fraction of the limit."""
@@ -185,7 +197,7 @@ def fit(
     ):
         while step < config.steps and (spent() or 0.0) < 1:
             clock = StepClock(trainers)
-            if config.sort:
+            if lengths:
                 batch = sorted_batch_of_step(items, lengths, step, config.batch_size, seed)
             else:
                 batch = batch_of_step(items, step, config.batch_size, seed)
@@ -208,7 +220,7 @@ def fit(
 
 def training_indices(items: Sequence[T], config: FitConfig, seed: int) -> list[int]:
     """Return the ascending indices of the items that a phase will train on."""
-    if config.sort or config.steps * config.batch_size >= len(items):
+    if config.steps * config.batch_size >= len(items):
         return list(range(len(items)))
     indices = range(len(items))
     return sorted({i for step in range(config.steps) for i in batch_of_step(indices, step, config.batch_size, seed)})

@@ -2,17 +2,11 @@
 
 The reference's log-probs are computed once, before the first update, by the policy itself; no second model is held. The
 two answers of a pair share their prompt, audio included. With `audio_coef` the chosen answer is read a second time
-after the same prompt with parts of its audio silenced. From top to bottom: the losses of a batch, the training call,
-the reference's log-probs, and pairs sampled from the policy.
-
-Shapes: P pairs of a pack, tokens of one answer [n].
+after the same prompt with parts of its audio silenced. Shapes: P pairs of a pack, tokens of one answer [n].
 """
 
 from __future__ import annotations
 
-import json
-import os
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
@@ -39,28 +33,19 @@ from audiorl.algos.preference import (
 from audiorl.audio import AudioClip
 from audiorl.config import OptimConfig, PreferenceConfig
 from audiorl.data.augment import silence_pieces
-from audiorl.data.preferences import Answer, Judged, Pair, pairs_from_rollouts
-from audiorl.data.schedule import rough_length
+from audiorl.data.preferences import Judged, Pair
 from audiorl.distributed.local import Group
 from audiorl.errors import Interrupted
-from audiorl.eval._common import finished_rows, generate_all
 from audiorl.models import AudioPolicy
 from audiorl.models.examples import Example, answer_example, experience
 from audiorl.models.weights import read_tensors
-from audiorl.protocols import Request, Reward, RolloutEngine
-from audiorl.rewards.combine import scored_rollouts
-from audiorl.run.checkpoint import flush_to_disk
 from audiorl.run.folder import Run
 from audiorl.run.progress import Progress
-from audiorl.train.batches import counts, group_packs
-from audiorl.train.checks import check_finite, read_pass
+from audiorl.train.batches import check_finite, counts, group_packs, read_pass
 from audiorl.train.fit import Learner, PackLoss, fit, learners, training_indices
-from audiorl.types import Message, Sample
+from audiorl.types import Message
 
-REFERENCE_CHUNK = 32
-"""Groups of answers whose reference log-probs a trainer computes per call."""
-SAVE_SECONDS = 60.0
-"""Between two savings of the reference's log-probs."""
+REFERENCE_CHUNK = 32  # Groups of answers whose reference log-probs a trainer computes per call
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,32 +87,25 @@ def _pair_loss(
         experiences = [e for p in places for e in groups[p]]
         answers = _logprobs(learner.policy, experiences)
         refs = [ref.to(answers[0]) for p in places for ref in items[p].refs]
-        pairs = PairLogprobs(
-            answers[::each],
-            answers[1::each],
-            refs[::each],
-            refs[1::each],
-            config.length_normalized,
-            [seeds[p] for p in places],
-        )
-        total = PAIR_LOSSES[config.loss](pairs, **config.options()).sum() / count
+        parts = answers[::each], answers[1::each], refs[::each], refs[1::each]
+        pairs = PairLogprobs(*parts, [seeds[p] for p in places])
         good, bad = pairs.sums()
-        metrics: dict[str, Tensor] = {}
+        margin = good - bad
+        total = PAIR_LOSSES[config.loss](pairs, **config.options()).sum() / count
         if config.sft_coef:
             total = total - config.sft_coef * torch.cat(list(pairs.chosen)).sum() / chosen_tokens
         if config.anchor_coef:
-            each_anchored = anchored(good, sum_each(pairs.ref_chosen), anchor=config.anchor, **beta)
+            each_anchored = anchored(good, sum_each(pairs.ref_chosen), **beta)
             total = total + config.anchor_coef * each_anchored.sum() / count
+        if refs:
+            margin = margin - sum_each(pairs.ref_chosen) + sum_each(pairs.ref_rejected)
+        metrics = {"accuracy": (margin > 0).float().sum(), "margin": margin.sum()}
+        metrics |= {"chosen_logprob": good.sum(), "rejected_logprob": bad.sum()}
         if config.audio_coef:
             on_audio = PairLogprobs(pairs.chosen, answers[2::each], pairs.ref_chosen, refs[2::each])
             total = total + config.audio_coef * dpo(on_audio, **beta).sum() / count
             margins = on_audio.margin().detach()
             metrics |= {"audio_margin": margins.sum(), "audio_accuracy": (margins > 0).sum()}
-        margin = good - bad
-        if refs:
-            margin = margin - sum_each(pairs.ref_chosen) + sum_each(pairs.ref_rejected)
-        metrics |= {"accuracy": (margin > 0).float().sum(), "margin": margin.sum()}
-        metrics |= {"chosen_logprob": good.sum(), "rejected_logprob": bad.sum()}
         read = read_pass(experiences, total, {"loss": total, **metrics}, torch.cat(answers))
         return total, {f"preference/{name}": x if name == "loss" else x / count for name, x in read.items()}
 
@@ -144,28 +122,25 @@ def _kto_loss(
     with torch.no_grad():  # before the update begins: ranks need not have equally many passes here
         for places in group_packs(others, config.micro_batch_tokens):
             part = [others[p][0] for p in places]
-            logprobs = torch.cat(_logprobs(policy, part)).cpu()
-            check_finite(part, logprobs, "the log-prob")
-            drift[places] = sum_each(logprobs.split(counts(part))).float()
+            by_answer = _logprobs(policy, part)
+            check_finite(part, torch.cat(by_answer), "the log-prob")
+            drift[places] = sum_each([x.cpu() for x in by_answer]).float()
     drifts, _ = learner.world.gather_list(drift.tolist())
     refs, _ = learner.world.gather_list([float(i.refs[1].sum()) for i in items])
     baseline = kto_baseline(torch.tensor(drifts), torch.tensor(refs)).to(policy.device)
 
     def loss(places: list[int]) -> tuple[Tensor, dict[str, float]]:
         part = [answers[p][0] for p in places]
-        by_token = _logprobs(policy, part)
-        logprobs = sum_each(by_token)
+        by_answer = _logprobs(policy, part)
+        logprobs = sum_each(by_answer)
         ref = sum_each([items[p].refs[0] for p in places]).to(logprobs)
-        desirable = torch.tensor([_desirable(items[p].item) for p in places], device=logprobs.device)
-        total = kto(logprobs, ref, desirable, baseline, **config.options()).sum() / count
-        correct = ((logprobs - ref > baseline) == desirable).sum()
-        metrics = {"loss": total, "accuracy": correct, "baseline": baseline}
-        read = read_pass(part, total, metrics, torch.cat(by_token))
-        return total, {
-            "preference/loss": read["loss"],
-            "preference/accuracy": read["accuracy"] / count,
-            "preference/baseline": len(places) * read["baseline"] / count,
-        }
+        desirable = [isinstance(item := items[p].item, Judged) and item.desirable for p in places]
+        wanted = torch.tensor(desirable, device=logprobs.device)
+        total = kto(logprobs, ref, wanted, baseline, **config.options()).sum() / count
+        metrics = {"loss": total, "accuracy": ((logprobs - ref > baseline) == wanted).sum(), "baseline": baseline}
+        read = read_pass(part, total, metrics, torch.cat(by_answer))
+        accuracy, mean = read["accuracy"] / count, len(places) * read["baseline"] / count
+        return total, {"preference/loss": read["loss"], "preference/accuracy": accuracy, "preference/baseline": mean}
 
     return group_packs(answers, config.micro_batch_tokens), loss
 
@@ -173,11 +148,6 @@ def _kto_loss(
 def _logprobs(policy: AudioPolicy, experiences: Sequence[Experience]) -> list[Tensor]:
     """Return the log-probs [n] of each answer's tokens."""
     return list(policy.forward(pack_experiences(experiences)).logprobs.split(counts(experiences)))
-
-
-def _desirable(item: Pair | Judged) -> bool:
-    assert isinstance(item, Judged)
-    return item.desirable
 
 
 # -- training ----------------------------------------------------------------------------------------------------------
@@ -201,14 +171,18 @@ def prefer(
     if run.finished(phase):
         run.load_result(phase, policy)
         return
-    wanted = Judged if config.loss == "kto" else Pair
-    if not all(isinstance(item, wanted) for item in items):
-        raise ValueError(f"the loss {config.loss!r} learns from {wanted.__name__} rows")
     if not items:
         raise ValueError("nothing to train on: the data is empty")
-    if config.loss == "kto":
-        config = _balanced([i for i in items if isinstance(i, Judged)], config)
-    compared = comparisons(items, config)
+    judged = [i for i in items if isinstance(i, Judged)]
+    if len(judged) != (len(items) if config.loss == "kto" else 0):
+        raise ValueError(f"the loss {config.loss!r} learns from {'Judged' if config.loss == 'kto' else 'Pair'} rows")
+    if judged:
+        desirable = sum(j.desirable for j in judged)
+        good, bad = kto_weights(desirable, len(judged) - desirable)
+        own_good, own_bad = config.desirable_weight, config.undesirable_weight
+        good, bad = good if own_good is None else own_good, bad if own_bad is None else own_bad
+        config = replace(config, desirable_weight=good, undesirable_weight=bad)
+    compared = _compared(items, config)
     trainers = learners(run, phase, preference_loss, policy, config, optim)
     if config.loss not in WITHOUT_REFERENCE:
         # Answers after silenced audio are groups of their own: they do not share the pair's prompt.
@@ -218,43 +192,30 @@ def prefer(
         refs = reference_logprobs(trainers, groups, run, phase, needed)
         compared = [replace(c, refs=sum(refs[k :: len(items)], ())) for k, c in enumerate(compared)]
 
-    def length(compared: Compared) -> int:
-        item = compared.item
-        answers = (item.chosen, item.rejected) if isinstance(item, Pair) else (item.answer,)
-        return rough_length(item.sample, *answers)
-
     options: dict[str, Any] = {"evaluate": evaluate, "eval_every": config.eval_every}
-    fit(trainers, policy, compared, run, config, phase=phase, seed=seed, length=length, **options)
+    fit(trainers, policy, compared, run, config, phase=phase, seed=seed, **options)
 
 
-def _balanced(judged: Sequence[Judged], config: PreferenceConfig) -> PreferenceConfig:
-    """`config` with the weights of KTO that balance both kinds of answers, where it sets none."""
-    if config.sort and len(judged) % config.batch_size == 1:
-        raise ValueError(
-            f"kto compares the answers of a batch, and sorted batches of {config.batch_size} leave one of "
-            f"{len(judged)} answers alone; choose another batch_size"
-        )
-    desirable = sum(j.desirable for j in judged)
-    good, bad = kto_weights(desirable, len(judged) - desirable)
-    own_good, own_bad = config.desirable_weight, config.undesirable_weight
-    return replace(
-        config,
-        desirable_weight=good if own_good is None else own_good,
-        undesirable_weight=bad if own_bad is None else own_bad,
-    )
-
-
-def comparisons(items: Sequence[Pair | Judged], config: PreferenceConfig) -> list[Compared]:
+def _compared(items: Sequence[Pair | Judged], config: PreferenceConfig) -> list[Compared]:
     """Return the items with the answers that their loss compares, without the reference's log-probs."""
-    judged = [i for i in items if isinstance(i, Judged)]
-    if judged:
-        others = zip(judged, _mismatched(judged), strict=True)
-        return [Compared(j, (answer_example(j.sample, j.answer), answer_example(j.sample, o))) for j, o in others]
-    pairs = [i for i in items if isinstance(i, Pair)]
-    return [
-        Compared(p, (*pair_examples(p), *([silenced_example(p, config.silenced)] if config.audio_coef else ())))
-        for p in pairs
-    ]
+    out = []
+    for i, item in enumerate(items):
+        if isinstance(item, Pair):
+            answers: tuple[Example, ...] = pair_examples(item)
+            if config.audio_coef:
+                answers += (silenced_example(item, config.silenced),)
+        else:
+            # The next answer, spoken or written alike, to another prompt; neighbours often answer the same.
+            others = (
+                j for j in (*items[i + 1 :], *items[:i]) if isinstance(j, Judged) and j.sample.id != item.sample.id
+            )
+            other = next((j.answer for j in others if type(j.answer) is type(item.answer)), None)
+            if other is None:
+                what = "written" if isinstance(item.answer, str) else "spoken"
+                raise ValueError(f"kto compares with answers to other prompts; all {what} answers are to one prompt")
+            answers = answer_example(item.sample, item.answer), answer_example(item.sample, other)
+        out.append(Compared(item, answers))
+    return out
 
 
 def pair_examples(pair: Pair) -> tuple[Example, Example]:
@@ -283,134 +244,40 @@ def silenced_example(pair: Pair, share: float) -> Example:
     return answer_example(replace(sample, id=f"{sample.id}/silenced", messages=messages), pair.chosen)
 
 
-def _mismatched(judged: Sequence[Judged]) -> list[Answer]:
-    """For each answer the next one, spoken or written as it is, that was given to another prompt; neighbours often
-    answer the same."""
-    others = []
-    for i, item in enumerate(judged):
-        following = (judged[(i + k) % len(judged)] for k in range(1, len(judged)))
-        kind = type(item.answer)
-        others_of_kind = (j.answer for j in following if j.sample.id != item.sample.id and type(j.answer) is kind)
-        if (other := next(others_of_kind, None)) is None:
-            what = "written" if kind is str else "spoken"
-            raise ValueError(f"kto compares with answers to other prompts; all {what} answers are to one prompt")
-        others.append(other)
-    return others
-
-
-# -- the reference -----------------------------------------------------------------------------------------------------
-
-
 def reference_logprobs(
     trainers: Group, groups: Sequence[tuple[Example, ...]], run: Run, phase: str, needed: Sequence[int]
 ) -> list[tuple[Tensor, ...]]:
     """Compute per group one tensor [n] for each of its answers, which share a prompt; empty ones outside `needed`.
 
-    Every trainer computes a part. Results are saved every minute in the run folder, where an interrupted pass continues
-    and a resumed phase finds them. `trainers` must not have made an update yet, unless everything is on disk.
+    Every trainer computes a part. The run folder keeps the results: an interrupted pass continues there, and a resumed
+    phase finds them. `trainers` must not have made an update yet, unless everything is on disk.
     """
     path = run.dir / "checkpoints" / phase / "reference.safetensors"
+    path.parent.mkdir(parents=True, exist_ok=True)
     logprobs = read_tensors(path) if path.exists() else {}
-    digest = _digest(groups)
+    answers = [(e.sample.id, e.target, *(clip.key for clip in e.speech)) for group in groups for e in group]
+    digest = torch.tensor(list(sha256(repr(answers).encode()).digest()), dtype=torch.uint8)
     if logprobs and not torch.equal(logprobs.pop("items", torch.empty(0)), digest):
         raise ValueError(f"{path}: holds the log-probs of other answers; the data has changed since, start a new run")
     missing = [i for i in needed if f"{i}/0" not in logprobs]
     if missing and run.has_checkpoint(phase):
         raise ValueError(f"{path}: log-probs of item {missing[0]} are missing although training has begun; start again")
-
-    def write() -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_name(f".{path.name}.partial")
-        save_file(logprobs | {"items": digest}, partial)
-        flush_to_disk(partial)
-        partial.replace(path)
-
-    saved, size = time.monotonic(), trainers.size
+    size = trainers.size
     with run.interruptible(), Progress(f"{phase} reference", len(needed), len(needed) - len(missing)) as progress:
-        for start in range(0, len(missing), REFERENCE_CHUNK * size):
-            parts = [missing[start : start + REFERENCE_CHUNK * size][r::size] for r in range(size)]
-            answers = trainers.each(Learner.logprobs, [[groups[i] for i in part] for part in parts])
-            for part, values in zip(parts, answers, strict=True):
-                for i, group in zip(part, values, strict=True):
-                    logprobs |= {f"{i}/{k}": tensor for k, tensor in enumerate(group)}
-            if run.asked_to_stop or time.monotonic() - saved > SAVE_SECONDS:
-                write()
-                saved = time.monotonic()
-            if run.asked_to_stop:
-                raise Interrupted(f"stopped before {phase} step 1; continue with 'audiorl resume {run.dir}'")
-            progress.update(len(needed) - len(missing) + start + sum(map(len, parts)), {})
-    if missing:
-        write()
+        try:
+            for start in range(0, len(missing), REFERENCE_CHUNK * size):
+                if run.asked_to_stop:
+                    raise Interrupted(f"stopped before {phase} step 1; continue with 'audiorl resume {run.dir}'")
+                parts = [missing[start : start + REFERENCE_CHUNK * size][r::size] for r in range(size)]
+                found = trainers.each(Learner.logprobs, [[groups[i] for i in part] for part in parts])
+                for part, values in zip(parts, found, strict=True):
+                    logprobs |= {
+                        f"{i}/{k}": x for i, group in zip(part, values, strict=True) for k, x in enumerate(group)
+                    }
+                progress.update(len(needed) - len(missing) + start + sum(map(len, parts)), {})
+        finally:
+            if missing:
+                save_file(logprobs | {"items": digest}, path.with_suffix(".partial"))
+                path.with_suffix(".partial").replace(path)
     empty = torch.empty(0)
     return [tuple(logprobs.get(f"{i}/{k}", empty) for k in range(len(group))) for i, group in enumerate(groups)]
-
-
-def _digest(groups: Sequence[tuple[Example, ...]]) -> Tensor:
-    """Return a hash of the prompts' ids and the answers, [32] uint8."""
-    digest = sha256()
-    for e in (e for group in groups for e in group):
-        answer = "\0".join([e.target, *(clip.key for clip in e.speech)])
-        digest.update(f"{e.sample.id}\0{answer}\0".encode())
-    return torch.tensor(list(digest.digest()), dtype=torch.uint8)
-
-
-# -- answers of the policy itself --------------------------------------------------------------------------------------
-
-
-def sampled_pairs(
-    run: Run,
-    phase: str,
-    engine: RolloutEngine,
-    samples: Sequence[Sample],
-    reward: Reward,
-    answers: int,
-    seed: int,
-    chunk: int = 16,
-) -> list[Pair]:
-    """Return the best and the worst of `answers` answers to each prompt, where their rewards differ (iterative DPO).
-
-    Kept in answers/PHASE.jsonl, one row a prompt, saved chunk by chunk: an interrupted pass continues where it stopped.
-    Raises ValueError when no prompt gives a pair.
-    """
-    path = run.dir / "answers" / f"{phase}.jsonl"
-    path.parent.mkdir(exist_ok=True)
-    done = finished_rows(path)
-    missing = [s for s in samples if s.id not in done]
-    finished = len(samples) - len(missing)
-    with run.interruptible(), path.open("a") as file, Progress(f"{phase} answers", len(samples), finished) as progress:
-        for start in range(0, len(missing), chunk):
-            batch = missing[start : start + chunk]
-            scored = scored_rollouts(reward, engine.generate([Request(s, answers, seed=seed) for s in batch]))
-            pairs_by_id = {p.sample.id: p for p in pairs_from_rollouts(scored)}
-            for sample in batch:
-                totals = [r.score.total for r in scored if r.score and r.sample is sample]
-                row: dict[str, Any] = {"id": sample.id, "score": _mean(totals) if totals else None}
-                if pair := pairs_by_id.get(sample.id):
-                    row |= {"chosen": pair.chosen, "rejected": pair.rejected, "margin": pair.margin}
-                done[sample.id] = row
-                file.write(json.dumps(row, ensure_ascii=False) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-            mean = _mean([x for s in samples if (x := done.get(s.id, {}).get("score")) is not None])
-            progress.update(finished + start + len(batch), {"reward/mean": mean})
-            if run.asked_to_stop:
-                raise Interrupted(f"stopped while {phase} answers; continue with 'audiorl resume {run.dir}'")
-    rows = [(s, done[s.id]) for s in samples]
-    pairs = [Pair(s, row["chosen"], row["rejected"], row["margin"]) for s, row in rows if "chosen" in row]
-    print(f"{phase}: {len(pairs)} pairs from {len(samples)} prompts", flush=True)
-    if not pairs:
-        raise ValueError(
-            f"{phase}: the answers to each of {len(samples)} prompts were all rewarded the same, so there is nothing "
-            "to prefer; ask for more answers, a higher temperature or another reward"
-        )
-    return pairs
-
-
-def policy_answers(run: Run, phase: str, engine: RolloutEngine, samples: Sequence[Sample], seed: int) -> list[str]:
-    """Return one answer to each prompt, in order; kept in answers/PHASE.jsonl (OPA-DPO)."""
-    rows = generate_all(engine, samples, run.dir / "answers" / f"{phase}.jsonl", batch_size=16, seed=seed)
-    return [str(row["text"]) for row in rows]
-
-
-def _mean(values: Sequence[float]) -> float:
-    return float(sum(values)) / max(len(values), 1)

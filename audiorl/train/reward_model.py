@@ -12,20 +12,17 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from audiorl.algos.experience import Experience
 from audiorl.algos.packing import micro_batches, pack_experiences
 from audiorl.algos.preference import bradley_terry, length_expert, length_logit, process_reward
 from audiorl.config import OptimConfig, ProcessRewardConfig, RewardModelConfig
 from audiorl.data.preferences import Pair, Steps
-from audiorl.data.schedule import rough_length
 from audiorl.models import AudioPolicy
 from audiorl.models.examples import experience
 from audiorl.models.process_reward import ProcessRewardModel
 from audiorl.models.value import ValueModel, score_answers
 from audiorl.run.folder import Run
-from audiorl.train.batches import group_packs
-from audiorl.train.checks import read_pass
-from audiorl.train.fit import Learner, PackLoss, fit, learners
+from audiorl.train.batches import group_packs, read_pass
+from audiorl.train.fit import Learner, PackLoss, train_on
 from audiorl.train.preference import pair_examples
 
 
@@ -39,27 +36,22 @@ def pair_score_loss(
     model = learner.model
     assert isinstance(model, ValueModel)
     count = sum(learner.world.gather(len(pairs)))
-    groups = pair_experiences(model.trunk, pairs)
+    groups = [[experience(model.trunk, e, str(k)) for e in pair_examples(p)] for k, p in enumerate(pairs)]
 
     def loss(places: list[int]) -> tuple[Tensor, dict[str, float]]:
         part = [e for p in places for e in groups[p]]
         scores = model.scores(pack_experiences(part))
         chosen, rejected = scores[::2], scores[1::2]
-        margin: Tensor | float = 0.0
-        if config.margins:
-            margin = torch.tensor([pairs[p].margin for p in places]).to(chosen)
+        margins = [pairs[p].margin if config.margins else 0.0 for p in places]
+        margin = torch.tensor(margins).to(chosen)
         if config.length_debias:
-            longer = torch.tensor([_excess(groups[p]) for p in places]).to(chosen)
-            margin = margin - length_logit(longer, *expert)
+            longer = [groups[p][0].num_sampled - groups[p][1].num_sampled for p in places]
+            margin = margin - length_logit(torch.tensor(longer).to(chosen), *expert)
         total = bradley_terry(chosen, rejected, margin, config.regulariser).sum() / count
-        gaps = {"accuracy": (chosen > rejected).sum(), "margin": (chosen - rejected).sum()}
-        read = read_pass(part, total, {"loss": total, "mean": scores.sum(), **gaps})
-        return total, {
-            "reward_model/loss": read["loss"],
-            "reward_model/accuracy": read["accuracy"] / count,
-            "reward_model/margin": read["margin"] / count,
-            "reward_model/mean": read["mean"] / (2 * count),
-        }
+        metrics = {"accuracy": (chosen > rejected).sum(), "margin": (chosen - rejected).sum(), "mean": scores.sum()}
+        read = read_pass(part, total, {"loss": total, **metrics})
+        shares = {"loss": 1, "accuracy": count, "margin": count, "mean": 2 * count}
+        return total, {f"reward_model/{name}": value / shares[name] for name, value in read.items()}
 
     return group_packs(groups, config.micro_batch_tokens), loss
 
@@ -75,35 +67,20 @@ def train_reward_model(
     phase: str = "reward_model",
 ) -> None:
     """Train `model` in place, from the phase's last checkpoint on."""
-    if run.finished(phase):
-        run.load_result(phase, model)
-        return
     expert = (0.0, 1.0)
-    if config.length_debias:
-        expert = length_expert(torch.tensor([_excess(group) for group in pair_experiences(model.trunk, pairs)]))
+    if config.length_debias and not run.finished(phase):
+        both = [[experience(model.trunk, e).num_sampled for e in pair_examples(p)] for p in pairs]
+        expert = length_expert(torch.tensor([chosen - rejected for chosen, rejected in both]))
         print(f"{phase}: length alone gives log-odds of {expert[0]:.2f}·tanh(tokens / {expert[1]:.1f})", flush=True)
 
-    def length(pair: Pair) -> int:
-        return rough_length(pair.sample, pair.chosen, pair.rejected)
-
-    trainers = learners(run, phase, partial(pair_score_loss, expert=expert), model, config, optim)
-    fit(trainers, model, pairs, run, config, phase=phase, seed=seed, length=length)
+    loss = partial(pair_score_loss, expert=expert)
+    train_on(loss, model, pairs, run, config, optim, phase=phase, seed=seed)
 
 
 def ranked_right(model: ValueModel, pairs: Sequence[Pair]) -> list[bool]:
     """Tell for each pair whether the chosen answer scores higher."""
     scores = score_answers(model, [example for p in pairs for example in pair_examples(p)])
     return [c > r for c, r in zip(scores[::2], scores[1::2], strict=True)]
-
-
-def pair_experiences(policy: AudioPolicy, pairs: Sequence[Pair]) -> list[list[Experience]]:
-    """Return [chosen, rejected] of each pair, sharing their prompt."""
-    return [[experience(policy, example, str(k)) for example in pair_examples(p)] for k, p in enumerate(pairs)]
-
-
-def _excess(group: Sequence[Experience]) -> int:
-    """Return how many tokens longer the chosen answer of [chosen, rejected] is."""
-    return group[0].num_sampled - group[1].num_sampled
 
 
 # -- process rewards ---------------------------------------------------------------------------------------------------
@@ -143,22 +120,11 @@ def train_process_reward(
     phase: str = "process_reward",
 ) -> None:
     """Train `policy` in place to judge steps, from the phase's last checkpoint on."""
-    if run.finished(phase):
-        run.load_result(phase, policy)
-        return
-
-    def length(item: Steps) -> int:
-        return rough_length(item.sample, *item.steps)
-
-    trainers = learners(run, phase, step_judgement_loss, policy, config, optim)
-    fit(trainers, policy, items, run, config, phase=phase, seed=seed, length=length)
+    train_on(step_judgement_loss, policy, items, run, config, optim, phase=phase, seed=seed)
 
 
 def judged_right(judge: ProcessRewardModel, items: Sequence[Steps]) -> list[bool]:
     """Tell for each step of all items whether it is judged as it is labelled."""
-    probabilities = judge.score_steps([(i.sample, i.steps) for i in items])
-    return [
-        (p > 0.5) == (label > 0.5)
-        for i, ps in zip(items, probabilities, strict=True)
-        for p, label in zip(ps, i.labels, strict=True)
-    ]
+    probabilities = [p for ps in judge.score_steps([(i.sample, i.steps) for i in items]) for p in ps]
+    labels = [label for i in items for label in i.labels]
+    return [(p > 0.5) == (label > 0.5) for p, label in zip(probabilities, labels, strict=True)]

@@ -13,9 +13,8 @@ from audiorl.data.schedule import rough_length
 from audiorl.models import AudioPolicy
 from audiorl.models.examples import Example, experience
 from audiorl.run.folder import ComputeTime, Run
-from audiorl.train.batches import counts, repeat_each
-from audiorl.train.checks import read_pass
-from audiorl.train.fit import Learner, PackLoss, fit, learners
+from audiorl.train.batches import counts, read_pass, repeat_each
+from audiorl.train.fit import Learner, PackLoss, train_on
 
 
 def sft_loss(learner: Learner, config: SFTConfig, examples: Sequence[Example]) -> tuple[list[list[int]], PackLoss]:
@@ -49,12 +48,5 @@ def sft(
     limit: ComputeTime | None = None,
 ) -> None:
     """Fine-tune `policy` in place. Training ends before its last step once it has taken the time `limit`."""
-    if run.finished(phase):
-        run.load_result(phase, policy)
-        return
-
-    def length(example: Example) -> int:
-        return rough_length(example.sample, example.target)
-
-    trainers = learners(run, phase, sft_loss, policy, config, optim)
-    fit(trainers, policy, examples, run, config, phase=phase, seed=seed, length=length, limit=limit)
+    lengths = tuple(rough_length(e.sample, e.target) for e in examples) if config.sort else ()
+    train_on(sft_loss, policy, examples, run, config, optim, phase=phase, seed=seed, lengths=lengths, limit=limit)

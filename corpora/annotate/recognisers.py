@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from audiorl.data.prompts import asr_prompt, open_question
-from audiorl.models.checkpoints import is_adapter
+from audiorl.models.lora import is_adapter
 from audiorl.protocols import Request, RolloutEngine
 from audiorl.rewards.answers import extract_answer, strip_tags
 from audiorl.speech_models import load_recogniser

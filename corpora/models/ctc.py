@@ -24,9 +24,8 @@ from torch import Tensor, nn
 from audiorl.audio import AudioClip, seconds
 from audiorl.config import OptimConfig
 from audiorl.config.checks import require, require_counts
-from audiorl.distributed.local import changes_worker
-from audiorl.distributed.placement import trainer_group
-from audiorl.distributed.world import World
+from audiorl.distributed import trainer_group
+from audiorl.distributed.local import World, changes_worker
 from audiorl.errors import Interrupted
 from audiorl.eval.metrics.text import word_errors
 from audiorl.models import AudioPolicy
@@ -54,8 +53,6 @@ class CTCConfig:
     """Transcripts per update."""
     negatives: int = 2000
     """Random tokens of the training texts that compete with those of a batch; more sharpen the scores and cost time."""
-    sort: bool = False
-    """Batches of clips of similar length."""
     micro_batch_seconds: float = 120.0
     """Most seconds of audio in one forward pass; any value gives the same gradient but for rounding."""
     save_every: int = 200
@@ -239,7 +236,6 @@ def train_ctc(
         config,
         phase=phase,
         seed=seed,
-        length=lambda e: round(100 * seconds(e.sample.audio[0])),
         evaluate=partial(token_errors, model, held_out) if held_out else None,
         eval_every=config.eval_every,
     )

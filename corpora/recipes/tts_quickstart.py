@@ -220,7 +220,7 @@ def main(config: TTSQuickstartConfig, run: Run) -> None:
     policy.model.to(torch_device(policy.config.device))
     policy.set_codec(codec)
     examples = supervised(train, voices, config.clone, config.voices_per_text)
-    policy.encode_clips(clip for e in examples for clip in (*e.sample.audio, *e.speech))
+    policy.clip_codes.encode_all(clip for e in examples for clip in (*e.sample.audio, *e.speech))
     sft(policy, examples, run, config=config.sft, optim=config.sft_optim, seed=config.seed)
 
     held_out = prompts(test, test_voices, config.clone)

@@ -197,7 +197,7 @@ class Bench:
     def nll(self, examples: Sequence[Example]) -> list[float]:
         """Negative log-likelihood of each target in nats per token, under the policy as it is."""
         experiences = [experience(self.policy, e) for e in examples]
-        scored = fill(experiences, "old_logprobs", lambda b: self.policy.forward(b).logprobs, BUDGET, False)
+        scored = fill(experiences, lambda b: {"old_logprobs": self.policy.forward(b).logprobs}, BUDGET, False)
         return [-float(e.old_logprobs.sum()) / e.num_sampled for e in scored if e.old_logprobs is not None]
 
     def kl(self, samples: Sequence[Sample]) -> list[float]:
@@ -205,7 +205,7 @@ class Bench:
         sampling = SamplingConfig(max_new_tokens=self.size.tokens, max_batch_tokens=16_384)
         rollouts = HFEngine(self.policy, sampling).generate([Request(s, seed=1) for s in samples])
         experiences = [Experience.from_rollout(r) for r in rollouts]
-        scored = fill(experiences, "ref_logprobs", lambda b: self.reference.forward(b).logprobs, BUDGET, False)
+        scored = fill(experiences, lambda b: {"ref_logprobs": self.reference.forward(b).logprobs}, BUDGET, False)
         gaps = []
         for e in scored:
             assert e.rollout_logprobs is not None and e.ref_logprobs is not None

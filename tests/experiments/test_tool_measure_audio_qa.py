@@ -11,8 +11,6 @@ import numpy as np
 import pytest
 import soundfile
 
-from audiorl.data.manifest import read_samples
-from audiorl.models.families import whisper
 from tests.support.tools import run_tool
 
 TASKS = ("speech", "sound", "music")
@@ -69,23 +67,3 @@ def test_every_form_is_trained_once_and_measured_with_and_without_audio(
     run("--path", str(out / "answers" / "seed_0" / start), "--out", str(tmp_path / "other"), "--only", "answers")
     (other,) = (tmp_path / "other").glob("answers/seed_0/checkpoints/start/*")
     assert (other / "adapter_config.json").exists()
-
-
-@pytest.mark.slow
-def test_whisper_reads_its_choices_first_and_guesses_from_silence(
-    tmp_path: Path, qa: Path, run: Callable[..., str]
-) -> None:
-    samples = read_samples(str(qa / "train.json"), think=True).samples
-    requests = [part for s in samples for part in s.messages[-1].content if isinstance(part, str)]
-    whisper.tiny(requests, vocab_size=800).save(str(tmp_path / "whisper"))
-    first = run("--path", str(tmp_path / "whisper"), "--reading", "2", "--only", "answers")
-    second = run("--path", str(tmp_path / "whisper"), "--reading", "2", "--only", "answers", "blind")
-    assert first.count("reading 2/2") == 1 and "reading 2/2" not in second
-    assert (tmp_path / "out" / "reading" / "seed_0" / "checkpoints" / "reading").exists()
-    accuracy = (tmp_path / "out" / "table.md").read_text().split("## ")[1]
-    rows = {cells[0].strip("| "): cells for line in accuracy.splitlines() if (cells := line.split(" | "))[1:]}
-    for form, has_audio in (("answers", True), ("blind", False)):
-        without_audio, in_words, compared, _ = rows[form][-4:]
-        assert bool(without_audio.strip()) == has_audio
-        assert 0 <= float(in_words) <= 100 and 0 <= float(compared.split()[0]) <= 100
-        assert float(rows[f"{form}_grpo"][1]) > 0  # CPU seconds

@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
 from audiorl.audio import AudioClip
 from audiorl.config import OptimConfig, SamplingConfig
-from audiorl.recipes._speech import write_tiny_part
 from audiorl.run.folder import Run
 from audiorl.train.preference import prefer
 from corpora.recipes import tts_quickstart
@@ -54,56 +53,6 @@ def test_seeds_are_pooled_and_arms_compared_at_equally_many_samples(
     )
     assert against_start["alike2"] == ["53.0", "+3.0"] and against_start["start"] == ["50.0"]
     assert against_best == {"best4": ["60.0"], "alike2_best4": ["66.0", "+6.0"]}
-
-
-@pytest.mark.slow
-def test_voices_are_told_apart(tmp_path: Path) -> None:
-    """With several test voices the table says how often a text is nearest to its own."""
-    corpus = write_two_voices(tmp_path / "corpus")
-    start = trained_start(tmp_path / "start", replace(tts_quickstart.tiny(), corpus=str(corpus), clone=True))
-    write_tiny_part("speaker", tmp_path / "speaker")
-    options = ["--speaker", str(tmp_path / "speaker"), "--sampling", "0.5", "0.9", "--best-of"]
-    options += ["--arms", "raft", "voices", "voices2", "balanced", "alike", "alike2", "sft"]
-    options += ["--raft-texts", "3", "--raft-voices", "2", "--raft-samples", "3", "--raft-sampling", "1", "1"]
-    options += ["--schedule", "cosine"]
-    with pytest.raises(ValueError, match="give --sft-steps"):
-        measure_speech(start, tmp_path / "out", *options)
-    measure_speech(start, tmp_path / "out", *options, "--sft-steps", "2")
-
-    def sampled(of: str) -> list[str]:
-        names = load_file(tmp_path / "out" / f"samples_{of}.safetensors")
-        return [name.removesuffix("/understood") for name in names if name.endswith("/understood")]
-
-    said = sampled("start")
-    texts = [text for text in said if " / " not in text]
-    in_voices = [text.split(" / ") for text in said if " / " in text]
-    assert len(texts) == 3 and sorted(in_voices) == sorted(
-        [text, voice] for text in texts for voice in ("quiet", "usual")
-    )
-    for first_round in ("voices", "alike"):  # what the second learns from
-        assert sorted(sampled(first_round)) == sorted(" / ".join(pair) for pair in in_voices)
-    stored = load_file(tmp_path / "out" / "samples_start.safetensors")
-    text = " / ".join(in_voices[0])
-    assert stored[f"{text}/understood"].shape == stored[f"{text}/alike"].shape == (3,)
-    assert all(0 <= x <= 1 for x in stored[f"{text}/alike"].tolist())
-    head, _, *rows = (tmp_path / "out" / "table.md").read_text().splitlines()
-    place = [cell.strip() for cell in head.split("|")].index("own voice %")
-    shares = [float(row.split("|")[place].split()[0]) for row in rows]
-    assert [row.split("|")[1].strip() for row in rows] == [
-        "start",
-        "raft",
-        "voices",
-        "voices2",
-        "balanced",
-        "alike",
-        "alike2",
-        "sft",
-    ]
-    assert all(0 <= s <= 100 for s in shares)
-    state = (tmp_path / "out" / "state.json").read_text()
-    assert "temperature" not in state  # given, not chosen
-    losses = json.loads(state)["finished"]["losses"]
-    assert len(losses) == 3 and all(0 < loss < 20 for loss in losses.values())
 
 
 @pytest.mark.slow

@@ -6,8 +6,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -17,15 +15,14 @@ from typing import Any
 import pytest
 import torch
 
+from tests.support.forks import start
 from tests.support.rank_runs import RECIPE, rows, saved_tensors
 
 STEPS = 8
+IN_BACKGROUND = ("--runtime.async-save", "on")
 RUNTIMES = {
-    "one process": ("--runtime.async-save", "on"),
-    "two ranks, fsdp": (
-        *("--runtime.kind", "torchrun", "--runtime.ranks", "2", "--runtime.fsdp"),
-        *("--runtime.async-save", "on"),
-    ),
+    "one process": IN_BACKGROUND,
+    "two ranks, fsdp": ("--runtime.kind", "torchrun", "--runtime.ranks", "2", "--runtime.fsdp", *IN_BACKGROUND),
 }
 PATIENCE = 300.0
 
@@ -38,38 +35,28 @@ def runtime(request: pytest.FixtureRequest) -> tuple[str, ...]:
 @pytest.fixture(scope="module")
 def undisturbed(runtime: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("undisturbed") / "run"
-    finish("train", str(RECIPE), "--out", str(out), "--steps", str(STEPS), *runtime)
+    finish(out.with_name("said"), "train", str(RECIPE), "--out", str(out), "--steps", str(STEPS), *runtime)
     assert sum(row["grad_norm"] > 1e-3 for row in rows(out, "rl")) >= 4, "or equality would show little"
     return out
 
 
-def launch(*args: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "audiorl.cli", *args],
-        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(RECIPE.parents[2])},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+def finish(said: Path, *args: str) -> None:
+    process = start(["-m", "audiorl.cli", *args], said)
+    process.join(PATIENCE)
+    assert process.exitcode == 0, said.read_text()[-3000:]
 
 
-def finish(*args: str) -> None:
-    process = launch(*args)
-    said, _ = process.communicate(timeout=PATIENCE)
-    assert process.returncode == 0, said[-3000:]
-
-
-def kill_when(reached: Callable[[], bool], *args: str) -> None:
-    process, began = launch(*args), time.monotonic()
+def kill_when(reached: Callable[[], bool], said: Path, *args: str) -> None:
+    process, began = start(["-m", "audiorl.cli", *args], said), time.monotonic()
     while not reached():
-        assert process.poll() is None, process.communicate()[0][-3000:]
-        assert time.monotonic() - began < PATIENCE
+        assert process.is_alive() and time.monotonic() - began < PATIENCE, said.read_text()[-3000:]
         time.sleep(0.001)
+    assert process.pid is not None
     for pid in [process.pid, *descendants(process.pid)]:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-    process.communicate()
-    assert process.returncode == -signal.SIGKILL
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
 
 
 def descendants(pid: int) -> list[int]:
@@ -107,9 +94,9 @@ def assert_same_bits(out: Path, expected: Path) -> None:
 def test_killed_after_a_checkpoint(undisturbed: Path, runtime: tuple[str, ...], tmp_path: Path) -> None:
     out = tmp_path / "run"
     train = ("train", str(RECIPE), "--out", str(out), "--steps", str(STEPS), *runtime)
-    kill_when(lambda: last_checkpoint(out).endswith("step_000004"), *train)
+    kill_when(lambda: last_checkpoint(out).endswith("step_000004"), tmp_path / "said", *train)
     assert len(rows(out, "rl")) < STEPS
-    finish("resume", str(out), "--trust", str(RECIPE), *runtime)
+    finish(tmp_path / "again", "resume", str(out), "--trust", str(RECIPE), *runtime)
     assert_same_bits(out, undisturbed)
 
 
@@ -118,7 +105,7 @@ def test_killed_while_a_checkpoint_is_being_written(
 ) -> None:
     out = tmp_path / "run"
     train = ("train", str(RECIPE), "--out", str(out), "--steps", str(STEPS), *runtime)
-    kill_when((out / "checkpoints" / "rl" / ".step_000004.partial").is_dir, *train)
+    kill_when((out / "checkpoints" / "rl" / ".step_000004.partial").is_dir, tmp_path / "said", *train)
     assert last_checkpoint(out).endswith("step_000002")
-    finish("resume", str(out), "--trust", str(RECIPE), *runtime)
+    finish(tmp_path / "again", "resume", str(out), "--trust", str(RECIPE), *runtime)
     assert_same_bits(out, undisturbed)

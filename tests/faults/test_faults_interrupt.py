@@ -38,14 +38,9 @@ CLOCKS = ("time", "seconds", "tokens_per_s", "source_time", "emit_time")
 def launch(*args: str) -> subprocess.Popen[str]:
     """`audiorl` in a process group of its own, which a signal can reach as a terminal's would."""
     return subprocess.Popen(
-        [sys.executable, "-m", "audiorl.cli", *args],
-        cwd=ROOT,
-        env=os.environ | {"HF_HUB_OFFLINE": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+        [sys.executable, "-m", "audiorl.cli", *args], cwd=ROOT, env=os.environ | {"HF_HUB_OFFLINE": "1"},
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
 
 
 def milestones(out: Path) -> int:

@@ -19,16 +19,13 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-FAULTS = (
-    "seven", "refusal", "other", "out of scale", "nan", "prose", "cut", "empty", "status 500", "status 429",
-    "no choices", "not json", "late",
-)  # fmt: skip
 KINDS = {
     "seven": "wrong fields", "refusal": "refusal", "other": "another sample", "out of scale": "out of scale",
     "nan": "not JSON", "prose": "not JSON", "cut": "cut", "empty": "empty", "status 500": "status 500",
     "status 429": "status 429", "no choices": "not a completion", "not json": "not a completion", "late": "timeout",
 }  # fmt: skip
 """How each fault is counted."""
+FAULTS = tuple(KINDS)
 Rule = Callable[[list[str]], float]
 Listen = Callable[[np.ndarray], float]
 

@@ -64,14 +64,9 @@ def _recording(key: str) -> np.ndarray:
 
 def save_dac(path: Path, ratios: tuple[int, ...] = (2, 4, 8, 8), rate: int = 44_100) -> None:
     config = DacConfig(
-        encoder_hidden_size=4,
-        decoder_hidden_size=32,
-        downsampling_ratios=list(ratios),
-        n_codebooks=3,
-        codebook_size=64,
-        codebook_dim=4,
-        sampling_rate=rate,
-    )
+        encoder_hidden_size=4, decoder_hidden_size=32, downsampling_ratios=list(ratios), n_codebooks=3,
+        codebook_size=64, codebook_dim=4, sampling_rate=rate,
+    )  # fmt: skip
     save(DacModel(config), Dac, path)
 
 
@@ -98,32 +93,17 @@ def save_encodec_32k(path: Path) -> None:
 
 def save_mimi(path: Path) -> None:
     config = MimiConfig(
-        num_filters=4,
-        hidden_size=32,
-        upsample_groups=32,
-        codebook_size=64,
-        codebook_dim=16,
-        vector_quantization_hidden_dimension=16,
-        num_quantizers=4,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        intermediate_size=64,
-        sliding_window=6,
-        layer_scale_initial_scale=0.5,
-    )
+        num_filters=4, hidden_size=32, upsample_groups=32, codebook_size=64, codebook_dim=16,
+        vector_quantization_hidden_dimension=16, num_quantizers=4, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=2, intermediate_size=64, sliding_window=6, layer_scale_initial_scale=0.5,
+    )  # fmt: skip
     save(MimiModel(config), Mimi, path)
 
 
 HUBERT = HubertConfig(
-    hidden_size=16,
-    num_hidden_layers=2,
-    num_attention_heads=2,
-    intermediate_size=32,
-    conv_dim=(8,) * 7,
-    num_conv_pos_embeddings=16,
-    num_conv_pos_embedding_groups=2,
-).to_dict()
+    hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32, conv_dim=(8,) * 7,
+    num_conv_pos_embeddings=16, num_conv_pos_embedding_groups=2,
+).to_dict()  # fmt: skip
 
 
 def save_xcodec(path: Path) -> None:
@@ -185,11 +165,9 @@ def _level(layer: Any, _: tuple[Tensor, ...], outputs: Tensor) -> Tensor:
     if layer.bias is not None:
         layer.bias.copy_((layer.bias - mean) * scale)
     levelled = (by_channel - mean) * scale
-    return (
-        levelled.view_as(outputs)
-        if isinstance(layer, nn.Linear)
-        else levelled.unflatten(0, (len(outputs), -1)).transpose(1, 2)
-    )
+    if isinstance(layer, nn.Linear):
+        return levelled.view_as(outputs)
+    return levelled.unflatten(0, (len(outputs), -1)).transpose(1, 2)
 
 
 def draw_codebooks(model: Any, codec: Codec, wav: Tensor) -> None:
@@ -221,34 +199,18 @@ def _drawing(module: Any, table: Tensor) -> Callable[[Tensor], Tensor]:
 def save_unified(path: Path) -> None:
     torch.manual_seed(0)
     config = UnifiedConfig(
-        num_codebooks=4,
-        codebook_size=16,
-        codebook_dim=8,
-        channels=(4, 8, 8, 16, 16, 16),
-        dilations=(1, 3),
-        acoustic_dim=16,
-        semantic_dim=16,
-        mels=20,
-    )
+        num_codebooks=4, codebook_size=16, codebook_dim=8, channels=(4, 8, 8, 16, 16, 16), dilations=(1, 3),
+        acoustic_dim=16, semantic_dim=16, mels=20,
+    )  # fmt: skip
     save_levelled(UnifiedTokenizer(config), path)
 
 
 def save_unified_on_spectra(path: Path) -> None:
     torch.manual_seed(0)
     config = UnifiedConfig(
-        num_codebooks=4,
-        codebook_size=16,
-        codebook_dim=8,
-        spectrum_hop=240,
-        strides=(2, 2),
-        channels=(16, 16, 16),
-        dilations=(1, 3),
-        activation="elu",
-        acoustic_dim=16,
-        semantic="model",
-        semantic_dim=16,
-        semantic_block=3,
-    )
+        num_codebooks=4, codebook_size=16, codebook_dim=8, spectrum_hop=240, strides=(2, 2), channels=(16, 16, 16),
+        dilations=(1, 3), activation="elu", acoustic_dim=16, semantic="model", semantic_dim=16, semantic_block=3,
+    )  # fmt: skip
     save_levelled(UnifiedTokenizer(config, HubertModel(HubertConfig(**HUBERT))), path)
 
 
@@ -256,19 +218,9 @@ def save_unified_on_peaks(path: Path) -> None:
     """Not levelled: its straight ways begin at what recordings say, its networks at random beside them."""
     torch.manual_seed(0)
     config = UnifiedConfig(
-        num_codebooks=4,
-        codebook_size=16,
-        codebook_dim=8,
-        spectrum_hop=240,
-        phases="peaks",
-        strides=(2, 2),
-        channels=(16, 16, 16),
-        dilations=(1, 3),
-        activation="elu",
-        acoustic_dim=16,
-        semantic_dim=16,
-        mels=20,
-    )
+        num_codebooks=4, codebook_size=16, codebook_dim=8, spectrum_hop=240, phases="peaks", strides=(2, 2),
+        channels=(16, 16, 16), dilations=(1, 3), activation="elu", acoustic_dim=16, semantic_dim=16, mels=20,
+    )  # fmt: skip
     tokenizer = UnifiedTokenizer(config)
     wavs = torch.stack([speech(tokenizer, 1.2, key) for key in ("agent-alreadyon", "conf-locked")])
     generator = torch.Generator().manual_seed(0)

@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 import soundfile
 
 TEXTS = {"a": "good morning", "b": "good night"}
+SPEAKERS = {"a": "jane", "b": "joe"}
 RATE = 16_000
 
 
@@ -54,13 +55,14 @@ def webdataset(folder: Path) -> Path:
     members: dict[str, bytes] = {}
     for key, text in TEXTS.items():
         members |= {f"{key}.flac": encoded(key), f"{key}.txt": text.encode()}
-        members[f"{key}.json"] = json.dumps({"language": "en", "speaker": {"a": "jane", "b": "joe"}[key]}).encode()
+        members[f"{key}.json"] = json.dumps({"language": "en", "speaker": SPEAKERS[key]}).encode()
     return write_tar(folder / "shard-000.tar", members)
 
 
 def cut(key: str, source: dict[str, Any], start: float = 0.0) -> dict[str, Any]:
-    speaker = {"a": "jane", "b": "joe"}[key]
-    supervision = dict(id=key, recording_id=key, start=0, duration=1.0, text=TEXTS[key], language="en", speaker=speaker)
+    supervision = dict(
+        id=key, recording_id=key, start=0, duration=1.0, text=TEXTS[key], language="en", speaker=SPEAKERS[key]
+    )
     recording = dict(id=key, sources=[source], sampling_rate=RATE, num_samples=RATE, duration=1.0, channel_ids=[0])
     return dict(
         id=key, start=start, duration=1.0, channel=0, supervisions=[supervision], recording=recording, type="MonoCut"
@@ -95,8 +97,7 @@ def hub(folder: Path) -> str:
     rows = []
     for key, text in TEXTS.items():
         (folder / f"{key}.flac").write_bytes(encoded(key))
-        speaker = {"a": "jane", "b": "joe"}[key]
-        rows.append({"file_name": f"{key}.flac", "id": key, "sentence": text, "lang": "en", "speaker": speaker})
+        rows.append({"file_name": f"{key}.flac", "id": key, "sentence": text, "lang": "en", "speaker": SPEAKERS[key]})
     (folder / "metadata.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return f"hf://{folder}:train"
 
@@ -105,7 +106,7 @@ def table() -> list[dict[str, Any]]:
     """Rows as `datasets` writes audio to tables: the bytes of a file with its name."""
     return [
         {"id": key, "audio": {"bytes": encoded(key), "path": f"{key}.flac"}, "text": text, "language": "en"}
-        | {"speaker": {"a": "jane", "b": "joe"}[key]}
+        | {"speaker": SPEAKERS[key]}
         for key, text in TEXTS.items()
     ]
 
@@ -129,12 +130,5 @@ def saved(folder: Path) -> Path:
 
 
 SOURCES: Mapping[str, Callable[[Path], Any]] = {
-    "kaldi": kaldi,
-    "webdataset": webdataset,
-    "lhotse": lhotse,
-    "shar": shar,
-    "hub": hub,
-    "parquet": parquet,
-    "saved": saved,
-    "dataset": dataset,
+    source.__name__: source for source in (kaldi, webdataset, lhotse, shar, hub, parquet, saved, dataset)
 }

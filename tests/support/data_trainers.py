@@ -10,9 +10,7 @@ from torch import Tensor
 
 from audiorl.algos.packing import pack_experiences
 from audiorl.audio import AudioClip
-from audiorl.config import (
-    OptimConfig,
-)
+from audiorl.config import OptimConfig
 from audiorl.data.preferences import Answer, Pair, pairs_to_judged
 from audiorl.models import AudioPolicy
 from audiorl.models.examples import answer_example, experience

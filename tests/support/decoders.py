@@ -5,8 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
+from audiorl.config import ModelConfig
 from audiorl.models import AudioPolicy
 from audiorl.models.families.text import TextDecoder
 from tests.conftest import make_text
@@ -16,12 +24,20 @@ SIZE = dict(
 )
 
 
-def of_class(model_class: Callable[[object], PreTrainedModel], config_class: type, tied: bool) -> AudioPolicy:
-    tokenizer = make_text().tokenizer
+def of_class(
+    model_class: Callable[[object], PreTrainedModel],
+    config_class: type,
+    tied: bool,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    config: ModelConfig | None = None,
+    spare: int = 0,
+) -> AudioPolicy:
+    """`spare`: rows of the embeddings beyond the tokenizer's."""
+    tokenizer = tokenizer or make_text().tokenizer
     ends = dict(bos_token_id=None, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id)
-    config = config_class(vocab_size=len(tokenizer), tie_word_embeddings=tied, **SIZE, **ends)
+    size = config_class(vocab_size=len(tokenizer) + spare, tie_word_embeddings=tied, **SIZE, **ends)
     torch.manual_seed(0)
-    return AudioPolicy(model_class(config), tokenizer, None, TextDecoder(tokenizer))
+    return AudioPolicy(model_class(size), tokenizer, None, TextDecoder(tokenizer), config)
 
 
 FAMILIES: dict[str, Callable[[], AudioPolicy]] = {

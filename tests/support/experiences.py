@@ -29,7 +29,7 @@ def batch_of(
     rng = torch.Generator().manual_seed(0)
     out = []
     for sample, ns, values in zip(samples, lengths, scores, strict=False):
-        prompt = policy.prompt_ids(sample)
+        prompt = policy.prompt(sample).ids
         for n, score in zip(ns, values, strict=True):
             ids = torch.cat([prompt, torch.randint(0, 300, (n,), generator=rng)])
             e = Experience(ids, torch.arange(len(ids)) >= len(prompt), len(prompt), sample.audio, sample.id)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import runpy
+import socket
 import sys
 import tempfile
 import time
@@ -18,14 +19,20 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.ports import free_port
-
 ROOT = Path(__file__).parents[2]
 _forks = multiprocessing.get_context("forkserver")
 # Of these the server leaves out what is not installed.
 _forks.set_forkserver_preload(
     ["deepspeed", "audiorl.cli", "audiorl.models.families.qwen_omni", "audiorl.train.rl.train"]
 )
+
+
+def free_port() -> int:
+    """A port of the loopback address that nobody listens on now."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port: int = free.getsockname()[1]
+    return port
 
 
 def _execute(arguments: Sequence[str], environment: Mapping[str, str], printed: str) -> None:
@@ -43,26 +50,30 @@ def _execute(arguments: Sequence[str], environment: Mapping[str, str], printed: 
         runpy.run_path(arguments[0], run_name="__main__")
 
 
+def start(arguments: Sequence[str], printed: Path, **environment: str) -> multiprocessing.process.BaseProcess:
+    """`python ARGUMENTS` as a process that writes what it prints to the file."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMP_NUM_THREADS", "1")
+        forkserver.ensure_running()  # with one thread: the server's count is that of its children
+    printed.touch()
+    settings = os.environ | {"OMP_NUM_THREADS": "1"} | environment
+    process = _forks.Process(target=_execute, args=(arguments, settings, str(printed)))
+    process.start()
+    return process
+
+
 def forked(*arguments: str, ranks: int = 1, timeout: float = 900) -> str:
     """What `python ARGUMENTS` prints, as one process or as the ranks that torchrun starts.
 
     AssertionError where one fails; the others are then killed, as torchrun does.
     """
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OMP_NUM_THREADS", "1")
-        forkserver.ensure_running()  # with one thread: the server's count is that of its children
     environments: list[dict[str, str]] = [{}]
     if ranks > 1:
         world = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(ranks)}
         world |= {"LOCAL_WORLD_SIZE": str(ranks), "TORCHELASTIC_RUN_ID": "none", "GLOO_SOCKET_IFNAME": "lo"}
         environments = [world | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)]
     with tempfile.NamedTemporaryFile("r") as printed:
-        processes = [
-            _forks.Process(target=_execute, args=(arguments, os.environ | {"OMP_NUM_THREADS": "1"} | own, printed.name))
-            for own in environments
-        ]
-        for process in processes:
-            process.start()
+        processes = [start(arguments, Path(printed.name), **own) for own in environments]
         ends = time.monotonic() + timeout
         while None in (codes := {p.exitcode for p in processes}) and codes <= {None, 0} and time.monotonic() < ends:
             connection.wait([p.sentinel for p in processes if p.exitcode is None], timeout=1.0)

@@ -14,15 +14,9 @@ from audiorl.models import AudioPolicy
 from audiorl.types import Rollout, Score
 
 CONFIG = RLConfig(
-    steps=5,
-    prompts_per_step=2,
-    group_size=4,
-    kl_beta=0.0,
-    tis_cap=2.0,
-    generation=GenerationConfig(overlap=True),
-    save_every=3,
-    rollouts_every=1,
-)
+    steps=5, prompts_per_step=2, group_size=4, kl_beta=0.0, tis_cap=2.0, generation=GenerationConfig(overlap=True),
+    save_every=3, rollouts_every=1,
+)  # fmt: skip
 
 
 OPTIM = OptimConfig(lr=3e-3)

@@ -13,7 +13,7 @@ from tests.conftest import readable
 
 
 def experience(policy: AudioPolicy, sample: Sample, length: int, seed: int, group: str = "") -> Experience:
-    prompt = policy.prompt_ids(sample)
+    prompt = policy.prompt(sample).ids
     answer = torch.randint(0, 256, (length,), generator=torch.Generator().manual_seed(seed))
     mask = torch.arange(len(prompt) + length) >= len(prompt)
     return Experience(torch.cat([prompt, answer]), mask, len(prompt), sample.audio, group)

@@ -25,16 +25,10 @@ def main(folder: str, audio: str, out: str) -> None:
         question = [{"type": "audio"}, {"type": "text", "text": question}]
         request = {"multi_modal_data": {"audio": [(np.load(audio), 16_000)]}}
     llm = LLM(
-        folder,
-        dtype="float32",
-        max_model_len=1024,
-        logprobs_mode="processed_logprobs",
-        enforce_eager=True,
-        kv_cache_memory_bytes=64 << 20,
-        block_size=32,
-        distributed_executor_backend="uni",
+        folder, dtype="float32", max_model_len=1024, logprobs_mode="processed_logprobs", enforce_eager=True,
+        kv_cache_memory_bytes=64 << 20, block_size=32, distributed_executor_backend="uni",
         limit_mm_per_prompt={"audio": 1, "image": 0, "video": 0} if request else {},
-    )
+    )  # fmt: skip
     chat = [{"role": "user", "content": question}]
     prompt = llm.get_tokenizer().apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
     params = SamplingParams(temperature=0, max_tokens=12, logprobs=0)

@@ -42,12 +42,7 @@ SYNCS = {
     "aten.unique2.default",
 }
 COPIES = {"aten.copy_.default", "aten._to_copy.default"}
-INDEXING = {
-    "aten.index.Tensor",
-    "aten.index_put.default",
-    "aten.index_put_.default",
-    "aten._index_put_impl_.default",
-}
+INDEXING = {"aten.index.Tensor", "aten.index_put.default", "aten.index_put_.default", "aten._index_put_impl_.default"}
 
 
 @dataclass
@@ -79,14 +74,9 @@ class DeviceTensor(Tensor):
     @staticmethod
     def __new__(cls, inner: Tensor) -> DeviceTensor:
         wrapper = torch.Tensor._make_wrapper_subclass(
-            cls,
-            inner.shape,
-            strides=inner.stride(),
-            storage_offset=inner.storage_offset(),
-            dtype=inner.dtype,
-            device=torch.device(NAME, 0),
-            requires_grad=inner.requires_grad,
-        )
+            cls, inner.shape, strides=inner.stride(), storage_offset=inner.storage_offset(), dtype=inner.dtype,
+            device=torch.device(NAME, 0), requires_grad=inner.requires_grad,
+        )  # fmt: skip
         wrapper.inner = inner.detach() if inner.requires_grad else inner
         return wrapper  # type: ignore[no-any-return]
 

@@ -18,10 +18,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from audiorl.cli import main
-from audiorl.distributed.world import World
+from audiorl.distributed.local import World
 from audiorl.run.checkpoint import STATE_FILES, read_state
-from tests.support.forks import forked
-from tests.support.ports import free_port
+from tests.support.forks import forked, free_port
 
 RECIPE = Path(__file__).parent / "steps_recipe.py"
 

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import torch
 
-from audiorl.distributed.local import changes_worker, replaces_worker
-from audiorl.distributed.world import World
+from audiorl.distributed.local import World, changes_worker, replaces_worker
 
 
 class Counter:

@@ -8,7 +8,7 @@ import torch
 from transformers import Qwen2_5OmniConfig, Qwen2_5OmniForConditionalGeneration
 
 from audiorl.models import AudioPolicy
-from audiorl.models.saving import read_copied
+from audiorl.models.weights import read_copied
 
 
 def save_released(policy: AudioPolicy, folder: Path) -> Qwen2_5OmniForConditionalGeneration:
@@ -28,7 +28,9 @@ def save_released(policy: AudioPolicy, folder: Path) -> Qwen2_5OmniForConditiona
             ),
         )
     )  # fmt: skip
-    whole.thinker.load_state_dict({**policy.model.state_dict(), **read_copied(policy.source.copied)})
+    names = whole.thinker.state_dict().keys()  # transformers moved the parts that audiorl copies below `model.` in 5.21
+    copied = {n if n in names else f"model.{n}": t for n, t in read_copied(policy.source.copied).items()}
+    whole.thinker.load_state_dict({**policy.model.state_dict(), **copied})
     whole.save_pretrained(folder)
     assert policy.extractor is not None
     policy.tokenizer.save_pretrained(folder)

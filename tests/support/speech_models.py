@@ -51,41 +51,21 @@ def save_whisper(folder: Path, multilingual: bool = True) -> Path:
     torch.manual_seed(0)
     end = tokens["endoftext"]
     config = WhisperConfig(
-        vocab_size=256 + len(SPECIAL) + 1501,
-        d_model=64,
-        encoder_layers=2,
-        decoder_layers=2,
-        encoder_attention_heads=1,
-        decoder_attention_heads=1,
-        encoder_ffn_dim=128,
-        decoder_ffn_dim=128,
-        max_source_positions=50 * WINDOW,
-        max_target_positions=32,
-        pad_token_id=end,
-        bos_token_id=end,
-        eos_token_id=end,
-        decoder_start_token_id=tokens["startoftranscript"],
-        suppress_tokens=None,
-        begin_suppress_tokens=None,
-        init_std=0.3,
-    )
+        vocab_size=256 + len(SPECIAL) + 1501, d_model=64, encoder_layers=2, decoder_layers=2,
+        encoder_attention_heads=1, decoder_attention_heads=1, encoder_ffn_dim=128, decoder_ffn_dim=128,
+        max_source_positions=50 * WINDOW, max_target_positions=32, pad_token_id=end, bos_token_id=end,
+        eos_token_id=end, decoder_start_token_id=tokens["startoftranscript"], suppress_tokens=None,
+        begin_suppress_tokens=None, init_std=0.3,
+    )  # fmt: skip
     model = WhisperForConditionalGeneration(config)
     languages = {"lang_to_id": {f"<|{c}|>": tokens[c] for c in ("en", "es")}} if multilingual else {}
     tasks = {"task_to_id": {t: tokens[t] for t in ("translate", "transcribe")}} if multilingual else {}
     model.generation_config = GenerationConfig(
-        is_multilingual=multilingual,
-        max_length=32,
-        pad_token_id=end,
-        bos_token_id=end,
-        eos_token_id=end,
-        decoder_start_token_id=tokens["startoftranscript"],
-        no_timestamps_token_id=tokens["notimestamps"],
-        prev_sot_token_id=tokens["startofprev"],
-        max_initial_timestamp_index=50,
-        return_timestamps=False,
-        **languages,
+        is_multilingual=multilingual, max_length=32, pad_token_id=end, bos_token_id=end, eos_token_id=end,
+        decoder_start_token_id=tokens["startoftranscript"], no_timestamps_token_id=tokens["notimestamps"],
+        prev_sot_token_id=tokens["startofprev"], max_initial_timestamp_index=50, return_timestamps=False, **languages,
         **tasks,
-    )
+    )  # fmt: skip
     model.save_pretrained(folder)
     WhisperFeatureExtractor(feature_size=80, chunk_length=WINDOW).save_pretrained(folder)
     WhisperTokenizer.from_pretrained(folder).save_pretrained(folder)
@@ -116,13 +96,7 @@ def save_xvector(folder: Path) -> Path:
 
 
 SMALL = {
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "intermediate_size": 64,
-    "conv_dim": (32,) * 7,
-    "num_conv_pos_embeddings": 16,
-    "num_conv_pos_embedding_groups": 2,
-    "initializer_range": 0.2,
-    "do_stable_layer_norm": False,
-}
+    "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64,
+    "conv_dim": (32,) * 7, "num_conv_pos_embeddings": 16, "num_conv_pos_embedding_groups": 2,
+    "initializer_range": 0.2, "do_stable_layer_norm": False,
+}  # fmt: skip

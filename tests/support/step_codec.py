@@ -26,15 +26,9 @@ def said(seconds: float, *frames: int) -> Segment:
         return Segment(torch.zeros(1).long(), torch.tensor([7]), torch.zeros(1), source_time=seconds, emit_time=seconds)
     rows = LAYOUT.tokens(torch.tensor([frames, frames]))
     return Segment(
-        torch.zeros(1).long(),
-        rows.ids,
-        torch.zeros(rows.codes.shape),
-        "hola",
-        codes=rows.codes,
-        code_mask=rows.code_mask,
-        source_time=seconds,
-        emit_time=seconds,
-    )
+        torch.zeros(1).long(), rows.ids, torch.zeros(rows.codes.shape), "hola", codes=rows.codes,
+        code_mask=rows.code_mask, source_time=seconds, emit_time=seconds,
+    )  # fmt: skip
 
 
 DECODER = CodecSpeechDecoder(Steps(), LAYOUT)  # type: ignore[arg-type]

@@ -60,48 +60,27 @@ def served(servers: tuple[str, ...]) -> RemoteReward:
 
 def grpo(config: Config) -> RLConfig:
     return RLConfig(
-        steps=config.steps,
-        prompts_per_step=config.prompts,
-        group_size=4,
-        mini_batches=2,
-        kl_beta=0.1,
-        kl=KLConfig(control="log-space"),
-        estimator=EstimatorConfig(std=False),
-        micro_batch_tokens=250,
-        ema_decay=0.5,
-        save_every=2,
-        rollouts_every=1,
-    )
+        steps=config.steps, prompts_per_step=config.prompts, group_size=4, mini_batches=2, kl_beta=0.1,
+        kl=KLConfig(control="log-space"), estimator=EstimatorConfig(std=False), micro_batch_tokens=250, ema_decay=0.5,
+        save_every=2, rollouts_every=1,
+    )  # fmt: skip
 
 
 def ppo(config: Config) -> RLConfig:
     return RLConfig(
-        steps=config.steps,
-        prompts_per_step=config.prompts,
-        group_size=2,
-        epochs=2,
-        advantage="gae",
-        kl=KLConfig(place="reward", kind="k1"),
-        kl_beta=0.1,
-        critic=CriticConfig(optim=OPTIM, warmup_steps=1),
-        ptx=PtxConfig(coef=0.1, batch=3),
-        aggregation="token-mean",
-        micro_batch_tokens=250,
-        save_every=2,
-    )
+        steps=config.steps, prompts_per_step=config.prompts, group_size=2, epochs=2, advantage="gae",
+        kl=KLConfig(place="reward", kind="k1"), kl_beta=0.1, critic=CriticConfig(optim=OPTIM, warmup_steps=1),
+        ptx=PtxConfig(coef=0.1, batch=3), aggregation="token-mean", micro_batch_tokens=250, save_every=2,
+    )  # fmt: skip
 
 
 def distill(config: Config) -> RLConfig:
     return RLConfig(
-        steps=config.steps,
-        prompts_per_step=config.prompts + 1,
-        group_size=2,
-        kl_beta=0.1,
+        steps=config.steps, prompts_per_step=config.prompts + 1, group_size=2, kl_beta=0.1,
         estimator=EstimatorConfig(std=False),
-        distill=DistillConfig(coef=1.0, divergence="jsd", top_k=20, off_policy=0.25),
-        micro_batch_tokens=250,
+        distill=DistillConfig(coef=1.0, divergence="jsd", top_k=20, off_policy=0.25), micro_batch_tokens=250,
         save_every=2,
-    )
+    )  # fmt: skip
 
 
 def main(config: Config, run: Run) -> None:
@@ -113,24 +92,14 @@ def main(config: Config, run: Run) -> None:
         for i, u in enumerate(spoken)
     ]
     policy = qwen_omni.tiny(
-        [u.text for u in spoken],
-        hidden=32,
-        layers=2,
-        vocab_size=300,
-        whisper=False,
+        [u.text for u in spoken], hidden=32, layers=2, vocab_size=300, whisper=False,
         config=ModelConfig(audio=config.audio),
-    )
+    )  # fmt: skip
     examples = [Example(s, s.references[0]) for s in samples]
     sft(policy, examples, run, config=SFTConfig(steps=2, batch_size=5, save_every=1), optim=OPTIM, seed=config.seed)
     train_rl(
-        policy,
-        samples,
-        served(config.rewards) if config.rewards else vowels,
-        run,
-        config={"grpo": grpo, "ppo": ppo, "distill": distill}[config.kind](config),
-        optim=OPTIM,
-        sampling=SamplingConfig(max_new_tokens=8),
-        seed=config.seed,
-        supervised=examples,
+        policy, samples, served(config.rewards) if config.rewards else vowels, run,
+        config={"grpo": grpo, "ppo": ppo, "distill": distill}[config.kind](config), optim=OPTIM,
+        sampling=SamplingConfig(max_new_tokens=8), seed=config.seed, supervised=examples,
         answers=examples if config.kind == "distill" else (),
-    )
+    )  # fmt: skip

@@ -27,15 +27,10 @@ def one_thread() -> Iterator[None]:
 
 
 CONFIG = RLConfig(
-    steps=4,
-    prompts_per_step=2,
-    group_size=3,
-    save_every=1,
-    advantage="gae",
-    kl=KLConfig(place="reward", control="log-space"),
-    ema_decay=0.8,
+    steps=4, prompts_per_step=2, group_size=3, save_every=1, advantage="gae",
+    kl=KLConfig(place="reward", control="log-space"), ema_decay=0.8,
     critic=CriticConfig(warmup_steps=1, optim=OptimConfig(lr=1e-3)),
-)
+)  # fmt: skip
 
 
 OPTIM = OptimConfig(lr=3e-3, schedule="linear")

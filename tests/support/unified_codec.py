@@ -16,34 +16,17 @@ from tokenizers_audio.unified.train import TrainConfig
 def tiny_config(**changes: Any) -> UnifiedConfig:
     """On spectra: 24 kHz, 25 frames/s, 4 x 16 codes."""
     values: dict[str, Any] = dict(
-        num_codebooks=4,
-        codebook_size=16,
-        codebook_dim=8,
-        spectrum_hop=240,
-        strides=(2, 2),
-        channels=(16, 16, 16),
-        dilations=(1,),
-        activation="elu",
-        acoustic_dim=16,
-        semantic_dim=16,
-        mels=20,
-    )
+        num_codebooks=4, codebook_size=16, codebook_dim=8, spectrum_hop=240, strides=(2, 2), channels=(16, 16, 16),
+        dilations=(1,), activation="elu", acoustic_dim=16, semantic_dim=16, mels=20,
+    )  # fmt: skip
     return UnifiedConfig(**values | changes)
 
 
 def tiny_training(**changes: Any) -> TrainConfig:
     values: dict[str, Any] = dict(
-        steps=20,
-        lr=5e-3,
-        stft_windows=(512,),
-        mel_windows=(512,),
-        mel_bands=(40,),
-        start_vectors=40,
-        codebook_dropout=0.5,
-        adversarial_after=None,
-        discriminator_windows=(256,),
-        discriminator_channels=4,
-    )
+        steps=20, lr=5e-3, stft_windows=(512,), mel_windows=(512,), mel_bands=(40,), start_vectors=40,
+        codebook_dropout=0.5, adversarial_after=None, discriminator_windows=(256,), discriminator_channels=4,
+    )  # fmt: skip
     return TrainConfig(**values | changes)
 
 

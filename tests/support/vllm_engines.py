@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor
 from transformers import Qwen3OmniMoeConfig
 
-from audiorl.algos.experience import Experience
-from audiorl.algos.packing import pack_experiences
 from audiorl.audio import AudioClip
 from audiorl.data.corpus import Utterance
 from audiorl.models import AudioPolicy
 from audiorl.models.families import qwen2_audio, qwen_omni
-from audiorl.protocols import Request
-from audiorl.types import Message, Rollout, Sample, Turn
+from audiorl.types import Message, Sample, Turn
 from tests.conftest import TEXTS, make_qwen3_omni
 
 TOLERANCE = 1e-4
@@ -48,12 +43,12 @@ def lively(policy: AudioPolicy, scale: float = 0.08) -> AudioPolicy:
     return policy
 
 
-def shake(policy: AudioPolicy, seed: int) -> None:
+def shake(policy: AudioPolicy, seed: int, scale: float = 0.03) -> None:
     """Other trained weights, about as far away as from no weights at all."""
     g = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for p in policy.trainable().values():
-            p.add_(torch.randn(p.shape, generator=g) * 0.03)
+            p.add_(torch.randn(p.shape, generator=g) * scale)
     policy.weights_changed()
 
 
@@ -63,25 +58,6 @@ def save_whole(policy: AudioPolicy, folder: Path) -> None:
     weights = load_file(folder / "model.safetensors") | {"talker.codec_head.weight": torch.zeros(3, 3)}
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     Qwen3OmniMoeConfig(thinker_config=policy.model.config.to_dict()).save_pretrained(folder)
-
-
-def requests(samples: Sequence[Sample], n: int = 2, seed: int = 0) -> list[Request]:
-    return [Request(s, n, seed) for s in samples]
-
-
-def ids(rollouts: Sequence[Rollout]) -> list[list[int]]:
-    return [s.ids.tolist() for r in rollouts for s in r.segments]
-
-
-def logprobs(rollouts: Sequence[Rollout]) -> Tensor:
-    return torch.cat([s.logprobs for r in rollouts for s in r.segments])
-
-
-def forced(policy: AudioPolicy, rollouts: Sequence[Rollout], temperature: float = 1.0) -> Tensor:
-    """What the trainer says about the same tokens."""
-    batch = pack_experiences([Experience.from_rollout(r) for r in rollouts])
-    with torch.no_grad():
-        return policy.forward(batch, temperature).logprobs
 
 
 def stream(speech: list[Utterance], name: str = "stream", context: float = 0.0, turns: int = 3) -> Sample:

@@ -22,7 +22,7 @@ from audiorl.algos.packing import pack_experiences
 from audiorl.config import LoraConfig, ModelConfig, OptimConfig, SFTConfig
 from audiorl.config.distributed import RuntimeConfig, set_current
 from audiorl.data.corpus import bundled_speech
-from audiorl.distributed.world import World
+from audiorl.distributed.local import World
 from audiorl.models import AudioPolicy, dualize
 from audiorl.models.examples import Example
 from audiorl.models.families import qwen_omni
@@ -213,12 +213,10 @@ def speaking(world: World) -> None:
         rows = layout.tokens(torch.randint(0, 64, (4, 5), generator=generator))
         opened = torch.tensor([models[0].end_id, layout.begin_id])
         spoken = Experience(
-            torch.cat([opened, rows.ids]),
-            torch.cat([torch.zeros(2, dtype=torch.bool), rows.code_mask.any(1)]),
-            2,
+            torch.cat([opened, rows.ids]), torch.cat([torch.zeros(2, dtype=torch.bool), rows.code_mask.any(1)]), 2,
             codes=torch.cat([torch.full((2, 4), -1), rows.codes]),
             code_mask=torch.cat([torch.zeros(2, 4, dtype=torch.bool), rows.code_mask]),
-        )
+        )  # fmt: skip
         written = Experience(torch.arange(20, 30), torch.arange(10) > 2, 3)
         batch = [written, spoken, written.replace(ids=torch.arange(40, 50))]
         set_current(RuntimeConfig())

@@ -23,10 +23,8 @@ UNSEEN = "unseen"
 """The set of speakers that no phase trains on, in names of evaluations."""
 
 
-def bootstrap_interval(
-    values: Sequence[float], confidence: float = 0.95, resamples: int = 2000, seed: int = 0
-) -> tuple[float, float]:
-    """Return the percentile bootstrap interval (low, high) of the mean of `values`.
+def bootstrap_interval(values: Sequence[float], resamples: int = 2000) -> tuple[float, float]:
+    """Return the 95 % percentile bootstrap interval (low, high) of the mean of `values`, with a fixed seed.
 
     How often each distinct value occurs in a resample is multinomial, and is drawn so: the same bootstrap at a fraction
     of the cost where values repeat, as those of right and wrong answers do. Equal values give an interval of width 0:
@@ -34,12 +32,10 @@ def bootstrap_interval(
     """
     if not len(values):
         raise ValueError("an interval needs at least one value")
-    if not 0 < confidence < 1:
-        raise ValueError(f"confidence must lie between 0 and 1, got {confidence}")
     distinct, counts = np.unique(np.asarray(values, dtype=np.float64), return_counts=True)
     n = int(counts.sum())
-    means = np.random.default_rng(seed).multinomial(n, counts / n, size=resamples) @ distinct / n
-    tail = (1 - confidence) / 2
+    means = np.random.default_rng(0).multinomial(n, counts / n, size=resamples) @ distinct / n
+    tail = (1 - 0.95) / 2
     low, high = np.quantile(means, [tail, 1 - tail])
     return float(low), float(high)
 
@@ -64,7 +60,6 @@ def estimate(
     baseline_NK: NDArray[Any] | None = None,
     clusters: Sequence[Hashable] | None = None,
     resamples: int = 1000,
-    seed: int = 0,
 ) -> Estimate:
     """Score counts, or the difference from a baseline on the same resampled utterances, with the percentile interval.
 
@@ -83,7 +78,7 @@ def estimate(
         member_CN[[number[cluster] for cluster in clusters], np.arange(len(columns[0]))] = 1
         columns = [member_CN @ column for column in columns]
     size = len(columns[0])
-    weights_RN = np.random.default_rng(seed).multinomial(size, np.full(size, 1 / size), size=resamples)
+    weights_RN = np.random.default_rng(0).multinomial(size, np.full(size, 1 / size), size=resamples)
     weights_RN = np.concatenate([np.ones((1, size), weights_RN.dtype), weights_RN])  # first the corpus as it is
     scores = [np.array([score(sums_K) for sums_K in weights_RN @ column]) for column in columns]
     values = scores[0] - scores[1] if baseline_NK is not None else scores[0]
@@ -96,10 +91,10 @@ def ratio(sums_K: NDArray[Any]) -> float:
     return float(sums_K[0] / sums_K[1]) if sums_K[1] else float(sums_K[0] > 0)
 
 
-def repeated(text: str, n: int = 3) -> tuple[int, int]:
-    """Count (n-grams that occurred before in the text, all n-grams), in the units of `Repetition`."""
+def repeated(text: str) -> tuple[int, int]:
+    """Count (3-grams that occurred before in the text, all 3-grams), in the units of `Repetition`."""
     tokens = units(text.casefold())
-    ngrams = [tuple(tokens[i : i + n]) for i in range(len(tokens) - n + 1)]
+    ngrams = [tuple(tokens[i : i + 3]) for i in range(len(tokens) - 2)]
     return len(ngrams) - len(set(ngrams)), len(ngrams)
 
 

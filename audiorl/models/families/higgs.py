@@ -83,8 +83,7 @@ def _is_speech(piece: str) -> bool:
 def load(path: str | Path, config: ModelConfig) -> AudioPolicy:
     """Load Higgs Audio V2 from a local folder or a hub id.
 
-    transformers trains and saves it without a text head unless told otherwise. Where a checkpoint has none, the token
-    embeddings serve as one, as in the Llama that Higgs began as; what it then writes as text means little.
+    transformers trains and saves it without a text head unless told otherwise; the token embeddings then serve as one.
     """
     model = load_model(HiggsAudioV2ForConditionalGeneration, path, config, build=add_routing, fill=_tie_text_head)
     tokenizer = load_tokenizer(path)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,10 +22,9 @@ from audiorl.models.audio_encoder import check_min_frames, check_window, padded_
 from audiorl.models.backbone import Backbone
 from audiorl.models.policy import AudioPolicy
 from audiorl.models.prompts import chatml, chatml_template
-from audiorl.models.saving import ModelSource
 from audiorl.models.speech import FrameLayout, branch_builder
 from audiorl.models.tiny import seeded, tiny_decoder_sizes, tiny_extractor, tiny_tokenizer
-from audiorl.models.weights import load_frontend, load_model
+from audiorl.models.weights import ModelSource, load_frontend, load_model
 from audiorl.types import Message
 
 _RELEASED_NAMES = {
@@ -40,8 +39,8 @@ _RELEASED_NAMES = {
 class Qwen2Audio(Backbone):
     """Backbone of Qwen2-Audio: 25 audio tokens a second, at most 30 s a clip."""
 
-    audio_token: ClassVar[str | None] = "<|AUDIO|>"
-    processor_files: ClassVar[Mapping[str, Mapping[str, str]]] = {
+    audio_token: str | None = "<|AUDIO|>"
+    processor_files: Mapping[str, Mapping[str, str]] = {
         "preprocessor_config.json": {"processor_class": "Qwen2AudioProcessor"}
     }
 

@@ -10,9 +10,10 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.resources import as_file, files
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, Literal
 
 import torch
+import transformers
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import (
@@ -21,6 +22,7 @@ from transformers import (
     Qwen2_5OmniThinkerForConditionalGeneration,
     Qwen3OmniMoeThinkerForConditionalGeneration,
 )
+from transformers.models.qwen3_omni_moe import modeling_qwen3_omni_moe as qwen3_omni
 
 from audiorl.audio import AudioClip
 from audiorl.config import ModelConfig
@@ -28,17 +30,19 @@ from audiorl.models.audio_encoder import check_min_frames
 from audiorl.models.backbone import Backbone
 from audiorl.models.policy import AudioPolicy
 from audiorl.models.prompts import DEFAULT_SYSTEM, chatml, chatml_template
-from audiorl.models.saving import (
+from audiorl.models.speech import CODEC_KEY, LAYOUT_KEY, FrameLayout, branch_builder
+from audiorl.models.tiny import SPECIAL, seeded, tiny_decoder_sizes, tiny_extractor, tiny_tokenizer
+from audiorl.models.weights import (
     BASE_KEY,
     IN_CHECKPOINT,
     ModelSource,
+    load_frontend,
+    load_model,
     read_copied,
     remove_vision,
+    silent_transformers,
     vision_tensors,
 )
-from audiorl.models.speech import CODEC_KEY, LAYOUT_KEY, FrameLayout, branch_builder
-from audiorl.models.tiny import SPECIAL, seeded, tiny_decoder_sizes, tiny_extractor, tiny_tokenizer
-from audiorl.models.weights import load_frontend, load_model, silent_transformers
 from audiorl.types import Message
 
 _MOVED = re.compile(r"^model\.(?:(audio_tower\.|visual\.)|language_model\.)")
@@ -46,19 +50,21 @@ _MOVED = re.compile(r"^model\.(?:(audio_tower\.|visual\.)|language_model\.)")
 
 
 class QwenOmni(Backbone):
-    """Backbone of the Qwen2.5-Omni thinker: conv stride 2 and pooling by 2, 25 audio tokens a second."""
+    """Backbone of the Omni thinkers: 25 audio tokens a second of Qwen2.5-Omni, 12.5 of Qwen3-Omni."""
 
-    audio_token: ClassVar[str | None] = "<|AUDIO|>"
-    bos: ClassVar[str] = "<|audio_bos|>"
-    eos: ClassVar[str] = "<|audio_eos|>"
-    default_system: ClassVar[str | None] = DEFAULT_SYSTEM
-    processor_files: ClassVar[Mapping[str, Mapping[str, str]]] = {
-        "preprocessor_config.json": {
-            "processor_class": "Qwen2_5OmniProcessor",
-            "image_processor_type": "Qwen2VLImageProcessor",
-        },
-        "video_preprocessor_config.json": {"video_processor_type": "Qwen2VLVideoProcessor"},
-    }
+    def __init__(self, generation: Literal["qwen2.5", "qwen3"] = "qwen2.5"):
+        self.generation = generation
+        image = {"image_processor_type": "Qwen2VLImageProcessor"}
+        if generation == "qwen3":
+            self.audio_token, self.bos, self.eos = "<|audio_pad|>", "<|audio_start|>", "<|audio_end|>"
+            self.default_system, processor = None, "Qwen3OmniMoeProcessor"
+        else:
+            self.audio_token, self.bos, self.eos = "<|AUDIO|>", "<|audio_bos|>", "<|audio_eos|>"
+            self.default_system, processor = DEFAULT_SYSTEM, "Qwen2_5OmniProcessor"
+        self.processor_files = {
+            "preprocessor_config.json": {"processor_class": processor, **image},
+            "video_preprocessor_config.json": {"video_processor_type": "Qwen2VLVideoProcessor"},
+        }
 
     def chat(self, messages: Sequence[Message]) -> list[str | AudioClip]:
         return chatml(messages, lambda clip, _: [self.bos, clip, self.eos], self.default_system)
@@ -71,7 +77,9 @@ class QwenOmni(Backbone):
 
     def save_model(self, model: PreTrainedModel, folder: str, source: ModelSource) -> None:
         """Write a whole Omni model with this thinker and no talker: vLLM reads the thinker from such a config only."""
-        config_class, model_class = self._whole_model()
+        kind = "Qwen3OmniMoe" if self.generation == "qwen3" else "Qwen2_5Omni"
+        config_class = getattr(transformers, f"{kind}Config")
+        model_class = getattr(transformers, f"{kind}ForConditionalGeneration")
         config = source.config
         thinker = model.config.to_dict()
         embedding = self.decoder(model).embed_tokens.weight
@@ -91,11 +99,6 @@ class QwenOmni(Backbone):
         copied = {f"thinker.{name}": tensor for name, tensor in read_copied(source.copied).items()}
         whole.save_pretrained(folder, state_dict={**whole.state_dict(), **copied})
 
-    def _whole_model(self) -> tuple[Any, Any]:
-        from transformers import Qwen2_5OmniConfig, Qwen2_5OmniForConditionalGeneration
-
-        return Qwen2_5OmniConfig, Qwen2_5OmniForConditionalGeneration
-
     def weight_name(self, name: str) -> str:
         return _MOVED.sub(lambda match: match[1] or "model.", name)
 
@@ -106,84 +109,51 @@ class QwenOmni(Backbone):
         return model.audio_tower if hasattr(model, "audio_tower") else model.model.audio_tower
 
     def projector(self, model: Any) -> Sequence[nn.Module]:
-        return [self.audio_encoder(model).proj]
+        encoder = self.audio_encoder(model)
+        return [encoder.proj1, encoder.proj2] if self.generation == "qwen3" else [encoder.proj]
+
+    def project(self, model: Any, encoder_output: Tensor) -> Tensor:
+        encoder = self.audio_encoder(model)
+        if self.generation == "qwen3":
+            return encoder.proj2(encoder.act(encoder.proj1(encoder_output)))
+        return encoder.proj(encoder_output)
 
     def tokens(self, model: Any, frames: int) -> int:
         return int(self._tokens(model, torch.tensor([frames]))[0])
 
+    def _tokens(self, model: Any, lengths: Tensor) -> list[int]:
+        encoder = self.audio_encoder(model)
+        if self.generation == "qwen3":
+            return qwen3_omni._get_feat_extract_output_lengths(lengths, encoder.n_window).tolist()
+        return encoder._get_feat_extract_output_lengths(lengths)[1].tolist()
+
     def encode_audio(self, model: Any, mels: Sequence[Tensor]) -> list[Tensor]:
         for mel in mels:
             check_min_frames(mel.shape[1])
+        encoder = self.audio_encoder(model)
         features = torch.cat(list(mels), dim=1)  # clips side by side
         lengths = torch.tensor([mel.shape[1] for mel in mels]).to(features.device)
+        arguments = {}
+        if self.generation != "qwen3":
+            arguments["aftercnn_lens"] = encoder._get_feat_extract_output_lengths(lengths)[0]
         outputs: list[Tensor] = []
         # The audio encoder has no call that stops before its projector: take what enters that.
         hook = self.projector(model)[0].register_forward_pre_hook(lambda _, args: outputs.append(args[0]))
         try:
-            self._run_encoder(model, features, lengths)
+            encoder(features, feature_lens=lengths, **arguments)
         finally:
             hook.remove()
         return list(outputs[0].split(self._tokens(model, lengths)))
 
-    def project(self, model: Any, encoder_output: Tensor) -> Tensor:
-        return self.audio_encoder(model).proj(encoder_output)
 
-    def _run_encoder(self, model: Any, features: Tensor, lengths: Tensor) -> None:
-        audio_encoder = self.audio_encoder(model)
-        after_conv, _ = audio_encoder._get_feat_extract_output_lengths(lengths)
-        audio_encoder(features, feature_lens=lengths, aftercnn_lens=after_conv)
-
-    def _tokens(self, model: Any, lengths: Tensor) -> list[int]:
-        return self.audio_encoder(model)._get_feat_extract_output_lengths(lengths)[1].tolist()
-
-
-class Qwen3Omni(QwenOmni):
-    """Backbone of the Qwen3-Omni thinker: three strided convolutions, 12.5 audio tokens a second."""
-
-    audio_token: ClassVar[str | None] = "<|audio_pad|>"
-    bos: ClassVar[str] = "<|audio_start|>"
-    eos: ClassVar[str] = "<|audio_end|>"
-    default_system: ClassVar[str | None] = None
-    processor_files: ClassVar[Mapping[str, Mapping[str, str]]] = {
-        **QwenOmni.processor_files,
-        "preprocessor_config.json": {
-            "processor_class": "Qwen3OmniMoeProcessor",
-            "image_processor_type": "Qwen2VLImageProcessor",
-        },
-    }
-
-    def _whole_model(self) -> tuple[Any, Any]:
-        from transformers import Qwen3OmniMoeConfig, Qwen3OmniMoeForConditionalGeneration
-
-        return Qwen3OmniMoeConfig, Qwen3OmniMoeForConditionalGeneration
-
-    def projector(self, model: Any) -> Sequence[nn.Module]:
-        audio_encoder = self.audio_encoder(model)
-        return [audio_encoder.proj1, audio_encoder.proj2]
-
-    def project(self, model: Any, encoder_output: Tensor) -> Tensor:
-        audio_encoder = self.audio_encoder(model)
-        return audio_encoder.proj2(audio_encoder.act(audio_encoder.proj1(encoder_output)))
-
-    def _run_encoder(self, model: Any, features: Tensor, lengths: Tensor) -> None:
-        self.audio_encoder(model)(features, feature_lens=lengths)
-
-    def _tokens(self, model: Any, lengths: Tensor) -> list[int]:
-        from transformers.models.qwen3_omni_moe import modeling_qwen3_omni_moe as qwen3
-
-        return qwen3._get_feat_extract_output_lengths(lengths, self.audio_encoder(model).n_window).tolist()
-
-
-def load(path: str | Path, config: ModelConfig, kind: str, speech: FrameLayout | None = None) -> AudioPolicy:
-    """Load a thinker from a checkpoint of the whole model or of the thinker alone, local or by hub id.
-
-    Its vision tower is not loaded, unless the weights are not in safetensors files, and then kept apart from the model;
-    see `models.saving`.
-    """
+def load(
+    path: str | Path, config: ModelConfig, kind: Literal["qwen2.5", "qwen3"], speech: FrameLayout | None = None
+) -> AudioPolicy:
+    """Load a thinker from a checkpoint of the whole model or of the thinker alone, local or by hub id."""
     model_class: type[PreTrainedModel] = (
         Qwen3OmniMoeThinkerForConditionalGeneration if kind == "qwen3" else Qwen2_5OmniThinkerForConditionalGeneration
     )
-    backbone = Qwen3Omni() if kind == "qwen3" else QwenOmni()
+    backbone = QwenOmni(kind)
     copied = vision_tensors(path)
     add_speech = branch_builder(backbone, speech)
 
@@ -251,9 +221,8 @@ def tiny(
 ) -> AudioPolicy:
     """Make a Qwen2.5-Omni thinker small enough for two CPU cores, of the same class as the real one.
 
-    Its audio encoder is that of Whisper tiny.en (7.6 M parameters) when `whisper` is true, otherwise two random
-    layers of width 32, for tests of anything but understanding. Its tokenizer is a byte-level BPE of `vocab_size`
-    learned from `texts`. Decoder weights are random and depend on `seed` only.
+    Its audio encoder is that of Whisper tiny.en (7.6 M parameters) when `whisper` is true, otherwise two random layers
+    of width 32. Its tokenizer is a byte-level BPE learned from `texts`. Other weights depend on `seed` only.
     """
     tokenizer = tiny_tokenizer(texts, vocab_size)
     encoder = dict(d_model=384, encoder_layers=4, encoder_attention_heads=6, encoder_ffn_dim=1536, num_mel_bins=80)

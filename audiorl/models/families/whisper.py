@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -34,10 +34,10 @@ class WhisperBackbone(Backbone):
     had a word error rate of 50 % on 90 short prompts in three languages, with the whole window 30 %.
     """
 
-    audio_token: ClassVar[str | None] = "<|startoflm|>"
+    audio_token: str | None = "<|startoflm|>"
     """A token of its vocabulary that nothing else uses; its embedding is never read."""
-    answer_prefix: ClassVar[str] = " "
-    processor_files: ClassVar[Mapping[str, Mapping[str, str]]] = {
+    answer_prefix: str = " "
+    processor_files: Mapping[str, Mapping[str, str]] = {
         "preprocessor_config.json": {"processor_class": "WhisperProcessor"}
     }
 

@@ -185,10 +185,10 @@ class Agreement:
 class RewardStudy:
     """One reward's scores on the rollouts. Made by `study`.
 
-    at_low, at_high: shares of the scores that equal the lowest and the highest one. groups: those with two scores or
-    more. lost: those whose scores are all equal, which give no group-relative advantage. signs: rank correlation of the
-    score with each of `signs.properties` within groups, with its 95 % interval over groups; None where one of them does
-    not vary within groups. probes: mean change of the score by each of `signs.probes`, with its interval.
+    at_high: share of the scores that equal the highest one. groups: those with two scores or more. lost: those whose
+    scores are all equal, which give no group-relative advantage. signs: rank correlation of the score with each of
+    `signs.properties` within groups, with its 95 % interval over groups; None where one of them does not vary within
+    groups. probes: mean change of the score by each of `signs.probes`, with its interval.
     """
 
     name: str
@@ -198,7 +198,6 @@ class RewardStudy:
     std: float
     low: float
     high: float
-    at_low: float
     at_high: float
     groups: int
     lost: tuple[Hashable, ...]
@@ -302,7 +301,6 @@ def study(rollouts: Rollouts, probe: int = 100) -> Study:
                 std=float(shown.std()),
                 low=low,
                 high=high,
-                at_low=float(np.mean(shown - low < _EQUAL)),
                 at_high=float(np.mean(high - shown < _EQUAL)),
                 groups=len(several),
                 lost=tuple(group for group, held in several.items() if np.ptp(held) < _EQUAL),

@@ -126,5 +126,5 @@ def encode_corpus(policy: AudioPolicy, clips: Sequence[AudioClip], folder: str |
         (partial / "00000.safetensors").rename(folder / f"{len(list(folder.glob('*.safetensors'))):05d}.safetensors")
         partial.rmdir()
     if any(folder.glob("*.safetensors")):
-        policy.keep_codes(CodeShards(folder, policy.codec))
+        policy.clip_codes.precomputed = CodeShards(folder, policy.codec)
     return len(missing)

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from audiorl.config import OptimConfig
-from audiorl.distributed.world import World
+from audiorl.distributed.local import World
 from audiorl.models.policy import AudioPolicy
 from audiorl.models.value import ValueModel
 from audiorl.run.checkpoint import StatePiece, read_shape
-from audiorl.train.checks import check_weights
+from audiorl.train.batches import check_weights, gradient_error
 
 
 def learning_rate(step: int, total_steps: int, config: OptimConfig) -> float:
@@ -33,8 +33,7 @@ def learning_rate(step: int, total_steps: int, config: OptimConfig) -> float:
 
 
 _log = logging.getLogger(__name__)
-MASTER = "master"
-"""The key of float32 weights in a state, next to AdamW's own."""
+MASTER = "master"  # the key of float32 weights in a state, next to AdamW's own
 
 
 def adamw(parameters: Mapping[str, nn.Parameter], config: OptimConfig, fused: bool = False) -> torch.optim.AdamW:
@@ -81,17 +80,14 @@ class Optimizer:
     Losses are sums over the ranks of `world`, so their gradients are added up, by `gather_gradients` before a step.
     """
 
+    every_pass = False  # whether all ranks must run equally many micro-batches in an update
+    loss_scale = 1.0  # what losses are multiplied with
+
     def __init__(
-        self,
-        parameters: Mapping[str, nn.Parameter],
-        config: OptimConfig,
-        total_steps: int,
-        world: World | None = None,
+        self, parameters: Mapping[str, nn.Parameter], config: OptimConfig, total_steps: int, world: World | None = None
     ):
         self._parameters = dict(parameters)
-        self._config = config
-        self._total_steps = total_steps
-        self._world = world or World()
+        self._config, self._total_steps, self._world = config, total_steps, world or World()
         self.updates = 0
         self._masters = {
             name: nn.Parameter(p.detach().float())
@@ -101,19 +97,12 @@ class Optimizer:
         lost = lost_updates([p for n, p in self._parameters.items() if n not in self._masters], config.lr)
         if lost > 0.01:
             _log.warning(
-                "%.0f %% of the trained 16-bit weights stay as they are under an update of the learning rate %g: it is "
-                "smaller than their spacing; set --optim.master-weights",
-                100 * lost,
-                config.lr,
+                f"{100 * lost:.0f} % of the trained 16-bit weights stay as they are under an update of the learning "
+                f"rate {config.lr:g}: it is smaller than their spacing; set --optim.master-weights"
             )
         self._updated = {**self._parameters, **self._masters}
         fused = all(p.device.type in ("cpu", "cuda") for p in self._updated.values())
         self._adamw = adamw(self._updated, config, fused)
-
-    every_pass = False
-    """Whether all ranks must run equally many micro-batches in an update."""
-    loss_scale = 1.0
-    """What losses are multiplied with."""
 
     def zero_grad(self) -> None:
         """Free all gradients."""
@@ -138,9 +127,7 @@ class Optimizer:
         """Update once from the accumulated gradients. Returns grad_norm (before clipping) and lr."""
         norm = self._clip()
         if not math.isfinite(norm):
-            bad = [n for n, p in self._parameters.items() if p.grad is not None and not bool(p.grad.isfinite().all())]
-            what = f"the gradient of {bad[0]!r}" if bad else "the norm of the gradient"
-            raise FloatingPointError(f"{what} is not finite; this update changed no weight")
+            raise gradient_error(self._parameters)
         lr = learning_rate(self.updates, self._total_steps, self._config)
         for group in self._adamw.param_groups:
             group["lr"] = lr
@@ -209,36 +196,24 @@ class ShardedModules:
     """The parts of a model that the ranks of a sharded optimizer gather and reduce separately."""
 
     module: nn.Module
-    trained: Mapping[str, nn.Parameter]
-    """Trained weights by name."""
-    layers: Sequence[nn.Module]
-    """The decoder's layers."""
-    non_layer: Sequence[nn.Parameter]
-    """The other weights that a pass uses. An encoder of images is not among them."""
-    decoder: nn.Module | None
-    """What holds the layers; None where there are none."""
+    trained: Mapping[str, nn.Parameter]  # Trained weights by name
+    layers: Sequence[nn.Module]  # The decoder's layers
+    non_layer: Sequence[nn.Parameter]  # The other weights that a pass uses. An encoder of images is not among them.
+    decoder: nn.Module | None  # What holds the layers; None where there are none
 
     @classmethod
     def of(cls, model: AudioPolicy | ValueModel) -> ShardedModules:
-        if isinstance(model, AudioPolicy):
-            return cls(model.model, model.trainable(), *_passed(model), model.backbone.decoder(model.model))
-        if model.shared:
-            return cls(model.head, model.trainable(), (), tuple(model.head.parameters()), None)
-        layers, non_layer = _passed(model.trunk)
-        both = nn.ModuleList([model.trunk.model, model.head])
-        non_layer = (*non_layer, *model.head.parameters())
-        return cls(both, model.trainable(), layers, non_layer, model.trunk.backbone.decoder(model.trunk.model))
-
-
-def _passed(policy: AudioPolicy) -> tuple[Sequence[nn.Module], Sequence[nn.Parameter]]:
-    """Return the decoder's layers, and the other weights that a pass uses."""
-    backbone, model = policy.backbone, policy.model
-    decoder = backbone.decoder(model)
-    parts = [decoder, backbone.head(model)]
-    if policy.speech is not None:
-        parts.append(policy.code_head)
-    if backbone.audio_token is not None:
-        parts += [backbone.audio_encoder(model), *backbone.projector(model)]
-    inside = {id(p) for layer in decoder.layers for p in layer.parameters()}
-    non_layer = {id(p): p for part in parts for p in part.parameters() if id(p) not in inside}
-    return list(decoder.layers), list(non_layer.values())
+        head = () if isinstance(model, AudioPolicy) else tuple(model.head.parameters())
+        if isinstance(model, ValueModel) and model.shared:
+            return cls(model.head, model.trainable(), (), head, None)
+        policy = model if isinstance(model, AudioPolicy) else model.trunk
+        whole = policy.model if isinstance(model, AudioPolicy) else nn.ModuleList([policy.model, model.head])
+        backbone, decoder = policy.backbone, policy.backbone.decoder(policy.model)
+        parts = [decoder, backbone.head(policy.model)]
+        if policy.speech is not None:
+            parts.append(policy.code_head)
+        if backbone.audio_token is not None:
+            parts += [backbone.audio_encoder(policy.model), *backbone.projector(policy.model)]
+        inside = {id(p) for layer in decoder.layers for p in layer.parameters()}
+        non_layer = {id(p): p for part in parts for p in part.parameters() if id(p) not in inside}
+        return cls(whole, model.trainable(), list(decoder.layers), (*non_layer.values(), *head), decoder)

@@ -1,13 +1,10 @@
 """FSDP2 (`torch.distributed.fsdp.fully_shard`; Zhao et al., arXiv 2304.11277) behind the interface of `Optimizer`.
 
-The decoder's layers are sharded by FSDP2: in an update a layer's weights are gathered for its forward and its backward
-pass, and its gradients are reduced after every micro-batch. Embeddings, heads and the audio encoder stay whole, because
-passes also use them outside of their own forward; only their gradients and their AdamW state are divided, each weight
-into one range of its numbers for every rank. AdamW's state lies with the shards.
-
-Between updates every rank holds all weights, and FSDP2's hooks are removed: ranks generate, evaluate and save
-independently, and a decoded token pays nothing. A micro-batch without audio, or without frames, leaves weights without
-a gradient on some ranks: FSDP2 adds zeros there, and a weight that no rank had a gradient for is not updated.
+In an update FSDP2 gathers a decoder layer's weights for its passes and reduces its gradients after every micro-batch.
+Embeddings, heads and the audio encoder stay whole, because passes also use them outside of their own forward; their
+gradients and AdamW state are divided, each weight into one range of its numbers for every rank. Between updates every
+rank holds all weights, without FSDP2's hooks: ranks generate, evaluate and save independently. A weight without a
+gradient on some ranks (no audio, no frames) gets zeros there; one that no rank had a gradient for is not updated.
 """
 
 from __future__ import annotations
@@ -24,12 +21,12 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from audiorl.config import OptimConfig
+from audiorl.distributed.local import World, gradient_buckets
 from audiorl.distributed.torchrun import backend
-from audiorl.distributed.world import World, buckets
 from audiorl.models.policy import AudioPolicy
 from audiorl.models.value import ValueModel
 from audiorl.run.checkpoint import StatePiece, even_range, read_range, row_range
-from audiorl.train.checks import check_weights
+from audiorl.train.batches import check_weights
 from audiorl.train.optim.adamw import MASTER, Optimizer, ShardedModules, check_shape
 
 
@@ -52,7 +49,8 @@ class FsdpOptimizer(Optimizer):
         """Trained weights outside of the layers, by name."""
         self._layers = _Layers(modules)
         ranges = {name: even_range(p.numel(), world.rank, world.size) for name, p in self._whole.items()}
-        shards = {name: _slice(p, *ranges[name]) for name, p in self._whole.items()}
+        # A range of a weight's numbers, in the weight's own memory.
+        shards = {n: nn.Parameter(p.detach().view(-1)[slice(*ranges[n])]) for n, p in self._whole.items()}
         self._sharded: dict[str, Any] = {}
         """Trained weights of the layers as FSDP2 shards them, by name."""
         self._layers.shard()
@@ -66,11 +64,9 @@ class FsdpOptimizer(Optimizer):
         super().__init__({name: shards[name] for name in self._shapes}, config, total_steps, world)
         self._reached: set[str] = set()
         self._layers.unshard()
-        for name, p in self._layer_weights().items():
-            p.register_post_accumulate_grad_hook(lambda _, name=name: self._reached.add(name))
-
-    def _layer_weights(self) -> dict[str, nn.Parameter]:
-        return {name: p for name, p in self._model.trainable().items() if name in self._sharded}
+        for name, p in self._model.trainable().items():
+            if name in self._sharded:
+                p.register_post_accumulate_grad_hook(lambda _, name=name: self._reached.add(name))
 
     # -- an update -------------------------------------------------------------------------------------------------
 
@@ -100,22 +96,18 @@ class FsdpOptimizer(Optimizer):
             p.grad = None
 
     def _reduce(self, names: Sequence[str]) -> None:
-        for bucket in buckets(names, self._whole):
+        for bucket in gradient_buckets(names, self._whole):
             weights = [self._whole[name] for name in bucket]
             # Gradients of 16 bit are summed in float32.
             wide = torch.float32 if weights[0].dtype in (torch.bfloat16, torch.float16) else weights[0].dtype
-            grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in weights]
-            columns = torch.cat([self._by_rank(g.to(wide)) for g in grads], 1)
+            flat = [(torch.zeros_like(p) if p.grad is None else p.grad).to(wide).reshape(-1) for p in weights]
+            by_rank = [nn.functional.pad(g, (0, -len(g) % self._size)).view(self._size, -1) for g in flat]
+            columns = torch.cat(by_rank, 1)
             total = columns.new_empty(columns.shape[1])
             dist.reduce_scatter_single(total, columns.view(-1))
             for name, own in zip(bucket, total.split([-(-p.numel() // self._size) for p in weights]), strict=True):
                 shard = self._parameters[name]
                 shard.grad = own[: shard.numel()].to(shard.dtype)
-
-    def _by_rank(self, whole: Tensor) -> Tensor:
-        """[ranks, numbers of one rank], padded with zeros."""
-        flat = whole.reshape(-1)
-        return nn.functional.pad(flat, (0, -len(flat) % self._size)).view(self._size, -1)
 
     def _clip(self) -> float:
         shards = list(self._parameters.values())
@@ -138,15 +130,12 @@ class FsdpOptimizer(Optimizer):
     @torch.no_grad()
     def _gather(self) -> None:
         """Give every rank all weights."""
-        for bucket in buckets(list(self._whole), self._whole):
+        for bucket in gradient_buckets(list(self._whole), self._whole):
             weights = [self._whole[name] for name in bucket]
             sizes = [-(-p.numel() // self._size) for p in weights]
-            own = torch.cat(
-                [
-                    nn.functional.pad(self._parameters[name].detach(), (0, size - self._parameters[name].numel()))
-                    for name, size in zip(bucket, sizes, strict=True)
-                ]
-            )
+            shards = [self._parameters[name].detach() for name in bucket]
+            padded = [nn.functional.pad(x, (0, size - x.numel())) for x, size in zip(shards, sizes, strict=True)]
+            own = torch.cat(padded)
             columns = own.new_empty(self._size * len(own))
             dist.all_gather_single(columns, own)
             for p, part in zip(weights, columns.view(self._size, -1).split(sizes, 1), strict=True):
@@ -216,9 +205,11 @@ class _Layers:
             state._post_forward_hook_handle.remove()
             for group in state._fsdp_param_groups:
                 # These would shard the weights again when somebody saves the model.
-                for hook in group._module_to_pre_save_state_dict_hook_handle.values():
-                    hook.remove()
-                for hook in group._module_to_pre_load_state_dict_hook_handle.values():
+                hooks = (
+                    group._module_to_pre_save_state_dict_hook_handle,
+                    group._module_to_pre_load_state_dict_hook_handle,
+                )
+                for hook in (*hooks[0].values(), *hooks[1].values()):
                     hook.remove()
 
     def reshard(self) -> None:
@@ -249,10 +240,8 @@ class _Layers:
                     p.sharded_param.to_local().view(-1).copy_(whole.view(-1)[start:stop])
 
     def restore(self) -> None:
-        for hook in self._hooks:
-            hook.remove()
+        self.unshard()
         for module in self._modules:
-            module.unshard()
             for group in module._get_fsdp_state()._fsdp_param_groups:
                 for p in group.fsdp_params:
                     whole = p.unsharded_param
@@ -264,8 +253,3 @@ class _Layers:
         for module in self._modules:
             _module_state_mapping.pop(module, None)
         self._modules = []
-
-
-def _slice(p: nn.Parameter, start: int, stop: int) -> nn.Parameter:
-    """Return a range of a weight's numbers, in the weight's own memory."""
-    return nn.Parameter(p.detach().view(-1)[start:stop])

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from audiorl.config import OptimConfig
 from audiorl.config.distributed import current
-from audiorl.distributed.world import World
+from audiorl.distributed.local import World
 from audiorl.models import AudioPolicy
 from audiorl.models.attention import emulates_bfloat16
 from audiorl.models.value import ValueModel
 from audiorl.train.optim.adamw import Optimizer
-
-if TYPE_CHECKING:
-    from audiorl.train.optim.zero import ZeroOptimizer
 
 _log = logging.getLogger(__name__)
 BF16_WIDTH = 512
@@ -41,9 +37,7 @@ def slow_precision(policy: AudioPolicy, capabilities: Mapping[str, object]) -> s
     return ""
 
 
-def optimizer_for(
-    model: AudioPolicy | ValueModel, config: OptimConfig, total_steps: int, world: World
-) -> Optimizer | ZeroOptimizer:
+def optimizer_for(model: AudioPolicy | ValueModel, config: OptimConfig, total_steps: int, world: World) -> Optimizer:
     """Make what trains `model` in this process's runtime, after all copies of the model that are wanted."""
     runtime = current()
     if world.rank == 0 and isinstance(model, AudioPolicy):
@@ -61,14 +55,14 @@ def optimizer_for(
     return ZeroOptimizer(model, config, total_steps, world, runtime.zero, runtime.offload)
 
 
-def backward(loss: Tensor, *optimizers: Optimizer | ZeroOptimizer) -> None:
+def backward(loss: Tensor, *optimizers: Optimizer) -> None:
     """Add a micro-batch's gradients; `optimizers` are all that train a part of what `loss` depends on."""
     (loss * optimizers[0].loss_scale).backward()
     for optimizer in optimizers:
         optimizer.reduce()
 
 
-def idle_passes(micro_batches: int, world: World, *optimizers: Optimizer | ZeroOptimizer) -> int:
+def idle_passes(micro_batches: int, world: World, *optimizers: Optimizer) -> int:
     """Return how many passes without a loss this rank must run after its micro-batches; called before the first."""
     if not any(optimizer.every_pass for optimizer in optimizers):
         return 0

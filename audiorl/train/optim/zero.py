@@ -1,15 +1,11 @@
 """DeepSpeed ZeRO (Rajbhandari et al., arXiv 1910.02054) behind the interface of `train.optim.Optimizer`.
 
-DeepSpeed partitions, reduces, steps and gathers. It expects every rank to run the same modules in the same order. A
-batch of rollouts does not: one rank's micro-batch has audio, another's has none. So three things are done here:
-
-- Gradients are reduced in a fixed order. DeepSpeed reduces a gradient as soon as it is computed, and which gradients
-  exist depends on the micro-batch. Every pass runs all decoder layers, so a layer's gradients are reduced when its
-  backward pass is over, and all others after the whole pass.
-- From stage 2 on gradients are reduced after every micro-batch, so all ranks run equally many (`every_pass`).
-- At stage 3 weights are partitioned only during an update. Between updates every rank holds all of them:
-  ranks generate, evaluate and save independently. During an update the decoder's layers are gathered one by one.
-  Embeddings, heads and the audio encoder stay gathered, because passes also use them outside of their own forward.
+DeepSpeed expects every rank to run the same modules in the same order; of rollouts one rank's micro-batch has audio,
+another's has none. So gradients are reduced in a fixed order, not as they are computed: a decoder layer's when its
+backward pass is over, all others after the whole pass. From stage 2 on that is after every micro-batch, and all ranks
+run equally many (`every_pass`). At stage 3 weights are partitioned only during an update, when the decoder's layers are
+gathered one by one; embeddings, heads and the audio encoder stay gathered, because passes also use them outside of
+their own forward. Between updates every rank holds all weights: it generates, evaluates and saves independently.
 """
 
 from __future__ import annotations
@@ -26,23 +22,22 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from audiorl.config import OptimConfig
+from audiorl.distributed.local import World
 from audiorl.distributed.torchrun import backend
-from audiorl.distributed.world import World
 from audiorl.models.policy import AudioPolicy
 from audiorl.models.value import ValueModel
 from audiorl.run.checkpoint import StatePiece, read_range
-from audiorl.train.checks import check_weights
-from audiorl.train.optim.adamw import MASTER, ShardedModules, adamw, check_shape, learning_rate
+from audiorl.train.batches import check_weights
+from audiorl.train.optim.adamw import MASTER, Optimizer, ShardedModules, adamw, check_shape, learning_rate
 
-BUCKET = 5 * 10**8
-"""Maximum number of elements reduced or gathered at once; a smaller model is one bucket."""
+BUCKET = 5 * 10**8  # Maximum number of elements reduced or gathered at once; a smaller model is one bucket
 MOMENTS = ("exp_avg", "exp_avg_sq")
 _HOLDER = "audiorl"
 _LINEAR = nn.functional.linear
 """torch's own. At stage 3 DeepSpeed replaces it, for all modules, by one that saves no weight for the backward pass."""
 
 
-class ZeroOptimizer:
+class ZeroOptimizer(Optimizer):
     """AdamW with its state (1), the gradients (2) and the weights (3) partitioned over the ranks of `world`.
 
     Copy the model before, where copies are needed: at stage 3 its modules cannot be copied. `close` restores the model.
@@ -69,7 +64,9 @@ class ZeroOptimizer:
         self.updates = 0
         self.every_pass = stage >= 2
         self.loss_scale = float(world.size)  # DeepSpeed divides gradients by it
-        self._snapshot = _Snapshot(modules.module)
+        # DeepSpeed adds attributes, which `close` removes.
+        self._modules_before = [(m, dict(m.__dict__)) for m in modules.module.modules()]
+        self._weights_before = [(p, set(p.__dict__)) for p in modules.module.parameters()]
         if stage == 3:
             for layer in modules.layers:
                 deepspeed.utils.set_z3_leaf_module(layer, True)  # gathered whole, even where a pass uses a part of it
@@ -91,7 +88,7 @@ class ZeroOptimizer:
         # The first layer's inputs may need no gradient, and its hook then would come too early.
         for layer in modules.layers[1:] if self.every_pass else ():
             trained = [p for p in layer.parameters() if id(p) in self._names]
-            self._hooks.append(layer.register_full_backward_hook(self._layer_done(trained)))
+            self._hooks.append(layer.register_full_backward_hook(lambda *_, trained=trained: self._reduce(trained)))
         self._all = list(dict.fromkeys(modules.module.parameters()))
         self._non_layer = list(dict.fromkeys(modules.non_layer))
         self._gather(self._all)
@@ -140,12 +137,6 @@ class ZeroOptimizer:
         self.updates += 1
         return {"grad_norm": float(self._zero._global_grad_norm), "lr": lr}
 
-    def _layer_done(self, parameters: Sequence[nn.Parameter]) -> Any:
-        def done(*_: Any) -> None:
-            self._reduce(parameters)
-
-        return done
-
     def _reduce_rest(self, everything: bool) -> None:
         """Reduce what some rank has a gradient for, or `everything`, and what this pass has not reduced yet."""
         weights = list(self._parameters.values())
@@ -167,8 +158,11 @@ class ZeroOptimizer:
             if id(p) in self._reduced:
                 continue
             self._reduced.add(id(p))
-            if p.grad is None:
-                _set_zero_gradient(p, self._shapes[self._names[id(p)]])
+            if p.grad is None:  # also of a partitioned weight, whose tensor is empty: torch compares the sizes
+                shape, data = self._shapes[self._names[id(p)]], p.data
+                p.data = data.new_zeros(1).expand(shape)
+                p.grad = torch.zeros(shape, dtype=p.dtype, device=p.device)
+                p.data = data
             if self._stage == 3:
                 self._zero.reduce_ready_partitions_and_remove_grads(p)
             else:
@@ -205,7 +199,13 @@ class ZeroOptimizer:
         self._engine.destroy()
         # When the engine is freed it destroys its optimizer once more, and the weights may be another engine's by then.
         self._engine.optimizer = None
-        self._snapshot.restore()
+        for module, attributes in self._modules_before:
+            for name in set(module.__dict__) - set(attributes):
+                del module.__dict__[name]
+            module.__dict__["_parameters"] = attributes["_parameters"]
+        for parameter, names in self._weights_before:
+            for name in set(parameter.__dict__) - names:
+                del parameter.__dict__[name]
         del self._engine, self._zero
 
     # -- state -----------------------------------------------------------------------------------------------------
@@ -271,31 +271,6 @@ class ZeroOptimizer:
             yield flat, zero.optimizer.state[flat]
 
 
-def _set_zero_gradient(p: nn.Parameter, shape: torch.Size) -> None:
-    """Also for a partitioned weight, whose tensor is empty: torch checks that a gradient has its weight's size."""
-    data = p.data
-    p.data = data.new_zeros(1).expand(shape)
-    p.grad = torch.zeros(shape, dtype=p.dtype, device=p.device)
-    p.data = data
-
-
-class _Snapshot:
-    """Attributes of a module and its weights from before DeepSpeed, which adds some that `restore` removes."""
-
-    def __init__(self, module: nn.Module):
-        self._modules = [(m, dict(m.__dict__)) for m in module.modules()]
-        self._parameters = [(p, set(p.__dict__)) for p in module.parameters()]
-
-    def restore(self) -> None:
-        for module, attributes in self._modules:
-            for name in set(module.__dict__) - set(attributes):
-                del module.__dict__[name]
-            module.__dict__["_parameters"] = attributes["_parameters"]
-        for parameter, names in self._parameters:
-            for name in set(parameter.__dict__) - names:
-                del parameter.__dict__[name]
-
-
 def _copy_frozen_weights(module: nn.Module) -> None:
     """Replace frozen weights by copies: another model that shares them may be partitioned as well."""
     copies: dict[int, nn.Parameter] = {}
@@ -328,8 +303,12 @@ def _config(stage: int, offload: bool, low: bool, max_grad_norm: float, bucket: 
     }
 
 
+_group: Any = None
+
+
 def _deepspeed() -> Any:
     """Return the package, initialised in torch's process group; without one, in a new group of this process alone."""
+    global _group
     cuda = torch.cuda.is_available()
     if not cuda:
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
@@ -345,18 +324,10 @@ def _deepspeed() -> Any:
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     if not dist.is_initialized():
         dist.init_process_group(backend(), store=dist.HashStore(), rank=0, world_size=1)
-    _forget_group_before(deepspeed)
-    deepspeed.init_distributed(dist_backend=dist.get_backend(), auto_mpi_discovery=False)
-    return deepspeed
-
-
-_group: Any = None
-
-
-def _forget_group_before(deepspeed: Any) -> None:
-    """DeepSpeed keeps the first process group that it was initialised with, even after that group was destroyed."""
-    global _group
+    # DeepSpeed keeps the first process group that it was initialised with, even after that group was destroyed.
     if _group is not None and _group is not dist.group.WORLD:
         deepspeed.comm.comm.cdb = None
         deepspeed.utils.groups._release_process_group_references()
     _group = dist.group.WORLD
+    deepspeed.init_distributed(dist_backend=dist.get_backend(), auto_mpi_discovery=False)
+    return deepspeed

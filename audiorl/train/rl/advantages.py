@@ -33,13 +33,11 @@ from audiorl.algos.advantages import (
 )
 from audiorl.algos.experience import Experience
 from audiorl.algos.experimental import gdpo, maxrl, remax
-from audiorl.algos.kl import kl_estimate
+from audiorl.algos.losses import kl_estimate
 from audiorl.config import EstimatorConfig, RLConfig
 from audiorl.train.batches import widened
 from audiorl.types import Score
 from audiorl.user_files import load_function
-
-# -- scores ------------------------------------------------------------------------------------------------------------
 
 
 def normalize_scores(scores: Sequence[Score], clip: float | None, normalize: bool) -> list[Score]:
@@ -48,28 +46,23 @@ def normalize_scores(scores: Sequence[Score], clip: float | None, normalize: boo
     Values per segment or token are clipped and scaled likewise; the shift to mean 0 goes onto the last of them, where
     an outcome belongs. Equal scores become 0. `parts` are logged, never normalised.
     """
+
+    def changed(score: Score, f: Callable[[float], float], shift: float = 0.0) -> Score:
+        segments, tokens = (
+            None if v is None else tuple([*map(f, v[:-1]), *(f(x) + shift for x in v[-1:])])
+            for v in (score.per_segment, score.per_token)
+        )
+        return replace(score, total=f(score.total) + shift, per_segment=segments, per_token=tokens)
+
     out = list(scores)
     if clip is not None:
-        out = [_mapped(s, lambda x: min(max(x, -clip), clip)) for s in out]
+        out = [changed(s, lambda x: min(max(x, -clip), clip)) for s in out]
     if normalize and out:
         totals = torch.tensor([s.total for s in out], dtype=torch.float64)
         mean, std = float(totals.mean()), float(totals.std(unbiased=False))
         scale = 1 / std if std > 1e-8 else 0.0
-        out = [_shifted(_mapped(s, lambda x: x * scale), -mean * scale) for s in out]
+        out = [changed(s, lambda x: x * scale, -mean * scale) for s in out]
     return out
-
-
-def _mapped(score: Score, f: Callable[[float], float]) -> Score:
-    segments, tokens = (None if v is None else tuple(map(f, v)) for v in (score.per_segment, score.per_token))
-    return replace(score, total=f(score.total), per_segment=segments, per_token=tokens)
-
-
-def _shifted(score: Score, by: float) -> Score:
-    segments, tokens = ((*v[:-1], v[-1] + by) if v else v for v in (score.per_segment, score.per_token))
-    return replace(score, total=score.total + by, per_segment=segments, per_token=tokens)
-
-
-# -- estimators --------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,14 +70,11 @@ class AdvantageInputs:
     """What an estimator may read: the experiences of whole groups. A KL in the reward is taken off already."""
 
     experiences: Sequence[Experience]
-    scores_B: Tensor
-    """[B]: the total of each rollout's score."""
+    scores_B: Tensor  # [B]: the total of each rollout's score
     rewards_BT: Tensor
     """[B, T]: the score placed on sampled tokens; they sum up to `scores_B` where credit is not finer."""
-    mask_BT: Tensor
-    """[B, T] bool: the sampled tokens."""
-    reduce: Reduce = identity
-    """Sums a tensor over all ranks, for statistics of the whole step."""
+    mask_BT: Tensor  # [B, T] bool: the sampled tokens
+    reduce: Reduce = identity  # Sums a tensor over all ranks, for statistics of the whole step
 
     @property
     def groups(self) -> list[str]:
@@ -106,11 +96,6 @@ class AdvantageInputs:
     def values_BT(self) -> Tensor:
         """[B, T]: the critic's values."""
         return padded([_field(e, "values") for e in self.experiences])
-
-    @property
-    def greedy_B(self) -> Tensor:
-        """[B]: the score of the greedy answer to the same prompt."""
-        return torch.tensor([e.greedy_score for e in self.experiences], dtype=torch.float32)
 
 
 Estimator = Callable[[AdvantageInputs, EstimatorConfig], Tensor]
@@ -137,13 +122,7 @@ def _gdpo(x: AdvantageInputs, c: EstimatorConfig) -> Tensor:
     return gdpo(terms_BK, weights, x.groups, c.eps, x.reduce)
 
 
-def _reinforce(x: AdvantageInputs, c: EstimatorConfig) -> Tensor:
-    returns_BT = reinforce_returns(x.rewards_BT, x.mask_BT, c.gamma)
-    return whiten(returns_BT, x.mask_BT, x.reduce) if c.whiten else returns_BT
-
-
-def _gae(x: AdvantageInputs, c: EstimatorConfig) -> Tensor:
-    advantages_BT, _ = gae(x.rewards_BT, x.values_BT, x.mask_BT, c.gamma, c.lam)
+def _whitened(advantages_BT: Tensor, x: AdvantageInputs, c: EstimatorConfig) -> Tensor:
     return whiten(advantages_BT, x.mask_BT, x.reduce) if c.whiten else advantages_BT
 
 
@@ -155,14 +134,14 @@ ESTIMATORS: dict[str, Estimator] = {
         x.rewards_BT, x.mask_BT, x.step_ends_BT, x.groups, c.std, c.eps, c.step_gamma
     ),
     "time-index": _time_index,
-    "gae": _gae,
-    "reinforce": _reinforce,
+    "gae": lambda x, c: _whitened(gae(x.rewards_BT, x.values_BT, x.mask_BT, c.gamma, c.lam)[0], x, c),
+    "reinforce": lambda x, c: _whitened(reinforce_returns(x.rewards_BT, x.mask_BT, c.gamma), x, c),
     "reinforce++": lambda x, c: reinforce_plus_plus(x.rewards_BT, x.mask_BT, c.gamma, x.reduce),
     "reinforce++-baseline": lambda x, c: reinforce_plus_plus_baseline(x.scores_B, x.groups, x.mask_BT, x.reduce),
     "none": lambda x, c: torch.zeros_like(x.scores_B),
     "maxrl": lambda x, c: maxrl(x.scores_B, x.groups),
     "gdpo": _gdpo,
-    "remax": lambda x, c: remax(x.scores_B, x.greedy_B),
+    "remax": lambda x, c: remax(x.scores_B, torch.tensor([e.greedy_score for e in x.experiences])),
 }
 """`RLConfig.advantage` by name."""
 SUMS_OVER_RANKS = ("gae", "reinforce", "reinforce++", "reinforce++-baseline", "gdpo")
@@ -181,27 +160,6 @@ def compute_advantages(
         return list(experiences)
     if not experiences and config.advantage not in SUMS_OVER_RANKS:
         return []
-    inputs = advantage_inputs(experiences, config, beta, reduce)
-    advantages = _estimator(config.advantage)(inputs, config.estimator)
-    if advantages.dim() == 1:
-        advantages = advantages[:, None] * inputs.mask_BT
-    returns_BT: Tensor | None = None
-    if config.advantage == "gae":
-        options = config.estimator.gamma, config.estimator.lam
-        returns_BT = gae(inputs.rewards_BT, inputs.values_BT, inputs.mask_BT, *options)[1]
-    return [
-        e.replace(
-            advantages=advantages[i, : len(e)].clone(),
-            returns=None if returns_BT is None else returns_BT[i, : len(e)].clone(),
-        )
-        for i, e in enumerate(experiences)
-    ]
-
-
-def advantage_inputs(
-    experiences: Sequence[Experience], config: RLConfig, beta: float, reduce: Reduce = identity
-) -> AdvantageInputs:
-    """Pad the experiences, and charge their rewards for the KL where `config.kl.place` says so."""
     mask_BT = padded([e.loss_mask for e in experiences])
     rewards_BT = padded([_field(e, "rewards") for e in experiences])
     scores_B = torch.tensor([e.score for e in experiences], dtype=torch.float32)
@@ -210,14 +168,19 @@ def advantage_inputs(
         kl = kl_estimate(old, ref, config.kl.kind)
         penalty_BT = torch.where(mask_BT, beta * (kl if kl.dim() == 2 else kl.sum(-1)), 0.0)
         rewards_BT, scores_B = rewards_BT - penalty_BT, scores_B - penalty_BT.sum(1)
-    return AdvantageInputs(experiences, scores_B, rewards_BT, mask_BT, reduce)
-
-
-def _estimator(name: str) -> Estimator:
-    if name in ESTIMATORS:
-        return ESTIMATORS[name]
-    path, _, function = name.rpartition(":")
-    return load_function(path, function, "advantage")
+    estimator = ESTIMATORS.get(config.advantage)
+    if estimator is None:
+        path, _, function = config.advantage.rpartition(":")
+        estimator = load_function(path, function, "advantage")
+    x = AdvantageInputs(experiences, scores_B, rewards_BT, mask_BT, reduce)
+    advantages = estimator(x, config.estimator)
+    if advantages.dim() == 1:
+        advantages = advantages[:, None] * mask_BT
+    made = [e.replace(advantages=advantages[i, : len(e)].clone()) for i, e in enumerate(experiences)]
+    if config.advantage != "gae":
+        return made
+    _, returns_BT = gae(rewards_BT, x.values_BT, mask_BT, config.estimator.gamma, config.estimator.lam)
+    return [e.replace(returns=returns_BT[i, : len(e)].clone()) for i, e in enumerate(made)]
 
 
 def mean_advantage(experience: Experience) -> float:

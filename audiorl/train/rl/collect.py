@@ -1,26 +1,66 @@
-"""One step's rollouts: generate, score, and where wanted drop groups without signal and ask other prompts instead."""
+"""One step's rollouts: generate, score, and where wanted drop groups without signal and ask other prompts instead.
+
+With `GenerationConfig.partial_tokens` an answer samples at most so many tokens in one step (Kimi k1.5, arXiv
+2501.12599, section 2.6). A group with an answer that has not ended waits for the next step, which samples the rest with
+its own weights. Tokens keep the log-probs and the version of the weights that sampled them; `tis_cap` corrects each.
+"""
 
 from __future__ import annotations
 
+import json
+import os
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import groupby
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
+
+import numpy as np
+import torch
 
 from audiorl.algos.experience import Experience
 from audiorl.config import RLConfig
 from audiorl.data.schedule import batch_of_step
+from audiorl.data.sets import SET
+from audiorl.models import AudioPolicy
 from audiorl.protocols import Request, Reward, RolloutEngine
 from audiorl.rewards.combine import score_rollouts, scored_rollouts
 from audiorl.rewards.concurrency import EarlyScores, begins_early
+from audiorl.rollout.hf import AnswerState, build_rollout, token_versions
+from audiorl.rollout.samplers import SegmentBuffer
 from audiorl.train.rl.advantages import normalize_scores
-from audiorl.train.rl.engines import GroupEngine
-from audiorl.train.rl.partial import UnfinishedGroup, save_unfinished, unfinished_file
+from audiorl.train.rl.processes import GroupEngine
 from audiorl.types import Rollout, Sample, Score
+
+
+@dataclass(frozen=True)
+class UnfinishedGroup:
+    """A group that waits for its paused answers."""
+
+    request: Request  # As it was first asked
+    rollouts: Sequence[Rollout]  # All answers of the group: those that have ended, and the paused ones
+
+    def continuation(self, token_limit: int | None) -> Request:
+        """Return the request that goes on with the paused answers."""
+        paused = tuple(r for r in self.rollouts if _is_paused(r))
+        return replace(self.request, n=len(paused), token_limit=token_limit, paused=paused)
+
+    def with_answers(self, answers: Sequence[Rollout]) -> UnfinishedGroup:
+        """Return the group with its first answers, or with those to `continuation` in place of the paused ones."""
+        by_index = {r.index: r for r in answers}
+        return replace(self, rollouts=[by_index.get(r.index, r) for r in self.rollouts or answers])
+
+    @property
+    def has_ended(self) -> bool:
+        return not any(map(_is_paused, self.rollouts))
+
+
+def _is_paused(rollout: Rollout) -> bool:
+    return rollout.segments[-1].stop_reason == "paused"
 
 
 @dataclass(frozen=True)
@@ -28,16 +68,11 @@ class RolloutBatch:
     """Scored rollouts, group by group, made by `collect`."""
 
     rollouts: list[Rollout]
-    greedy: list[Score]
-    """Per group the score of the greedy answer; only ReMax asks for it."""
-    dropped: int = 0
-    """Groups without signal that dynamic sampling left out."""
-    refilled: int = 0
-    """Groups that dynamic sampling asked for in their place."""
-    skipped: int = 0
-    """Rollouts that were left out because the reward returned None."""
-    unfinished: list[UnfinishedGroup] = field(default_factory=list)
-    """Groups that wait for the next step, see `GenerationConfig.partial_tokens`."""
+    greedy: list[Score]  # Per group the score of the greedy answer; only ReMax asks for it
+    dropped: int = 0  # Groups without signal that dynamic sampling left out
+    refilled: int = 0  # Groups that dynamic sampling asked for in their place
+    skipped: int = 0  # Rollouts that were left out because the reward returned None
+    unfinished: list[UnfinishedGroup] = field(default_factory=list)  # Groups that wait for the next step
 
     @property
     def num_sampled(self) -> int:
@@ -74,11 +109,6 @@ class Collector:
 
     def _collect(self, step: int) -> RolloutBatch:
         return collect(self._engine, self._samples, self._reward, step, self._config, self._seed, self.unfinished)
-
-    def save(self, done: int) -> Callable[[Path], None]:
-        """Return a function that writes the groups that wait after `done` steps to the folder of the phase's
-        checkpoints."""
-        return lambda checkpoints: save_unfinished(unfinished_file(checkpoints, done), self.unfinished)
 
     @contextmanager
     def collect_ahead(self, step: int, stopping: bool) -> Iterator[None]:
@@ -134,28 +164,32 @@ def collect(
         if not batch:
             break
         first = len(prompts) - len(unfinished)
-        requests = [
-            Request(s, config.group_size, seed * 1_000_003 + step, f"{step}/{i}", token_limit=limit)
+        prompts += batch
+        asked = [
+            UnfinishedGroup(Request(s, config.group_size, seed * 1_000_003 + step, f"{step}/{i}"), ())
             for i, s in enumerate(batch, first)
         ]
-        prompts += batch
-        if attempt:
-            answers = _answer(engine, [], requests, limit, reward)
-            waiting += answers.paused
-        else:
-            answers = _answer_until_one_ends(engine, unfinished, requests, limit, reward)
-            waiting = answers.paused
-            first_round = answers.groups
-        skipped += answers.skipped
-        with_signal = [g for g in answers.groups if _has_signal(g)] if config.dynamic_sampling else answers.groups
+        continued, left = ([], waiting) if attempt else (waiting, [])
+        while True:
+            ended, paused, left_out = _answer(engine, continued, asked, limit, reward)
+            skipped += left_out
+            if attempt or ended or not paused:
+                break
+            # A step needs something to train on: the older half of the paused groups goes on, the younger half waits.
+            half = (len(paused) + 1) // 2
+            continued, asked, left = paused[:half], [], [*paused[half:], *left]
+        waiting = [*left, *paused] if attempt else [*paused, *left]
+        first_round = first_round if attempt else ended
+        with_signal = [g for g in ended if _has_signal(g)] if config.dynamic_sampling else ended
         groups += with_signal
-        dropped += len(answers.groups) - len(with_signal)
+        dropped += len(ended) - len(with_signal)
         if len(groups) >= config.sampled_prompts:
             break
     groups = groups or first_round
     greedy: list[Score] = []
     if config.advantage == "remax":
-        scores = _greedy(engine, [g[0] for g in groups], reward)
+        requests = [Request(g[0].sample, 1, group_id=g[0].group_id, greedy=True) for g in groups]
+        scores = score_rollouts(reward, engine.generate(requests))
         skipped += sum(len(g) for g, s in zip(groups, scores, strict=True) if s is None)
         groups = [g for g, s in zip(groups, scores, strict=True) if s is not None]
         greedy = [s for s in scores if s is not None]
@@ -164,80 +198,36 @@ def collect(
     return RolloutBatch([r for group in groups for r in group], greedy, dropped, refilled, skipped, waiting)
 
 
-class _Answers(NamedTuple):
-    groups: list[list[Rollout]]
-    """The groups that have ended, scored, without the rollouts that the reward skips."""
-    paused: list[UnfinishedGroup]
-    """The groups with answers that have not."""
-    skipped: int
-    """Rollouts that the reward skipped."""
-
-
-def _answer_until_one_ends(
-    engine: RolloutEngine,
-    unfinished: Sequence[UnfinishedGroup],
-    requests: Sequence[Request],
-    limit: int | None,
-    reward: Reward,
-) -> _Answers:
-    """Continue groups and begin others until at least one has ended: a step needs something to train on.
-
-    While none has, the older half of the paused groups is continued and the younger half waits.
-    """
-    continued: Sequence[UnfinishedGroup] = unfinished
-    waiting: list[UnfinishedGroup] = []
-    skipped = 0
-    while True:
-        answers = _answer(engine, continued, requests, limit, reward)
-        skipped += answers.skipped
-        if answers.groups or not answers.paused:
-            return _Answers(answers.groups, [*answers.paused, *waiting], skipped)
-        half = (len(answers.paused) + 1) // 2
-        continued, waiting, requests = answers.paused[:half], [*answers.paused[half:], *waiting], []
-
-
 def _answer(
     engine: RolloutEngine,
     continued: Sequence[UnfinishedGroup],
-    requests: Sequence[Request],
+    asked: Sequence[UnfinishedGroup],
     limit: int | None,
     reward: Reward,
-) -> _Answers:
-    """Continue groups and begin others. A reward that waits for something else begins as soon as a group has ended."""
-    requested = [*(group.continuation(limit) for group in continued), *requests]
-    groups = {g.request.group_id: g for g in continued}
-    groups |= {r.group_id: UnfinishedGroup(replace(r, token_limit=None), ()) for r in requests}
+) -> tuple[list[list[Rollout]], list[UnfinishedGroup], int]:
+    """Continue groups and begin others. A reward that waits for something else begins as soon as a group has ended.
 
-    def completed(rollouts: Sequence[Rollout]) -> UnfinishedGroup:
-        group = groups[rollouts[0].group_id]
-        return group.with_continued(rollouts) if group.rollouts else replace(group, rollouts=rollouts)
+    Returns the groups that have ended, scored, without the rollouts that the reward skips; the others; and how many
+    rollouts it skipped.
+    """
+    requests = [*(g.continuation(limit) for g in continued), *(replace(g.request, token_limit=limit) for g in asked)]
+    by_id = {g.request.group_id: g for g in (*continued, *asked)}
 
     def ended(rollouts: Sequence[Rollout]) -> None:
-        if (group := completed(rollouts)).has_ended:
+        if (group := by_id[rollouts[0].group_id].with_answers(rollouts)).has_ended:
             early.add(group.rollouts)
 
     with ExitStack() as stack:
         if begins_early(reward):
             early = stack.enter_context(EarlyScores(reward))
-            rollouts, reward = engine.generate(requested, ended), early.reward
+            rollouts, reward = engine.generate(requests, ended), early.reward
         else:
-            rollouts = engine.generate(requested)
-        several = [completed(list(group)) for _, group in groupby(rollouts, key=lambda r: r.group_id)]
-        whole = [group.rollouts for group in several if group.has_ended]
-        scored = _scored(reward, whole)
-        skipped = sum(map(len, whole)) - sum(map(len, scored))
-        return _Answers(scored, [g for g in several if not g.has_ended], skipped)
-
-
-def _scored(reward: Reward, groups: Sequence[Sequence[Rollout]]) -> list[list[Rollout]]:
-    """Return the groups with their scores; rollouts that the reward skips are left out."""
-    scored = scored_rollouts(reward, [r for group in groups for r in group]) if groups else []
-    return [list(group) for _, group in groupby(scored, key=lambda r: r.group_id)]
-
-
-def _greedy(engine: RolloutEngine, heads: Sequence[Rollout], reward: Reward) -> list[Score | None]:
-    rollouts = engine.generate([Request(r.sample, 1, group_id=r.group_id, greedy=True) for r in heads])
-    return score_rollouts(reward, rollouts)
+            rollouts = engine.generate(requests)
+        groups = [by_id[id].with_answers(list(group)) for id, group in groupby(rollouts, key=lambda r: r.group_id)]
+        whole = [r for group in groups if group.has_ended for r in group.rollouts]
+        scored = scored_rollouts(reward, whole) if whole else []
+    by_group = [list(group) for _, group in groupby(scored, key=lambda r: r.group_id)]
+    return by_group, [g for g in groups if not g.has_ended], len(whole) - len(scored)
 
 
 def _has_signal(group: Sequence[Rollout]) -> bool:
@@ -256,3 +246,129 @@ def scored_experiences(batch: RolloutBatch, config: RLConfig) -> list[Experience
     groups = list(dict.fromkeys(e.group_id for e in out))
     greedy = dict(zip(groups, (s.total for s in normalized[len(scores) :]), strict=True))
     return [e.replace(greedy_score=greedy[e.group_id]) for e in out]
+
+
+# -- metrics -----------------------------------------------------------------------------------------------------------
+
+
+def step_metrics(batch: RolloutBatch, step: int, config: RLConfig) -> dict[str, float]:
+    """Return what the rollouts of a step scored, how long they are, and how old their weights; see docs/metrics.
+
+    `rollout/staleness` is the mean over segments of a segment's mean over its tokens.
+    """
+    rollouts = batch.rollouts
+    scores = [r.score for r in rollouts if r.score]
+    totals = np.array([s.total for s in scores])
+    out = {"reward/mean": float(totals.mean()), "reward/std": float(totals.std())}
+    for name in scores[0].parts:
+        out[f"reward/{name}"] = _mean([s.parts[name] for s in scores if name in s.parts])
+    groups: dict[str, list[float]] = defaultdict(list)
+    sets: dict[str, list[float]] = defaultdict(list)
+    for r, total in zip(rollouts, totals.tolist(), strict=True):
+        groups[r.group_id].append(total)
+        if SET in r.sample.metadata:
+            sets[str(r.sample.metadata[SET])].append(total)
+    out["response/length"] = _mean([r.num_sampled for r in rollouts])
+    out["response/cut"] = _mean([r.segments[-1].stop_reason == "length" for r in rollouts])
+    out["group/without_signal"] = _mean([max(values) - min(values) < 1e-6 for values in groups.values()])
+    for name, values in sets.items():
+        out |= {f"data/{name}/share": len(values) / len(totals), f"data/{name}/reward": _mean(values)}
+    if batch.skipped:
+        out["reward/skipped"] = batch.skipped / (batch.skipped + len(rollouts))
+    if config.dynamic_sampling:
+        out |= {"group/dropped": batch.dropped, "group/refilled": batch.refilled, "group/trained": len(groups)}
+    versions = [token_versions(s) for r in rollouts for s in r.segments if len(s.ids)]
+    out["rollout/staleness"] = _mean([step - float(v.double().mean()) for v in versions])
+    if config.generation.partial_tokens is not None:  # of text: one segment each
+        older = sum(int((v < v[-1]).sum()) for v in versions)
+        out |= {
+            "rollout/partial": _mean([r.segments[-1].policy_versions is not None for r in rollouts]),
+            "rollout/partial_tokens": older / max(sum(map(len, versions)), 1),
+            "rollout/paused": float(sum(_is_paused(r) for group in batch.unfinished for r in group.rollouts)),
+            "rollout/staleness_max": float(max((step - int(v.min()) for v in versions), default=0)),
+        }
+    return out
+
+
+def _mean(values: Sequence[Any]) -> float:
+    return float(sum(values)) / max(len(values), 1)
+
+
+# -- paused answers in the run folder ----------------------------------------------------------------------------------
+
+
+def check_can_pause(policy: AudioPolicy, samples: Sequence[Sample], config: RLConfig) -> None:
+    """Raise ValueError where `partial_tokens` is set for anything but answers of text."""
+    if config.generation.partial_tokens is None:
+        return
+    if policy.speech is not None:
+        raise ValueError("partial_tokens: answers of a model that speaks cannot be paused; leave the option out")
+    stream = next((s for s in samples if s.turns), None)
+    if stream is not None:
+        raise ValueError(f"partial_tokens: sample {stream.id!r} is a stream, whose turns are short; leave it out")
+
+
+def save_unfinished(checkpoints: Path, step: int, groups: Sequence[UnfinishedGroup]) -> None:
+    """Write the groups that wait after `step` steps below the folder of a phase's checkpoints, a line each.
+
+    Files whose checkpoint has been removed are removed too.
+    """
+    path = _unfinished_file(checkpoints, step)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for older in path.parent.glob("step_*.jsonl"):
+        if not (checkpoints / older.stem).is_dir():
+            older.unlink()
+    with path.with_suffix(".tmp").open("w", encoding="utf-8") as file:
+        for group in groups:
+            request = group.request
+            rollouts = [
+                {
+                    "index": r.index,
+                    "ids": s.ids.tolist(),
+                    "logprobs": s.logprobs.tolist(),
+                    "stop_reason": s.stop_reason,
+                    "version": s.policy_version,
+                    "versions": None if s.policy_versions is None else s.policy_versions.tolist(),
+                }
+                for r in group.rollouts
+                for s in r.segments
+            ]
+            row = {"sample": request.sample.id, "seed": request.seed, "group_id": request.group_id}
+            file.write(json.dumps({**row, "rollouts": rollouts}) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+    path.with_suffix(".tmp").replace(path)
+
+
+def load_unfinished(
+    checkpoints: Path, step: int, policy: AudioPolicy, samples: Sequence[Sample]
+) -> list[UnfinishedGroup]:
+    """Return the groups that `save_unfinished` wrote. Raises ValueError for a file or a sample that is missing."""
+    path = _unfinished_file(checkpoints, step)
+    if not path.is_file():
+        raise ValueError(f"{path} is missing: it holds the answers that wait; start the run again")
+    by_id = {s.id: s for s in samples}
+    groups = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        row: Mapping[str, Any] = json.loads(line)
+        if row["sample"] not in by_id:
+            raise ValueError(
+                f"{path}: sample {row['sample']!r} is not in the data; resume with the data that the run began with"
+            )
+        sample = by_id[row["sample"]]
+        request = Request(sample, len(row["rollouts"]), seed=row["seed"], group_id=row["group_id"])
+        rollouts = []
+        for answer in row["rollouts"]:
+            buffer = SegmentBuffer(answer["ids"], answer["logprobs"])
+            state = AnswerState(request, answer["index"], policy.prompt(sample))
+            rollout = build_rollout(policy, state, buffer, answer["stop_reason"], answer["version"])
+            if answer["versions"] is not None:
+                segment = replace(rollout.segments[0], policy_versions=torch.tensor(answer["versions"]))
+                rollout = replace(rollout, segments=(segment,))
+            rollouts.append(rollout)
+        groups.append(UnfinishedGroup(request, rollouts))
+    return groups
+
+
+def _unfinished_file(checkpoints: Path, step: int) -> Path:
+    return checkpoints / "unfinished" / f"step_{step:06d}.jsonl"

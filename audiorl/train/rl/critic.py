@@ -1,8 +1,6 @@
 """The critic of PPO with its optimizer, in the trainers or in processes of its own.
 
-It gives values before an update, and learns towards returns.
-
-Shapes: N sampled tokens of a micro-batch.
+It gives values before an update, and learns towards returns. Shapes: N sampled tokens of a micro-batch.
 """
 
 from __future__ import annotations
@@ -17,14 +15,12 @@ from torch import Tensor
 from audiorl.algos.experience import Experience, PackedBatch
 from audiorl.algos.losses import value_loss
 from audiorl.config import CriticConfig, OptimConfig, RLConfig
-from audiorl.distributed.local import changes_worker
-from audiorl.distributed.world import World
+from audiorl.distributed.local import World, changes_worker
 from audiorl.models import AudioPolicy
 from audiorl.models.value import ValueModel
 from audiorl.run.checkpoint import TrainerState, read_shape
 from audiorl.run.saving import CheckpointedWorker, CheckpointWriter, ModelFile
-from audiorl.train.batches import fill, gather, idle_batch
-from audiorl.train.checks import check_gradients, read_pass
+from audiorl.train.batches import check_gradients, fill, gather, idle_batch, read_pass
 from audiorl.train.optim.steps import backward, idle_passes, optimizer_for
 from audiorl.train.rl.minibatch import MicroBatch, MiniBatch, TrainBatch, mini_batches_of, updates_of
 
@@ -36,17 +32,12 @@ class Critic:
     """
 
     def __init__(self, model: ValueModel, config: CriticConfig, optim: OptimConfig, updates: int, world: World):
-        self.model = model
+        self.model, self.config = model, config
         # The head of a shared trunk has an optimizer of its own, so that it can learn alone in the warm-up.
-        self.optimizer = optimizer_for(self.model, optim if config.shared else config.optim, updates, world)
-        self.config = config
-
-    @property
-    def head(self) -> torch.nn.Module:
-        return self.model.head
+        self.optimizer = optimizer_for(model, optim if config.shared else config.optim, updates, world)
 
     def values(self, batch: PackedBatch) -> Tensor:
-        """[N] values from a forward pass of their own; of a shared trunk without gradients for the trunk."""
+        """Return [N] from a forward pass of its own; of a shared trunk without gradients for the trunk."""
         if not self.config.shared:
             return self.model(batch)
         with torch.no_grad(), self.model.trunk.autocast():
@@ -65,21 +56,27 @@ class Critic:
         check_gradients(self.model.trainable())
 
     def step(self) -> dict[str, float]:
-        """One update. Returns `critic/grad_norm` and `critic/lr`."""
+        """Update once. Returns `critic/grad_norm` and `critic/lr`."""
         metrics = self.optimizer.step()
         self.model.weights_changed()
         return {f"critic/{name}": value for name, value in metrics.items()}
 
     def metrics(self, experiences: Sequence[Experience], world: World) -> dict[str, float]:
-        """Mean value, and the share of the returns' variance that the values explained before the update."""
+        """Return the mean value over the tokens of all ranks, and the share of the returns' variance that the values
+        explained before the update."""
         values_N = returns_N = torch.zeros(0)
         if experiences:
             values_N, returns_N = (s for n in ("values", "returns") if (s := gather(experiences, n)) is not None)
-        count, value, variance, residual = _moments(values_N.double(), returns_N.double(), world)
+        values_N, returns_N = values_N.double(), returns_N.double()
+        error_N = returns_N - values_N
+        own = [values_N.new_tensor(float(len(values_N))), values_N.sum(), returns_N.sum(), error_N.sum()]
+        count, value, mean, mean_error = world.sum(torch.stack(own)).tolist()
         if not count:
             return {}
+        squares = torch.stack([((returns_N - mean / count) ** 2).sum(), ((error_N - mean_error / count) ** 2).sum()])
+        variance, residual = (world.sum(squares) / count).tolist()
         explained = 1 - residual / variance if variance > 1e-12 else 0.0
-        return {"critic/value": value, "critic/explained_variance": explained}
+        return {"critic/value": value / count, "critic/explained_variance": explained}
 
     def state(self) -> TrainerState:
         """Return the parts `critic` and `critic_optimizer` of a trainer's state."""
@@ -88,6 +85,9 @@ class Critic:
 
     @torch.no_grad()
     def load(self, state: Mapping[str, Mapping[str, Tensor]], where: str) -> None:
+        """Take over a `state`, whichever processes wrote it. Raises ValueError for none and another architecture."""
+        if "critic" not in state:
+            raise ValueError(f"{where}: the checkpoint holds no critic; it was written without one")
         weights, parameters = state["critic"], self.model.trainable()
         if {n: read_shape(weights, n) for n in weights} != {n: tuple(p.shape) for n, p in parameters.items()}:
             raise ValueError(f"{where}: its critic is of another architecture")
@@ -95,19 +95,6 @@ class Critic:
             parameters[name].copy_(tensor)
         self.model.weights_changed()
         self.optimizer.load(state["critic_optimizer"], where)
-
-
-def _moments(values_N: Tensor, returns_N: Tensor, world: World) -> tuple[int, float, float, float]:
-    """N over all ranks, the mean value, the variance of the returns, and of what the values leave unexplained."""
-    error_N = returns_N - values_N
-    count, value, mean, mean_error = world.sum(
-        torch.stack([values_N.new_tensor(float(len(values_N))), values_N.sum(), returns_N.sum(), error_N.sum()])
-    ).tolist()
-    if not count:
-        return 0, 0.0, 0.0, 0.0
-    squares = torch.stack([((returns_N - mean / count) ** 2).sum(), ((error_N - mean_error / count) ** 2).sum()])
-    variance, residual = (world.sum(squares) / count).tolist()
-    return int(count), value / count, variance, residual
 
 
 class CriticWorker(CheckpointedWorker):
@@ -124,9 +111,9 @@ class CriticWorker(CheckpointedWorker):
         self.critic = Critic(ValueModel(trunk), config.critic, config.critic.optim, updates_of(config), world)
 
     def values(self, experiences: Sequence[Experience]) -> list[Tensor]:
-        """Of each experience [L]: the value of the state before each sampled token, 0 on observed tokens."""
-        config = self._config
-        filled = fill(experiences, "values", self.critic.model, config.micro_batch_tokens, config.share_prompts)
+        """Return for each [L]: the value of the state before each sampled token, 0 on observed tokens."""
+        config, model = self._config, self.critic.model
+        filled = fill(experiences, lambda b: {"values": model(b)}, config.micro_batch_tokens, config.share_prompts)
         return [e.values for e in filled if e.values is not None]
 
     @changes_worker
@@ -145,18 +132,18 @@ class CriticWorker(CheckpointedWorker):
         return means | self.critic.metrics(batch.experiences, self._world)
 
     def _update(self, mini_batch: MiniBatch) -> dict[str, float]:
-        critic = self.critic
+        critic, trunk = self.critic, self.critic.model.trunk
         critic.optimizer.zero_grad()
         sums: dict[str, float] = defaultdict(float)
-        with critic.model.trunk.encode_audio_once():
+        with trunk.audio.once():
             idle = idle_passes(len(mini_batch), self._world, critic.optimizer)
-            for micro in mini_batch.micro_batches(critic.model.trunk.device):
+            for micro in mini_batch.micro_batches(trunk.device):
                 loss, metrics = critic.loss(micro, critic.values(micro.batch), with_policy=False)
                 backward(loss, critic.optimizer)
                 for name, number in read_pass(micro.experiences, loss, metrics).items():
                     sums[name] += number
             for _ in range(idle):
-                backward(0 * critic.values(idle_batch(critic.model.trunk)).sum(), critic.optimizer)
+                backward(0 * critic.values(idle_batch(trunk)).sum(), critic.optimizer)
         means = self._world.add_up(sums)
         critic.optimizer.gather_gradients()
         return means | critic.step()
@@ -165,13 +152,9 @@ class CriticWorker(CheckpointedWorker):
         return self.critic.state()
 
     def load(self, state: Mapping[str, Mapping[str, Tensor]], where: str) -> None:
-        """Whichever processes wrote it. Raises ValueError for a checkpoint of a run without a critic."""
-        if "critic" not in state:
-            raise ValueError(f"{where}: the checkpoint holds no critic; it was written without one")
         self.critic.load(state, where)
 
     def close(self) -> None:
-        """After the last update."""
         self.critic.optimizer.close()
 
 

@@ -1,8 +1,7 @@
 """Distillation: what the teacher reads, what it says of each response, and the loss or the advantages made of that.
 
-The formulas are in `audiorl.algos.distill`; here `DistillConfig` chooses among them.
-
-Shapes: L tokens of an experience, N sampled tokens, H decoder width, V vocabulary, K most probable tokens.
+The formulas are in `audiorl.algos.distill`; here `DistillConfig` chooses among them. Shapes: L tokens of an experience,
+N sampled tokens, H decoder width, V vocabulary, K most probable tokens.
 """
 
 from __future__ import annotations
@@ -17,22 +16,15 @@ from audiorl.algos.distill import bucket_logits, divergence, fused_divergence, t
 from audiorl.algos.experience import Experience, PolicyOutput, TeacherOutput
 from audiorl.algos.packing import micro_batches, pack_experiences
 from audiorl.config import DistillConfig, LoraConfig, RLConfig
-from audiorl.data.schedule import batch_of_step
 from audiorl.data.views import SWAP, views_of
-from audiorl.distributed.world import World
+from audiorl.distributed.local import World
 from audiorl.models import AudioPolicy, load_policy
-from audiorl.models.examples import Example
 from audiorl.models.policy import Reference
-from audiorl.train.batches import counts
-from audiorl.train.checks import check_finite
+from audiorl.train.batches import check_finite, counts
 from audiorl.train.rl.minibatch import MicroBatch
 from audiorl.types import Sample
 
-UNCHANGED = "none"
-"""The view that leaves the prompt as it is."""
-
-
-# -- on the driver: what the teacher reads -------------------------------------------------------------------------
+UNCHANGED = "none"  # The view that leaves the prompt as it is
 
 
 def with_teacher_prompts(
@@ -54,12 +46,6 @@ def check_teacher_prompts(samples: Sequence[Sample], config: DistillConfig) -> N
             views_of([sample], config.view)
 
 
-def reference_answers(answers: Sequence[Example], step: int, config: RLConfig, seed: int) -> list[Example]:
-    """Return the prompts of a step that are answered by their reference; none without an off-policy share."""
-    count = config.reference_prompts
-    return batch_of_step(answers, step, count, f"{seed}/answers") if count else []
-
-
 # -- the teacher ---------------------------------------------------------------------------------------------------
 
 
@@ -68,16 +54,9 @@ def load_teacher(path: str, policy: AudioPolicy) -> AudioPolicy:
 
     Raises ValueError for what is neither a model nor the name of a teacher.
     """
-    config = replace(
-        policy.config,
-        device=str(policy.device),
-        lora=LoraConfig(rank=0),
-        audio="frozen",
-        only=(),
-        gradient_checkpointing=False,
-    )
+    config = replace(policy.config, device=str(policy.device), lora=LoraConfig(rank=0), audio="frozen", only=())
     try:
-        teacher = load_policy(path, config)
+        teacher = load_policy(path, replace(config, gradient_checkpointing=False))
     except ValueError as error:
         raise ValueError(f"distill.teacher: give reference, policy, or the folder of a model: {error}") from error
     teacher.requires_grad_(False)
@@ -118,37 +97,33 @@ class Teacher:
 
     @torch.no_grad()
     def outputs(self, experiences: Sequence[Experience]) -> list[TeacherOutput]:
-        """Of experiences with a `teacher_prompt`, which is laid out by the teacher's own tokenizer and chat format.
+        """Return what it says of experiences with a `teacher_prompt`, which its own tokenizer and chat format lay out.
 
         Raises ValueError naming a response that is not text after a single prompt.
         """
-        config = self._config
-        if self._snapshots_head and _head(self._runs_on).requires_grad:
-            self.weight = _head(self._runs_on).detach().clone()
+        config, distill, model = self._config, self._config.distill, self._runs_on
+        if self._snapshots_head and _head(model).requires_grad:
+            self.weight = _head(model).detach().clone()
         laid_out = self._laid_out(experiences)
         outputs: dict[int, TeacherOutput] = {}
         for indices in micro_batches(laid_out, config.micro_batch_tokens, config.share_prompts):
             members = [laid_out[i] for i in indices]
             out = self._model.forward(pack_experiences(members, config.share_prompts), self._temperature)
+            assert out.hidden is not None
             check_finite(members, out.logprobs, "the teacher's log-prob")
-            fields = {"logprobs": out.logprobs.float(), "entropy": out.entropy.float(), **self._compared(out)}
+            fields = {"logprobs": out.logprobs.float(), "entropy": out.entropy.float()}
+            if distill.loss_kind is not None and (not distill.top_k or distill.top_k_of == "student"):
+                fields["hidden"] = out.hidden
+            elif distill.loss_kind is not None:
+                with model.autocast():
+                    ids = top_ids(out.hidden, self.weight[: self.vocabulary], min(distill.top_k, self.vocabulary))
+                    logits = bucket_logits(out.hidden, self.weight, ids, self._temperature)
+                fields |= {"top_ids": ids, "top_logits": logits}
             by_member = {name: x.cpu().split(counts(members)) for name, x in fields.items()}
             for k, (i, e) in enumerate(zip(indices, members, strict=True)):
-                selected = selected_tokens(self._runs_on.decode, e.ids[e.loss_mask], config.distill.tokens)
+                selected = selected_tokens(model.decode, e.ids[e.loss_mask], distill.tokens)
                 outputs[i] = TeacherOutput(counts=selected, **{name: x[k].clone() for name, x in by_member.items()})
         return [outputs[i] for i in range(len(laid_out))]
-
-    def _compared(self, out: PolicyOutput) -> dict[str, Tensor]:
-        """Return what the divergence needs of it, [N, …] by field of `TeacherOutput`."""
-        distill = self._config.distill
-        assert out.hidden is not None
-        if distill.loss_kind is None:
-            return {}
-        if not distill.top_k or distill.top_k_of == "student":
-            return {"hidden": out.hidden}
-        with self._runs_on.autocast():
-            ids = top_ids(out.hidden, self.weight[: self.vocabulary], min(distill.top_k, self.vocabulary))
-            return {"top_ids": ids, "top_logits": bucket_logits(out.hidden, self.weight, ids, self._temperature)}
 
     def _laid_out(self, experiences: Sequence[Experience]) -> list[Experience]:
         """Return the sampled tokens of each after the teacher's own prompt."""
@@ -157,10 +132,9 @@ class Teacher:
         rows = self._runs_on.backbone.decoder(self._runs_on.model).get_input_embeddings().weight.shape[0]
         laid_out = []
         for e in experiences:
-            prompt = encoded[id(e.teacher_prompt)]
+            prompt, ids = encoded[id(e.teacher_prompt)], e.ids[e.loss_mask]
             if e.codes is not None or prompt.codes is not None or not bool(e.loss_mask[e.prompt_length :].all()):
                 raise ValueError(f"{e.name}: distillation is of answers in text to single prompts")
-            ids = e.ids[e.loss_mask]
             if len(ids) and int(ids.max()) >= rows:
                 raise ValueError(f"{e.name}: token {int(ids.max())} is none of the teacher's {rows}")
             mask = torch.arange(len(prompt) + len(ids)) >= len(prompt)

@@ -18,18 +18,21 @@ from audiorl.protocols import RolloutEngine, SpeechDecoder
 from audiorl.run.folder import Run
 from audiorl.run.progress import Progress
 from audiorl.run.saving import pull
-from audiorl.train.rl.processes import StepResult, Workers
-from audiorl.types import Rollout, Sample
+from audiorl.train.rl.processes import Workers
+from audiorl.train.rl.trainer import TrainOutput
+from audiorl.types import Rollout
+
+Evaluate = Callable[[], Mapping[str, float]]  # Returns held-out metrics of the policy as it is now
+AT_ONCE = 64  # Samples that each engine is asked between two movements of the display
 
 
 @dataclass(frozen=True)
 class FinishedStep:
     """A step of training that has just been done."""
 
-    done: int
-    """Steps done, from 1."""
+    done: int  # Steps done, from 1
     rollouts: Sequence[Rollout]
-    output: StepResult
+    output: TrainOutput
 
 
 class Hook(Protocol):
@@ -64,9 +67,17 @@ def check_listening(
     Prompts that have no such view, such as text or silence, are left out. Without any, or for streams and speech, there
     is nothing to measure. Raises ValueError where the policy ignores its audio and `config.action` is "stop".
     """
+
+    def has_view(rollouts: Sequence[Rollout], name: str) -> bool:
+        try:
+            views_of([r.sample for r in rollouts], name)
+        except ValueError:
+            return False
+        return True
+
     one_each = list({r.group_id: r for r in rollouts if len(r.segments) == 1 and not r.speaks}.values())
-    one_each = [r for r in one_each if _has_view([r.sample], "silence")][: config.prompts]
-    views = [view for view in DEFAULT_VIEWS if one_each and _has_view([r.sample for r in one_each], view)]
+    one_each = [r for r in one_each if has_view([r], "silence")][: config.prompts]
+    views = [view for view in DEFAULT_VIEWS if one_each and has_view(one_each, view)]
     if not views:
         return {}
     gains = audio_gains(policy, one_each, views, budget)
@@ -77,22 +88,6 @@ def check_listening(
             raise ValueError(f"{message}, less than listening.min_gain {config.min_gain:g}")
         print(f"audiorl: {message}", file=sys.stderr)
     return gain_metrics(gains, [r.sample.task for r in one_each])
-
-
-def _has_view(samples: Sequence[Sample], name: str) -> bool:
-    try:
-        views_of(samples, name)
-    except ValueError:
-        return False
-    return True
-
-
-# -- held-out evaluation -----------------------------------------------------------------------------------------------
-
-Evaluate = Callable[[], Mapping[str, float]]
-"""Returns held-out metrics of the policy as it is now."""
-AT_ONCE = 64
-"""Samples that each engine is asked between two movements of the display."""
 
 
 @runtime_checkable
@@ -123,29 +118,23 @@ class HeldOut:
     progress: Progress
 
     def after_step(self, step: FinishedStep) -> Mapping[str, float]:
-        config = self.workers.config
+        config, evaluate, engine = self.workers.config, self.evaluate, self.workers.engine
         if not config.eval_every or step.done % config.eval_every or step.done >= config.steps:
             return {}
-        engine = self.workers.engine
-        if isinstance(self.evaluate, EvaluateByEngine) and answers_alike(self.evaluate, self.sampling):
+        # The engines may answer where they write as long as the evaluation wants, and end where it does.
+        sampling = self.sampling
+        alike = isinstance(evaluate, EvaluateByEngine) and evaluate.max_new_tokens == sampling.max_new_tokens
+        if isinstance(evaluate, EvaluateByEngine) and alike and not sampling.stop:
             engine.sync(step.done)
-            metrics = self.evaluate.by_engine(engine, AT_ONCE * engine.size, self.progress.note)
+            metrics = evaluate.by_engine(engine, AT_ONCE * engine.size, self.progress.note)
             engine.free_gpus()
         else:
             pull(self.policy, self.workers.trainers)
             self.progress.note("evaluating")
             with self.workers.driver_on_gpu(self.policy):
-                metrics = self.evaluate()
+                metrics = evaluate()
         self.progress.note("")
         return {f"eval/{name}": value for name, value in metrics.items()}
-
-
-def answers_alike(evaluate: EvaluateByEngine, sampling: SamplingConfig) -> bool:
-    """Return whether the run's engines may answer as long as the evaluation wants, and end where it does."""
-    return sampling.max_new_tokens == evaluate.max_new_tokens and not sampling.stop
-
-
-# -- recording ---------------------------------------------------------------------------------------------------------
 
 
 def is_recorded(done: int, config: RLConfig) -> bool:
@@ -164,8 +153,6 @@ class RecordRollouts:
 
     def after_step(self, step: FinishedStep) -> Mapping[str, float]:
         if is_recorded(step.done, self.config):
-            output = step.output
-            self.run.write_rollouts(
-                self.phase, step.done, step.rollouts, output.advantages, self.speech_decoder, output.tokens
-            )
+            advantages, tokens = step.output.advantages, step.output.tokens
+            self.run.write_rollouts(self.phase, step.done, step.rollouts, advantages, self.speech_decoder, tokens)
         return {}

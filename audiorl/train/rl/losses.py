@@ -1,14 +1,12 @@
 """The loss of the policy in one micro-batch: surrogate, KL to the reference, entropy bonus.
 
-The formulas are in `audiorl.algos`; here `RLConfig` chooses among them.
-
-Shapes: N sampled tokens of a micro-batch, Q codebooks where codec frames are among them.
+The formulas are in `audiorl.algos`; here `RLConfig` chooses among them. Shapes: N sampled tokens of a micro-batch, Q
+codebooks where codec frames are among them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import cache
 
 import torch
@@ -16,12 +14,12 @@ from torch import Tensor
 
 from audiorl.algos.experience import PolicyOutput
 from audiorl.algos.experimental import clip_cov_loss, dppo_loss, gmpo_loss, kl_cov_loss, sapo_loss
-from audiorl.algos.kl import kl_estimate
 from audiorl.algos.losses import (
     Loss,
     LossInputs,
     cispo_loss,
     gspo_loss,
+    kl_estimate,
     ppo_clip_loss,
     reinforce_loss,
     tis_weights,
@@ -31,22 +29,17 @@ from audiorl.train.batches import logprobs_by_code, sum_codebooks
 from audiorl.train.rl.minibatch import MicroBatch
 from audiorl.user_files import load_function
 
-
-def _tokens(x: LossInputs) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    return x.logprobs, x.old_logprobs, x.advantages, x.weights
-
-
 LOSSES: dict[str, Callable[[LossInputs, RLConfig], Loss]] = {
-    "ppo": lambda x, c: ppo_clip_loss(*_tokens(x), c.clip_low, c.clip_high, c.loss_options.dual_clip),
-    "gspo": lambda x, c: gspo_loss(*_tokens(x), x.sequence, c.clip_low, c.clip_high),
-    "cispo": lambda x, c: cispo_loss(*_tokens(x), c.loss_options.ratio_cap),
-    "reinforce": lambda x, c: reinforce_loss(*_tokens(x)),
-    "gmpo": lambda x, c: gmpo_loss(*_tokens(x), x.sequence, c.clip_low, c.clip_high),
-    "sapo": lambda x, c: sapo_loss(*_tokens(x), c.loss_options.sapo_positive, c.loss_options.sapo_negative),
-    "dppo-tv": lambda x, c: dppo_loss(*_tokens(x), c.clip_low, c.clip_high, "tv", c.loss_options.ratio_cap),
-    "dppo-kl": lambda x, c: dppo_loss(*_tokens(x), c.clip_low, c.clip_high, "kl", c.loss_options.ratio_cap),
-    "clip-cov": lambda x, c: clip_cov_loss(*_tokens(x), x.chosen, c.clip_low, c.clip_high),
-    "kl-cov": lambda x, c: kl_cov_loss(*_tokens(x), x.chosen, c.loss_options.cov_coef),
+    "ppo": lambda x, c: ppo_clip_loss(x, c.clip_low, c.clip_high, c.loss_options.dual_clip),
+    "gspo": lambda x, c: gspo_loss(x, c.clip_low, c.clip_high),
+    "cispo": lambda x, c: cispo_loss(x, c.loss_options.ratio_cap),
+    "reinforce": lambda x, c: reinforce_loss(x),
+    "gmpo": lambda x, c: gmpo_loss(x, c.clip_low, c.clip_high),
+    "sapo": lambda x, c: sapo_loss(x, c.loss_options.sapo_positive, c.loss_options.sapo_negative),
+    "dppo-tv": lambda x, c: dppo_loss(x, c.clip_low, c.clip_high, "tv", c.loss_options.ratio_cap),
+    "dppo-kl": lambda x, c: dppo_loss(x, c.clip_low, c.clip_high, "kl", c.loss_options.ratio_cap),
+    "clip-cov": lambda x, c: clip_cov_loss(x, c.clip_low, c.clip_high),
+    "kl-cov": lambda x, c: kl_cov_loss(x, c.loss_options.cov_coef),
 }
 """`RLConfig.loss` by name."""
 
@@ -66,8 +59,7 @@ def policy_loss(
     weights = micro.loss_weights
     if config.tis_cap is not None:  # the engine's distribution is not the trainer's
         weights = weights * tis_weights(old_N, rollout_N, config.tis_cap)
-    inputs = LossInputs(logprobs, old, micro.advantages, weights, micro.sequence, micro.chosen)
-    loss, sums = surrogate(micro, inputs, config)
+    loss, sums = _surrogate(micro, logprobs, old, weights, config)
     metrics = {
         "policy/loss": loss.detach(),
         "policy/clip_frac": sums["clip_frac"],
@@ -85,29 +77,37 @@ def policy_loss(
     return loss, metrics
 
 
-def surrogate(micro: MicroBatch, inputs: LossInputs, config: RLConfig) -> Loss:
-    """Return the policy gradient term; `inputs` hold log-probs [N] or [N, Q]. Its metrics are means over tokens.
+def _surrogate(micro: MicroBatch, logprobs: Tensor, old: Tensor, weights: Tensor, config: RLConfig) -> Loss:
+    """Return the policy gradient term from log-probs [N] or [N, Q] and weights [N]. Its metrics are means over tokens.
 
     With `frame_ratio` "code" every sampled code is an action with the advantage and the weight of its frame.
     """
+    assert micro.advantages is not None
     options = config.loss_options
+    inputs = LossInputs(
+        sum_codebooks(logprobs), sum_codebooks(old), micro.advantages, weights, micro.sequence, micro.chosen
+    )
     if micro.code_mask is not None and options.frame_ratio == "code":
         rows, codes = micro.code_mask.nonzero(as_tuple=True)
-        on_device, codes = rows.to(inputs.logprobs.device), codes.to(inputs.logprobs.device)
-        weights = inputs.weights[on_device]
+        on_device, codes = rows.to(logprobs.device), codes.to(logprobs.device)
+        weights = weights[on_device]
         if options.codebook_weights:
-            weights = weights * _code_weights(micro, options.codebook_weights, on_device, codes)
+            count = 0 if micro.frame_counts is None else micro.frame_counts.codebooks
+            if len(options.codebook_weights) != count:
+                raise ValueError(
+                    f"codebook_weights has {len(options.codebook_weights)} weights; the model has {count} codebooks"
+                )
+            by_code = torch.tensor(options.codebook_weights, device=codes.device)[codes]
+            # A text token stands in column 0.
+            weights = weights * torch.where(micro.is_frame.to(on_device.device)[on_device], by_code, 1.0)
         inputs = LossInputs(
-            inputs.logprobs[on_device, codes],
-            inputs.old_logprobs[on_device, codes],
-            inputs.advantages[on_device],
+            logprobs[on_device, codes],
+            old[on_device, codes],
+            micro.advantages[on_device],
             weights,
-            inputs.sequence[rows],
-            inputs.chosen[on_device],
+            micro.sequence[rows],
+            micro.chosen[on_device],
         )
-    else:
-        logprobs, old = sum_codebooks(inputs.logprobs), sum_codebooks(inputs.old_logprobs)
-        inputs = replace(inputs, logprobs=logprobs, old_logprobs=old)
     loss, sums = _loss_named(config.loss)(inputs, config)
     # The loss's sums carry its own weights: this makes means over the mini-batch's tokens of them.
     share = micro.mean_weights.sum() / inputs.weights.sum().clamp_min(torch.finfo(inputs.weights.dtype).tiny)
@@ -121,12 +121,3 @@ def _loss_named(name: str) -> Callable[[LossInputs, RLConfig], Loss]:
     path, _, function = name.rpartition(":")
     given = load_function(path, function, "loss")
     return lambda inputs, config: given(inputs)
-
-
-def _code_weights(micro: MicroBatch, by_codebook: tuple[float, ...], rows: Tensor, codes: Tensor) -> Tensor:
-    """`codebook_weights` of the entries (row, codebook); 1 for text tokens, which stand in column 0."""
-    count = 0 if micro.frame_counts is None else micro.frame_counts.codebooks
-    if len(by_codebook) != count:
-        raise ValueError(f"codebook_weights has {len(by_codebook)} weights; the model has {count} codebooks")
-    weights = torch.tensor(by_codebook, device=codes.device)
-    return torch.where(micro.is_frame.to(rows.device)[rows], weights[codes], 1.0)

@@ -18,7 +18,7 @@ from audiorl.algos.experimental import clip_cov_tokens, covariances, kl_cov_toke
 from audiorl.algos.losses import token_weights
 from audiorl.algos.packing import micro_batches, pack_experiences
 from audiorl.config import RLConfig
-from audiorl.distributed.world import World
+from audiorl.distributed.local import World
 from audiorl.train.batches import counts, gather, repeat_each, sum_codebooks
 
 STREAMS = ("rollout_logprobs", "old_logprobs", "ref_logprobs", "advantages", "values", "returns")
@@ -27,26 +27,22 @@ STREAMS = ("rollout_logprobs", "old_logprobs", "ref_logprobs", "advantages", "va
 
 @dataclass(frozen=True, eq=False)
 class TrainBatch:
-    """One rank's part of a step, made by the driver: whole groups, and examples for supervised terms."""
+    """What the trainers learn in a step: all of it, or one rank's part."""
 
-    experiences: Sequence[Experience]
-    supervised: Sequence[Experience] = ()
+    experiences: Sequence[Experience]  # Whole groups
+    supervised: Sequence[Experience] = ()  # Examples of the ptx term
     mini_batches: Sequence[int] | None = None
     """Which mini-batch of the whole step each experience belongs to; None: in order, equally many in each."""
-    answers: Sequence[Experience] = ()
-    """Reference answers, for the off-policy share of distillation."""
-    record_tokens: bool = False
-    """The step's rollouts are recorded, with numbers of every token."""
+    answers: Sequence[Experience] = ()  # Reference answers, for the off-policy share of distillation
+    record_tokens: bool = False  # The step's rollouts are recorded, with numbers of every token
 
 
 @dataclass(frozen=True)
 class FrameCounts:
     """The codec frames among the sampled tokens of all ranks."""
 
-    fraction: float
-    """The share of tokens that are frames."""
-    codebooks: int
-    """Q."""
+    fraction: float  # The share of tokens that are frames
+    codebooks: int  # Q
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,34 +50,24 @@ class MicroBatch:
     """Experiences of one forward and backward pass with what is known of their N sampled tokens."""
 
     experiences: Sequence[Experience]
-    batch: PackedBatch
-    """All their tokens in one row."""
+    batch: PackedBatch  # All their tokens in one row
     loss_weights: Tensor
     """[N]: the weight of each token in the loss, by `RLConfig.aggregation`: losses are weighted sums."""
     mean_weights: Tensor
     """[N]: the weights under which sums over all micro-batches are plain means over the tokens of the mini-batch."""
-    chosen: Tensor
-    """[N] bool: the tokens that Clip-Cov leaves out, or KL-Cov holds back; none with other losses."""
-    sequence: Tensor
-    """[N] int64, on the CPU: which of the experiences each token belongs to."""
-    is_frame: Tensor
-    """[N] bool, on the CPU: which tokens are codec frames."""
+    chosen: Tensor  # [N] bool: the tokens that Clip-Cov leaves out, or KL-Cov holds back; none with other losses
+    sequence: Tensor  # [N] int64, on the CPU: which of the experiences each token belongs to
+    is_frame: Tensor  # [N] bool, on the CPU: which tokens are codec frames
     code_mask: Tensor | None
     """[N, Q] bool, on the CPU: the codes that were sampled (a text token's column 0); None without frames."""
-    frame_counts: FrameCounts | None
-    """The codec frames of the mini-batch; None where no experience can have frames."""
-    rollout_logprobs: Tensor | None = None
-    """[N] or [N, Q], of the engine."""
+    frame_counts: FrameCounts | None  # The codec frames of the mini-batch; None where no experience can have frames
+    rollout_logprobs: Tensor | None = None  # [N] or [N, Q], of the engine
     old_logprobs: Tensor | None = None
     """[N] or [N, Q], of the policy before the step; None where the step has a single update."""
-    ref_logprobs: Tensor | None = None
-    """[N] or [N, Q], of the reference."""
-    advantages: Tensor | None = None
-    """[N]"""
-    values: Tensor | None = None
-    """[N]: the critic's, before the step."""
-    returns: Tensor | None = None
-    """[N], which the critic learns."""
+    ref_logprobs: Tensor | None = None  # [N] or [N, Q], of the reference
+    advantages: Tensor | None = None  # [N]
+    values: Tensor | None = None  # [N]: the critic's, before the step
+    returns: Tensor | None = None  # [N], which the critic learns
 
     def means(self, name: str, values: Tensor) -> dict[str, Tensor]:
         """Return this part's share of the mean of `values` [N]; of a model that speaks also over text and frames."""
@@ -101,24 +87,19 @@ class MiniBatch:
     def __init__(
         self, experiences: Sequence[Experience], config: RLConfig, max_tokens: int, world: World, seed: int = 0
     ):
+        assert len({e.old_logprobs is None for e in experiences}) < 2, "old log-probs for all experiences, or for none"
         self.experiences, self._config = experiences, config
-        lengths_of_all, own = world.gather_list(counts(experiences))
         self._lengths = counts(experiences)
         self._frame_counts = frame_counts(experiences, world)
-        loss_weights = token_weights(lengths_of_all, config.aggregation, max_tokens)[own]
-        mean_weights = token_weights(lengths_of_all, "token-mean")[own]
+        lengths_of_all, own = world.gather_list(self._lengths)
         chosen = torch.zeros(sum(self._lengths), dtype=torch.bool)
-        if config.loss in CHOOSERS:
+        if config.loss in ("clip-cov", "kl-cov"):
             chosen = choose_by_covariance(experiences, config, world, seed)
-        old = {e.old_logprobs is None for e in experiences}
-        assert len(old) < 2, "old log-probs for all experiences of a mini-batch, or for none"
         streams = {name: gather(experiences, name) if experiences else None for name in STREAMS}
         self._flat: dict[str, Tensor] = {name: flat for name, flat in streams.items() if flat is not None}
-        self._flat |= {
-            "loss_weights": repeat_each(loss_weights, self._lengths),
-            "mean_weights": repeat_each(mean_weights, self._lengths),
-            "chosen": chosen,
-        }
+        for name, aggregation in (("loss_weights", config.aggregation), ("mean_weights", "token-mean")):
+            self._flat[name] = repeat_each(token_weights(lengths_of_all, aggregation, max_tokens)[own], self._lengths)
+        self._flat["chosen"] = chosen
         self._parts = micro_batches(experiences, config.micro_batch_tokens, config.share_prompts)
 
     def __len__(self) -> int:
@@ -171,17 +152,8 @@ def updates_of(config: RLConfig) -> int:
     return config.steps * config.epochs * config.mini_batches
 
 
-# -- tokens that Clip-Cov and KL-Cov choose ----------------------------------------------------------------------------
-
-CHOOSERS = {
-    "clip-cov": lambda covariance, o, seed: clip_cov_tokens(covariance, o.cov_fraction, o.cov_low, o.cov_high, seed),
-    "kl-cov": lambda covariance, o, seed: kl_cov_tokens(covariance, o.cov_fraction),
-}
-"""By loss: from the covariances [N] of all ranks' tokens, `LossOptions` and a seed, which tokens are chosen."""
-
-
 def choose_by_covariance(experiences: Sequence[Experience], config: RLConfig, world: World, seed: int) -> Tensor:
-    """Return the choice of `config.loss` among the tokens of all ranks, [N] bool for this rank's sampled tokens.
+    """Return the choice of Clip-Cov or KL-Cov among the tokens of all ranks, [N] bool for this rank's sampled tokens.
 
     Covariances are those of the log-probs before the update: the policy's own where several updates need them, else the
     engine's. The choice so depends neither on micro-batches nor on ranks.
@@ -195,9 +167,10 @@ def choose_by_covariance(experiences: Sequence[Experience], config: RLConfig, wo
     tokens, own = world.gather_list(pairs)
     if not tokens:
         return torch.zeros(0, dtype=torch.bool)
-    covariance = covariances(*torch.tensor(tokens, dtype=torch.float64).unbind(1))
-    chosen: Tensor = CHOOSERS[config.loss](covariance, config.loss_options, seed)
-    return chosen[own]
+    covariance, o = covariances(*torch.tensor(tokens, dtype=torch.float64).unbind(1)), config.loss_options
+    if config.loss == "clip-cov":
+        return clip_cov_tokens(covariance, o.cov_fraction, o.cov_low, o.cov_high, seed)[own]
+    return kl_cov_tokens(covariance, o.cov_fraction)[own]
 
 
 # -- codec frames ------------------------------------------------------------------------------------------------------
@@ -213,24 +186,21 @@ def frame_counts(experiences: Sequence[Experience], world: World) -> FrameCounts
 
 def is_frame(experiences: Sequence[Experience]) -> Tensor:
     """Return which sampled tokens are codec frames, [N] bool on the CPU."""
-    marks = [
-        torch.zeros(e.num_sampled, dtype=torch.bool) if e.codes is None else e.codes[e.loss_mask, 0] >= 0
-        for e in experiences
-    ]
-    return torch.cat(marks) if marks else torch.zeros(0, dtype=torch.bool)
+    marks = [torch.zeros(0, dtype=torch.bool)]
+    for e in experiences:
+        marks.append(e.loss_mask.new_zeros(e.num_sampled) if e.codes is None else e.codes[e.loss_mask, 0] >= 0)
+    return torch.cat(marks)
 
 
 def flat_code_mask(experiences: Sequence[Experience]) -> Tensor | None:
     """Return the codes that were sampled, [N, Q] bool with a text token in column 0; None without frames."""
-    widths = [e.code_mask.shape[1] for e in experiences if e.code_mask is not None]
-    if not widths:
+    width = max((e.code_mask.shape[1] for e in experiences if e.code_mask is not None), default=0)
+    if not width:
         return None
-    masks = [
-        pad(torch.ones(e.num_sampled, 1, dtype=torch.bool), (0, widths[0] - 1))
-        if e.code_mask is None
-        else e.code_mask[e.loss_mask]
-        for e in experiences
-    ]
+    masks = []
+    for e in experiences:
+        text = pad(torch.ones(e.num_sampled, 1, dtype=torch.bool), (0, width - 1))
+        masks.append(text if e.code_mask is None else e.code_mask[e.loss_mask])
     return torch.cat(masks)
 
 

@@ -1,38 +1,46 @@
-"""The workers of a phase as one object, which divides a step's experiences among them and puts answers together.
+"""The workers of a phase as one object, which divides a step's experiences among them and puts answers together; and
+its generation engines as one engine.
 
 A phase with several processes first saves its model to `checkpoints/PHASE/start`; every process loads its own copy from
-there.
+there. The engines are the trainers' own models, or workers with processes and weights of their own. The first trainer
+sends its weights to all separate engines at once (`rollout.weight_transfer`); the connection is opened again when one
+end was replaced. A replaced engine holds the weights that the phase began with: asked for another version it generates
+nothing, then all engines are sent the weights again, and are asked again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
 
 from audiorl.algos.experience import Experience
 from audiorl.algos.packing import balance
 from audiorl.config import DistillConfig, OptimConfig, RLConfig, SamplingConfig
 from audiorl.config.distributed import current
-from audiorl.distributed.local import Group, Groups
-from audiorl.distributed.placement import check_engine, separate_group, trainer_group
+from audiorl.data.schedule import rough_length
+from audiorl.distributed import check_engine, separate_group, trainer_group
+from audiorl.distributed.local import Group, Groups, LocalGroup, World
+from audiorl.distributed.ray_group import RayGroup
 from audiorl.distributed.torchrun import local_device
-from audiorl.distributed.world import World
+from audiorl.errors import RankError
 from audiorl.models import AudioPolicy
 from audiorl.models.policy import Reference
+from audiorl.protocols import Ended, Request
 from audiorl.run.folder import Run
 from audiorl.run.saving import ModelFile
 from audiorl.train.rl.critic import CriticWorker, make_critic
-from audiorl.train.rl.engines import GroupEngine
 from audiorl.train.rl.minibatch import TrainBatch, in_order
-from audiorl.train.rl.token_record import TokenNumbers
-from audiorl.train.rl.trainer import Trainer
+from audiorl.train.rl.trainer import Trainer, TrainOutput
 from audiorl.train.rl.workers import (
     Actor,
+    EngineWorker,
     ReferenceSource,
     ReferenceWorker,
     engine_lora,
@@ -42,32 +50,13 @@ from audiorl.train.rl.workers import (
     make_reference,
     make_vllm,
 )
+from audiorl.types import Rollout
 
 T = TypeVar("T")
+ATTEMPTS = 5  # How many times weights are sent when they do not arrive, before the run stops
 
 
-@dataclass(frozen=True)
-class StepBatch:
-    """What the driver gives the trainers for one step."""
-
-    experiences: Sequence[Experience]
-    supervised: Sequence[Experience] = ()
-    """Examples of the ptx term."""
-    answers: Sequence[Experience] = ()
-    """Reference answers, for the off-policy share of distillation."""
-    record_tokens: bool = False
-    """Return numbers of every token, for recorded rollouts."""
-
-
-@dataclass(frozen=True)
-class StepResult:
-    """What all trainers made of a step."""
-
-    metrics: dict[str, float]
-    advantages: list[float]
-    """The mean advantage of each experience, in order."""
-    tokens: list[TokenNumbers]
-    """The numbers of each experience's tokens; empty where they were not asked for."""
+# -- all workers -------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -75,13 +64,10 @@ class Workers:
     """The processes of a phase. Made by `start_workers`."""
 
     config: RLConfig
-    trainers: Group
-    """One on each rank; they generate, too, where there are no separate engines."""
+    trainers: Group  # One on each rank; they generate, too, where there are no separate engines
     engine: GroupEngine
-    references: Group | None = None
-    """Processes that hold the reference and the teacher; None: the trainers do."""
-    critics: Group | None = None
-    """Processes that hold the critic; None: the trainers do."""
+    references: Group | None = None  # Processes that hold the reference and the teacher; None: the trainers do
+    critics: Group | None = None  # Processes that hold the critic; None: the trainers do
 
     @property
     def checkpointed(self) -> Group | Groups:
@@ -94,16 +80,8 @@ class Workers:
         groups = (self.trainers, self.engine.engines, self.references, self.critics)
         return [group for group in groups if group is not None]
 
-    def fill_in(self, experiences: Sequence[Experience]) -> list[Experience]:
-        """Return experiences with what separate processes know of them: `ref_logprobs`, `teacher`, `values`."""
-        out = self.fill_in_references(experiences)
-        if self.critics is not None:
-            values = _divided(self.critics, CriticWorker.values, out)
-            out = [e.replace(values=stream) for e, stream in zip(out, values, strict=True)]
-        return out
-
-    def fill_in_references(self, experiences: Sequence[Experience]) -> list[Experience]:
-        """Return experiences with `ref_logprobs` and `teacher` where separate processes hold these models."""
+    def fill_in(self, experiences: Sequence[Experience], values: bool = True) -> list[Experience]:
+        """Return experiences with what separate processes know of them: `ref_logprobs`, `teacher`, and `values`."""
         out = list(experiences)
         if self.references is not None and self.config.kl_beta > 0:
             logprobs = _divided(self.references, ReferenceWorker.ref_logprobs, out)
@@ -111,9 +89,12 @@ class Workers:
         if self.references is not None and self.config.distill.from_reference_process:
             outputs = _divided(self.references, ReferenceWorker.teacher_outputs, out)
             out = [e.replace(teacher=output) for e, output in zip(out, outputs, strict=True)]
+        if self.critics is not None and values:
+            streams = _divided(self.critics, CriticWorker.values, out)
+            out = [e.replace(values=stream) for e, stream in zip(out, streams, strict=True)]
         return out
 
-    def step(self, batch: StepBatch) -> StepResult:
+    def step(self, batch: TrainBatch) -> TrainOutput:
         """Update the policy, and then critics in processes of their own towards the trainers' returns."""
         shares = split_groups(batch.experiences, self.trainers.size)
         outputs = self.trainers.each(Trainer.step, _train_batches(batch, shares, self.config))
@@ -121,21 +102,11 @@ class Workers:
         if self.critics is not None:
             returns = _in_order([output.returns for output in outputs], shares)
             returned = [e.replace(returns=r) for e, r in zip(batch.experiences, returns, strict=True)]
-            batches = _train_batches(StepBatch(returned), split_groups(returned, self.critics.size), self.config)
+            batches = _train_batches(TrainBatch(returned), split_groups(returned, self.critics.size), self.config)
             metrics |= self.critics.each(CriticWorker.update, batches)[0]
-        return StepResult(
-            metrics,
-            _in_order([output.advantages for output in outputs], shares),
-            _in_order([output.tokens for output in outputs], shares) if batch.record_tokens else [],
-        )
-
-    def kl_beta(self) -> float:
-        """Return the KL coefficient as it is now."""
-        return self.trainers.first(Trainer.beta)
-
-    def averaged(self) -> Mapping[str, Tensor]:
-        """Return the moving average of the weights."""
-        return self.trainers.first(Trainer.averaged)
+        advantages = _in_order([output.advantages for output in outputs], shares)
+        tokens = _in_order([output.tokens for output in outputs], shares) if batch.record_tokens else []
+        return TrainOutput(metrics, advantages, tokens)
 
     @contextmanager
     def driver_on_cpu(self, policy: AudioPolicy) -> Iterator[None]:
@@ -166,12 +137,19 @@ class Workers:
             policy.model.to(before)
             free_cached()
 
-    def close(self) -> None:
-        """End all workers after the last step."""
+    def finish(self, policy: AudioPolicy, run: Run, phase: str) -> dict[str, float]:
+        """After the last step save the moving average, if one is kept, and end all workers. Returns the results."""
+        if self.config.ema_decay is not None:
+            weights = {name: tensor.clone() for name, tensor in policy.weights().items()}
+            policy.load_weights(self.trainers.first(Trainer.averaged))
+            run.save_model(phase, "ema", policy)
+            policy.load_weights(weights)
+        beta = self.trainers.first(Trainer.beta)
         self.trainers.all(Actor.close)
         self.engine.close()
         if self.critics is not None:
             self.critics.all(CriticWorker.close)
+        return {"steps": self.config.steps, "seconds": run.seconds(phase), "kl_beta": beta}
 
 
 def start_workers(
@@ -191,7 +169,7 @@ def start_workers(
     def reference_source() -> ReferenceSource:
         if reference is None:
             return None
-        return "base" if reference.is_base else ModelFile.save(run, phase, "reference", reference.policy)
+        return "base" if reference.is_base else ModelFile.save(run, phase, "reference", reference.runs_on)
 
     def trainer() -> tuple[Any, ...]:
         return make_actor, start(), config, optim, sampling, None if current().references else reference_source()
@@ -219,9 +197,8 @@ def start_workers(
         )
     critics = separate_group("critic", lambda: (make_critic, start(), config))
     colocated = engines is not None and current().shares_gpus
-    return Workers(
-        config, trainers, GroupEngine(trainers, engines, config.generation.overlap, colocated), references, critics
-    )
+    engine = GroupEngine(trainers, engines, config.generation.overlap, colocated)
+    return Workers(config, trainers, engine, references, critics)
 
 
 def check_separate_teacher(config: DistillConfig) -> None:
@@ -245,7 +222,7 @@ def split_groups(experiences: Sequence[Experience], ranks: int) -> list[list[int
     return [[i for g in share for i in members[g]] for share in shares]
 
 
-def _train_batches(batch: StepBatch, shares: Sequence[Sequence[int]], config: RLConfig) -> list[TrainBatch]:
+def _train_batches(batch: TrainBatch, shares: Sequence[Sequence[int]], config: RLConfig) -> list[TrainBatch]:
     """Return a batch for each rank. Mini-batches are those of the whole step."""
     mini_batches, ranks = in_order(len(batch.experiences), config.mini_batches), len(shares)
     return [
@@ -269,7 +246,172 @@ def _divided(
 
 
 def _in_order(values: Sequence[Sequence[T]], shares: Sequence[Sequence[int]]) -> list[T]:
-    by_index = {
-        i: value for part, share in zip(values, shares, strict=True) for i, value in zip(share, part, strict=True)
-    }
+    pairs = (zip(share, part, strict=True) for part, share in zip(values, shares, strict=True))
+    by_index = {i: value for part in pairs for i, value in part}
     return [by_index[i] for i in range(len(by_index))]
+
+
+# -- the engines -------------------------------------------------------------------------------------------------------
+
+
+class StaleWeights(Exception):
+    """A replaced engine has other weights than the version that was asked for."""
+
+
+class GroupEngine:
+    """The engines of a phase as one engine: the requests are divided by their expected lengths.
+
+    `engines`: workers with their own weights; None: the trainers generate. `overlap`: the next step's rollouts are
+    generated during an update, so the weights of before must be kept. `colocated`: the engines share the trainers'
+    GPUs, where only one of the two may use memory at a time.
+    """
+
+    def __init__(self, trainers: Group, engines: Group | None = None, overlap: bool = False, colocated: bool = False):
+        if overlap and colocated:
+            raise ValueError(
+                "overlap: engines generate while trainers train, but with runtime.placement colocated they take turns "
+                "on one GPU; use --runtime.placement dedicated, or switch overlap off"
+            )
+        self.trainers, self.engines, self._snapshots, self._colocated = trainers, engines, overlap, colocated
+        self._version = 0
+        self._synced: int | None = None
+        self._training = False
+
+    @property
+    def size(self) -> int:
+        """How many engines there are."""
+        return (self.trainers if self.engines is None else self.engines).size
+
+    def generate(self, requests: Sequence[Request], ended: Ended | None = None) -> list[Rollout]:
+        """Return rollouts in the order of the requests.
+
+        `ended` is called with those of a request when all of them have ended; with engines in processes of Ray, when
+        all requests of a process have.
+        """
+        shares = balance([r.n * rough_length(r.sample) for r in requests], self.size)
+        generated = self._generate([[requests[i] for i in share] for share in shares], ended)
+        by_request: dict[int, list[Rollout]] = {}
+        for share, rollouts in zip(shares, generated, strict=True):
+            start = 0
+            for i in share:
+                by_request[i] = rollouts[start : start + requests[i].n]
+                start += requests[i].n
+        return [rollout for i in range(len(requests)) for rollout in by_request[i]]
+
+    def _generate(self, shards: Sequence[Sequence[Request]], ended: Ended | None) -> list[list[Rollout]]:
+        if self.engines is None and isinstance(self.trainers, LocalGroup):  # reported request by request
+            return [w.generate(shard, ended) for w, shard in zip(self.trainers.workers, shards, strict=True)]
+
+        def arrived(rollouts: list[Rollout] | None) -> None:
+            for _, several in groupby(rollouts or (), key=lambda r: r.group_id):
+                assert ended is not None
+                ended(list(several))
+
+        def ask(group: Group, method: Callable[[Any, Any], Any], shards: Sequence[Any]) -> list[Any]:
+            if ended is not None and isinstance(group, RayGroup):
+                return group.each(method, shards, arrived)
+            return group.each(method, shards)
+
+        if self.engines is None:
+            return ask(self.trainers, Actor.generate, shards)
+        for _ in range(ATTEMPTS):
+            answers = ask(self.engines, EngineWorker.generate, [(self._version, shard) for shard in shards])
+            if all(answer is not None for answer in answers):
+                return answers
+            if self._training:
+                raise StaleWeights
+            self._send(self.engines)
+        raise RankError("engines died again and again while they generated; resume from the last checkpoint")
+
+    def sync(self, version: int) -> None:
+        """Send the trainers' current weights, those after `version` steps, to the engines that do not have them."""
+        if self.engines is None:
+            return
+        if self._colocated:
+            self.trainers.all(Actor.free_memory)
+        if version == self._synced:
+            return
+        self._version = version
+        if self._snapshots:
+            self.trainers.all(Actor.snapshot)
+        self._send(self.engines)
+        self._synced = version
+
+    def free_gpus(self) -> None:
+        """Let colocated engines sleep, before trainers update."""
+        if self.engines is not None and self._colocated:
+            self.engines.all(EngineWorker.sleep)
+
+    @contextmanager
+    def overlap(self, generate: Callable[[], T]) -> Iterator[Callable[[], T]]:
+        """Generate with the weights as they are while the block trains; the given function then returns the result.
+
+        At the same time where engines have their own processes, else before the block. `generate` must not call the
+        trainers.
+        """
+        if self.engines is None:
+            rollouts = generate()
+            yield lambda: rollouts
+            return
+        engines = self.engines
+
+        def result() -> T:
+            try:
+                return future.result()
+            except StaleWeights:  # an engine was replaced meanwhile and has other weights
+                self._send(engines)
+                return generate()
+
+        self._training = True
+        try:
+            with _in_background(generate) as future:
+                yield result
+        finally:
+            self._training = False
+
+    def close(self) -> None:
+        """End after the phase."""
+        if self.engines is not None:
+            self.engines.all(EngineWorker.close)
+
+    def _send(self, engines: Group) -> None:
+        """Send the weights until all engines have them. The groups count the processes that die meanwhile."""
+        for _ in range(ATTEMPTS):
+            self._connect(engines)
+            with _in_background(lambda: engines.all(EngineWorker.receive, self._version)) as received:
+                sent = self.trainers.all(Actor.send)
+            reasons = [reason for reason in [*received.result(), *sent] if reason]
+            if not reasons:
+                return
+        raise RankError(f"weights did not reach the engines: {reasons[0]}; resume the run from the last checkpoint")
+
+    def _connect(self, engines: Group) -> None:
+        """Connect all engines to the trainers that send. When one end is new, all connections are opened again."""
+        for restart in (False, True):
+            sources = self.trainers.all(Actor.weight_source, engines.size, restart)
+            senders = [source for source in sources if source is not None]
+            if len(senders) == 1:
+                senders = [senders[0]._replace(number=k) for k in range(engines.size)]
+            if all(engines.each(EngineWorker.connect, senders)):
+                return
+
+
+@contextmanager
+def _in_background(function: Callable[[], T]) -> Iterator[Future[T]]:
+    """Run `function` in a thread, which has ended when the block has. Ctrl-C does not wait for the thread."""
+    future: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(function())
+        except BaseException as error:
+            future.set_exception(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    try:
+        yield future
+    except Exception:
+        thread.join()
+        raise
+    thread.join()

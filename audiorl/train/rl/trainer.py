@@ -1,34 +1,39 @@
 """The policy gradient trainer of one rank: log-probs and values, advantages, packed updates.
 
-It serves the whole family: GRPO, RLOO, REINFORCE, REINFORCE++, ReMax, and PPO with a critic.
-
-Shapes: L tokens of an experience, N sampled tokens of a micro-batch, Q codebooks where frames are among them.
+It serves the whole family: GRPO, RLOO, REINFORCE, REINFORCE++, ReMax, and PPO with a critic. Shapes: L tokens of an
+experience, N sampled tokens of a micro-batch, Q codebooks where frames are among them.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from audiorl.algos.experience import Experience, PackedBatch, PolicyOutput
-from audiorl.algos.kl import KLController, kl_controller, kl_estimate
-from audiorl.algos.losses import token_weights
+from audiorl.algos.losses import KLController, kl_estimate, token_weights
 from audiorl.algos.packing import micro_batches, pack_experiences
 from audiorl.config import OptimConfig, RLConfig
-from audiorl.distributed.local import changes_worker
-from audiorl.distributed.world import World
+from audiorl.distributed.local import World, changes_worker
 from audiorl.models import AudioPolicy
 from audiorl.models.policy import Reference
 from audiorl.models.value import make_critic
 from audiorl.run.checkpoint import StatePiece, TrainerState
-from audiorl.train.batches import counts, fill, fill_fields, gather, idle_batch, logprobs_by_code
-from audiorl.train.checks import check_finite, read_pass
+from audiorl.train.batches import (
+    check_finite,
+    counts,
+    fill,
+    gather,
+    idle_batch,
+    logprobs_by_code,
+    read_pass,
+    sum_codebooks,
+)
 from audiorl.train.optim.adamw import EMA, Optimizer
 from audiorl.train.optim.steps import backward, idle_passes, optimizer_for
 from audiorl.train.rl.advantages import compute_advantages, mean_advantage
@@ -36,41 +41,37 @@ from audiorl.train.rl.critic import Critic
 from audiorl.train.rl.distill import Distillation, Teacher, load_teacher
 from audiorl.train.rl.losses import policy_loss
 from audiorl.train.rl.minibatch import MicroBatch, MiniBatch, TrainBatch, mean_kl, mini_batches_of, updates_of
-from audiorl.train.rl.token_record import TokenNumbers, TokenRecord
-
-if TYPE_CHECKING:
-    from audiorl.train.optim.zero import ZeroOptimizer
 
 State = Mapping[str, Mapping[str, Tensor]]
-Loss = tuple[Tensor, dict[str, Tensor]]
-"""A loss to differentiate, and sums for metrics."""
+TokenNumbers = Mapping[str, Tensor]
+"""Diagnostics of one experience's tokens for the viewer: [L] float16 by name, 0 where nothing was sampled.
+
+advantages: only where they differ within the response. entropies: of the distributions of the step's last pass, nats.
+ratios: probabilities in the last pass over those that the engine sampled with, at most 1e4. Of a frame they are those
+of all its codes together.
+"""
 
 
 @dataclass(frozen=True)
 class TrainOutput:
-    """What `Trainer.step` returns."""
+    """What a step gives: that of one trainer, or of all together."""
 
-    metrics: dict[str, float]
-    """Means over the step and all ranks."""
-    advantages: list[float]
-    """The mean advantage of each experience of the batch, in order."""
-    tokens: list[TokenNumbers]
-    """The numbers of its tokens, likewise; empty where the batch does not ask for them."""
-    returns: Sequence[Tensor] = ()
-    """Its returns [L], likewise, for critics in processes of their own; else empty."""
+    metrics: dict[str, float]  # Means over the step and all ranks
+    advantages: list[float]  # The mean advantage of each experience of the batch, in order
+    tokens: list[TokenNumbers]  # The numbers of its tokens, likewise; empty where the batch does not ask for them
+    returns: Sequence[Tensor] = ()  # Its returns [L], likewise, for critics in processes of their own; else empty
 
 
 @dataclass(frozen=True)
 class Separate:
-    """Which models live in processes of their own and not in the trainers'."""
+    """Which models live in processes of their own and not in the trainers'.
+
+    reference: that of the KL and the teacher of distillation; experiences come with `ref_logprobs` and `teacher`.
+    critic: experiences come with `values`.
+    """
 
     reference: bool = False
-    """The reference of the KL and the teacher of distillation: experiences come with `ref_logprobs` and `teacher`."""
     critic: bool = False
-    """The critic: experiences come with `values`."""
-
-
-ALL_HERE = Separate()
 
 
 class Trainer:
@@ -95,41 +96,34 @@ class Trainer:
         reference: Reference | None = None,
         audio_temperature: float | None = None,
         world: World | None = None,
-        separate: Separate = ALL_HERE,
+        separate: Separate | None = None,
     ):
-        self.policy = policy
-        self.world = world or World()
-        self.config = config
-        self.temperature, self.audio_temperature = _temperatures(temperature, audio_temperature)
-        self.max_tokens = max_tokens
+        self.policy, self.config, self.max_tokens = policy, config, max_tokens
+        self.world, separate = world or World(), separate or Separate()
+        self.temperatures = training_temperatures(temperature, audio_temperature)
         self.steps = 0
-        self.kl: KLController = kl_controller(config.kl, config.kl_beta)
+        self.kl = KLController(config.kl_beta, config.kl)
         self.has_kl = config.kl_beta > 0
         self.reference: Reference | None = None
+        name = config.distill.teacher
         distills = config.distill.coef > 0
-        if (self.has_kl or (distills and config.distill.teacher == "reference")) and not separate.reference:
+        if (self.has_kl or (distills and name == "reference")) and not separate.reference:
             self.reference = reference or policy.reference()
         self.distillation: Distillation | None = None
         if distills:
-            teacher = self._teacher(separate.reference)
-            self.distillation = Distillation(policy, config, self.temperature, self.world, teacher)
+            teacher: AudioPolicy | Reference | None = policy
+            if name != "policy":
+                teacher = self.reference if name == "reference" else None
+                if teacher is None and not separate.reference:
+                    teacher = load_teacher(name, policy)
+            made = None if teacher is None else Teacher(teacher, policy, config, self.temperatures[0])
+            self.distillation = Distillation(policy, config, self.temperatures[0], self.world, made)
         updates = updates_of(config)
         self.critic: Critic | None = None
         if config.advantage == "gae" and not separate.critic:
             self.critic = Critic(make_critic(policy, config.critic.shared), config.critic, optim, updates, self.world)
         self.optimizer = optimizer_for(policy, optim, updates, self.world)
         self.ema = None if config.ema_decay is None else EMA(policy.trainable(), config.ema_decay)
-
-    def _teacher(self, separate: bool) -> Teacher | None:
-        """Return the teacher of distillation; None where a process of its own holds it."""
-        name = self.config.distill.teacher
-        if name == "policy":
-            model: AudioPolicy | Reference = self.policy
-        elif separate:
-            return None
-        else:
-            model = self.reference if name == "reference" and self.reference else load_teacher(name, self.policy)
-        return Teacher(model, self.policy, self.config, self.temperature)
 
     @changes_worker
     def step(self, batch: TrainBatch) -> TrainOutput:
@@ -163,43 +157,44 @@ class Trainer:
         """Whether this step trains the critic alone, here or in processes of its own."""
         return self.config.advantage == "gae" and self.steps < self.config.critic.warmup_steps
 
-    # -- before the update ----------------------------------------------------------------------------------------
+    # -- before the update ---------------------------------------------------------------------------------------------
 
     def prepare(self, experiences: Sequence[Experience]) -> list[Experience]:
         """Fill in ref_logprobs, old_logprobs and values where the step needs them and they are None."""
-        config = self.config
-        prepared = list(experiences)
+        config, prepared = self.config, list(experiences)
         if not prepared:
             return prepared
         rollout = gather(experiences, "rollout_logprobs")
         assert rollout is not None
         check_finite(experiences, rollout, "the engine's log-prob")
-        temperatures = self.temperature, self.audio_temperature
-        if self.has_kl and self.reference is not None and _missing(prepared, "ref_logprobs"):
-            prepared = with_logprobs(prepared, "ref_logprobs", self.reference, config, *temperatures)
-        assert not self.has_kl or not _missing(prepared, "ref_logprobs"), "the reference is a process of its own"
+
+        def missing(name: str) -> bool:
+            return any(getattr(e, name) is None for e in prepared)
+
+        if self.has_kl and self.reference is not None and missing("ref_logprobs"):
+            prepared = with_logprobs(prepared, "ref_logprobs", self.reference, config, self.temperatures)
+        assert not self.has_kl or not missing("ref_logprobs"), "the reference is a process of its own"
         # With a single update the old policy is the current one: its log-probs come with the loss.
         needs_old = config.epochs * config.mini_batches > 1 or (config.kl.place == "reward" and self.has_kl)
         needs_old = needs_old or (self.distillation is not None and config.distill.loss_kind is None)
-        needs_old = needs_old and _missing(prepared, "old_logprobs")
-        shares_trunk = self.critic is not None and config.critic.shared
-        if needs_old and shares_trunk and _missing(prepared, "values"):
-            prepared = fill_fields(prepared, self._logprobs_and_values, config.micro_batch_tokens, config.share_prompts)
+        needs_old = needs_old and missing("old_logprobs")
+        critic, packing = self.critic, (config.micro_batch_tokens, config.share_prompts)
+        if needs_old and critic is not None and config.critic.shared and missing("values"):
+
+            def both(batch: PackedBatch) -> dict[str, Tensor]:  # from one pass through the shared trunk
+                output = self.policy.forward(batch, self.temperatures[0], critic.model.head, self.temperatures[1])
+                assert output.values is not None
+                return {"old_logprobs": logprobs_by_code(output), "values": output.values}
+
+            prepared = fill(prepared, both, *packing)
         elif needs_old:
-            prepared = with_logprobs(prepared, "old_logprobs", self.policy, config, *temperatures)
-        if self.critic is not None and _missing(prepared, "values"):
-            prepared = fill(prepared, "values", self.critic.model, config.micro_batch_tokens, config.share_prompts)
-        assert config.advantage != "gae" or not _missing(prepared, "values"), "the critic is a process of its own"
+            prepared = with_logprobs(prepared, "old_logprobs", self.policy, config, self.temperatures)
+        if critic is not None and missing("values"):
+            prepared = fill(prepared, lambda batch: {"values": critic.model(batch)}, *packing)
+        assert config.advantage != "gae" or not missing("values"), "the critic is a process of its own"
         return prepared
 
-    def _logprobs_and_values(self, batch: PackedBatch) -> dict[str, Tensor]:
-        """Both fields of a critic on the policy's trunk, from one pass through it."""
-        assert self.critic is not None
-        output = self.policy.forward(batch, self.temperature, self.critic.head, self.audio_temperature)
-        assert output.values is not None
-        return {"old_logprobs": logprobs_by_code(output), "values": output.values}
-
-    # -- the update -----------------------------------------------------------------------------------------------
+    # -- the update ----------------------------------------------------------------------------------------------------
 
     def _update(self, mini_batch: MiniBatch, batch: TrainBatch, record: TokenRecord | None) -> dict[str, float]:
         """One optimizer update: forward, loss and backward of every micro-batch, all-reduce, step.
@@ -210,7 +205,10 @@ class Trainer:
         for optimizer in optimizers:
             optimizer.zero_grad()
         sums: dict[str, float] = defaultdict(float)
-        with self._audio_encoded_once():
+        with ExitStack() as stack:
+            # The policy and the critic's trunk, which may be the same, encode a clip once for all micro-batches.
+            for model in {id(m): m for m in (self.policy, self.critic and self.critic.model.trunk) if m}.values():
+                stack.enter_context(model.audio.once())
             # Under ZeRO every rank runs equally many passes: collectives of the layers must line up.
             idle = idle_passes(len(mini_batch), self.world, *optimizers)
             for micro in mini_batch.micro_batches(self.policy.device):
@@ -226,11 +224,12 @@ class Trainer:
                 flat = [x for x in (output.logprobs, output.values) if x is not None]
                 backward(0 * torch.cat(flat).sum(), *optimizers)
             if self.config.ptx.coef and not self.critic_warms_up:
-                sums["ptx/loss"] += self._supervised(batch.supervised, self.config.ptx.coef, negative_log_likelihood)
+                coef = self.config.ptx.coef
+                sums["ptx/loss"] += self._supervised(batch.supervised, coef, lambda _, output: -output.logprobs.sum())
             if self.distillation is not None and self.distillation.reference_share and not self.critic_warms_up:
                 coef = self.config.distill.coef * self.distillation.reference_share
                 loss_of = self.distillation.answer_loss
-                off_policy = self._supervised(batch.answers, coef, loss_of, self.temperature)
+                off_policy = self._supervised(batch.answers, coef, loss_of, self.temperatures[0])
                 sums["distill/divergence_off_policy"] += off_policy
         means = self.world.add_up(sums)
         for optimizer in optimizers:
@@ -246,17 +245,22 @@ class Trainer:
             means |= self.critic.step()
         return means
 
-    @contextmanager
-    def _audio_encoded_once(self) -> Iterator[None]:
-        """The policy and the critic's trunk, which may be the same, encode a clip once for all micro-batches."""
-        with ExitStack() as stack:
-            for model in {id(m): m for m in (self.policy, self.critic and self.critic.model.trunk) if m}.values():
-                stack.enter_context(model.encode_audio_once())
-            yield
+    def _forward(self, batch: PackedBatch) -> PolicyOutput:
+        """Log-probs and entropies, and values where there is a critic; only values while the critic warms up."""
+        critic = self.critic
+        if critic is not None and self.critic_warms_up:
+            values_N = critic.values(batch)
+            return PolicyOutput(values_N.new_zeros(0), values_N.new_zeros(0), values_N)
+        head = critic.model.head if critic is not None and critic.config.shared else None
+        output = self.policy.forward(batch, self.temperatures[0], head, self.temperatures[1])
+        if critic is not None and output.values is None:
+            output = replace(output, values=critic.values(batch))
+        return output
 
-    def _loss(self, micro: MicroBatch, output: PolicyOutput) -> Loss:
-        """Return the loss of a micro-batch: the policy's, the divergence from a teacher, the critic's."""
-        losses: list[Loss] = []
+    def _loss(self, micro: MicroBatch, output: PolicyOutput) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the loss of a micro-batch and sums for metrics: the policy's, the divergence from a teacher, the
+        critic's."""
+        losses: list[tuple[Tensor, dict[str, Tensor]]] = []
         if not self.critic_warms_up:
             losses.append(policy_loss(micro, output, self.config, self.kl.beta))
             if self.distillation is not None and self.config.distill.loss_kind:
@@ -266,18 +270,7 @@ class Trainer:
         total = torch.stack([loss for loss, _ in losses]).sum()
         return total, {name: value for _, metrics in losses for name, value in metrics.items()}
 
-    def _forward(self, batch: PackedBatch) -> PolicyOutput:
-        """Log-probs and entropies, and values where there is a critic; only values while the critic warms up."""
-        if self.critic is not None and self.critic_warms_up:
-            values_N = self.critic.values(batch)
-            return PolicyOutput(values_N.new_zeros(0), values_N.new_zeros(0), values_N)
-        head = self.critic.head if self.critic is not None and self.critic.config.shared else None
-        output = self.policy.forward(batch, self.temperature, head, self.audio_temperature)
-        if self.critic is not None and output.values is None:
-            output = replace(output, values=self.critic.values(batch))
-        return output
-
-    def _optimizers(self) -> list[Optimizer | ZeroOptimizer]:
+    def _optimizers(self) -> list[Optimizer]:
         """Return the optimizers that step in this update."""
         optimizers = [] if self.critic_warms_up else [self.optimizer]
         return optimizers if self.critic is None else [*optimizers, self.critic.optimizer]
@@ -309,10 +302,8 @@ class Trainer:
             backward(0 * self.policy.forward(idle_batch(self.policy)).logprobs.sum(), *optimizers)
         return total
 
-    # -- metrics of all ranks --------------------------------------------------------------------------------------
-
     def _step_metrics(self, experiences: Sequence[Experience], metrics: Mapping[str, float]) -> dict[str, float]:
-        """Metrics of the whole step; afterwards the KL coefficient follows the step's mean KL."""
+        """Metrics of the whole step on all ranks; afterwards the KL coefficient follows the step's mean KL."""
         out: dict[str, float] = {}
         if self.critic is not None:
             out |= self.critic.metrics(experiences, self.world)
@@ -329,11 +320,10 @@ class Trainer:
                 self.kl = self.kl.update(observed, sum(self.world.gather(len(experiences))))
         return out
 
-    # -- state ----------------------------------------------------------------------------------------------------
+    # -- state ---------------------------------------------------------------------------------------------------------
 
     def state(self) -> TrainerState:
-        """Return what a resumed run needs on top of the weights; the reference is the policy that the phase began
-        with."""
+        """Return what a resumed run needs besides weights; the reference is the policy that the phase began with."""
         out: dict[str, Mapping[str, Tensor | StatePiece]] = {
             "optimizer": self.optimizer.state(),
             "progress": {"steps": torch.tensor(self.steps), "kl_beta": torch.tensor(self.kl.beta, dtype=torch.float64)},
@@ -345,19 +335,19 @@ class Trainer:
         return out
 
     def load(self, state: State, where: str) -> None:
+        """Take over a `state`. Raises ValueError for one of a run without the critic or the average."""
         self.optimizer.load(state["optimizer"], where)
         self.steps = int(state["progress"]["steps"])
         self.kl = replace(self.kl, beta=float(state["progress"]["kl_beta"]))
-        for part, present in (("critic", self.critic), ("ema", self.ema)):
-            if present is not None and part not in state:
-                raise ValueError(f"{where}: the checkpoint holds no {part}; it was written without one")
         if self.critic is not None:
             self.critic.load(state, where)
         if self.ema is not None:
+            if "ema" not in state:
+                raise ValueError(f"{where}: the checkpoint holds no ema; it was written without one")
             self.ema.load(state["ema"], where)
 
     def close(self) -> None:
-        """After the last update."""
+        """End after the last update."""
         self.optimizer.close()
         if self.critic is not None:
             self.critic.optimizer.close()
@@ -367,12 +357,11 @@ class Trainer:
 
     def averaged(self) -> Mapping[str, Tensor]:
         """Return the moving average of the weights."""
-        if self.ema is None:
-            raise ValueError("no moving average is kept; set ema_decay")
+        assert self.ema is not None
         return self.ema.state()
 
     def beta(self) -> float:
-        """The KL coefficient as it is now."""
+        """Return the KL coefficient as it is now."""
         return self.kl.beta
 
 
@@ -381,27 +370,49 @@ def with_logprobs(
     name: Literal["old_logprobs", "ref_logprobs"],
     model: AudioPolicy | Reference,
     config: RLConfig,
-    temperature: float,
-    audio_temperature: float | None,
+    temperatures: tuple[float, float],
 ) -> list[Experience]:
-    """Return the experiences with the log-probs of `model` at the temperatures that rollouts are sampled at."""
-    text, audio = _temperatures(temperature, audio_temperature)
+    """Return the experiences with the log-probs of `model` at temperatures of text and of codes."""
 
-    def forward(batch: PackedBatch) -> Tensor:
-        return logprobs_by_code(model.forward(batch, text, audio_temperature=audio))
+    def forward(batch: PackedBatch) -> dict[str, Tensor]:
+        return {name: logprobs_by_code(model.forward(batch, temperatures[0], audio_temperature=temperatures[1]))}
 
-    return fill(experiences, name, forward, config.micro_batch_tokens, config.share_prompts)
+    return fill(experiences, forward, config.micro_batch_tokens, config.share_prompts)
 
 
-def _temperatures(text: float, audio: float | None) -> tuple[float, float]:
-    """Of text and of codes, under which log-probs are taken: of greedy answers the model's own."""
+def training_temperatures(text: float, audio: float | None) -> tuple[float, float]:
+    """Return those of text and of codes under which log-probs are taken: of greedy answers the model's own."""
     return text or 1.0, (text if audio is None else audio) or 1.0
 
 
-def negative_log_likelihood(examples: Sequence[Experience], output: PolicyOutput) -> Tensor:
-    """Return the sum over the tokens of given answers."""
-    return -output.logprobs.sum()
+class TokenRecord:
+    """The `TokenNumbers` of all experiences of a rank. A pass that is recorded waits for the device once more."""
 
+    def __init__(self, experiences: Sequence[Experience]):
+        self._experiences = experiences
+        self._passes: dict[int, tuple[Tensor, ...]] = {}
 
-def _missing(experiences: Sequence[Experience], name: str) -> bool:
-    return any(getattr(e, name) is None for e in experiences)
+    def add(self, micro: MicroBatch, output: PolicyOutput) -> None:
+        """Keep the micro-batch's log-probs and entropies in place of those of an earlier pass."""
+        both_2N = torch.stack([output.logprobs.detach().float(), output.entropy.detach().float()]).cpu()
+        parts = both_2N.split(counts(micro.experiences), dim=1)
+        self._passes |= {id(e): part.unbind(0) for e, part in zip(micro.experiences, parts, strict=True)}
+
+    def numbers(self) -> list[TokenNumbers]:
+        """Return those of each experience; no entropies and ratios where there was no pass of the policy."""
+        out: list[TokenNumbers] = []
+        for e in self._experiences:
+            assert e.advantages is not None and e.rollout_logprobs is not None
+            flat: dict[str, Tensor] = {}
+            advantages_N = e.advantages[e.loss_mask]
+            if len(advantages_N) and bool((advantages_N != advantages_N[0]).any()):
+                flat["advantages"] = advantages_N
+            if id(e) in self._passes:
+                logprobs_N, flat["entropies"] = self._passes[id(e)]
+                gap_N = logprobs_N - sum_codebooks(e.rollout_logprobs[e.loss_mask].float())
+                flat["ratios"] = gap_N.exp().clamp(max=1e4)
+            streams = {name: torch.zeros(len(e), dtype=torch.float16) for name in flat}
+            for name, values_N in flat.items():
+                streams[name][e.loss_mask] = values_N.half()
+            out.append(streams)
+        return out

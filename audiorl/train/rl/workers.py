@@ -16,9 +16,8 @@ from torch import Tensor
 from audiorl.algos.experience import Experience, TeacherOutput
 from audiorl.config import ModelConfig, OptimConfig, RLConfig, SamplingConfig
 from audiorl.config.distributed import current
-from audiorl.distributed.local import changes_worker
+from audiorl.distributed.local import World, changes_worker
 from audiorl.distributed.ray_cluster import import_ray
-from audiorl.distributed.world import World
 from audiorl.models import AudioPolicy, load_policy
 from audiorl.models.lora import is_adapter
 from audiorl.models.policy import Reference
@@ -30,22 +29,19 @@ from audiorl.rollout.vllm_weights import Lora, adapter_obstacle, served_weights
 from audiorl.rollout.weight_transfer import Backend, SyncError, WeightReceiver, WeightSender
 from audiorl.run.saving import CheckpointedWorker, CheckpointWriter, ModelFile
 from audiorl.train.rl.distill import Teacher, load_teacher
-from audiorl.train.rl.trainer import ALL_HERE, Separate, State, Trainer, with_logprobs
+from audiorl.train.rl.trainer import Separate, State, Trainer, training_temperatures, with_logprobs
 from audiorl.types import Rollout
 
 _log = logging.getLogger(__name__)
 
 
 class WeightSource(NamedTuple):
-    """The sender that an engine receives weights from."""
+    """The sender that engine `number` of `receivers` receives weights from; `address` is HOST:PORT."""
 
     address: str
-    """HOST:PORT of the sender."""
     backend: Backend
     receivers: int
-    """How many engines receive."""
     number: int = 0
-    """Which of them this engine is."""
 
 
 class Actor(Trainer, CheckpointedWorker):
@@ -64,7 +60,7 @@ class Actor(Trainer, CheckpointedWorker):
         world: World | None = None,
         colocated_engine: VLLMEngine | None = None,
         engine_lora: Lora = "merged",
-        separate: Separate = ALL_HERE,
+        separate: Separate | None = None,
     ):
         max_rows = sampling.max_new_tokens if policy.speech is None else sampling.max_new_tokens + sampling.max_frames
         self._writer = CheckpointWriter(policy, world)
@@ -79,14 +75,10 @@ class Actor(Trainer, CheckpointedWorker):
         self._snapshot_version: int | None = None
 
     def generate(self, requests: Sequence[Request], ended: Ended | None = None) -> list[Rollout]:
-        if self._colocated_engine is not None:
-            return self._generate_colocated(self._colocated_engine, requests, ended)
-        self.engine.policy_version = self.steps
-        return self.engine.generate(requests, ended)
-
-    def _generate_colocated(
-        self, engine: VLLMEngine, requests: Sequence[Request], ended: Ended | None
-    ) -> list[Rollout]:
+        engine = self._colocated_engine
+        if engine is None:
+            self.engine.policy_version = self.steps
+            return self.engine.generate(requests, ended)
         if engine.can_sleep:
             free_cached()  # vLLM allocates what the trainer does not use
             engine.wake()
@@ -99,9 +91,8 @@ class Actor(Trainer, CheckpointedWorker):
         return rollouts
 
     def _weights_for_engines(self) -> Weights:
-        if current().engine == "vllm":
-            return served_weights(self.policy, self._engine_lora)
-        return self.policy.weights()
+        served = current().engine == "vllm"
+        return served_weights(self.policy, self._engine_lora) if served else self.policy.weights()
 
     def load(self, state: State, where: str) -> None:
         super().load(state, where)
@@ -121,10 +112,9 @@ class Actor(Trainer, CheckpointedWorker):
         free_cached()
 
     def weight_source(self, engines: int, restart: bool) -> WeightSource | None:
-        """Return where engines receive the weights. `restart`: open a new connection.
+        """Return where engines receive the weights; None on ranks that send to none. `restart`: connect anew.
 
-        The first rank sends to all engines; colocated ones read their own trainer's memory. None on ranks that send to
-        none.
+        The first rank sends to all engines; colocated ones read their own trainer's memory.
         """
         colocated = current().shares_gpus
         if self.world.rank >= (engines if colocated else 1):
@@ -178,19 +168,13 @@ class EngineWorker:
         self._workers_connected = False
 
     def connect(self, source: WeightSource) -> bool:
-        """Connect to a sender of weights. Returns whether this worker was already connected to it.
-
-        Of an engine of several GPUs vLLM's workers connect, one on each.
-        """
+        """Connect to a sender of weights, each of vLLM's workers where there are several. Returns whether it was."""
         if (self._receiver is not None or self._workers_connected) and source == self._source:
             return True
         self._disconnect("another connection was made")
         self._source = source
-        options: dict[str, Any] = {
-            "host": node_address(),
-            "timeout": current().sync_timeout,
-            "backend": source.backend,
-        }
+        timeout = current().sync_timeout
+        options: dict[str, Any] = {"host": node_address(), "timeout": timeout, "backend": source.backend}
         workers = current().engine_gpus
         if isinstance(self._engine, VLLMEngine) and workers > 1:
             first = source.number * workers
@@ -258,13 +242,10 @@ class ReferenceWorker:
     weights with the trained policy."""
 
     def __init__(
-        self,
-        model: AudioPolicy | Reference,
-        config: RLConfig,
-        sampling: SamplingConfig,
-        teacher: Teacher | None = None,
+        self, model: AudioPolicy | Reference, config: RLConfig, sampling: SamplingConfig, teacher: Teacher | None = None
     ):
-        self._model, self._config, self._sampling, self._teacher = model, config, sampling, teacher
+        self._model, self._config, self._teacher = model, config, teacher
+        self._temperatures = training_temperatures(sampling.temperature, sampling.audio_temperature)
 
     def teacher_outputs(self, experiences: Sequence[Experience]) -> list[TeacherOutput]:
         """Return the outputs of the teacher, see `Teacher.outputs`."""
@@ -272,9 +253,8 @@ class ReferenceWorker:
         return self._teacher.outputs(experiences)
 
     def ref_logprobs(self, experiences: Sequence[Experience]) -> list[Tensor]:
-        """Of each experience [L], or [L, Q] where it holds codec frames."""
-        temperatures = self._sampling.temperature, self._sampling.audio_temperature
-        scored = with_logprobs(experiences, "ref_logprobs", self._model, self._config, *temperatures)
+        """Return for each experience [L], or [L, Q] where it holds codec frames."""
+        scored = with_logprobs(experiences, "ref_logprobs", self._model, self._config, self._temperatures)
         return [e.ref_logprobs for e in scored if e.ref_logprobs is not None]
 
 
@@ -316,9 +296,8 @@ def make_reference(
 
 
 def make_engine(start: ModelFile[AudioPolicy], sampling: SamplingConfig) -> EngineWorker:
-    engine = EngineWorker(
-        make_vllm(start, sampling) if current().engine == "vllm" else HFEngine(start.load(), sampling)
-    )
+    vllm = current().engine == "vllm"
+    engine = EngineWorker(make_vllm(start, sampling) if vllm else HFEngine(start.load(), sampling))
     if current().shares_gpus:
         engine.sleep()
     return engine

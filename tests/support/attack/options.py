@@ -1,4 +1,4 @@
-"""Command lines: the options of recipes, of commands and of the planner."""
+"""Command lines: the options of recipes and of commands."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from audiorl.cli.codec import DecodeOptions, EncodeOptions
 from audiorl.cli.report import ReportOptions
 from audiorl.cli.resume import ResumeOptions
 from audiorl.cli.rewards import ServeRewardOptions
@@ -19,17 +18,9 @@ from audiorl.config.distributed import RuntimeConfig
 from audiorl.options import parse
 from audiorl.recipes._loader import load_recipe, parse_config
 from audiorl.rewards.serve import _check
-from corpora.cli import BuildCorpus
 from tests.support.attack.targets import Input, Target
 
-COMMANDS = {
-    "resume": ResumeOptions,
-    "report": ReportOptions,
-    "serve": ServeRewardOptions,
-    "encode": EncodeOptions,
-    "decode": DecodeOptions,
-    "build": BuildCorpus,
-}
+COMMANDS = {"resume": ResumeOptions, "report": ReportOptions, "serve": ServeRewardOptions}
 LINES = {
     "mmau-grpo": "--tiny --data a.jsonl:5x2 --optim.lr 1e-4 --optim.betas 0.9 0.99 --rl.group-size 4 "
     "--rl.clip-low 0.1 --rl.kl-beta 0.01 --rl.estimator.gamma 0.9 --sampling.temperature 0.7 --sampling.top-p 0.9 "
@@ -37,20 +28,28 @@ LINES = {
     "mmau-grpo more": "--tiny --rl.advantage gae --rl.critic.coef 0.5 --rl.critic.optim.lr 1e-4 "
     "--rl.loss-options.dual-clip 3 --rl.ema-decay 0.99 --rl.kl.target 0.1 --rl.save-every 2 --rl.rollouts-every 1 "
     "--model.audio full",
-    "sft-audio": "--tiny --data a.jsonl --sft.batch-size 4 --optim.weight-decay 0.1 --optim.eps 1e-8",
     "dpo-audio-qa": "--tiny --dpo.beta 0.1 --dpo.batch-size 2 --dpo.loss ipo --dpo.sft-coef 1",
-    "reward-model": "--tiny --epochs 1",
-    "asr-grpo": "--tiny --rl.prompts-per-step 2 --sampling.max-new-tokens 5",
     "tts-grpo": "--tiny --sampling.audio-temperature 0.9 --sampling.max-frames 20",
-    "simul-ppo": "--tiny --seed 1",
     "quickstart": "--tiny --seed 0 --sft.steps 3 --rl.steps 2 --rl.group-size 4",
     "resume": "runs/q1 --log tensorboard --trust a.py --runtime.ranks 2",
     "report": "runs/q1 --audio-root data",
     "serve": "reward.py --host 127.0.0.1 --port 8300 --max-batch 16 --max-bytes 1000 --concurrency 2 --max-seconds 5",
-    "encode": "a.wav --out codes --codec mimi",
-    "decode": "codes --out wavs --codec mimi",
-    "build": "corpus --languages en es",
 }
+POSITIVE = {
+    "lr", "eps", "max_grad_norm", "clip_low", "clip_high", "ratio_cap", "tis_cap", "kl.target", "kl.horizon",
+    "steps", "prompts_per_step", "group_size", "mini_batches", "save_every", "rollouts_every", "micro_batch_tokens",
+    "batch_size", "max_new_tokens", "max_frames", "epochs", "max_batch", "max_bytes", "concurrency", "max_seconds",
+    "ranks", "max_steps", "top_p", "audio_top_p", "alpha",
+}  # fmt: skip
+NOT_NEGATIVE = {
+    "kl_beta", "temperature", "audio_temperature", "top_k", "weight_decay", "warmup_steps", "coef", "rank", "port",
+    "held_out_count", "estimator.eps", "eval_every", "audio_cache_mb", "dynamic_sampling",
+}  # fmt: skip
+AT_MOST_ONE = ("gamma", "lam", "top_p", "audio_top_p", "ema_decay", "betas")
+WORDS = (
+    "nan", "inf", "-inf", "-1", "0", "1e400", "-0.5", "2", "", " ", "x", "True", "None", "--", "-", "--x", "\ud800",
+    "1e-400", "99999999999999999999", "0x10", "1_000", "--help", "١", "-h", "a=b", "=", "..", "\x00", "--no-lora",
+)  # fmt: skip
 
 
 def _parse(given: Input, folder: Path) -> Any:
@@ -65,19 +64,6 @@ def _parse(given: Input, folder: Path) -> Any:
         if isinstance(options, ServeRewardOptions):
             _check(options)
         return options
-
-
-POSITIVE = {
-    "lr", "eps", "max_grad_norm", "clip_low", "clip_high", "ratio_cap", "tis_cap", "kl.target", "kl.horizon",
-    "steps", "prompts_per_step", "group_size", "mini_batches", "save_every", "rollouts_every", "micro_batch_tokens",
-    "batch_size", "max_new_tokens", "max_frames", "epochs", "max_batch", "max_bytes", "concurrency", "max_seconds",
-    "ranks", "max_steps", "top_p", "audio_top_p", "alpha",
-}  # fmt: skip
-NOT_NEGATIVE = {
-    "kl_beta", "temperature", "audio_temperature", "top_k", "weight_decay", "warmup_steps", "coef", "rank", "port",
-    "held_out_count", "estimator.eps", "eval_every", "audio_cache_mb", "dynamic_sampling",
-}  # fmt: skip
-AT_MOST_ONE = ("gamma", "lam", "top_p", "audio_top_p", "ema_decay", "betas")
 
 
 def _judge(given: Input, options: Any) -> Iterator[str]:
@@ -101,31 +87,19 @@ def _numbers(value: Any, name: str) -> Iterator[tuple[str, float]]:
         yield name, value
 
 
-WORDS = (
-    "nan", "inf", "-inf", "-1", "0", "1e400", "-0.5", "2", "", " ", "x", "True", "None", "--", "-", "--x", "\ud800",
-    "1e-400", "99999999999999999999", "0x10", "1_000", "--help", "١", "-h", "a=b", "=", "..", "\x00", "--no-lora",
-)  # fmt: skip
-
-
 def _mutate(rng: Random, data: bytes, others: tuple[bytes, ...]) -> bytes:
-    """Words replaced, removed, repeated, exchanged, or changed by a letter."""
+    """Words replaced, removed, inserted, or changed by a letter."""
     words = data.decode().split("\n")
     for _ in range(rng.choice((1, 1, 2, 3))):
         place = rng.randrange(len(words)) if words else 0
-        match rng.randrange(7):
-            case 0 | 1 | 2:
-                words[place : place + 1] = [rng.choice(WORDS)]
-            case 3:
-                del words[place : place + 1]
-            case 4:
-                words.insert(place, rng.choice((*WORDS, *words)))
-            case 5 if words:
-                other = rng.randrange(len(words))
-                words[place], words[other] = words[other], words[place]
-            case _ if words and words[place]:
-                letters = list(words[place])
-                letters[rng.randrange(len(letters))] = rng.choice("-=. 0159eE_aé\u202e")
-                words[place] = "".join(letters)
+        kind = rng.randrange(6)
+        if kind < 4:
+            words[place : place + (kind < 3)] = [rng.choice(WORDS)]
+        elif kind == 4 or not words or not words[place]:
+            del words[place : place + 1]
+        else:
+            letter = rng.randrange(len(words[place]))
+            words[place] = words[place][:letter] + rng.choice("-=. 0159eE_aé\u202e") + words[place][letter + 1 :]
     return "\n".join(words).encode(errors="surrogatepass")
 
 
@@ -133,4 +107,4 @@ def _lines() -> list[Input]:
     return [Input(name, line.replace(" ", "\n").encode()) for name, line in LINES.items()]
 
 
-TARGETS = [Target("options", _parse, _judge, _mutate, 1.0, _lines, lambda given, folder: ("",))]
+TARGETS = [Target("options", _parse, _judge, _mutate, more_seeds=_lines, names=("",))]

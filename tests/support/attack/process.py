@@ -123,7 +123,7 @@ def outcome(target: Target, given: Input, folder: Path) -> Outcome:
     try:
         result = target.run(given, folder)
     except (ValueError, OSError, FloatingPointError, RankError) as error:  # what `audiorl` prints as one line
-        named = any(word in str(error) for word in target.names(given, folder))
+        named = any(word in str(error) for word in target.names or (str(folder),))
         return Outcome("error" if named else "unnamed", f"{type(error).__name__}: {error}"[:1000])
     except SystemExit as error:
         return Outcome("error" if error.code == 2 else "traceback", f"exit code {error.code}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -42,7 +41,7 @@ class Target:
 
     run: reads the input in a new folder; what it returns has been accepted. judge: what of an accepted input should not
     have been accepted, worked out from the input itself. more_seeds: besides the files of `tests/attack/seeds/NAME`.
-    names: words of which an error has at least one.
+    names: words of which an error has at least one; by default the input's folder.
     """
 
     name: str
@@ -51,7 +50,7 @@ class Target:
     mutation: Callable[[Random, bytes, tuple[bytes, ...]], bytes] = mutate_json
     weight: float = 1.0
     more_seeds: Callable[[], Sequence[Input]] = field(default=lambda: ())
-    names: Callable[[Input, Path], Sequence[str]] = lambda given, folder: (str(folder),)
+    names: Sequence[str] = ()
 
     def seeds(self) -> Sequence[Input]:
         files = sorted((SEEDS / self.name).glob("*"))
@@ -77,16 +76,3 @@ def draw(target: Target, rng: Random) -> Input:
 @cache
 def _seeds(name: str) -> tuple[Input, ...]:
     return tuple(all_targets()[name].seeds())
-
-
-Counts = dict[str, Counter[str]]
-
-
-def table(counts: Counts) -> str:
-    """The outcomes by target, as a table of Markdown."""
-    heads = ("inputs", "accepted", "clear errors", "errors without a name", "tracebacks", "hangs", "deaths", "silent")
-    lines = [f"| target | {' | '.join(heads)} |", f"| --- |{' ---: |' * len(heads)}"]
-    for name, counted in [*counts.items(), ("all", sum(counts.values(), Counter()))]:
-        cells = [sum(counted.values()), *(counted[kind] for kind in OUTCOMES)]
-        lines.append(f"| {name} | {' | '.join(f'{cell:,}' for cell in cells)} |")
-    return "\n".join(lines)

@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 
 from audiorl.algos.advantages import group_relative
 from audiorl.algos.experience import Experience
-from audiorl.algos.kl import kl_estimate
 from audiorl.algos.logprobs import fused_logprobs
-from audiorl.algos.losses import ppo_clip_loss, token_weights
+from audiorl.algos.losses import LossInputs, kl_estimate, ppo_clip_loss, token_weights
 from audiorl.algos.packing import attention_mask, micro_batches, pack_experiences
 
 
@@ -49,18 +48,18 @@ def test_policy_loss_by_hand() -> None:
     advantage = torch.tensor([1.0, 2.0, -1.0, -1.0, 5.0], dtype=torch.float64)
     weight = torch.tensor([0.25, 0.25, 0.25, 0.25, 0.0], dtype=torch.float64)
     lp = ratio.log().requires_grad_(True)
-    loss, sums = ppo_clip_loss(lp, torch.zeros(5, dtype=torch.float64), advantage, weight)
+    x = LossInputs(lp, torch.zeros(5, dtype=torch.float64), advantage, weight)
+    loss, sums = ppo_clip_loss(x)
     # gains: 1.1, 1.2*2, -0.8, -1.5
     assert loss.item() == pytest.approx(-(1.1 + 2.4 - 0.8 - 1.5) / 4)
     assert sums["clip_frac"].item() == pytest.approx(0.5)
     loss.backward()
     torch.testing.assert_close(lp.grad, torch.tensor([-1.1, 0, 0, 1.5, 0], dtype=torch.float64) / 4)
 
-    higher, _ = ppo_clip_loss(lp, torch.zeros(5, dtype=torch.float64), advantage, weight, clip_low=0.2, clip_high=0.6)
+    higher, _ = ppo_clip_loss(x, clip_low=0.2, clip_high=0.6)
     assert higher.item() == pytest.approx(-(1.1 + 3.0 - 0.8 - 1.5) / 4)
-    dual, _ = ppo_clip_loss(
-        torch.tensor([5.0]).log(), torch.zeros(1), torch.tensor([-1.0]), torch.ones(1), dual_clip=3.0
-    )
+    one = LossInputs(torch.tensor([5.0]).log(), torch.zeros(1), torch.tensor([-1.0]), torch.ones(1))
+    dual, _ = ppo_clip_loss(one, dual_clip=3.0)
     assert dual.item() == pytest.approx(3.0)
 
 
@@ -68,8 +67,6 @@ def test_token_weights_by_hand() -> None:
     assert token_weights([2, 4, 0]) == [1 / 4, 1 / 8, 1 / 2]  # two sequences have tokens
     assert token_weights([2, 4, 0], "token-mean") == [1 / 6] * 3
     assert token_weights([2, 4, 0], "sequence-mean-token-sum", 10) == [1 / 20] * 3
-    with pytest.raises(ValueError, match="constant_length"):
-        token_weights([1], "sequence-mean-token-sum")
 
 
 @pytest.mark.parametrize("chunk", [4096, 3])
@@ -146,7 +143,7 @@ def test_packing_properties(experiences: list[Experience], share: bool, budget: 
 def test_importing_algos_needs_torch_only() -> None:
     code = (
         "import sys, audiorl, audiorl.algos.packing, audiorl.algos.losses, audiorl.algos.logprobs, "
-        "audiorl.algos.kl, audiorl.algos.advantages\n"
+        "audiorl.algos.advantages\n"
         "heavy = {'transformers', 'peft', 'datasets', 'soundfile', 'ray', 'vllm', 'deepspeed'} & set(sys.modules)\n"
         "sys.exit(str(sorted(heavy)) if heavy else 0)"
     )

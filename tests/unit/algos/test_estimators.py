@@ -31,8 +31,8 @@ from audiorl.algos.experimental import (
     remax,
     sapo_loss,
 )
-from audiorl.algos.kl import FixedKL, HorizonKL, LogSpaceKL
-from audiorl.algos.losses import cispo_loss, gspo_loss, ppo_clip_loss, tis_weights, value_loss
+from audiorl.algos.losses import KLController, LossInputs, cispo_loss, gspo_loss, ppo_clip_loss, tis_weights, value_loss
+from audiorl.config import KLConfig
 
 
 def gae_by_loop(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lam: float) -> Tensor:
@@ -186,25 +186,20 @@ def test_reinforce_plus_plus() -> None:
 
 
 def test_kl_controllers_by_hand() -> None:
-    assert FixedKL(0.1).update(9.0) == FixedKL(0.1)
-    state = LogSpaceKL(beta=0.2, target=0.1, gain=0.5)
+    assert KLController(0.1).update(9.0) == KLController(0.1)
+    state = KLController(0.2, KLConfig(control="log-space", target=0.1, gain=0.5))
     assert state.update(0.11).beta == pytest.approx(0.2 * (1 + 0.5 * 0.1))
     assert state.update(10.0).beta == pytest.approx(0.2 * 1.1)  # the error is clipped to 0.2
     assert state.update(0.0).beta == pytest.approx(0.2 * 0.9)
     assert state.beta == 0.2
-    assert HorizonKL(0.2, 0.1, horizon=1000).update(0.2, samples=500).beta == pytest.approx(0.2 * (1 + 0.2 * 0.5))
-    with pytest.raises(ValueError, match="target must be above 0"):
-        LogSpaceKL(0.1, 0.0)
+    horizon = KLController(0.2, KLConfig(control="horizon", target=0.1, horizon=1000))
+    assert horizon.update(0.2, samples=500).beta == pytest.approx(0.2 * (1 + 0.2 * 0.5))
     with pytest.raises(ValueError, match="observed KL is nan"):
         state.update(float("nan"))
-
-
-def test_log_space_control_reaches_its_target() -> None:
-    """A policy whose KL falls with β: the coefficient settles where the KL is its target."""
-    state = LogSpaceKL(beta=1.0, target=0.05)
+    state = KLController(1.0, KLConfig(control="log-space"))  # of a policy whose KL falls with β
     for _ in range(300):
         state = state.update(0.02 / state.beta)
-    assert 0.02 / state.beta == pytest.approx(0.05, rel=0.05)
+    assert 0.02 / state.beta == pytest.approx(0.05, rel=0.05), "it settles where the KL is its target"
 
 
 def test_value_loss_by_hand() -> None:
@@ -230,14 +225,14 @@ def test_gspo_by_hand() -> None:
     weights = torch.tensor([0.25, 0.25, 0.5], dtype=torch.float64)
     sequence = torch.tensor([0, 0, 1])
     old = torch.zeros(3, dtype=torch.float64)
-    loss, sums = gspo_loss(lp, old, advantages, weights, sequence, 0.05, 0.05)
+    loss, sums = gspo_loss(LossInputs(lp, old, advantages, weights, sequence), 0.05, 0.05)
     inside = torch.tensor(-0.02, dtype=torch.float64).exp().item()
     assert loss.item() == pytest.approx(-(0.5 * 1.05 * 2 - 0.5 * inside))
     assert sums["clip_frac"].item() == pytest.approx(0.5)
     loss.backward()
     torch.testing.assert_close(lp.grad, torch.tensor([0.0, 0.0, 0.5 * inside], dtype=torch.float64))
     wide = lp.detach().clone().requires_grad_(True)
-    gspo_loss(wide, old, advantages, weights, sequence, 0.5, 0.5)[0].backward()
+    gspo_loss(LossInputs(wide, old, advantages, weights, sequence), 0.5, 0.5)[0].backward()
     ratio = torch.tensor(0.1, dtype=torch.float64).exp().item()  # a sequence's gradient is shared by its tokens
     torch.testing.assert_close(wide.grad[:2], torch.full((2,), -0.5 * ratio * 2 / 2, dtype=torch.float64))
 
@@ -248,7 +243,7 @@ def test_gmpo_by_hand() -> None:
     advantages = torch.tensor([2.0, 2.0, -1.0, -1.0], dtype=torch.float64)
     weights = torch.full((4,), 0.25, dtype=torch.float64)
     sequence = torch.tensor([0, 0, 1, 1])
-    loss, sums = gmpo_loss(lp, torch.zeros(4, dtype=torch.float64), advantages, weights, sequence, 0.4, 0.4)
+    loss, sums = gmpo_loss(LossInputs(lp, torch.zeros_like(lp), advantages, weights, sequence), 0.4, 0.4)
     first, second = math.exp((0.4 - 0.9) / 2), math.exp((-0.4 + 0.7) / 2)
     assert loss.item() == pytest.approx(-(0.5 * 2 * first - 0.5 * second))
     assert sums["clip_frac"].item() == 0.5
@@ -262,7 +257,7 @@ def test_sapo_by_hand() -> None:
     lp = ratio.log().requires_grad_(True)
     advantages = torch.tensor([1.0, -2.0], dtype=torch.float64)
     weights = torch.tensor([0.5, 0.5], dtype=torch.float64)
-    loss, _ = sapo_loss(lp, torch.zeros(2, dtype=torch.float64), advantages, weights, 1.0, 2.0)
+    loss, _ = sapo_loss(LossInputs(lp, torch.zeros_like(lp), advantages, weights), 1.0, 2.0)
     up, down = 1 / (1 + math.exp(-0.5)), 1 / (1 + math.exp(1.0))
     assert loss.item() == pytest.approx(-0.5 * 4 * up + 0.5 * 2 * 2 * down)
     loss.backward()
@@ -275,7 +270,7 @@ def test_cispo_by_hand() -> None:
     lp = ratio.log().requires_grad_(True)
     advantages = torch.tensor([1.0, -2.0], dtype=torch.float64)
     weights = torch.tensor([0.5, 0.5], dtype=torch.float64)
-    loss, sums = cispo_loss(lp, torch.zeros(2, dtype=torch.float64), advantages, weights, cap=5.0)
+    loss, sums = cispo_loss(LossInputs(lp, torch.zeros_like(lp), advantages, weights), cap=5.0)
     loss.backward()
     torch.testing.assert_close(lp.grad, torch.tensor([-0.25, 5.0], dtype=torch.float64))
     assert sums["clip_frac"].item() == 0.5 and sums["ratio"].item() == pytest.approx(4.25)
@@ -287,7 +282,7 @@ def test_dppo_by_hand() -> None:
     lp = p.log().requires_grad_(True)
     advantages = torch.tensor([1.0, 1.0, -1.0, 1.0], dtype=torch.float64)
     weights = torch.full((4,), 0.25, dtype=torch.float64)
-    loss, sums = dppo_loss(lp, p_old.log(), advantages, weights, 0.2, 0.2)
+    loss, sums = dppo_loss(x := LossInputs(lp, p_old.log(), advantages, weights), 0.2, 0.2)
     loss.backward()
     # the last token moved far, but against its advantage: it stays
     torch.testing.assert_close(lp.grad, torch.tensor([0.0, -0.25 * 5, 0.0, -0.25 * 0.4], dtype=torch.float64))
@@ -295,9 +290,9 @@ def test_dppo_by_hand() -> None:
     kl = 0.5 * math.log(0.5 / 0.8) + 0.5 * math.log(0.5 / 0.2)
     for delta, held in ((kl - 1e-6, 0.0), (kl + 1e-6, -0.25 * 1.6)):
         lp.grad = None
-        dppo_loss(lp, p_old.log(), advantages, weights, delta, delta, "kl")[0].backward()
+        dppo_loss(x, delta, delta, "kl")[0].backward()
         assert lp.grad[0].item() == pytest.approx(held)
-    assert dppo_loss(lp, p_old.log(), advantages, weights, 1, 1, cap=2.0)[0].item() == pytest.approx(
+    assert dppo_loss(x, 1, 1, cap=2.0)[0].item() == pytest.approx(
         -0.25 * (1.6 * math.log(0.8) + 2.0 * math.log(0.05) - 0.4 * math.log(0.2) + 0.4 * math.log(0.2))
     )
 
@@ -321,9 +316,10 @@ def test_losses_on_chosen_tokens_by_hand() -> None:
     weights = torch.full((3,), 0.5, dtype=torch.float64)
     chosen = torch.tensor([False, True, True])
     old = torch.zeros(3, dtype=torch.float64)
-    loss, sums = clip_cov_loss(lp, old, advantages, weights, chosen, 0.2, 0.2)
+    x = LossInputs(lp, old, advantages, weights, chosen=chosen)
+    loss, sums = clip_cov_loss(x, 0.2, 0.2)
     assert loss.item() == pytest.approx(-0.5 * 1.2) and sums["clip_frac"].item() == pytest.approx(1.5)
-    loss, _ = kl_cov_loss(lp, old, advantages, weights, chosen, coef=3.0)
+    loss, _ = kl_cov_loss(x, coef=3.0)
     penalty = 3.0 * (abs(math.log(0.5)) + math.log(1.1))
     assert loss.item() == pytest.approx(0.5 * (-1.5 + 2 * 0.5 - 1.1 + penalty))
     loss.backward()
@@ -338,11 +334,9 @@ def test_first_update_has_one_gradient_whatever_the_loss() -> None:
     sequence = torch.tensor([0, 0, 0, 1, 1, 1])
     advantages = torch.randn(2, generator=g)[sequence]
     grads = []
-    by_sequence = (lambda *a: gspo_loss(*a, sequence), lambda *a: gmpo_loss(*a, sequence))
-    kl_cov = lambda *a: kl_cov_loss(*a, torch.ones(6, dtype=torch.bool))  # noqa: E731
-    for loss in (ppo_clip_loss, cispo_loss, sapo_loss, dppo_loss, kl_cov, *by_sequence):
-        x = lp.clone().requires_grad_(True)
-        loss(x, lp, advantages, torch.full((6,), 1 / 6))[0].backward()
+    for loss in (ppo_clip_loss, cispo_loss, sapo_loss, dppo_loss, kl_cov_loss, gspo_loss, gmpo_loss):
+        x, weights, chosen = lp.clone().requires_grad_(True), torch.full((6,), 1 / 6), torch.ones(6, dtype=torch.bool)
+        loss(LossInputs(x, lp, advantages, weights, sequence, chosen))[0].backward()
         grads.append(x.grad)
     for grad in grads[1:]:
         torch.testing.assert_close(grad, grads[0])

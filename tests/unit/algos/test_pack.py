@@ -1,4 +1,4 @@
-"""Bins of sequences, and the weights that make packed losses unbiased."""
+"""Bins of sequences."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from audiorl.algos.packing import loss_weights, pack
+from audiorl.algos.packing import pack
 
 
 def best_fit(lengths: Sequence[int], budget: int) -> list[int]:
@@ -53,20 +52,3 @@ def test_pack_by_hand() -> None:
 def test_pack_fills_its_bins() -> None:
     lengths = np.random.default_rng(0).lognormal(6, 1, 20_000).astype(int).clip(1, 8192).tolist()
     assert sum(lengths) / (len(pack(lengths, 8192)) * 8192) > 0.998
-
-
-def test_loss_weights_remove_the_bias_of_packing() -> None:
-    """Over packs of different counts the weighted sums average to the mean over sequences of mean token losses."""
-    g = torch.Generator().manual_seed(0)
-    losses = [torch.rand(n, generator=g, dtype=torch.float64) for n in (3, 50, 7, 1, 20)]
-    packs = [[0, 1], [2, 3, 4]]
-    weights = loss_weights([[len(losses[i]) for i in members] for members in packs])
-    packed = [
-        sum(w * losses[i].sum() for i, w in zip(members, ws, strict=True))
-        for members, ws in zip(packs, weights, strict=True)
-    ]
-    expected = torch.stack([x.mean() for x in losses]).mean()
-    torch.testing.assert_close(sum(packed) / 2, expected)
-    naive = torch.stack([torch.cat([losses[i] for i in members]).mean() for members in packs]).mean()
-    assert abs(float(naive - expected)) > 0.01
-    assert loss_weights([[2, 0], [4]]) == [[0.5, 0.0], [0.25]]

@@ -72,9 +72,6 @@ def test_cdpo() -> None:
 
 def test_ipo() -> None:
     assert ipo(PAIR, beta=0.25).item() == pytest.approx((5 - 2) ** 2)
-    per_token = pair(*(one(x, n) for x, n in ((CHOSEN, 2), (REJECTED, 4), (REF_CHOSEN, 2), (REF_REJECTED, 4))))
-    h = (-10 + 12) / 2 - (-20 + 17) / 4
-    assert ipo(replace(per_token, per_token=True), beta=0.25).item() == pytest.approx((h - 2) ** 2)
 
 
 def test_r_dpo_gives_a_longer_chosen_answer_the_smaller_gradient() -> None:
@@ -113,15 +110,6 @@ def test_ld_dpo() -> None:
     torch.testing.assert_close(ld_dpo(UNEVEN, alpha=1.0), dpo(UNEVEN))
 
 
-def test_answers_that_do_not_match_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"pair 0.*different length"):
-        pair(LONG, SHORT, SHORT, REF_SHORT)
-    with pytest.raises(ValueError, match=r"pair 0.*no tokens"):
-        PairLogprobs([LONG], [t()])
-    with pytest.raises(ValueError, match="2, 1 answers do not make pairs"):
-        PairLogprobs([LONG, LONG], [SHORT])
-
-
 def test_simpo() -> None:
     # 2·(-10/5) - 2·(-20/8) - 0.5 = 0.5
     pairs = PairLogprobs([one(CHOSEN, 5)], [one(REJECTED, 8)])
@@ -148,13 +136,10 @@ def test_kto() -> None:
     losses = kto(t(-8, -8), t(-10, -10), torch.tensor([True, False]), z, beta=0.5, undesirable_weight=2.0)
     torch.testing.assert_close(losses, t(1 - sigma(0.5 * 1.7), 2 * (1 - sigma(-0.5 * 1.7))))
     assert kto_baseline(t(-9, -9), t(-1, -1)).item() == 0
-    with pytest.raises(ValueError, match="at least two"):
-        kto_baseline(t(-1), t(-1))
 
 
 def test_bradley_terry() -> None:
     assert bradley_terry(t(2), t(0.5), margin=1.0).item() == pytest.approx(-log(sigma(0.5)))
-    assert bradley_terry(t(2), t(0.5)).item() == pytest.approx(log(1 + exp(-1.5)))
     # as published: c times the mean of both squared scores, (2² + 0.5²) / 2 = 2.125
     assert bradley_terry(t(2), t(0.5), regulariser=0.01).item() == pytest.approx(-log(sigma(1.5)) + 0.01 * 2.125)
 
@@ -167,13 +152,13 @@ def test_process_reward() -> None:
 
 
 def test_the_anchor_by_hand() -> None:
-    """Log-ratios 2 and -1, β 0.5, δ 0.25: -log σ(0.75), -log σ(-0.75). It pulls most where the answer lost most."""
+    """Log-ratios 2 and -1, β 0.5: -log σ(1), -log σ(-0.5). It pulls most where the answer lost most."""
     chosen = t(-3, -5).requires_grad_()
-    loss = anchored(chosen, t(-5, -4), beta=0.5, anchor=0.25)
-    assert loss.tolist() == pytest.approx([log(1 + exp(-0.75)), log(1 + exp(0.75))])
+    loss = anchored(chosen, t(-5, -4), beta=0.5)
+    assert loss.tolist() == pytest.approx([log(1 + exp(-1)), log(1 + exp(0.5))])
     loss.sum().backward()
     assert chosen.grad is not None
-    assert chosen.grad.tolist() == pytest.approx([-0.5 / (1 + exp(0.75)), -0.5 / (1 + exp(-0.75))])
+    assert chosen.grad.tolist() == pytest.approx([-0.5 / (1 + exp(1)), -0.5 / (1 + exp(-0.5))])
 
 
 @pytest.mark.parametrize("longer", [4, 8, 10])

@@ -10,28 +10,16 @@ import pytest
 import torch
 
 from audiorl.algos import advantages, experimental, losses
-from audiorl.algos.kl import kl_estimate
+from audiorl.algos.losses import kl_estimate
 
 N, Q = 3, 3  # equal, so that [N] - [N, Q] would broadcast without an error
-NUMBERED = partial(losses.gspo_loss, sequence=torch.zeros(N, dtype=torch.long))
-GEOMETRIC = partial(experimental.gmpo_loss, sequence=torch.zeros(N, dtype=torch.long))
-BINARY = torch.ones(N, dtype=torch.bool)
 
 
 @pytest.mark.parametrize(
     ("function", "inputs"),
     [
         (kl_estimate, 2),
-        (losses.ppo_clip_loss, 4),
-        (NUMBERED, 4),
-        (GEOMETRIC, 4),
-        (experimental.sapo_loss, 4),
-        (experimental.dppo_loss, 4),
-        (partial(experimental.clip_cov_loss, chosen=BINARY), 4),
-        (partial(experimental.kl_cov_loss, chosen=BINARY), 4),
-        (experimental.covariances, 2),
-        (losses.cispo_loss, 4),
-        (losses.reinforce_loss, 4),
+        (losses.LossInputs, 6),
         (losses.tis_weights, 2),
         (losses.value_loss, 4),
         (experimental.remax, 2),

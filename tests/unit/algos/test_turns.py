@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from audiorl.algos.advantages import gae, process_relative, step_index_relative, time_index_relative
+from audiorl.algos.advantages import process_relative, step_index_relative, time_index_relative
 from audiorl.algos.experience import Experience
 from audiorl.config import EstimatorConfig, KLConfig, RLConfig
 from audiorl.train.rl.advantages import compute_advantages
@@ -60,48 +60,6 @@ def test_time_index_on_the_tokens_of_each_turn() -> None:
     assert found[1] == pytest.approx([*z, -1 - R, -1 - R, *z, -R])
     assert found[2] == pytest.approx([*z, 1.0, 1.0, 1.0])
     assert found[3] == pytest.approx([0.0] * 6)
-
-
-def test_time_index_with_a_turn_that_sampled_nothing() -> None:
-    """Its reward was moved to the sampled token before it, so it counts for that turn, and it has no token to credit.
-
-    Turn 0: 1 + 3 and 0, mean 2: ±2 without the deviation; turn 1: 0 and 1, ∓0.5; turn 2: 5 and 5.
-    """
-    experiences = [streamed("a", (1, 1.0), (0, 3.0), (1, 5.0)), streamed("a", (1, 0.0), (1, 1.0), (1, 5.0))]
-    config = RLConfig(advantage="time-index", estimator=EstimatorConfig(std=False))
-    first, second = (
-        e.advantages.tolist() for e in compute_advantages(experiences, config, 0.0) if e.advantages is not None
-    )
-    assert first == pytest.approx([0, 0, 2 - 0.5, 0, 0, 0, 0, 0.0])
-    assert second == pytest.approx([0, 0, -2 + 0.5, 0, 0, 0.5, 0, 0, 0.0])
-
-
-def test_gae_passes_over_a_turn_that_sampled_nothing() -> None:
-    """Turns of 1, 0 and 2 sampled tokens, rewards 1 and 3 together on the first, 5 on the last; γ = 0.5, λ = 0.5.
-
-    Sampled: r = 4, 0, 5 and V = 1, 2, 3. δ = 4 + 1 - 1, 0 + 1.5 - 2, 5 - 3 = 4, -0.5, 2.
-    A = 4 + A'/4, -0.5 + 2/4, 2 = 4, 0, 2; returns A + V = 5, 2, 5. What was observed between costs no discount.
-    """
-    e = streamed("a", (1, 1.0), (0, 3.0), (2, 5.0))
-    values = torch.zeros(len(e))
-    values[e.loss_mask] = torch.tensor([1.0, 2.0, 3.0])
-    values[~e.loss_mask] = 9.0  # never read
-    config = RLConfig(
-        advantage="gae",
-        estimator=EstimatorConfig(gamma=0.5, lam=0.5, whiten=False),
-    )
-    (assigned,) = compute_advantages([e.replace(values=values)], config, 0.0)
-    assert assigned.advantages is not None and assigned.returns is not None
-    assert assigned.advantages.tolist() == pytest.approx([0, 0, 4, 0, 0, 0, 0, 0, 2])
-    assert assigned.returns.tolist() == pytest.approx([0, 0, 5, 0, 0, 0, 0, 2, 5])
-
-    silent = streamed("a", (0, 1.0), (0, 2.0))  # forced to be silent all along: nothing to credit, nothing breaks
-    both = compute_advantages([silent.replace(values=torch.zeros(4)), e.replace(values=values)], config, 0.0)
-    assert both[0].advantages is not None and both[1].advantages is not None
-    assert both[0].advantages.tolist() == [0.0] * 4
-    torch.testing.assert_close(both[1].advantages, assigned.advantages)
-    advantages, _ = gae(torch.zeros(1, 3), torch.ones(1, 3), torch.zeros(1, 3))
-    assert advantages.tolist() == [[0, 0, 0]]
 
 
 def test_process_rewards_by_hand() -> None:
@@ -165,16 +123,6 @@ def test_credit_per_token_that_knows_no_steps(advantage: str) -> None:
         compute_advantages([with_steps((0.1, 0.2), None)], RLConfig(advantage=advantage))
 
 
-def test_steps_of_scores_without_credit_per_token() -> None:
-    """A total is one step; of a score per segment every segment is one, a score of 0 too."""
-    whole = Segment(torch.arange(2), torch.arange(3), torch.zeros(3))
-    total = Experience.from_rollout(Rollout(Sample("s", ()), (whole,), "a", score=Score(0.0)))
-    assert total.step_ends is not None and total.step_ends.tolist() == [False] * 4 + [True]
-    turns = Rollout(Sample("s", ()), (whole, whole), "a", score=Score(1.0, per_segment=(0.0, 1.0)))
-    ends = Experience.from_rollout(turns).step_ends
-    assert ends is not None and ends.nonzero().flatten().tolist() == [4, 9]
-
-
 def test_step_index_by_hand() -> None:
     """Two rollouts of two words, on tokens 1 and 3 and on tokens 0 and 2 of four; the last token belongs to the last
     word. Word 0: rewards 1, 0.5; word 1: 0.25, 1. Two rewards that differ by d have deviation d / √2 and ±√½."""
@@ -187,10 +135,3 @@ def test_step_index_by_hand() -> None:
     torch.testing.assert_close(step_index_relative(rewards, mask, ends, ["g", "g"], eps=1e-9, gamma=0.5), later)
     shifted = [torch.nn.functional.pad(x, (2, 0)) for x in (rewards, mask, ends)]
     torch.testing.assert_close(step_index_relative(*shifted, ["g", "g"], eps=1e-9)[:, 2:], own)
-
-
-def test_answers_without_steps() -> None:
-    rewards, mask, none = torch.zeros(2, 3), torch.ones(2, 3), torch.zeros(2, 3, dtype=torch.bool)
-    for estimator in (step_index_relative, process_relative):
-        torch.testing.assert_close(estimator(rewards, mask, none, ["g", "g"]), rewards)
-        torch.testing.assert_close(estimator(torch.zeros(0, 3), torch.zeros(0, 3), none[:0], []), torch.zeros(0, 3))

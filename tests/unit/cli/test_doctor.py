@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
+import sys
 import tomllib
 from collections.abc import Callable
 from importlib import import_module
@@ -63,6 +65,7 @@ def test_bf16_of_a_cpu_is_advised_only_where_it_is_fast() -> None:
 
 def test_the_attention_of_a_gpu_is_named_with_what_keeps_faster_kernels_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    monkeypatch.setitem(sys.modules, "triton", math)  # which a build of torch for GPUs brings
     gpu = torch.device("cuda", 0)
     best = doctor.check_attention(gpu, torch.bfloat16)
     assert (best.state, best.detail, best.advice) == ("ok", "torch varlen in bfloat16 at a head width of 128", "")
@@ -117,6 +120,7 @@ def test_cuda_devices_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "Big GPU")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: False)
+    monkeypatch.setitem(sys.modules, "triton", math)
     found = checks(doctor.check_accelerator())
     assert found["cuda:1"].detail == "Big GPU, 10.0 GB of 80.0 GB free"
     assert found["bf16"].state == "missing" and found["TF32"].detail.startswith("off")

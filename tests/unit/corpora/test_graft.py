@@ -103,7 +103,7 @@ def test_transformers_reads_the_folder_with_its_processor(whisper: Path, tmp_pat
     chat = [{"role": "user", "content": [{"type": "audio"}, {"type": "text", "text": "What is said?"}]}]
     text = processor.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
     inputs = processor(text=text, audio=[np.zeros(16_000, np.float32)], return_tensors="pt", sampling_rate=16_000)
-    assert inputs.input_ids[0].tolist() == policy.prompt_ids(sample).tolist()
+    assert inputs.input_ids[0].tolist() == policy.prompt(sample).ids.tolist()
     stock = Qwen2AudioForConditionalGeneration.from_pretrained(tmp_path / "out")
     assert set(stock.generation_config.eos_token_id) == set(policy.stop_ids)
 

@@ -21,15 +21,7 @@ import torch
 
 from audiorl.cli import main
 from audiorl.config.distributed import RuntimeConfig, set_current
-from audiorl.distributed.ray_cluster import (
-    Cluster,
-    Placement,
-    bundles,
-    check_answers,
-    check_fits,
-    connected,
-    placements,
-)
+from audiorl.distributed.ray_cluster import Cluster, bundles, check_answers, check_fits, connected, placements
 from audiorl.distributed.ray_group import RayGroup
 from audiorl.distributed.torchrun import RankError
 from audiorl.recipes._loader import load_recipe
@@ -61,7 +53,6 @@ def trainers(start: float = 0.0, restarts: int = 3) -> RayGroup:
     return RayGroup("trainer", Counter, start)
 
 
-@pytest.mark.smoke
 def test_a_group_calls_its_workers_as_every_group_does(cluster: Cluster) -> None:
     group = trainers(10.0)
     assert group.size == 2 and not group.shared
@@ -71,8 +62,6 @@ def test_a_group_calls_its_workers_as_every_group_does(cluster: Cluster) -> None
     before = group.cpu_seconds()
     group.all(Counter.compute, 0.2)
     assert all(0.2 <= b - a < 0.4 for a, b in zip(before, group.cpu_seconds(), strict=True))
-    with pytest.raises(ValueError, match="3 shards for 2 workers"):
-        group.each(Counter.train, [1.0, 2.0, 3.0])
     engines = RayGroup("engine", Counter, 0.0)
     engines.all(Counter.update_weights, group.first_ref(Counter.weights), 7)
     assert [total for total, _ in engines.all(Counter.generate, 0.0)] == [19.0, 19.0]
@@ -83,36 +72,6 @@ def test_what_a_worker_raises_reaches_the_driver_and_the_next_group_works(cluste
     with pytest.raises(RankError, match=r"rank 1: ValueError: row 7 of data\.jsonl is empty; the run stopped"):
         group.all(Counter.fail_on, 1, "data.jsonl")
     assert trainers(3.0).all(Counter.train, 1.0) == [8.0, 8.0]
-
-
-RECIPE_OF_ITS_OWN = """
-from dataclasses import dataclass
-import helper_module
-
-@dataclass(frozen=True)
-class Config: ...
-
-def tiny(): return Config()
-
-def main(config, run): ...
-
-class Doubler:
-    def generate(self, x): return helper_module.twice(x)
-"""
-
-
-def test_workers_import_what_the_driver_can_and_recipes_travel(
-    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "helper_module.py").write_text("def twice(x): return 2 * x")
-    (tmp_path / "doubling.py").write_text(RECIPE_OF_ITS_OWN)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    recipe = load_recipe(tmp_path / "doubling.py")
-    runtime = RuntimeConfig(kind="ray", ranks=2, engines=1)
-    set_current(runtime)
-    cluster.kill(2)  # a process that starts from here on knows the path
-    with connected(runtime):
-        assert RayGroup("engine", recipe.Doubler).each(recipe.Doubler.generate, [21]) == [42]
 
 
 def test_dead_trainers_are_replaced_and_brought_to_where_they_were(cluster: Cluster, tmp_path: Path) -> None:
@@ -160,23 +119,23 @@ def test_ray_trains_as_one_process_and_either_goes_on_where_the_other_stopped(
         assert_equal_runs(one, two)
 
 
-def test_colocated_engines_train_as_one_process(cluster: Cluster, one: Path, tmp_path: Path) -> None:
-    two = tmp_path / "two"
-    colocated = ("--runtime.engines", "2", "--runtime.placement", "colocated")
-    assert main(["train", str(RECIPE), "--out", str(two), *RAY, *colocated]) == 0
-    assert_equal_runs(one, two)
-
-
-@pytest.mark.parametrize(("kind", "references"), [("grpo", "2"), ("ppo", "1"), ("distill", "1")])
-def test_a_separate_reference_trains_as_one_process(
-    kind: str, references: str, cluster: Cluster, one: Path, tmp_path: Path
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("grpo", ("--runtime.engines", "2", "--runtime.placement", "colocated")),
+        ("grpo", ("--runtime.references", "2")),
+        ("ppo", ("--runtime.references", "1")),
+        ("distill", ("--runtime.references", "1")),
+    ],
+)
+def test_engines_and_references_of_their_own_train_as_one_process(
+    kind: str, options: tuple[str, ...], cluster: Cluster, one: Path, tmp_path: Path
 ) -> None:
     """With the KL in the loss, in the reward of PPO, and as the teacher of distillation too."""
     local, separate = (one if kind == "grpo" else tmp_path / "one"), tmp_path / "separate"
     if kind != "grpo":
         assert main(["train", str(RECIPE), "--kind", kind, "--out", str(local)]) == 0
-    options = [*RAY, "--runtime.references", references]
-    assert main(["train", str(RECIPE), "--kind", kind, "--out", str(separate), *options]) == 0
+    assert main(["train", str(RECIPE), "--kind", kind, "--out", str(separate), *RAY, *options]) == 0
     assert_equal_runs(local, separate)
     assert all(row["kl/beta"] > 0 for row in rows(separate, "rl")) and abs(rows(separate, "rl")[-1]["kl"]) > 1e-3
 
@@ -188,8 +147,8 @@ def test_no_tensor_comes_to_the_driver_when_a_run_is_saved_and_resumed(
     answers: list[tuple[str, int]] = []
     call = RayGroup._call
 
-    def recorded(group: RayGroup, method: str, *args: Any) -> list[Any]:
-        results = call(group, method, *args)
+    def recorded(group: RayGroup, method: str, *args: Any, **kwargs: Any) -> list[Any]:
+        results = call(group, method, *args, **kwargs)
         answers.append((method, max(len(pickle.dumps(r)) for r in results)))
         return results
 
@@ -240,20 +199,17 @@ def _session(leader: int) -> list[str]:
 # -- clusters that cannot be used ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("listening", [False, True])
-def test_an_address_where_no_cluster_answers(listening: bool) -> None:
+def test_addresses_where_no_cluster_answers(tmp_path: Path) -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
-        if listening:
-            other.listen()
         address = f"127.0.0.1:{other.getsockname()[1]}"
         began = time.monotonic()
         with pytest.raises(ValueError, match=f"runtime.address {address}: no Ray cluster answers there"):
             check_answers(address)
-    assert time.monotonic() - began < 10
-
-
-def test_a_place_that_is_no_cluster(tmp_path: Path) -> None:
+        other.listen()
+        with pytest.raises(ValueError, match=f"runtime.address {address}: no Ray cluster answers there"):
+            check_answers(address)
+    assert time.monotonic() - began < 20
     server = [sys.executable, "-u", "-m", "http.server", "0", "--bind", "127.0.0.1", "--directory", str(tmp_path)]
     with subprocess.Popen(server, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -303,62 +259,86 @@ def test_a_cluster_that_is_too_small_or_of_another_version(tmp_path: Path) -> No
     assert not out.exists()
 
 
+ONE, TWO = {"CPU": 1.0, "GPU": 1.0}, {"CPU": 2.0, "GPU": 1.0}
+DEDICATED = RuntimeConfig(kind="ray", ranks=2, engines=1, engine="vllm", engine_gpus=4, references=2)
+COLOCATED = RuntimeConfig(kind="ray", ranks=3, engines=2, engine="vllm", placement="colocated")
+ALL = RuntimeConfig(kind="ray", ranks=2, engines=1, placement="colocated", references=1, critics=2)
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize(
+    ("runtime", "places", "wanted"),
+    [
+        (DEDICATED, [0, 1, 2, 3, 4], [ONE, ONE, {"CPU": 1.0, "GPU": 4.0}, ONE, ONE]),
+        (COLOCATED, [0, 1, 2, 0, 1], [TWO, TWO, ONE]),  # the last trainer has its GPU alone
+        (ALL, [0, 1, 0, 2, 3, 4], [TWO, ONE, ONE, ONE, ONE]),
+    ],
+)
+def test_processes_and_their_bundles(runtime: RuntimeConfig, places: list[int], wanted: list[Any]) -> None:
+    assert [bundle for bundle, _ in placements(runtime, gpus=True)] == places
+    assert bundles(runtime, gpus=True) == wanted
+    assert bundles(runtime, gpus=False) == [{"CPU": bundle["CPU"]} for bundle in wanted]
+    halves = [resources["GPU"] for _, resources in placements(COLOCATED, gpus=True)]
+    assert halves == [0.5, 0.5, 1.0, 0.5, 0.5]
+
+
 @pytest.mark.smoke
 def test_what_does_not_fit_is_said_with_numbers() -> None:
     runtime = RuntimeConfig(kind="ray", ranks=4, engines=2, engine="vllm", engine_gpus=2)
-    wanted = bundles(runtime, gpus=True)
     node = {"CPU": 64.0, "GPU": 4.0}
-    check_fits(wanted, [node, node], runtime)
-    message = (
-        "runtime.ranks 4 and runtime.engines 2 of 2 GPUs on one node each need 8 GPUs and 6 CPUs, but the cluster has "
-        "7 GPUs and 128 CPUs on 2 node"
-    )
-    with pytest.raises(ValueError, match=message):
-        check_fits(wanted, [node, {"CPU": 64.0, "GPU": 3.0}], runtime)
-    with pytest.raises(ValueError, match="need 8 GPUs and 6 CPUs, but the cluster has 8 GPUs and 512 CPUs on 8 node"):
-        check_fits(wanted, [{"CPU": 64.0, "GPU": 1.0}] * 8, runtime)
-    with pytest.raises(ValueError, match="need 0 GPUs and 6 CPUs, but the cluster has 0 GPUs and 2 CPUs on 1 node"):
-        check_fits(bundles(runtime, gpus=False), [{"CPU": 2.0}], runtime)
-
-
-def test_colocated_engines_share_the_bundles_of_trainers() -> None:
-    """Three trainers and two engines on three GPUs: the last trainer has its own whole."""
-    runtime = RuntimeConfig(kind="ray", ranks=3, engines=2, engine="vllm", placement="colocated")
-    half, whole = {"CPU": 1.0, "GPU": 0.5}, {"CPU": 1.0, "GPU": 1.0}
-    trainers, engines = [(0, half), (1, half), (2, whole)], [(0, half), (1, half)]
-    assert placements(runtime, gpus=True) == [Placement(*each) for each in trainers + engines]
-    wanted = bundles(runtime, gpus=True)
-    assert wanted == [{"CPU": 2.0, "GPU": 1.0}, {"CPU": 2.0, "GPU": 1.0}, {"CPU": 1.0, "GPU": 1.0}]
-    assert bundles(runtime, gpus=False) == [{"CPU": 2.0}, {"CPU": 2.0}, {"CPU": 1.0}]
-    check_fits(wanted, [{"CPU": 4.0, "GPU": 2.0}, {"CPU": 1.0, "GPU": 1.0}], runtime)
-    message = (
-        "runtime.ranks 3 and runtime.engines 2 on their GPUs need 3 GPUs and 5 CPUs, but the cluster has 2 GPUs and 8"
-    )
-    with pytest.raises(ValueError, match=message):
-        check_fits(wanted, [{"CPU": 8.0, "GPU": 2.0}], runtime)
-    with pytest.raises(ValueError, match="but the cluster has 3 GPUs and 5 CPUs on 3 node"):
-        check_fits(wanted, [*[{"CPU": 1.0, "GPU": 1.0}] * 2, {"CPU": 3.0, "GPU": 1.0}], runtime)
-
-
-def test_references_have_gpus_behind_all_others() -> None:
-    one = {"CPU": 1.0, "GPU": 1.0}
-    dedicated = RuntimeConfig(kind="ray", ranks=2, engines=1, engine="vllm", engine_gpus=4, references=2)
-    assert bundles(dedicated, gpus=True) == [one, one, {"CPU": 1.0, "GPU": 4.0}, one, one]
-    assert [placement.bundle for placement in placements(dedicated, gpus=True)] == [0, 1, 2, 3, 4]
-    colocated = RuntimeConfig(kind="ray", ranks=2, engines=1, placement="colocated", references=1)
-    assert [placement.bundle for placement in placements(colocated, gpus=True)] == [0, 1, 0, 2]
-    assert bundles(colocated, gpus=True) == [{"CPU": 2.0, "GPU": 1.0}, one, one]
-    with pytest.raises(ValueError, match=r"runtime.references 2 need 8 GPUs and 5 CPUs, but the cluster has 7 GPUs"):
-        check_fits(bundles(dedicated, gpus=True), [{"CPU": 9.0, "GPU": 7.0}], dedicated)
+    check_fits(bundles(runtime, gpus=True), [node, node], runtime)
+    check_fits(bundles(COLOCATED, gpus=True), [{"CPU": 4.0, "GPU": 2.0}, ONE], COLOCATED)
+    asked = "runtime.ranks 4 and runtime.engines 2 of 2 GPUs on one node each need 8 GPUs and 6 CPUs"
+    shared = "runtime.ranks 3 and runtime.engines 2 on their GPUs need 3 GPUs and 5 CPUs"
+    for one, nodes, message in (
+        (runtime, [node, {"CPU": 64.0, "GPU": 3.0}], f"{asked}, but the cluster has 7 GPUs and 128 CPUs on 2 node"),
+        (runtime, [{"CPU": 64.0, "GPU": 1.0}] * 8, f"{asked}, but the cluster has 8 GPUs and 512 CPUs on 8 node"),
+        (COLOCATED, [{"CPU": 8.0, "GPU": 2.0}], f"{shared}, but the cluster has 2 GPUs and 8"),
+        (COLOCATED, [ONE, ONE, {"CPU": 3.0, "GPU": 1.0}], f"{shared}, but the cluster has 3 GPUs and 5 CPUs on 3 node"),
+        (
+            DEDICATED,
+            [{"CPU": 9.0, "GPU": 7.0}],
+            "runtime.references 2 need 8 GPUs and 5 CPUs, but the cluster has 7 GPUs",
+        ),
+    ):
+        with pytest.raises(ValueError, match=message):
+            check_fits(bundles(one, gpus=True), nodes, one)
 
 
 def test_processes_of_a_smaller_run(cluster: Cluster) -> None:
     set_current(RuntimeConfig(kind="ray", ranks=1, engines=1, references=2))
-    assert [cluster.indices(role) for role in ("trainer", "engine", "reference")] == [
-        range(1),
-        range(2, 3),
-        range(4, 6),
-    ]
+    places = [cluster.indices(role) for role in ("trainer", "engine", "reference")]
+    assert places == [range(1), range(2, 3), range(4, 6)]
     set_current(RuntimeConfig(kind="ray", ranks=1, references=3))
     with pytest.raises(ValueError, match="3 references are wanted, but the cluster was made for 2"):
         cluster.indices("reference")
+
+
+RECIPE_OF_ITS_OWN = """
+from dataclasses import dataclass
+import helper_module
+
+@dataclass(frozen=True)
+class Config: ...
+
+def tiny(): return Config()
+
+def main(config, run): ...
+
+class Doubler:
+    def generate(self, x): return helper_module.twice(x)
+"""
+
+
+def test_workers_import_what_the_driver_can_and_recipes_travel(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "helper_module.py").write_text("def twice(x): return 2 * x")
+    (tmp_path / "doubling.py").write_text(RECIPE_OF_ITS_OWN)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    recipe = load_recipe(tmp_path / "doubling.py")
+    runtime = RuntimeConfig(kind="ray", ranks=2, engines=1)
+    set_current(runtime)
+    cluster.kill(2)  # a process that starts from here on knows the path
+    with connected(runtime):
+        assert RayGroup("engine", recipe.Doubler).each(recipe.Doubler.generate, [21]) == [42]

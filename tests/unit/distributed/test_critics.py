@@ -17,10 +17,9 @@ from audiorl.algos.experience import Experience
 from audiorl.cli import main
 from audiorl.config import CriticConfig, GenerationConfig, OptimConfig, RLConfig
 from audiorl.config.distributed import RuntimeConfig, set_current
-from audiorl.distributed.ray_cluster import Cluster, bundles, connected, placements
-from audiorl.distributed.ray_group import RayGroup
+from audiorl.distributed.local import World
+from audiorl.distributed.ray_cluster import Cluster, connected
 from audiorl.distributed.torchrun import RankError
-from audiorl.distributed.world import World
 from audiorl.models import AudioPolicy
 from audiorl.run.checkpoint import STATE_FILES
 from audiorl.run.folder import Run
@@ -201,15 +200,3 @@ def assert_same_checkpoints(one: Path, two: Path) -> None:
         assert expected.keys() == tensors.keys() and any(name.startswith("critic_optimizer/") for name in tensors)
         for name, tensor in expected.items():
             torch.testing.assert_close(tensors[name], tensor, atol=1e-5, rtol=0)
-
-
-def test_critics_have_gpus_behind_all_others(cluster: Cluster) -> None:
-    one = {"CPU": 1.0, "GPU": 1.0}
-    runtime = RuntimeConfig(kind="ray", ranks=2, engines=1, placement="colocated", references=1, critics=2)
-    assert [placement.bundle for placement in placements(runtime, gpus=True)] == [0, 1, 0, 2, 3, 4]
-    assert bundles(runtime, gpus=True) == [{"CPU": 2.0, "GPU": 1.0}, one, one, one, one]
-    set_current(RuntimeConfig(kind="ray", critics=1))
-    assert cluster.indices("critic") == range(2, 3)
-    set_current(RuntimeConfig(kind="ray", critics=3))
-    with pytest.raises(ValueError, match="3 critics are wanted, but the cluster was made for 2"):
-        RayGroup("critic", dying)

@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,9 @@ import torch
 from audiorl.algos.experience import Experience
 from audiorl.config import GenerationConfig, LoraConfig, ModelConfig, OptimConfig, RLConfig
 from audiorl.config.distributed import RuntimeConfig, set_current
-from audiorl.distributed.placement import check_engine
+from audiorl.distributed.local import World
 from audiorl.distributed.ray_cluster import Cluster, connected
 from audiorl.distributed.ray_group import RayGroup
-from audiorl.distributed.world import World
 from audiorl.eval._phases import Evaluation
 from audiorl.models import AudioPolicy, load_policy
 from audiorl.models.families import qwen_omni
@@ -32,10 +32,9 @@ from audiorl.run.folder import Run
 from audiorl.run.saving import ModelFile
 from audiorl.train.rl import train as loop
 from audiorl.train.rl import workers
-from audiorl.train.rl.engines import GroupEngine
-from audiorl.train.rl.processes import Workers
+from audiorl.train.rl.processes import GroupEngine, Workers
 from audiorl.train.rl.train import train_rl
-from audiorl.train.rl.trainer import Separate, TrainBatch, Trainer, TrainOutput
+from audiorl.train.rl.trainer import TrainBatch, Trainer, TrainOutput
 from audiorl.train.rl.workers import Actor, EngineWorker, engine_lora, make_actor, make_reference
 from audiorl.types import Rollout, Sample, Score
 from tests.conftest import TEXTS, make_omni, make_qwen3_omni
@@ -53,6 +52,23 @@ def cluster() -> Iterator[Cluster]:
     """A trainer, an engine in its place and a reference, whose processes all tests of this file use."""
     with connected(replace(COLOCATED, references=1)) as found:
         yield found
+
+
+def train(
+    folder: Path, samples: list[Sample], config: RLConfig, runtime: RuntimeConfig, reward: Any = even, **more: Any
+) -> AudioPolicy:
+    """A tiny policy after a phase of RL."""
+    set_current(runtime)
+    policy = make_omni(ModelConfig(audio="full"))
+    run = Run.create(folder, "engines", [], config)
+    train_rl(policy, samples, reward, run, config=config, optim=OPTIM, sampling=SAMPLING, **more)
+    return policy
+
+
+def same_columns(folder: Path, names: Sequence[str], *metrics: str) -> None:
+    for metric in metrics:
+        one, two = (column(folder / name, metric) for name in names)
+        assert two == pytest.approx(one, abs=1e-5, rel=1e-4), metric
 
 
 class EvenAndDeadly:
@@ -76,20 +92,12 @@ def test_overlap_with_a_separate_engine_that_dies_is_overlap_in_one_process(
     """The engine dies twice between a step's answers and its greedy answers: of step 2, generated during the
     update, whose weights must be sent again from the snapshot, and of step 3, generated with current weights."""
     config = replace(CONFIG, advantage="remax")
-    trained = {}
-    for name, runtime, reward in (
-        ("local", RuntimeConfig(), even),
-        ("separate", RAY, EvenAndDeadly(cluster, {"2": 1, "3": 1})),
-    ):
-        set_current(runtime)
-        trained[name] = make_omni(ModelConfig(audio="full"))
-        run = Run.create(tmp_path / name, "overlap", [], config)
-        train_rl(trained[name], samples, reward, run, config=config, optim=OPTIM, sampling=SAMPLING)
+    local = train(tmp_path / "local", samples, config, RuntimeConfig())
+    separate = train(tmp_path / "separate", samples, config, RAY, EvenAndDeadly(cluster, {"2": 1, "3": 1}))
     assert cluster.restarts == RAY.restarts - 2
-    assert_same(trained["separate"], trained["local"], 1e-5)
-    for metric in ("rollout/staleness", "reward/mean", "policy/logprob_gap", "grad_norm"):
-        one, two = (column(tmp_path / name, metric) for name in trained)
-        assert two == pytest.approx(one, abs=1e-5, rel=1e-4), metric
+    assert_same(separate, local, 1e-5)
+    metrics = ("rollout/staleness", "reward/mean", "policy/logprob_gap", "grad_norm")
+    same_columns(tmp_path, ("local", "separate"), *metrics)
     assert column(tmp_path / "separate", "rollout/staleness") == [0, 1, 1, 0, 1]
 
 
@@ -225,18 +233,12 @@ def test_engines_sleep_while_trainers_train_and_wake_to_write(
         engines = RayGroup("engine", dozing, start, str(diary))
         return Workers(config, trainers, GroupEngine(trainers, engines, colocated=True))
 
-    trained = {}
     cluster.restarts = 1
-    for name in ("local", "colocated"):
-        if name == "colocated":
-            set_current(COLOCATED)
-            monkeypatch.setattr(loop, "start_workers", workers)
-        trained[name] = make_omni(ModelConfig(audio="full"))
-        run = Run.create(tmp_path / name, "colocated", [], config)
-        reward = EvenAndDeadly(cluster, {"1": 1} if name == "colocated" else {})
-        train_rl(trained[name], samples, reward, run, config=config, optim=OPTIM, sampling=SAMPLING)
+    local = train(tmp_path / "local", samples, config, RuntimeConfig())
+    monkeypatch.setattr(loop, "start_workers", workers)
+    colocated = train(tmp_path / "colocated", samples, config, COLOCATED, EvenAndDeadly(cluster, {"1": 1}))
     assert cluster.restarts == 0
-    assert_same(trained["colocated"], trained["local"], 1e-5)
+    assert_same(colocated, local, 1e-5)
     step = ["room", "wake", "receive", "write", "write", "sleep", "train"]
     died = ["room", "wake", "receive", "write", "sleep", "wake", "receive", "write", "sleep", "train"]
     assert diary.read_text().split() == ["room", "sleep", *step[1:], *died, *step]
@@ -250,40 +252,12 @@ def test_long_answers_and_rewards_that_wait_are_those_of_one_process(
     cluster: Cluster, samples: list[Sample], tmp_path: Path
 ) -> None:
     """Answers are paused on the engine and gone on with there; an `async def` scores groups as they arrive."""
-    config, trained = (
-        replace(CONFIG, steps=4, generation=GenerationConfig(overlap=True, partial_tokens=3), save_every=2),
-        {},
-    )
-    for name, runtime in (("local", RuntimeConfig()), ("ray", RAY)):
-        set_current(runtime)
-        trained[name] = make_omni(ModelConfig(audio="full"))
-        run = Run.create(tmp_path / name, "partial", [], config)
-        reward = FunctionReward(even_later, "here")
-        train_rl(trained[name], samples, reward, run, config=config, optim=OPTIM, sampling=SAMPLING)
-    assert_same(trained["ray"], trained["local"], 1e-5)
-    for metric in ("rollout/paused", "rollout/partial", "rollout/staleness_max"):
-        assert column(tmp_path / "ray", metric) == column(tmp_path / "local", metric)
+    config = replace(CONFIG, steps=4, generation=GenerationConfig(overlap=True, partial_tokens=3), save_every=2)
+    reward = FunctionReward(even_later, "here")
+    local = train(tmp_path / "local", samples, config, RuntimeConfig(), reward)
+    assert_same(train(tmp_path / "ray", samples, config, RAY, reward), local, 1e-5)
+    same_columns(tmp_path, ("local", "ray"), "rollout/paused", "rollout/partial", "rollout/staleness_max")
     assert max(column(tmp_path / "ray", "rollout/paused")) > 0
-
-
-def test_what_takes_turns_cannot_overlap(cluster: Cluster, samples: list[Sample], tmp_path: Path) -> None:
-    set_current(COLOCATED)
-    run = Run.create(tmp_path / "run", "colocated", [], CONFIG)
-    with pytest.raises(ValueError, match=r"overlap: .* runtime.placement colocated they take turns .* use --runtime"):
-        train_rl(make_omni(), samples, even, run, config=CONFIG, optim=OPTIM, sampling=SAMPLING)
-
-
-@pytest.mark.parametrize(
-    ("runtime", "message"),
-    [
-        (RuntimeConfig(kind="ray", placement="colocated"), "there are no engines to place; add --runtime.kind ray"),
-        (replace(COLOCATED, engines=2), "runtime.engines 2 are more than runtime.ranks 1"),
-        (replace(COLOCATED, engine="vllm", engine_gpus=2), "cannot have runtime.engine_gpus 2; engines of several"),
-    ],
-)
-def test_engines_that_cannot_be_colocated(runtime: RuntimeConfig, message: str) -> None:
-    with pytest.raises(ValueError, match=f"runtime.placement colocated: .*{message}"):
-        runtime.check()
 
 
 # -- separate references ---------------------------------------------------------------------------------------------
@@ -294,21 +268,14 @@ def test_a_separate_reference_that_dies_and_is_not_the_policys_start(
 ) -> None:
     """As in a second phase that is held to another policy than it begins with."""
     config = replace(CONFIG, kl_beta=0.5, generation=GenerationConfig(overlap=False), steps=3)
-    trained, reference = {}, make_omni(ModelConfig(audio="full"), seed=1).reference()
+    reference = make_omni(ModelConfig(audio="full"), seed=1).reference()
     cluster.restarts = 1
-    for name, runtime, reward in (
-        ("local", RuntimeConfig(), even),
-        ("separate", replace(RAY, engines=0, references=1), EvenAndDeadly(cluster, {"1": 2})),
-    ):
-        set_current(runtime)
-        policy = trained[name] = make_omni(ModelConfig(audio="full"))
-        run = Run.create(tmp_path / name, "reference", [], config)
-        train_rl(policy, samples, reward, run, config=config, optim=OPTIM, sampling=SAMPLING, reference=reference)
+    local = train(tmp_path / "local", samples, config, RuntimeConfig(), reference=reference)
+    runtime, reward = replace(RAY, engines=0, references=1), EvenAndDeadly(cluster, {"1": 2})
+    separate = train(tmp_path / "separate", samples, config, runtime, reward, reference=reference)
     assert cluster.restarts == 0
-    assert_same(trained["separate"], trained["local"], 1e-5)
-    for metric in ("kl", "policy/loss", "grad_norm"):
-        one, two = (column(tmp_path / name, metric) for name in trained)
-        assert two == pytest.approx(one, abs=1e-5, rel=1e-4), metric
+    assert_same(separate, local, 1e-5)
+    same_columns(tmp_path, ("local", "separate"), "kl", "policy/loss", "grad_norm")
     assert column(tmp_path / "separate", "kl")[0] > 1e-3, "it is another"
 
 
@@ -334,76 +301,56 @@ def test_a_separate_reference_below_an_adapter(learned: bool, samples: list[Samp
         assert here is not None and torch.allclose(here, e.ref_logprobs, atol=1e-4) != learned
 
 
-def test_trainers_hold_no_separate_reference() -> None:
-    config = replace(CONFIG, kl_beta=0.5)
-    worker = Trainer(make_omni(), config, OPTIM, 1.0, 8, separate=Separate(reference=True))
-    assert worker.reference is None and worker.has_kl
-    experience = Experience(
-        torch.tensor([3, 4]), torch.tensor([False, True]), prompt_length=1, rollout_logprobs=torch.zeros(2)
-    )
-    with pytest.raises(AssertionError, match="the reference is a process of its own"):
-        worker.prepare([experience])
-    filled = experience.replace(ref_logprobs=torch.tensor([0.0, -2.0]))
-    assert worker.prepare([filled])[0].ref_logprobs is filled.ref_logprobs
-
-
 # -- vLLM ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("lora", [False, True])
 @pytest.mark.parametrize("where", ["colocated", "separate"])
 def test_vllm_writes_with_the_trainers_weights(
-    where: str, samples: list[Sample], tmp_path: Path, request: pytest.FixtureRequest
+    where: str,
+    lora: bool,
+    samples: list[Sample],
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """With one update a step the gap is that of the weights that wrote to those that are trained: rounding alone, or
-    where a step is written ahead what one update moves."""
-    runtime, config = RuntimeConfig(engine="vllm"), replace(CONFIG, generation=GenerationConfig(overlap=False), steps=3)
-    if where == "separate":
+    where a step is written ahead what one update moves. Of a policy with LoRA the adapter alone is sent."""
+    separate = where == "separate"
+    runtime = replace(RAY if separate else RuntimeConfig(), engine="vllm")
+    config = replace(CONFIG, generation=GenerationConfig(overlap=separate), steps=4 if separate else 3)
+    if separate:
         request.getfixturevalue("cluster")
-        runtime, config = replace(RAY, engine="vllm"), replace(CONFIG, steps=4)
     runtime.check()
     set_current(runtime)
     # vLLM's attention on CPUs needs heads of at least 32.
-    audio = ModelConfig(audio="full")
-    policy = qwen_omni.tiny(TEXTS, hidden=128, layers=2, vocab_size=400, whisper=False, config=audio)
+    tiny = partial(qwen_omni.tiny, TEXTS, hidden=128, layers=2, vocab_size=400, whisper=False)
+    if lora:
+        tiny().save(tmp_path / "base")
+        policy = load_policy(tmp_path / "base", ModelConfig(lora=LoraConfig(rank=4), audio="projector"))
+    else:
+        policy = tiny(config=ModelConfig(audio="full"))
     run = Run.create(tmp_path / "run", "vllm", [], config)
+    calls: list[str] = []
+    monkeypatch.setattr(workers, "served_weights", lambda p, lora: calls.append(lora) or served_weights(p, lora))
     evaluate = None
-    if where == "colocated":  # greedy answers of vLLM, with the weights of the step, are those of the policy
+    if not separate and not lora:  # greedy answers of vLLM, with the weights of the step, are those of the policy
         evaluation = Evaluation(WeightedSum.of(even=even), samples, SAMPLING.max_new_tokens, metric="even")
         evaluate, config = Compared(evaluation.probe(policy)), replace(config, eval_every=1)
-    settings: dict[str, Any] = dict(optim=OptimConfig(lr=1e-2), sampling=SAMPLING, evaluate=evaluate)
+    settings: dict[str, Any] = dict(optim=OptimConfig(lr=2e-2), sampling=SAMPLING, evaluate=evaluate)
     train_rl(policy, samples, even, run, config=config, **settings)
     if evaluate is not None:
         assert [{s.policy_version for r in spy.rollouts for s in r.segments} for spy in evaluate.spies] == [{1}, {2}]
     staleness = column(tmp_path / "run", "rollout/staleness")
-    assert staleness == ([0, 0, 0] if where == "colocated" else [0, 1, 1, 0])
+    assert staleness == ([0, 1, 1, 0] if separate else [0, 0, 0])
     for stale, gap in zip(staleness, column(tmp_path / "run", "policy/logprob_gap"), strict=True):
         assert gap > 1e-2 if stale else gap < 1e-4
     assert min(column(tmp_path / "run", "grad_norm")) > 0
-
-
-@pytest.mark.parametrize("where", ["colocated", "separate", "overlapped"])
-def test_vllm_is_sent_the_adapter_alone(
-    where: str, samples: list[Sample], tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What the policy has learned reaches the engine: without the last update the gap is a hundred times as large."""
-    config = replace(CONFIG, generation=GenerationConfig(overlap=where == "overlapped"), steps=4)
-    if where != "colocated":
-        request.getfixturevalue("cluster")
-    runtime = replace(RuntimeConfig() if where == "colocated" else RAY, engine="vllm")
-    set_current(runtime)
-    qwen_omni.tiny(TEXTS, hidden=128, layers=2, vocab_size=400, whisper=False).save(tmp_path / "base")
-    policy = load_policy(tmp_path / "base", ModelConfig(lora=LoraConfig(rank=4), audio="projector"))
-    run = Run.create(tmp_path / "run", "vllm", [], config)
-    calls: list[str] = []
-    monkeypatch.setattr(workers, "served_weights", lambda p, lora: calls.append(lora) or served_weights(p, lora))
-    train_rl(policy, samples, even, run, config=config, optim=OptimConfig(lr=2e-2), sampling=SAMPLING)
-    assert calls == (["adapter"] * 4 if where == "colocated" else []), "other processes send their own"
-    assert engine_lora(ModelFile.save(run, "rl", "start", policy)) == "adapter"
-    staleness = column(tmp_path / "run", "rollout/staleness")
-    assert staleness == ([0, 1, 1, 0] if where == "overlapped" else [0, 0, 0, 0])
-    for stale, gap in zip(staleness, column(tmp_path / "run", "policy/logprob_gap"), strict=True):
-        assert gap > 1e-2 if stale else gap < 1e-4
-    assert policy.has_fresh_adapter() is False
+    sent = "adapter" if lora else "merged"
+    assert set(calls) == (set() if separate else {sent}), "other processes send their own"
+    if lora:
+        assert engine_lora(ModelFile.save(run, "rl", "start", policy)) == "adapter"
+        assert policy.has_fresh_adapter() is False
 
 
 def test_adapters_that_vllm_cannot_run_are_merged_with_one_warning(
@@ -424,11 +371,3 @@ def test_adapters_that_vllm_cannot_run_are_merged_with_one_warning(
     assert engine_lora(start) == "merged"
     with pytest.raises(ValueError, match=r"runtime\.engine_lora merged: only --runtime\.engine vllm"):
         RuntimeConfig(engine_lora="merged").check()
-
-
-def test_vllm_under_a_torchrun_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
-    set_current(RuntimeConfig(engine="vllm"))
-    check_engine()
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(ValueError, match="vLLM makes a torch process group"):
-        check_engine()

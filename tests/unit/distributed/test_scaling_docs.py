@@ -6,10 +6,8 @@ import json
 import re
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
-import yaml
 
 from audiorl.cli import plan as plan_cli
 from audiorl.plan.memory import GIB
@@ -60,22 +58,3 @@ def test_scripts_parse_and_refuse_no_command(script: Path) -> None:
     assert done.returncode == 2 and done.stderr.startswith("usage: sbatch")
     head = script.read_text().split("\nset -euo pipefail")[0]
     assert all(line.startswith("#") for line in head.splitlines()), "SLURM reads its options up to the first command"
-
-
-def test_the_ray_cluster_is_consistent() -> None:
-    cluster: dict[str, Any] = yaml.safe_load((DOCS / "launch" / "kuberay.yaml").read_text())
-    assert (cluster["apiVersion"], cluster["kind"]) == ("ray.io/v1", "RayCluster")
-    groups = [cluster["spec"]["headGroupSpec"], *cluster["spec"]["workerGroupSpecs"]]
-    images = set()
-    for group in groups:
-        pod = group["template"]["spec"]
-        (container,) = pod["containers"]
-        images.add(container["image"])
-        assert {m["name"] for m in container["volumeMounts"]} == {v["name"] for v in pod["volumes"]}
-        limits = container["resources"]["limits"]
-        assert limits == container["resources"]["requests"]
-        assert group["rayStartParams"]["num-gpus"] == limits.get("nvidia.com/gpu", "0")
-        assert all(isinstance(value, str) for value in group["rayStartParams"].values()), "KubeRay takes strings only"
-    assert len(images) == 1, "all pods need the same audiorl"
-    for group in cluster["spec"]["workerGroupSpecs"]:
-        assert group["minReplicas"] <= group["replicas"] <= group["maxReplicas"]

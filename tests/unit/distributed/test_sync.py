@@ -6,10 +6,10 @@ import inspect
 import json
 import multiprocessing
 import socket
-import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any, cast
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -95,13 +95,8 @@ def test_only_this_machine_can_reach_the_sender() -> None:
     assert host == "127.0.0.1"
     with socket.create_connection((host, int(port)), timeout=5):
         pass
-    with pytest.raises(OSError):
-        socket.create_connection((_other_address(), int(port)), timeout=1)
-
-
-def _other_address() -> str:
-    """An address of this machine that is not the one above: another loopback address, which every Linux answers on."""
-    return "127.0.0.2"
+    with pytest.raises(OSError):  # another address of this machine
+        socket.create_connection(("127.0.0.2", int(port)), timeout=1)
 
 
 @pytest.mark.parametrize("backend", ["gloo", "ipc"])
@@ -142,15 +137,6 @@ def test_a_sender_that_dies_is_an_error_at_the_receivers(start: Start, context: 
         next(receiver.weights())
 
 
-def test_a_receiver_without_a_sender(start: Start) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as unused:
-        port = unused.getsockname()[1]
-    began = time.monotonic()
-    with pytest.raises(SyncError, match=rf"no sender of weights at 127.0.0.1:{port} within 2 s"):
-        WeightReceiver(f"127.0.0.1:{port}", 0, 1, timeout=2.0)
-    assert time.monotonic() - began < 20
-
-
 @pytest.mark.parametrize("backend", ["gloo", "ipc"])
 def test_what_an_engine_has_against_weights_is_the_senders_error(start: Start, context: Any, backend: Backend) -> None:
     sender = WeightSender(2, timeout=SOON, backend=backend)
@@ -162,13 +148,6 @@ def test_what_an_engine_has_against_weights_is_the_senders_error(start: Start, c
     assert said[1] == ["ValueError: weight 'double' is not in this model"]
 
 
-def test_shared_memory_ends_with_its_block() -> None:
-    with shared_memory(torch.arange(5, dtype=torch.uint8)) as (path, count):
-        mapped = torch.from_file(path, shared=True, size=count, dtype=torch.uint8)
-        assert mapped.tolist() == [0, 1, 2, 3, 4]
-    assert not Path(path).exists()
-
-
 def test_a_cuda_handle_reaches_the_other_side_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     """What torch exports, through JSON, to what torch rebuilds; the receiver's own device in place of the sender's."""
     sent = (3, b"memory", 640, 64, False, b"\x00counter", 2, b"event", True)
@@ -177,16 +156,8 @@ def test_a_cuda_handle_reaches_the_other_side_as_it_was(monkeypatch: pytest.Monk
     monkeypatch.setattr(weight_transfer, "reduce_tensor", lambda flat: (None, (None,) * 6 + sent))
     monkeypatch.setattr(weight_transfer, "rebuild_cuda_tensor", lambda *a: rebuilt.extend(a))
 
-    class Flat:
-        device = torch.device("cuda", 3)
-
-        def __len__(self) -> int:
-            return 576
-
-    with (
-        shared_memory(cast(torch.Tensor, Flat())) as handle,
-        opened_memory(json.loads(json.dumps(handle)), torch.device("cuda", 1)),
-    ):
+    flat = MagicMock(device=torch.device("cuda", 3), __len__=lambda self: 576)
+    with shared_memory(flat) as handle, opened_memory(json.loads(json.dumps(handle)), torch.device("cuda", 1)):
         pass
     assert rebuilt[:6] == [torch.Tensor, (576,), (1,), 0, torch.UntypedStorage, torch.uint8]
     assert rebuilt[6:] == [1, *sent[1:]]
@@ -197,23 +168,13 @@ def test_a_cuda_handle_reaches_the_other_side_as_it_was(monkeypatch: pytest.Monk
     ]  # fmt: skip
 
 
-class Work:
-    """A broadcast that has ended after so many looks."""
-
-    def __init__(self, looks: float):
-        self.looks = looks
-
-    def is_completed(self) -> bool:
-        self.looks -= 1
-        return self.looks < 0
-
-
 def test_a_broadcast_that_nobody_joins_is_aborted() -> None:
     aborted: list[int] = []
-    wait_within(Work(3), 5.0, lambda: aborted.append(1))
+    looks = iter([False, False, True])
+    wait_within(SimpleNamespace(is_completed=lambda: next(looks)), 5.0, lambda: aborted.append(1))
     assert not aborted
     with pytest.raises(RuntimeError, match=r"did not take part in a broadcast within 0\.05 s"):
-        wait_within(Work(float("inf")), 0.05, lambda: aborted.append(1))
+        wait_within(SimpleNamespace(is_completed=lambda: False), 0.05, lambda: aborted.append(1))
     assert aborted == [1]
 
 
@@ -222,16 +183,3 @@ def test_buckets_keep_order_and_size() -> None:
     found = list(buckets(tensors, 80))
     assert [[name for name, _ in b] for b in found] == [["0", "1"], ["2"], ["3", "4"], ["5"]]
     assert [name for name, _ in named(tensors)] == list(tensors)
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: WeightSender(0), "receivers is 0"),
-        (lambda: WeightReceiver("127.0.0.1:1", 2, 2), "number is 2"),
-        (lambda: WeightReceiver("somewhere", 0, 1), "host:port"),
-    ],
-)
-def test_bad_options(make: Callable[[], Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        make()

@@ -22,8 +22,10 @@ main(sys.argv[1:])
 """
 
 
-@pytest.mark.parametrize("command", [["train", "quickstart", "--out", "never"], ["resume", "never"], ["eval", "mmau"]])
-@pytest.mark.parametrize(("given", "policy"), [(None, "passive"), ("active", "active")])
+@pytest.mark.parametrize(
+    ("command", "given", "policy"),
+    [(["train", "quickstart", "--out", "never"], None, "passive"), (["eval", "mmau"], "active", "active")],
+)
 def test_the_wait_policy_is_set_when_torch_is_loaded(command: list[str], given: str | None, policy: str) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
     environment |= {} if given is None else {"OMP_WAIT_POLICY": given}

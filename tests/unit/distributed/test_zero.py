@@ -15,12 +15,11 @@ from safetensors.torch import load_file
 from audiorl.cli import main
 from audiorl.config import ModelConfig, OptimConfig
 from audiorl.config.distributed import RuntimeConfig, current, set_current
-from audiorl.distributed.world import World
+from audiorl.distributed.local import World
 from audiorl.models.families import qwen_omni
 from audiorl.train.optim.steps import optimizer_for
-from tests.support.data_recipe import PHASES
 from tests.support.forks import forked
-from tests.support.rank_runs import DATA, RECIPE, assert_equal_runs, audiorl, rewind
+from tests.support.rank_runs import RECIPE, assert_equal_runs, audiorl, rewind
 
 pytest.importorskip("deepspeed")
 from tests.support.zero_ranks import policy
@@ -49,22 +48,6 @@ def test_a_stage_trains_as_one_process(stage: int | str, plain: Path, tmp_path: 
 
 
 @pytest.mark.slow
-def test_preferences_and_judgements_are_learned_as_in_one_process(tmp_path: Path) -> None:
-    one, two = tmp_path / "one", tmp_path / "two"
-    audiorl("train", str(DATA), "--out", str(one))
-    zero("train", str(DATA), "--out", str(two), stage="fsdp")
-    assert_equal_runs(one, two, PHASES)
-
-
-@pytest.mark.slow
-def test_a_critic_of_its_own_is_sharded_with_the_policy(tmp_path: Path) -> None:
-    one, two = tmp_path / "one", tmp_path / "two"
-    audiorl("train", str(RECIPE), "--kind", "ppo", "--out", str(one))
-    zero("train", str(RECIPE), "--kind", "ppo", "--out", str(two), stage=3)
-    assert_equal_runs(one, two)
-
-
-@pytest.mark.slow
 def test_a_run_goes_on_at_another_stage_and_in_one_process(tmp_path: Path) -> None:
     one, two = tmp_path / "one", tmp_path / "two"
     audiorl("train", str(RECIPE), "--out", str(one))
@@ -87,11 +70,6 @@ def test_every_stage_goes_on_from_the_one_before() -> None:
 @pytest.mark.slow
 def test_adapters_checkpointing_offload_bfloat16_frames_and_what_is_not_finite() -> None:
     forked(str(SCRIPT), "variants", "bfloat16", "not_finite", "speaking", ranks=2)
-
-
-@pytest.mark.slow
-def test_one_process_alone_can_use_it() -> None:
-    assert "rank 0 of 1: stages" in forked(str(SCRIPT), "stages")
 
 
 def test_no_weight_and_no_state_goes_through_the_first_rank_when_a_run_is_saved_and_resumed(tmp_path: Path) -> None:

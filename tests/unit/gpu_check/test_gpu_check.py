@@ -104,13 +104,6 @@ def test_without_trl_the_comparison_is_skipped(monkeypatch: pytest.MonkeyPatch) 
     assert against_trl.step_against_trl(CPU) == Outcome("skipped", "TRL is not installed")
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(importlib.util.find_spec("trl") is None, reason="TRL has an environment of its own")
-def test_a_step_of_trl_is_timed() -> None:
-    outcome = against_trl.step_against_trl(CPU)
-    assert outcome.state == "measured" and outcome.numbers["trl_seconds"] > 0
-
-
 def test_bounds() -> None:
     assert within(float("nan"), 1.0, "error").state == within(1.5, 1.0, "error").state == "fail"
     gpu = Setup(torch.device("cuda", 0), GPU_SCALE)

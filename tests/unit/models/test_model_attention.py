@@ -15,22 +15,17 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from transformers import AttentionInterface, MistralConfig, MistralForCausalLM, Qwen2Config, Qwen2ForCausalLM
+from transformers import AttentionInterface
 
 from audiorl.algos import varlen
 from audiorl.algos.experience import Experience
 from audiorl.algos.packing import attention_mask, pack_experiences
-from audiorl.algos.varlen import (
-    Kernel,
-    Segments,
-    flex,
-    sdpa,
-)
+from audiorl.algos.varlen import Kernel, Segments, flex, sdpa
 from audiorl.audio import AudioClip
 from audiorl.config import ModelConfig
 from audiorl.data.corpus import Utterance
 from audiorl.models import AudioPolicy
-from audiorl.models.attention import GQA, VARLEN, gqa_without_repeat, spans_of
+from audiorl.models.attention import GQA, spans_of
 from audiorl.models.families import higgs
 from audiorl.types import Sample
 from tests.conftest import (
@@ -52,7 +47,7 @@ def answers(policy: AudioPolicy, samples: list[Sample]) -> list[Experience]:
     generator = torch.Generator().manual_seed(0)
     out = []
     for sample, lengths in zip(readable(policy, samples), ((5, 1, 9), (4,), (7, 3)), strict=True):
-        prompt = policy.prompt_ids(sample)
+        prompt = policy.prompt(sample).ids
         for n in lengths:
             ids = torch.cat([prompt, torch.randint(0, 200, (n,), generator=generator)])
             mask = torch.arange(len(ids)) >= len(prompt)
@@ -84,7 +79,7 @@ def gathered_sdpa(query: Tensor, key: Tensor, value: Tensor, segments: Segments,
 def stream(policy: AudioPolicy, samples: list[Sample]) -> Experience:
     """Two chunks of audio, each followed by sampled tokens."""
     clips = [c for s in samples[:2] for c in s.audio]
-    turns = [policy.prompt_ids(samples[0]), torch.arange(9), policy.chunk_ids(clips[1]), torch.arange(20, 24)]
+    turns = [policy.prompt(samples[0]).ids, torch.arange(9), policy.chunk_ids(clips[1]), torch.arange(20, 24)]
     mask = torch.cat([torch.full((len(t),), sampled) for t, sampled in zip(turns, (False, True) * 2, strict=True)])
     return Experience(torch.cat(turns), mask, len(turns[0]), tuple(clips), group_id="stream")
 
@@ -154,7 +149,7 @@ def test_clips_are_encoded_together(
     clips = [AudioClip(array=joined, sample_rate=16_000), *(u.clip for u in speech[:5])]
 
     def features(policy: AudioPolicy) -> tuple[Tensor, dict[str, Tensor]]:
-        with policy.encode_audio_once():
+        with policy.audio.once():
             out = torch.cat(policy.encode_audio(clips + clips[:2]))
             (out * torch.linspace(-1, 1, len(out))[:, None]).mean().backward()
         named = policy.backbone.audio_encoder(policy.model).named_parameters()
@@ -226,68 +221,11 @@ def test_a_kernel_that_cannot_run_is_an_error(make: Make, samples: list[Sample],
         model.forward(pack_experiences(answers(model, samples)))
 
 
-def windowed(model: Any, attention: Any) -> AudioPolicy:
-    policy = make_text(ModelConfig(attention=attention))
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        model = model(policy.model.config.vocab_size)
-    for p in model.parameters():
-        if p.dim() == 2:
-            torch.nn.init.normal_(p, std=0.2, generator=torch.Generator().manual_seed(p.numel()))
-    return AudioPolicy(model, policy.tokenizer, None, policy.backbone, policy.config)
-
-
-def qwen_with_windows(vocabulary: int, **changes: Any) -> Any:
-    size = dict(hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2)
-    windows = dict(use_sliding_window=True, sliding_window=6, max_window_layers=1) | changes
-    return Qwen2ForCausalLM(Qwen2Config(**size, **windows, vocab_size=vocabulary, max_position_embeddings=512))
-
-
-def mistral(vocabulary: int) -> Any:
-    size = dict(hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2)
-    return MistralForCausalLM(MistralConfig(**size, sliding_window=6, vocab_size=vocabulary))
-
-
-@pytest.mark.parametrize("share", [True, False])
-@pytest.mark.parametrize("attention", ["auto", "sdpa", "flex", "eager"])
-@pytest.mark.parametrize("model", [qwen_with_windows, mistral])
-def test_sliding_windows_hold_in_packed_rows(model: Any, attention: Any, share: bool, samples: list[Sample]) -> None:
-    """Log-probs and gradients are those of transformers' own forward over one sequence at a time."""
-    policy = windowed(model, attention)
-    group = answers(policy, readable(policy, samples))
-    assert all(len(e) > 12 for e in group), "longer than the windows"
-    own = windowed(model, "sdpa").model
-    own.config._attn_implementation = "sdpa"
-    single = []
-    for e in group:
-        logprobs = own(input_ids=e.ids[None], use_cache=False).logits[0].log_softmax(-1)[:-1]
-        single.append(logprobs.gather(-1, e.ids[1:, None])[:, 0][e.loss_mask[1:]])
-    torch.cat(single).sum().backward()
-    packed = policy.forward(pack_experiences(group, share)).logprobs
-    torch.testing.assert_close(packed, torch.cat(single), atol=1e-4, rtol=0)
-    packed.sum().backward()
-    gradients = dict(own.named_parameters())
-    for name, p in policy.model.named_parameters():
-        torch.testing.assert_close(p.grad, gradients[name].grad, atol=2e-3, rtol=1e-4)
-
-
-def test_layers_that_a_mask_does_not_keep_to_one_sequence_are_refused(samples: list[Sample]) -> None:
-    policy = windowed(qwen_with_windows, "auto")
-    group = answers(policy, readable(policy, samples))
-    policy.model.config.layer_types = ["linear_attention", "full_attention"]
-    with pytest.raises(ValueError, match="qwen2: layers of the kind 'linear_attention' cannot read several answers"):
-        policy.forward(pack_experiences(group))
-
-
-def test_the_replacement_ends_with_its_block(make_any: Make) -> None:
-    model = make_any()
-    decoder = model.backbone.decoder(model.model)
-    with gqa_without_repeat(decoder):
-        assert decoder.config._attn_implementation == GQA
-    assert decoder.config._attn_implementation == VARLEN
-    decoder.config._attn_implementation = "eager"
-    with gqa_without_repeat(decoder):
-        assert decoder.config._attn_implementation == "eager"
+def test_layers_that_see_less_than_everything_before_are_refused() -> None:
+    policy = make_text()
+    policy.model.config.update({"layer_types": ["sliding_attention", "full_attention"]})
+    with pytest.raises(ValueError, match="qwen2: layers of the kind 'sliding_attention' cannot read several answers"):
+        AudioPolicy(policy.model, policy.tokenizer, None, policy.backbone, policy.config)
 
 
 @pytest.mark.parametrize("tokens", [1, 3])

@@ -13,7 +13,6 @@ from torch import nn
 from transformers import WhisperFeatureExtractor
 
 from audiorl.algos.experience import Experience
-from audiorl.algos.packing import pack_experiences
 from audiorl.audio import AudioClip
 from audiorl.config import LoraConfig, ModelConfig, OptimConfig
 from audiorl.models import AudioPolicy, load_policy
@@ -35,22 +34,6 @@ def test_log_mel_equals_the_stock_extractor(samples: list[Sample]) -> None:
     ours = log_mel(extractor, wav)
     assert ours.shape == (80, frames)
     torch.testing.assert_close(ours, stock["input_features"][0, :, :frames], atol=1e-6, rtol=0)
-
-
-@pytest.mark.parametrize("audio", ["frozen", "full"])
-def test_packed_and_shared_equal_one_by_one(make_any: Make, samples: list[Sample], audio: str) -> None:
-    """Log-probs and gradients, several prompts of different length, several answers each."""
-    policy = make_any(ModelConfig(audio=audio))
-    batch = groups_of_three(policy, samples)
-    results = {}
-    for name, rows, share in (
-        ("single", [[e] for e in batch], False),
-        ("packed", [batch], False),
-        ("shared", [batch], True),
-    ):
-        results[name] = with_gradients(policy, [lp for row in rows for lp in logprobs(policy, row, share)])
-    for name in ("packed", "shared"):
-        assert_same(results[name], results["single"])
 
 
 @pytest.mark.parametrize("audio", ["frozen", "full"])
@@ -125,16 +108,6 @@ def test_what_of_the_audio_side_gets_gradients(make_policy, samples, audio: str,
 
 
 @every_listener
-def test_a_sampled_placeholder_stays_a_token(policy: AudioPolicy, samples: list[Sample]) -> None:
-    """A policy may write the audio placeholder itself; that must not take audio away from the prompt."""
-    e = experience(policy, samples[0], 4, seed=0)
-    ids = e.ids.clone()
-    ids[-2] = policy.audio_token_id
-    out = policy.forward(pack_experiences([e.replace(ids=ids)]))
-    assert out.logprobs.isfinite().all()
-
-
-@every_listener
 def test_frozen_tower_hears_each_clip_once(make_policy, samples: list[Sample]) -> None:
     policy = make_policy()
     calls = []
@@ -163,34 +136,21 @@ def test_autocast_reaches_the_audio_encoder_wherever_a_clip_is_encoded(
     torch.testing.assert_close(outside, exact, atol=0.1 * float(exact.detach().abs().max()), rtol=0)
 
 
-def test_reserved_tokens_in_a_message_are_refused(policy: AudioPolicy, samples: list[Sample]) -> None:
-    clip = samples[0].audio[0]
-    bad = Sample("row-7", (Message("user", (clip, "ignore <|im_end|> this")),))
-    with pytest.raises(ValueError, match=r"row-7.*reserved token"):
-        policy.prompt_ids(bad)
-
-
-def test_more_tokens_than_the_model_has_positions(samples: list[Sample]) -> None:
-    """Rotary positions have no end: without the check the model reads on at positions that it never learned."""
-    policy = make_omni()
-    policy.backbone.decoder(policy.model).config.max_position_embeddings = 40
-    message = r"sample 'sample-0': its prompt has \d+ tokens, the model reads at most 40; shorten the text, or cut"
-    with pytest.raises(ValueError, match=message):
-        policy.prompt(with_audio(samples[0], AudioClip(array=np.ones(32_000, np.float32), sample_rate=16_000)))
-    with pytest.raises(ValueError, match=message):
-        policy.prompt(Sample("sample-0", (Message("user", ("why " * 50,)),)))
-
-
-@every_listener
-def test_too_short_and_too_long_audio_is_refused(make_policy) -> None:
-    policy = make_policy()
-    short = AudioClip(array=np.ones(200, dtype=np.float32), sample_rate=16_000)
-    with pytest.raises(ValueError, match=r"row-8.*too short"):
-        policy.prompt_ids(Sample("row-8", (Message("user", (short, "?")),)))
+def test_prompts_that_cannot_be_read(policy: AudioPolicy, samples: list[Sample]) -> None:
+    """Also more tokens than the model has positions: rotary ones have no end, and it would read on at unknown ones."""
+    clip, ones = samples[0].audio[0], np.ones(200, dtype=np.float32)
+    cases = [
+        ((clip, "ignore <|im_end|> this"), "reserved token"),
+        ((AudioClip(array=ones, sample_rate=16_000), "?"), "too short"),
+    ]
     if policy.backbone.__class__.__name__ == "Qwen2Audio":
-        long = AudioClip(array=np.ones(16_000 * 11, dtype=np.float32), sample_rate=16_000)
-        with pytest.raises(ValueError, match=r"row-9.*longer than"):
-            policy.prompt_ids(Sample("row-9", (Message("user", (long, "?")),)))
+        cases.append(((AudioClip(array=ones.repeat(16 * 55), sample_rate=16_000), "?"), "longer than"))
+    policy.backbone.decoder(policy.model).config.max_position_embeddings = 2000
+    message = r"its prompt has \d+ tokens, the model reads at most 2000; shorten the text, or cut"
+    cases.append(((clip, "why " * 2000), message))
+    for content, said in cases:
+        with pytest.raises(ValueError, match=f"sample 'row-7'.*{said}"):
+            policy.prompt(Sample("row-7", (Message("user", content),)))
 
 
 ADAPTED = ModelConfig(lora=LoraConfig(rank=4, alpha=8), audio="projector")

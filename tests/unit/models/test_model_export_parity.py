@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from audiorl.audio import AudioClip
 from audiorl.config import LoraConfig, ModelConfig, SamplingConfig
@@ -21,6 +20,7 @@ from audiorl.protocols import Request
 from audiorl.rollout.hf import HFEngine
 from audiorl.types import Message, Sample
 from tests.conftest import make_omni, make_qwen2_audio, make_qwen3_omni, make_text, make_whisper
+from tests.support.vllm_engines import lively, shake
 
 pytestmark = pytest.mark.slow
 
@@ -37,12 +37,7 @@ FAMILIES = {
 def as_released(policy: AudioPolicy) -> AudioPolicy:
     """Weights so large that every token and the audio matter, and the entries that released configurations have."""
     vocabulary, settings = policy.tokenizer.get_added_vocab(), policy.model.generation_config
-    scale = 0.6 if "<|transcribe|>" in vocabulary else 0.15
-    g = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for p in policy.model.parameters():
-            if p.dim() > 1:
-                p.copy_(torch.randn(p.shape, generator=g) * scale)
+    lively(policy, 0.6 if "<|transcribe|>" in vocabulary else 0.15)
     if "<|transcribe|>" in vocabulary:
         settings.lang_to_id = {"<|es|>": vocabulary["<|es|>"]}
         settings.task_to_id = {"transcribe": vocabulary["<|transcribe|>"]}
@@ -99,10 +94,7 @@ def adapted(family: str, folder: Path, audio: str) -> Path:
     """A checkpoint with a low-rank adapter on the model folder/base."""
     as_released(FAMILIES[family]()).save(folder / "base")
     policy = load_policy(folder / "base", ModelConfig(lora=LoraConfig(rank=4), audio=audio))  # type: ignore[arg-type]
-    g = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for p in policy.trainable().values():
-            p.add_(torch.randn(p.shape, generator=g) * 0.1)
+    shake(policy, 0, 0.1)
     policy.save(folder / "step")
     return folder / "step"
 

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from audiorl.algos.experience import Experience
 from audiorl.algos.packing import pack_experiences
-from audiorl.config import LoraConfig, ModelConfig, OptimConfig, SamplingConfig
+from audiorl.config import LoraConfig, ModelConfig, OptimConfig
 from audiorl.models import AudioPolicy, load_policy
 from audiorl.protocols import Request
 from audiorl.rollout.hf import HFEngine
@@ -29,7 +29,7 @@ def decoder(request: pytest.FixtureRequest) -> AudioPolicy:
 
 
 def test_logits_equal_the_stock_model(decoder: AudioPolicy, samples: list[Sample]) -> None:
-    ids = decoder.prompt_ids(readable(decoder, samples)[1])
+    ids = decoder.prompt(readable(decoder, samples)[1]).ids
     row = pack_experiences([Experience(ids, torch.zeros(len(ids), dtype=torch.bool), len(ids))])
     ours = decoder.backbone.head(decoder.model)(decoder.hidden(row))
     torch.testing.assert_close(ours, decoder.model(input_ids=ids[None]).logits[0], atol=1e-5, rtol=0)
@@ -51,22 +51,13 @@ def test_the_folder_gives_the_same_policy(decoder: AudioPolicy, samples: list[Sa
     batch = groups_of_three(decoder, samples)
     assert torch.equal(torch.cat(logprobs(loaded, batch)), torch.cat(logprobs(decoder, batch)))
     text = readable(decoder, samples)[0]
-    assert torch.equal(loaded.prompt_ids(text), decoder.prompt_ids(text))
-
-
-def test_the_engine_samples_under_the_trainers_logprobs(decoder: AudioPolicy, samples: list[Sample]) -> None:
-    requests = [Request(s, 3, seed=1) for s in readable(decoder, samples)]
-    rollouts = HFEngine(decoder, SamplingConfig(max_new_tokens=10)).generate(requests)
-    assert len({tuple(r.segments[0].ids.tolist()) for r in rollouts}) > 6
-    out = decoder.forward(pack_experiences([Experience.from_rollout(r) for r in rollouts])).logprobs
-    engine = torch.cat([r.segments[0].logprobs for r in rollouts])
-    torch.testing.assert_close(out.detach(), engine, atol=1e-5, rtol=0)
+    assert torch.equal(loaded.prompt(text).ids, decoder.prompt(text).ids)
 
 
 def test_audio_in_a_prompt_is_refused_by_name(samples: list[Sample]) -> None:
     policy = make_text()
     with pytest.raises(ValueError, match="sample 'sample-1': a text decoder reads no audio"):
-        policy.prompt_ids(samples[1])
+        policy.prompt(samples[1])
     with pytest.raises(ValueError, match="sample 'sample-0': a text decoder reads no audio"):
         HFEngine(policy).generate([Request(samples[0])])
 
@@ -75,13 +66,15 @@ def test_a_template_of_its_own_writes_the_chat() -> None:
     policy = make_text()
     asked = Sample("s", (Message("system", ("yes",)), Message("user", ("What is", " said?"))))
     chatml = "<|im_start|>system\nyes<|im_end|>\n<|im_start|>user\nWhat is said?<|im_end|>\n<|im_start|>assistant\n"
-    assert policy.tokenizer.decode(policy.prompt_ids(asked)) == chatml
+    assert policy.tokenizer.decode(policy.prompt(asked).ids) == chatml
     policy.tokenizer.chat_template = "{% for m in messages %}{{ m.role }}: {{ m.content }};{% endfor %}assistant:"
-    assert policy.tokenizer.decode(policy.prompt_ids(asked)) == "system: yes;user: What is said?;assistant:"
+    assert policy.tokenizer.decode(policy.prompt(asked).ids) == "system: yes;user: What is said?;assistant:"
 
 
 def test_only_the_weights_that_are_named_learn(samples: list[Sample], tmp_path: Path) -> None:
     make_text().save(tmp_path / "base")
+    with pytest.raises(ValueError, match=r"model\.only: 'q_prj' is in no name of a trained weight, such as '"):
+        load_policy(tmp_path / "base", ModelConfig(only=("norm", "q_prj")))
     policy = load_policy(tmp_path / "base", ModelConfig(only=(r"layers\.1\.self_attn", r"^model\.norm\.")))
     assert {n.split(".")[1] for n in policy.trainable()} == {"layers", "norm"}
     batch = groups_of_three(policy, samples)
@@ -97,19 +90,6 @@ def test_only_the_weights_that_are_named_learn(samples: list[Sample], tmp_path: 
     )
 
 
-def test_a_pattern_that_names_no_trained_weight_is_a_mistake(tmp_path: Path) -> None:
-    make_text().save(tmp_path / "base")
-    with pytest.raises(ValueError, match=r"model\.only: 'q_prj' is in no name of a trained weight, such as '"):
-        load_policy(tmp_path / "base", ModelConfig(only=("norm", "q_prj")))
-
-
-def damaged(folder: Path, **fields: Any) -> None:
-    """Change fields of JSON files: config=…, tokenizer_config=…, generation_config=…"""
-    for name, values in fields.items():
-        file = folder / f"{name}.json"
-        file.write_text(json.dumps(json.loads(file.read_text()) | values))
-
-
 @pytest.mark.parametrize(
     ("file", "values", "message"),
     [
@@ -121,16 +101,16 @@ def damaged(folder: Path, **fields: Any) -> None:
 )
 def test_a_damaged_file_of_a_model_is_one_error(file: str, values: Any, message: str, tmp_path: Path) -> None:
     make_text().save(tmp_path / "model")
-    damaged(tmp_path / "model", **{file: values})
+    path = tmp_path / "model" / f"{file}.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
     with pytest.raises(ValueError, match=f"^{tmp_path / 'model'}: {message}"):
         load_policy(tmp_path / "model")
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("-inf")])
-def test_weights_that_are_not_finite_are_not_loaded(value: float, tmp_path: Path) -> None:
+def test_weights_that_are_not_finite_are_not_loaded(tmp_path: Path) -> None:
     make_text().save(tmp_path / "model")
     weights = load_file(tmp_path / "model" / "model.safetensors")
-    weights["lm_head.weight"][3, 5] = value
+    weights["lm_head.weight"][3, 5] = float("-inf")
     save_file(weights, tmp_path / "model" / "model.safetensors", {"format": "pt"})
     with pytest.raises(ValueError, match=r"weight 'lm_head\.weight' holds values that are not finite"):
         load_policy(tmp_path / "model")

@@ -6,18 +6,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from audiorl.algos.experience import Experience
 from audiorl.algos.packing import pack_experiences
 from audiorl.config import LoraConfig, ModelConfig, OptimConfig
 from audiorl.models import AudioPolicy, load_policy
-from audiorl.models.value import HEAD_FILE, ValueHead, ValueModel, load_value_model, make_critic
+from audiorl.models.value import ValueModel, load_value_model, make_critic
 from audiorl.train.optim.adamw import Optimizer
 from audiorl.types import Sample
-from tests.conftest import Make, make_text
+from tests.conftest import Make
 from tests.support.decoders import FAMILIES
-from tests.support.packing import groups_of_three, logprobs
+from tests.support.packing import groups_of_three
 
 
 def learned(model: ValueModel, batch: list[Experience]) -> ValueModel:
@@ -116,24 +115,3 @@ def test_what_is_saved_comes_back(make_any: Make, samples: list[Sample], tmp_pat
     restored.restore(tmp_path / "critic")
     assert torch.equal(restored(row), values)
     assert torch.equal(load_value_model(tmp_path / "critic", ModelConfig())(row), values)
-
-
-def test_a_shared_critics_head_comes_back(samples: list[Sample], tmp_path: Path) -> None:
-    policy = make_text()
-    batch = groups_of_three(policy, samples)
-    model = learned(make_critic(policy, shared=True), batch)
-    model.save(tmp_path / "critic")
-    assert load_file(tmp_path / "critic" / HEAD_FILE).keys() == {"linear.weight", "linear.bias"}
-    restored = make_critic(make_text(), shared=True)
-    restored.restore(tmp_path / "critic")
-    row = pack_experiences(batch)
-    assert torch.equal(restored(row), model(row)) and float(model(row).detach().abs().max()) > 0
-    assert torch.equal(logprobs(restored.trunk, batch)[0], logprobs(policy, batch)[0])
-
-
-def test_a_head_of_another_width_is_refused(tmp_path: Path) -> None:
-    make_critic(make_text(), shared=False).save(tmp_path / "critic")
-    narrow = ValueModel(make_text())
-    narrow.head = ValueHead(32)
-    with pytest.raises(ValueError, match="the head has another shape"):
-        narrow.restore(tmp_path / "critic")

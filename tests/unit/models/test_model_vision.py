@@ -11,24 +11,16 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import (
-    Qwen2_5OmniThinkerForConditionalGeneration,
-    Qwen3OmniMoeThinkerForConditionalGeneration,
-)
+from transformers import Qwen2_5OmniThinkerForConditionalGeneration, Qwen3OmniMoeThinkerForConditionalGeneration
 from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniVisionEncoder
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME
 
-from audiorl.config import LoraConfig, ModelConfig
 from audiorl.models import AudioPolicy, load_policy, load_weights
-from audiorl.models.export import export
-from audiorl.models.saving import ModelSource, read_copied, remove_vision
+from audiorl.models.weights import ModelSource, read_copied, remove_vision
 from tests.conftest import make_omni, make_qwen3_omni
 
 MAKES = {"qwen2.5": make_omni, "qwen3": make_qwen3_omni}
-THINKERS = {
-    "qwen2.5": Qwen2_5OmniThinkerForConditionalGeneration,
-    "qwen3": Qwen3OmniMoeThinkerForConditionalGeneration,
-}
+THINKERS = {"qwen2.5": Qwen2_5OmniThinkerForConditionalGeneration, "qwen3": Qwen3OmniMoeThinkerForConditionalGeneration}
 
 
 @pytest.fixture(params=MAKES)
@@ -123,14 +115,6 @@ def test_a_thinker_alone_and_weights_in_several_files(tmp_path: Path) -> None:
     assert_same_vision(tmp_path / "whole", tmp_path / "step")
 
 
-def test_an_adapter_is_merged_into_a_whole_model(folder: Path, tmp_path: Path) -> None:
-    policy = load_policy(folder, ModelConfig(lora=LoraConfig(rank=2)))
-    policy.save(tmp_path / "adapter")
-    assert not vision(tmp_path / "adapter"), "an adapter names its base model"
-    export(tmp_path / "adapter", tmp_path / "merged", merge=True)
-    assert_same_vision(folder, tmp_path / "merged")
-
-
 @pytest.mark.parametrize("kind", MAKES, indirect=True)
 def test_a_model_that_was_made_has_the_parameters_of_one_that_was_loaded(kind: str, tmp_path: Path) -> None:
     """DeepSpeed pairs the parameters of ranks by their order: the first rank has the made one, the others load it."""
@@ -141,13 +125,6 @@ def test_a_model_that_was_made_has_the_parameters_of_one_that_was_loaded(kind: s
     load_weights(tmp_path / "one", made)
     made.save(tmp_path / "two")
     assert_same_vision(tmp_path / "one", tmp_path / "two")
-
-
-def test_a_file_that_is_gone_is_named(folder: Path, tmp_path: Path) -> None:
-    policy = load_policy(folder)
-    shutil.rmtree(folder)
-    with pytest.raises(OSError, match=r"model\.safetensors: gone since the policy was loaded from it"):
-        policy.save(tmp_path / "step")
 
 
 def test_a_tower_of_another_size_than_the_config_says_is_refused(folder: Path) -> None:

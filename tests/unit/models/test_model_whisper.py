@@ -11,7 +11,6 @@ import torch
 from transformers import WhisperForConditionalGeneration
 from transformers.modeling_outputs import BaseModelOutput
 
-from audiorl.algos.experience import Experience
 from audiorl.algos.packing import pack_experiences
 from audiorl.audio import AudioClip
 from audiorl.config import ModelConfig, SamplingConfig
@@ -25,6 +24,8 @@ from audiorl.train.batches import idle_batch
 from audiorl.types import Message, Sample
 from tests.conftest import make_whisper
 from tests.support.packing import assert_same, groups_of_three, logprobs, with_audio, with_gradients
+from tests.support.rollouts import forced
+from tests.support.rollouts import logprobs as logprobs_of
 
 LANGUAGES = ("en", "es", "fr")
 
@@ -66,15 +67,6 @@ def test_log_probs_and_gradients_equal_transformers(samples: list[Sample], trans
             assert_same(with_gradients(policy, logprobs(policy, batch, share)), expected)
 
 
-def test_a_frozen_audio_encoder_changes_no_gradient_of_the_decoder(transcripts: list[Sample]) -> None:
-    frozen, full = (make_whisper(ModelConfig(audio=audio)) for audio in ("frozen", "full"))
-    batch = groups_of_three(full, transcripts)
-    logs, gradients = with_gradients(full, logprobs(full, batch))
-    of_decoder = {name: grad for name, grad in gradients.items() if name in frozen.trainable()}
-    assert 0 < len(of_decoder) < len(gradients)
-    assert_same(with_gradients(frozen, logprobs(frozen, batch)), (logs, of_decoder))
-
-
 def test_the_engine_samples_under_the_trainers_logprobs(
     policy: AudioPolicy, samples: list[Sample], transcripts: list[Sample]
 ) -> None:
@@ -82,9 +74,7 @@ def test_the_engine_samples_under_the_trainers_logprobs(
     requests = [Request(s, n, seed=1) for n, s in enumerate([*samples, *transcripts], 1)]
     rollouts = HFEngine(policy, SamplingConfig(max_new_tokens=10)).generate(requests)
     assert len({len(r.segments[0].ids) for r in rollouts}) > 1
-    out = policy.forward(pack_experiences([Experience.from_rollout(r) for r in rollouts])).logprobs
-    engine = torch.cat([r.segments[0].logprobs for r in rollouts])
-    torch.testing.assert_close(out.detach(), engine, atol=1e-5, rtol=0)
+    torch.testing.assert_close(forced(policy, rollouts), logprobs_of(rollouts), atol=1e-5, rtol=0)
 
 
 def test_greedy_transcripts_equal_generate(policy: AudioPolicy, transcripts: list[Sample]) -> None:
@@ -113,7 +103,7 @@ def test_greedy_transcripts_equal_generate(policy: AudioPolicy, transcripts: lis
 
 def test_a_transcript_is_asked_for_in_whispers_tokens(policy: AudioPolicy, transcripts: list[Sample]) -> None:
     for sample, code in zip(transcripts, LANGUAGES, strict=True):
-        text = policy.tokenizer.decode(policy.prompt_ids(sample)).replace("<|startoflm|>", "")
+        text = policy.tokenizer.decode(policy.prompt(sample).ids).replace("<|startoflm|>", "")
         assert text == f"<|startoftranscript|><|{code}|><|transcribe|><|notimestamps|>"
     answer = experience(policy, Example(transcripts[0], "yes no"))
     written = answer.ids[answer.loss_mask]
@@ -129,6 +119,7 @@ def test_a_transcript_is_asked_for_in_whispers_tokens(policy: AudioPolicy, trans
         ),
         (lambda c: asr_prompt(c, "tlh"), "no language 'tlh'"),
         (lambda c: (Message("user", ("What?",)),), "one recording, got 0"),
+        (lambda c: asr_prompt(AudioClip(array=np.ones(200, np.float32), sample_rate=16_000), "es"), "too short"),
         (lambda c: (Message("user", (c, c)),), "one recording, got 2"),
         (lambda c: (Message("system", ("Be brief.",)), Message("user", (c,))), "one user turn"),
         (lambda c: (Message("user", (c, "<|es|> What?")),), "reserved token"),
@@ -151,7 +142,7 @@ def test_the_folder_is_transformers_own(policy: AudioPolicy, transcripts: list[S
     loaded = load_policy(tmp_path / "model")
     batch = groups_of_three(policy, transcripts)
     assert torch.equal(torch.cat(logprobs(loaded, batch)), torch.cat(logprobs(policy, batch)))
-    assert torch.equal(loaded.prompt_ids(transcripts[1]), policy.prompt_ids(transcripts[1]))
+    assert torch.equal(loaded.prompt(transcripts[1]).ids, policy.prompt(transcripts[1]).ids)
     assert loaded.trainable().keys() == policy.trainable().keys() and loaded.stop_ids == policy.stop_ids
     stock, info = WhisperForConditionalGeneration.from_pretrained(tmp_path / "model", output_loading_info=True)
     assert not any(info.values())
@@ -174,7 +165,7 @@ def test_english_only_models_have_prompts_of_their_own(transcripts: list[Sample]
     policy.model.generation_config.is_multilingual = False
     policy.save(tmp_path / "model")
     english = load_policy(tmp_path / "model")
-    text = english.tokenizer.decode(english.prompt_ids(transcripts[0])).replace("<|startoflm|>", "")
+    text = english.tokenizer.decode(english.prompt(transcripts[0]).ids).replace("<|startoflm|>", "")
     assert text == "<|startoftranscript|><|notimestamps|>"
     with pytest.raises(ValueError, match="this Whisper knows English only, the recording's language is 'es'"):
         english.prompt(transcripts[1])

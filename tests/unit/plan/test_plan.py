@@ -23,7 +23,7 @@ from audiorl.data.corpus import bundled_speech
 from audiorl.models import AudioPolicy, load_policy
 from audiorl.models.families import higgs, qwen_omni
 from audiorl.models.families import text as text_decoder
-from audiorl.models.families.qwen_omni import Qwen3Omni
+from audiorl.models.families.qwen_omni import QwenOmni
 from audiorl.models.tiny import tiny_tokenizer
 from audiorl.plan.memory import (
     GIB,
@@ -68,7 +68,7 @@ def make_moe(config: ModelConfig | None = None) -> AudioPolicy:
     torch.manual_seed(0)
     model = Qwen3OmniMoeThinkerForConditionalGeneration(size)
     tokenizer.add_tokens(["<|audio_pad|>"], special_tokens=True)
-    return AudioPolicy(model, tokenizer, None, Qwen3Omni(), config)
+    return AudioPolicy(model, tokenizer, None, QwenOmni("qwen3"), config)
 
 
 FAMILIES: dict[str, Callable[..., AudioPolicy]] = {

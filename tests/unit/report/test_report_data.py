@@ -15,7 +15,6 @@ from audiorl.report.summary import (
     evaluation_rows,
     measures,
     sentence,
-    show,
     sign_test,
     wilson,
     worse_tasks,
@@ -218,22 +217,6 @@ def test_changes_pair_by_id_in_any_order():
     after = [{"id": i, "correct": c} for i, c in (("c", True), ("b", False), ("a", True))]
     fixed, broken, pairs = changed_pairs(*({row["id"]: row for row in rows} for rows in (before, after)))
     assert [b["id"] for b, _ in fixed] == ["a"] and [b["id"] for b, _ in broken] == ["b"] and len(pairs) == 3
-
-
-@pytest.mark.parametrize(
-    ("value", "metric", "text"),
-    [
-        (0.4166, "accuracy", "41.7%"),
-        (0.4166, "eval/accuracy", "41.7%"),
-        (240, "n", "240"),
-        (0.00002, "lr", "2.00e-05"),
-        (3025.4, "tokens_per_s", "3025"),
-        (0.0, "kl", "0"),
-        (math.nan, "kl", "nan"),
-    ],
-)
-def test_numbers_as_people_read_them(value, metric, text):
-    assert show(value, metric) == text
 
 
 @pytest.mark.parametrize(

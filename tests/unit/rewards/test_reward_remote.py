@@ -26,8 +26,8 @@ import torch
 from audiorl.audio import AudioClip
 from audiorl.cli import main
 from audiorl.data.corpus import Utterance
+from audiorl.data.rollout_rows import NOT_SENT
 from audiorl.data.serialization import (
-    NOT_SENT,
     AudioMode,
     PathNotAllowed,
     SerializationError,

@@ -8,8 +8,7 @@ import torch
 
 from audiorl.config import RLConfig
 from audiorl.protocols import Request
-from audiorl.train.rl.collect import collect
-from audiorl.train.rl.metrics import rollout_metrics
+from audiorl.train.rl.collect import collect, step_metrics
 from audiorl.types import Message, Rollout, Sample, Score, Segment
 
 SAMPLES = [Sample(f"q{i}", (Message("user", ("?",)),)) for i in range(4)]
@@ -37,7 +36,7 @@ def no_zeros(rollouts: Sequence[Rollout]) -> list[Score | None]:
 def test_metrics_of_each_set_of_a_mix() -> None:
     mix = [replace(s, metadata={"data_set": "ab"[i > 0]}) for i, s in enumerate(SAMPLES)]
     config = RLConfig(prompts_per_step=4, group_size=3)
-    metrics = rollout_metrics(collect(Numbers(), mix, no_zeros, 0, config, 0), config)
+    metrics = step_metrics(collect(Numbers(), mix, no_zeros, 0, config, 0), 0, config)
     assert (metrics["data/a/share"], metrics["data/b/share"]) == pytest.approx((1 / 3, 2 / 3)), "q1 is skipped"
     assert metrics["data/a/reward"] == metrics["data/b/reward"] == 1.5
 
@@ -46,11 +45,11 @@ def test_skipped_rollouts_leave_their_group() -> None:
     config = RLConfig(prompts_per_step=4, group_size=3)
     batch = collect(Numbers(), SAMPLES, no_zeros, 0, config, 0)
     assert sorted((r.sample.id, r.text) for r in batch.rollouts) == [(q, t) for q in ("q0", "q2", "q3") for t in "12"]
-    assert batch.skipped == 6 and rollout_metrics(batch, config)["reward/skipped"] == 0.5
-    assert rollout_metrics(batch, config)["reward/mean"] == 1.5
-    assert not any(name.startswith("data/") for name in rollout_metrics(batch, config))
+    assert batch.skipped == 6 and step_metrics(batch, 0, config)["reward/skipped"] == 0.5
+    assert step_metrics(batch, 0, config)["reward/mean"] == 1.5
+    assert not any(name.startswith("data/") for name in step_metrics(batch, 0, config))
     whole = collect(Numbers(), SAMPLES, lambda rollouts: [Score(1.0)] * len(rollouts), 0, config, 0)
-    assert whole.skipped == 0 and "reward/skipped" not in rollout_metrics(whole, config)
+    assert whole.skipped == 0 and "reward/skipped" not in step_metrics(whole, 0, config)
 
 
 def test_without_the_score_of_the_greedy_answer_a_group_is_skipped() -> None:

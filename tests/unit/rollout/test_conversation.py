@@ -76,6 +76,18 @@ def test_an_interrupted_answer_stays_and_the_conversation_goes_on() -> None:
     assert talk.ask(["Why?"]).sample.messages[:2] == talk.messages[:2]
 
 
+def test_spoken_answers_are_heard_in_the_next_turn(codec: AudioTokenizer) -> None:  # noqa: F811
+    policy = make_dual_omni()
+    policy.set_codec(codec)
+    talk = ChatSession(policy, SamplingConfig(max_frames=6, max_new_tokens=4), spoken=True, seed=1)
+    assert talk.speech_rate == codec.sample_rate
+    talk.ask(["Say yes."])
+    assert talk.speech is not None and talk.speech.dtype == np.float32 and len(talk.speech) > 0
+    (clip,) = (c for c in talk.messages[-1].content if isinstance(c, AudioClip))
+    prompt = policy.prompt(Sample("s", talk.ask(["Again."]).sample.messages))
+    assert prompt.codes is not None and (prompt.codes[:, 0] >= 0).any() and clip.sample_rate == codec.sample_rate
+
+
 def test_a_turn_that_cannot_be_asked_leaves_the_conversation(speech: list[Utterance]) -> None:
     talk = ChatSession(make_omni(), SAMPLING)
     talk.ask(["Why?"])
@@ -89,15 +101,3 @@ def test_a_turn_that_cannot_be_asked_leaves_the_conversation(speech: list[Uttera
         with pytest.raises(ValueError, match=message):
             talk.ask(content)
     assert talk.messages == before
-
-
-def test_spoken_answers_are_heard_in_the_next_turn(codec: AudioTokenizer) -> None:  # noqa: F811
-    policy = make_dual_omni()
-    policy.set_codec(codec)
-    talk = ChatSession(policy, SamplingConfig(max_frames=6, max_new_tokens=4), spoken=True, seed=1)
-    assert talk.speech_rate == codec.sample_rate
-    talk.ask(["Say yes."])
-    assert talk.speech is not None and talk.speech.dtype == np.float32 and len(talk.speech) > 0
-    (clip,) = (c for c in talk.messages[-1].content if isinstance(c, AudioClip))
-    prompt = policy.prompt(Sample("s", talk.ask(["Again."]).sample.messages))
-    assert prompt.codes is not None and (prompt.codes[:, 0] >= 0).any() and clip.sample_rate == codec.sample_rate

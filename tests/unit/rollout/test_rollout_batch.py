@@ -32,12 +32,12 @@ from tests.conftest import (
     make_whisper,
 )
 from tests.support.decoders import FAMILIES
+from tests.support.rollouts import ending, ids, logprobs
 
 
 def same(one: Sequence[Rollout], other: Sequence[Rollout]) -> None:
-    assert [r.segments[0].ids.tolist() for r in one] == [r.segments[0].ids.tolist() for r in other]
-    for a, b in zip(one, other, strict=True):
-        torch.testing.assert_close(a.segments[0].logprobs, b.segments[0].logprobs, atol=1e-5, rtol=0)
+    assert ids(one) == ids(other)
+    torch.testing.assert_close(logprobs(one), logprobs(other), atol=1e-5, rtol=0)
 
 
 def in_rows(generate: Callable[[], list[Rollout]]) -> list[Rollout]:
@@ -48,15 +48,6 @@ def in_rows(generate: Callable[[], list[Rollout]]) -> list[Rollout]:
 
 def questions(lengths: Sequence[int], n: int = 3) -> list[Request]:
     return [Request(Sample(f"{i}", (Message("user", ("Who? " * k,)),)), n, seed=2) for i, k in enumerate(lengths)]
-
-
-def ending(policy: AudioPolicy, stop: float) -> AudioPolicy:
-    """The logits of its stop tokens are `stop` higher."""
-    head = policy.backbone.head(policy.model)
-    added = torch.zeros(head.weight.shape[0])
-    added[list(policy.stop_ids)] = stop
-    head.register_forward_hook(lambda module, args, out: out + added)
-    return policy
 
 
 def cache_tokens(policy: AudioPolicy) -> list[int]:
@@ -73,9 +64,7 @@ def cache_tokens(policy: AudioPolicy) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    "make",
-    [make_omni, make_qwen2_audio, make_qwen3_omni, make_dual_omni],
-    ids=lambda m: m.__name__[5:],
+    "make", [make_omni, make_qwen2_audio, make_qwen3_omni, make_dual_omni], ids=lambda m: m.__name__[5:]
 )
 def test_answers_to_audio(make: Make, samples: list[Sample]) -> None:
     policy = make()
@@ -142,14 +131,6 @@ def test_prompts_are_shared_where_they_can_be() -> None:
         assert isinstance(hf.new_batch(policy, samples), RowBatch)
     for other in (make_text(ModelConfig(attention="eager")), make_whisper()):
         assert isinstance(hf.new_batch(other, [2, 2]), RowBatch)
-
-
-def test_eager_attention_sees_no_padding() -> None:
-    """Prompts of different lengths side by side, where the shorter ones are padded."""
-    asked = questions([1, 4, 7], n=2)
-    sampling = SamplingConfig(max_new_tokens=12)
-    eager = HFEngine(make_text(ModelConfig(attention="eager")), sampling).generate(asked)
-    same(eager, HFEngine(make_text(), sampling).generate(asked))
 
 
 def test_steps_that_are_not_compiled_say_so() -> None:

@@ -2,33 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
-from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen3NextConfig, Qwen3NextForCausalLM
 
-from audiorl.algos.experience import Experience
-from audiorl.algos.packing import pack_experiences
 from audiorl.audio import AudioClip
 from audiorl.config import ModelConfig, SamplingConfig
 from audiorl.models import AudioPolicy
 from audiorl.protocols import Request
 from audiorl.rollout.hf import HFEngine
 from audiorl.rollout.samplers import choose, filtered_logprobs
-from audiorl.types import Message, Rollout, Sample
+from audiorl.types import Message, Sample
 from tests.conftest import make_text
-from tests.support.decoders import of_class
 from tests.support.packing import with_audio
-
-
-def requests(samples: list[Sample], n: int = 3, seed: int = 0) -> list[Request]:
-    return [Request(s, n, seed) for s in samples]
-
-
-def ids(rollouts: list[Rollout]) -> list[list[int]]:
-    return [r.segments[0].ids.tolist() for r in rollouts]
+from tests.support.rollouts import ending, forced, ids, logprobs, requests
 
 
 def decoder_calls(policy: AudioPolicy) -> list[tuple[int, int]]:
@@ -42,31 +29,21 @@ def decoder_calls(policy: AudioPolicy) -> list[tuple[int, int]]:
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_rollout_logprobs_are_the_trainers(policy: AudioPolicy, samples: list[Sample], temperature: float) -> None:
-    rollouts = HFEngine(policy, SamplingConfig(temperature=temperature, max_new_tokens=12)).generate(requests(samples))
-    experiences = [Experience.from_rollout(r) for r in rollouts]
-    out = policy.forward(pack_experiences(experiences), temperature).logprobs.detach()
-    engine = torch.cat([r.segments[0].logprobs for r in rollouts])
-    torch.testing.assert_close(out, engine, atol=1e-4, rtol=0)
+    rollouts = HFEngine(policy, SamplingConfig(temperature=temperature, max_new_tokens=12)).generate(
+        requests(samples, 3)
+    )
+    torch.testing.assert_close(forced(policy, rollouts, temperature), logprobs(rollouts), atol=1e-4, rtol=0)
     assert [r.index for r in rollouts] == [0, 1, 2] * 3
 
 
 def test_a_rollout_depends_on_its_seed_and_not_on_its_batch(policy: AudioPolicy, samples: list[Sample]) -> None:
     engine = HFEngine(policy, SamplingConfig(max_new_tokens=10))
-    together = ids(engine.generate(requests(samples)))
-    alone = [x for r in requests(samples) for x in ids(engine.generate([r]))]
-    assert together == alone
+    together = ids(engine.generate(requests(samples, 3)))
+    assert together == [x for r in requests(samples, 3) for x in ids(engine.generate([r]))]
     small = HFEngine(policy, SamplingConfig(max_new_tokens=10, max_batch_tokens=64))
-    assert ids(small.generate(requests(samples))) == together
-    assert ids(engine.generate(requests(samples, seed=1))) != together
+    assert ids(small.generate(requests(samples, 3))) == together
+    assert ids(engine.generate(requests(samples, 3, seed=1))) != together
     assert len({tuple(x) for x in together[:3]}) == 3  # the samples of one prompt differ
-
-
-def test_greedy_is_the_argmax_of_a_full_forward_pass(policy: AudioPolicy, samples: list[Sample]) -> None:
-    (rollout,) = HFEngine(policy, SamplingConfig(temperature=0, max_new_tokens=8)).generate([Request(samples[0])])
-    e = Experience.from_rollout(rollout)
-    batch = pack_experiences([e])
-    logits = policy.backbone.head(policy.model)(policy.hidden(batch))[e.prompt_length - 1 : -1]
-    assert logits.argmax(-1).tolist() == rollout.segments[0].ids.tolist()
 
 
 def test_a_greedy_request_is_temperature_zero_decoding(policy: AudioPolicy, samples: list[Sample]) -> None:
@@ -102,20 +79,9 @@ def test_sampling_hears_the_right_audio(policy: AudioPolicy, samples: list[Sampl
     assert swapped[2] == pytest.approx(before[2], abs=1e-6)
 
 
-def test_each_prompt_is_prefilled_once(policy: AudioPolicy, samples: list[Sample]) -> None:
-    rows = decoder_calls(policy)
-    HFEngine(policy, SamplingConfig(max_new_tokens=4)).generate(requests(samples, n=5))
-    assert rows[0][0] == len(samples)
-    assert all(length == 1 for _, length in rows[1:])
-    assert rows[1][0] <= 5 * len(samples)
-
-
 def test_rows_that_end_make_room_for_the_next_prompts() -> None:
     """One loop, though the budget holds a few requests at a time: shorter than the loops one after the other."""
-    policy = make_text()
-    stop = torch.zeros(policy.backbone.head(policy.model).weight.shape[0])
-    stop[list(policy.stop_ids)] = 2.5
-    policy.backbone.head(policy.model).register_forward_hook(lambda module, args, out: out + stop)
+    policy = ending(make_text(), 2.5)
     asked = [Request(Sample(f"{i}", (Message("user", ("Who? " * (1 + i % 4),)),)), 3, seed=2) for i in range(12)]
     calls = decoder_calls(policy)
     everything = HFEngine(policy, SamplingConfig(max_new_tokens=48)).generate(asked)
@@ -124,41 +90,11 @@ def test_rows_that_end_make_room_for_the_next_prompts() -> None:
     calls.clear()
     in_turns = HFEngine(policy, SamplingConfig(max_new_tokens=48, max_batch_tokens=4 * room)).generate(asked)
     assert ids(in_turns) == ids(everything)
-    for one, other in zip(everything, in_turns, strict=True):
-        torch.testing.assert_close(one.segments[0].logprobs, other.segments[0].logprobs, atol=1e-5, rtol=0)
+    torch.testing.assert_close(logprobs(in_turns), logprobs(everything), atol=1e-5, rtol=0)
     steps = [rows for rows, length in calls if length == 1]
     assert max(steps) <= 15 and sum(length > 1 for _, length in calls) > 2
     alone = [max(r.num_sampled for r in in_turns[i : i + 12]) for i in range(0, 36, 12)]
     assert len(steps) < 0.85 * sum(alone)
-
-
-SPARSE = dict(num_experts=2, num_experts_per_tok=1, moe_intermediate_size=32, shared_expert_intermediate_size=32)
-LINEAR = dict(
-    linear_num_value_heads=4, linear_num_key_heads=2, linear_key_head_dim=8, linear_value_head_dim=8, **SPARSE
-)
-
-
-@pytest.mark.parametrize(
-    ("model_class", "config_class", "options"),
-    [
-        (Qwen2ForCausalLM, Qwen2Config, dict(use_sliding_window=True, sliding_window=8, max_window_layers=2)),
-        (Qwen3NextForCausalLM, Qwen3NextConfig, LINEAR),
-    ],
-    ids=["sliding windows", "linear attention"],
-)
-def test_layers_that_keep_something_else(model_class: Any, config_class: Any, options: dict[str, Any]) -> None:
-    """Their rows begin together, and an answer does not depend on its batch either."""
-
-    def config(**common: Any) -> Any:
-        return config_class(**common | options | {"num_hidden_layers": 4})
-
-    policy = of_class(model_class, config, tied=False)  # type: ignore[arg-type]
-    asked = [Request(Sample(f"{i}", (Message("user", ("Who? " * (1 + i % 3),)),)), 2, seed=2) for i in range(5)]
-    together = HFEngine(policy, SamplingConfig(max_new_tokens=20)).generate(asked)
-    room = max(len(policy.prompt(r.sample)) for r in asked) + 20
-    for budget in (1, 5 * room):
-        engine = HFEngine(policy, SamplingConfig(max_new_tokens=20, max_batch_tokens=budget))
-        assert ids(engine.generate(asked)) == ids(together)
 
 
 def test_stop_strings_and_length(policy: AudioPolicy, samples: list[Sample]) -> None:
@@ -173,13 +109,6 @@ def test_stop_strings_and_length(policy: AudioPolicy, samples: list[Sample]) -> 
             assert b.segments[0].stop_reason == "stop" and b.text.count(printable) >= 1
             assert b.segments[0].ids.tolist() == a.segments[0].ids[: b.num_sampled].tolist()
             assert printable not in policy.decode(b.segments[0].ids[:-1])
-
-
-def test_rollouts_work_while_training_with_gradient_checkpointing(make_policy, samples: list[Sample]) -> None:
-    plain = HFEngine(make_policy(), SamplingConfig(max_new_tokens=6)).generate(requests(samples[:1]))
-    policy = make_policy(ModelConfig(gradient_checkpointing=True))
-    assert ids(HFEngine(policy, SamplingConfig(max_new_tokens=6)).generate(requests(samples[:1]))) == ids(plain)
-    assert policy.model.training
 
 
 def test_filters_by_hand() -> None:
@@ -202,6 +131,13 @@ def test_choose_inverts_the_distribution() -> None:
     grid = (torch.arange(1000, dtype=torch.float64) + 0.5) / 1000
     drawn = choose(probs.log().expand(1000, -1), grid, torch.zeros(1000, dtype=torch.bool))
     assert torch.bincount(drawn, minlength=6).tolist() == [0, 500, 0, 300, 200, 0]
+
+
+def test_rollouts_work_while_training_with_gradient_checkpointing(make_policy, samples: list[Sample]) -> None:
+    plain = HFEngine(make_policy(), SamplingConfig(max_new_tokens=6)).generate(requests(samples[:1]))
+    policy = make_policy(ModelConfig(gradient_checkpointing=True))
+    assert ids(HFEngine(policy, SamplingConfig(max_new_tokens=6)).generate(requests(samples[:1]))) == ids(plain)
+    assert policy.model.training
 
 
 def test_sampling_options() -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from audiorl.algos.experience import Experience
 from audiorl.algos.packing import pack_experiences
-from audiorl.config import ModelConfig, SamplingConfig
+from audiorl.config import SamplingConfig
 from audiorl.data.corpus import Utterance
 from audiorl.eval._streams import instance_of
 from audiorl.models import AudioPolicy
@@ -24,6 +24,7 @@ from audiorl.tasks.simul.schedules import AlignAtt, EDAtt, LocalAgreement, Offli
 from audiorl.tasks.simul.streams import ChunkConfig, Stream, interpretation_sample
 from audiorl.types import Rollout, Sample
 from tests.conftest import make_dual_omni, make_omni, make_qwen2_audio, make_qwen3_omni
+from tests.support.rollouts import ending
 from tests.support.streams import stream
 
 CHUNKS = ChunkConfig(0.96)
@@ -44,9 +45,7 @@ def samples(streams: list[Stream]) -> list[Sample]:
 
 def talkative(policy: AudioPolicy) -> AudioPolicy:
     """Turns end here and there; attention is sharper than that of new weights, so that it peaks somewhere."""
-    stop = torch.zeros(policy.backbone.head(policy.model).weight.shape[0])
-    stop[list(policy.stop_ids)] = 0.25
-    policy.backbone.head(policy.model).register_forward_hook(lambda module, args, out: out + stop.to(out))
+    ending(policy, 0.25)
     with torch.no_grad():
         for layer in policy.backbone.decoder(policy.model).layers:
             layer.self_attn.q_proj.weight *= 8
@@ -83,8 +82,9 @@ def eager(policy: AudioPolicy) -> Iterator[None]:
 def plain(policy: AudioPolicy, sample: Sample, review: Any) -> list[list[int]]:
     """What is written in each turn: every step reads the whole conversation again."""
     decoder, head = policy.backbone.decoder(policy.model), policy.backbone.head(policy.model)
-    observed, clips, sampled = policy.prompt_ids(sample).tolist(), [], []
+    observed: list[int] = policy.prompt(sample).ids.tolist()
     sampled = [False] * len(observed)
+    clips: list[Any] = []
     said: list[int] = []
     hypotheses: list[list[int]] = []
     out: list[list[int]] = []
@@ -93,6 +93,32 @@ def plain(policy: AudioPolicy, sample: Sample, review: Any) -> list[list[int]]:
         embeds = policy.embed(torch.tensor(observed), clips, torch.tensor(sampled))
         result = decoder(inputs_embeds=embeds[None], output_attentions=True, use_cache=False)
         return head(result.last_hidden_state[0]), [a[0].mean(0) for a in result.attentions]
+
+    def kept(words: list[int], start: int) -> int:
+        if isinstance(review, LocalAgreement):
+            last = hypotheses[-review.n :]
+            same = takewhile(lambda tokens: len(set(tokens)) == 1, zip(*last, strict=False))
+            keep = sum(1 for _ in same) - len(said) if len(last) == review.n else 0
+        else:
+            own = zip(observed, sampled, strict=True)
+            audio = [i for i, (id, mine) in enumerate(own) if id == policy.audio_token_id and not mine]
+            mean = torch.stack([a for i, a in enumerate(forward()[1]) if not review.layers or i in review.layers]).mean(
+                0
+            )
+            for keep in range(len(words) + 1):
+                if keep == len(words):
+                    break
+                weights = mean[start + keep - 1, audio]
+                if isinstance(review, AlignAtt):
+                    if int(weights.argmax()) >= len(audio) - review.frames:
+                        break
+                elif float(weights[-review.frames :].sum() / weights.sum()) >= review.alpha:
+                    break
+        # Whole characters: their bytes may be several tokens.
+        whole = policy.decode(words)
+        while 0 < keep < len(words) and policy.decode(words[:keep]) + policy.decode(words[keep:]) != whole:
+            keep -= 1
+        return keep
 
     for number, turn in enumerate(sample.turns):
         chunk = policy.chunk_ids(turn.audio).tolist()
@@ -106,9 +132,7 @@ def plain(policy: AudioPolicy, sample: Sample, review: Any) -> list[list[int]]:
         turn_ids = observed[start:]
         words = turn_ids[:-1] if turn_ids[-1] in policy.stop_ids else turn_ids
         hypotheses.append([*said, *words])
-        keep = len(words)
-        if number < len(sample.turns) - 1 and words:
-            keep = _keep(review, forward()[1], observed, sampled, start, words, hypotheses, len(said), policy)
+        keep = kept(words, start) if number < len(sample.turns) - 1 and words else len(words)
         if keep < len(words):
             observed, sampled, turn_ids = observed[: start + keep], sampled[: start + keep], words[:keep]
         if observed[-1] not in policy.stop_ids or len(observed) == start:
@@ -116,44 +140,6 @@ def plain(policy: AudioPolicy, sample: Sample, review: Any) -> list[list[int]]:
         said += words[:keep]
         out.append(turn_ids)
     return out
-
-
-def _keep(
-    review: Any,
-    attentions: list[Tensor],
-    observed: list[int],
-    sampled: list[bool],
-    start: int,
-    words: list[int],
-    hypotheses: list[list[int]],
-    before: int,
-    policy: AudioPolicy,
-) -> int:
-    audio = [
-        i for i, (id, own) in enumerate(zip(observed, sampled, strict=True)) if id == policy.audio_token_id and not own
-    ]
-    if isinstance(review, LocalAgreement):
-        last = hypotheses[-review.n :]
-        same = takewhile(lambda tokens: len(set(tokens)) == 1, zip(*last, strict=False))
-        keep = sum(1 for _ in same) - before if len(last) == review.n else 0
-    else:
-        chosen = [a for i, a in enumerate(attentions) if not review.layers or i in review.layers]
-        mean = torch.stack(chosen).mean(0)
-        keep = 0
-        for i in range(len(words)):
-            weights = mean[start + i - 1, audio]
-            if isinstance(review, AlignAtt):
-                stops = int(weights.argmax()) >= len(audio) - review.frames
-            else:
-                stops = float(weights[-review.frames :].sum() / weights.sum()) >= review.alpha
-            if stops:
-                break
-            keep += 1
-    # Whole characters: their bytes may be several tokens.
-    whole = policy.decode(words)
-    while 0 < keep < len(words) and policy.decode(words[:keep]) + policy.decode(words[keep:]) != whole:
-        keep -= 1
-    return keep
 
 
 @pytest.mark.parametrize("family", list(FAMILIES))
@@ -213,27 +199,6 @@ def test_what_never_cuts_is_the_policy_and_what_always_cuts_is_offline(samples: 
             assert torch.equal(Experience.from_rollout(mine).ids, Experience.from_rollout(its).ids)
 
 
-def test_streams_of_a_batch_may_have_schedules_of_their_own(samples: list[Sample]) -> None:
-    policy = talkative(make_omni())
-    schedules: list[Schedule | None] = [reviewed(r) for r in REVIEWS] + [Offline("es")]
-    engine = HFEngine(policy, SamplingConfig(max_new_tokens=MOST, temperature=0.0))
-    mixed = engine.generate([Request(samples[i % 2], schedule=s) for i, s in enumerate(schedules)])
-    for i, (rollout, schedule) in enumerate(zip(mixed, schedules, strict=True)):
-        assert written(rollout) == written(run(policy, [samples[i % 2]], schedule)[0])
-
-
-def test_the_trainer_sees_what_was_kept(samples: list[Sample]) -> None:
-    policy = talkative(make_omni())
-    head = policy.backbone.head(policy.model)
-    for review in REVIEWS:
-        rollouts = run(policy, samples, reviewed(review))
-        for rollout in rollouts:
-            e = Experience.from_rollout(rollout)
-            logits = head(policy.hidden(pack_experiences([e])))
-            direct = logits.log_softmax(-1)[:-1].gather(-1, e.ids[1:, None])[:, 0][e.loss_mask[1:]]
-            torch.testing.assert_close(direct, torch.cat([s.logprobs for s in rollout.segments]), atol=1e-4, rtol=0)
-
-
 def test_passes_and_times_count_what_was_cut(samples: list[Sample]) -> None:
     policy = talkative(make_omni())
     calls = 0
@@ -273,29 +238,21 @@ def scripted(policy: AudioPolicy, hypotheses: Sequence[str | None]) -> AudioPoli
     return policy
 
 
-def texts(rollout: Rollout) -> list[str]:
-    return [s.text for s in rollout.segments]
-
-
-def segment_reasons(rollout: Rollout) -> list[str]:
-    return [s.stop_reason for s in rollout.segments]
-
-
 def test_local_agreement_by_hand(speech: list[Utterance]) -> None:
     sample = interpretation_sample(stream(speech, 40, 4), CHUNKS)
     sample = replace(sample, turns=sample.turns[:6])
     hypotheses = ["yes no why", "yes no English", " English", " English Spanish", "", " French why"]
     (rollout,) = run(scripted(make_omni(), hypotheses), [sample], reviewed(LocalAgreement(2)))
     # The third hypothesis is what the second has left; it is kept with its end. An empty one agrees with all others.
-    assert texts(rollout) == ["", "yes no", " English", "", "", " French why"]
-    assert segment_reasons(rollout) == ["stop", "stop", "eos", "stop", "eos", "eos"]
+    assert [s.text for s in rollout.segments] == ["", "yes no", " English", "", "", " French why"]
+    assert [s.stop_reason for s in rollout.segments] == ["stop", "stop", "eos", "stop", "eos", "eos"]
     instance = instance_of(rollout, 0)
     assert instance.prediction == "yes no English French why"
     assert [round(d / 960, 6) for d in instance.delays] == [2, 2, 3, 6, 6]
 
     hypotheses = ["yes no", "yes no why", "yes no English", " why", " Spanish", " Spanish"]
     (rollout,) = run(scripted(make_omni(), hypotheses), [sample], reviewed(LocalAgreement(3)))
-    assert texts(rollout) == ["", "", "yes no", "", "", " Spanish"]
+    assert [s.text for s in rollout.segments] == ["", "", "yes no", "", "", " Spanish"]
 
 
 def test_words_are_cut_as_a_whole(speech: list[Utterance]) -> None:
@@ -306,10 +263,10 @@ def test_words_are_cut_as_a_whole(speech: list[Utterance]) -> None:
     sample = interpretation_sample(stream(speech, 40, 4), CHUNKS)
     sample = replace(sample, turns=sample.turns[:3])
     (rollout,) = run(scripted(policy, ["yes nobody", "yes nothing", " why"]), [sample], reviewed(LocalAgreement(2)))
-    assert texts(rollout) == ["", "yes", " why"]
+    assert [s.text for s in rollout.segments] == ["", "yes", " why"]
     chinese = Reviewed(LocalAgreement(2), "zh")
     (rollout,) = run(scripted(make_omni(), ["你好", "你我", "们"]), [sample], chinese)
-    assert texts(rollout) == ["", "你", "们"]
+    assert [s.text for s in rollout.segments] == ["", "你", "们"]
 
 
 def test_a_turn_at_its_limit_is_reviewed_too(speech: list[Utterance]) -> None:
@@ -317,7 +274,7 @@ def test_a_turn_at_its_limit_is_reviewed_too(speech: list[Utterance]) -> None:
     sample = replace(sample, turns=sample.turns[:3])
     (rollout,) = run(scripted(make_omni(), [None, None, "why"]), [sample], reviewed(LocalAgreement(2)))
     assert [len(s.ids) for s in rollout.segments[:2]] == [0, MOST]
-    assert segment_reasons(rollout) == ["stop", "length", "eos"]
+    assert [s.stop_reason for s in rollout.segments] == ["stop", "length", "eos"]
 
 
 def hypothesis(rows: Sequence[Sequence[float]]) -> Hypothesis:
@@ -343,8 +300,13 @@ def test_bad_schedules(samples: list[Sample]) -> None:
         AlignAtt(-1)
 
 
-def test_eager_models_too(samples: list[Sample]) -> None:
-    """A decoder that runs eager attention by its own config writes the same."""
-    for schedule in (None, reviewed(AlignAtt(6))):
-        pairs = [run(talkative(make_omni(c)), samples, schedule) for c in (None, ModelConfig(attention="eager"))]
-        assert [written(r) for r in pairs[0]] == [written(r) for r in pairs[1]]
+def test_the_trainer_sees_what_was_kept(samples: list[Sample]) -> None:
+    policy = talkative(make_omni())
+    head = policy.backbone.head(policy.model)
+    for review in REVIEWS:
+        rollouts = run(policy, samples, reviewed(review))
+        for rollout in rollouts:
+            e = Experience.from_rollout(rollout)
+            logits = head(policy.hidden(pack_experiences([e])))
+            direct = logits.log_softmax(-1)[:-1].gather(-1, e.ids[1:, None])[:, 0][e.loss_mask[1:]]
+            torch.testing.assert_close(direct, torch.cat([s.logprobs for s in rollout.segments]), atol=1e-4, rtol=0)

@@ -22,7 +22,7 @@ from audiorl.rollout.hf import HFEngine
 from audiorl.rollout.samplers import repetition_aware
 from audiorl.rollout.streams import LiveStream
 from audiorl.tasks.simul.streams import interpretation_sample
-from audiorl.types import Message, Rollout, Sample, Segment
+from audiorl.types import Message, Rollout, Sample
 from tests.conftest import TEXTS, make_omni, make_text
 from tests.support.speaking_models import codec
 from tests.support.streams import stream
@@ -331,24 +331,6 @@ def test_repetition_aware_log_probs_are_those_of_the_mixture() -> None:
 # -- voices and streams --------------------------------------------------------------------------------------------
 
 
-def test_a_batch_of_prompts_with_and_without_voices(codec, speech: list[Utterance]) -> None:
-    policy = make_higgs()
-    policy.set_codec(codec)
-    voices = [
-        Sample(f"v{i}", (Message("assistant", (speech[i].clip,)), *ASKED[0].messages), metadata={"respond": "speech"})
-        for i in (0, 7)
-    ]
-    asked = [voices[0], ASKED[0], voices[1]]
-    rollouts = run(policy, asked, n=2)
-    assert written(rollouts) == written([r for s in asked for r in run(policy, [s], n=2)])
-    batch = [Experience.from_rollout(r) for r in rollouts]
-    out = policy.forward(pack_experiences(batch)).code_logprobs
-    engine = torch.cat([wide(e.rollout_logprobs)[e.loss_mask] for e in batch])
-    torch.testing.assert_close(out, engine, atol=1e-5, rtol=0)
-    assert rollouts[0].segments[0].prompt_codes is not None and rollouts[2].segments[0].prompt_codes is None
-    assert all(r.audio == () for r in rollouts)
-
-
 def test_an_interpreter_that_speaks(speech: list[Utterance]) -> None:
     """Turns of text, of speech and of both; nothing depends on the batch, and the trainer sees what the engine saw."""
     policy = dualize(make_omni(), Q, 64)
@@ -395,22 +377,3 @@ def test_a_stream_does_not_begin_with_speech(speech: list[Utterance]) -> None:
     sample = replace(interpretation_sample(stream(speech, 0, 2)), metadata={"respond": "speech"})
     with pytest.raises(ValueError, match="turns begin with text"):
         run(policy, [sample])
-
-
-def test_a_model_that_could_speak_writes_text_as_ever() -> None:
-    """Without speech in them its rollouts are those of the text model, with plain log-probs."""
-    plain = run(make_text(), ASKED[1:2], n=3)
-    policy = dualize(make_text(), Q, 64)
-    assert policy.speech is not None
-    with torch.no_grad():  # the new tokens would take a little of every other's probability
-        last = policy.backbone.head(policy.model)
-        silent = torch.zeros(last.weight.shape[0]).index_fill(
-            0, torch.arange(policy.speech.begin_id, len(last.weight)), -1e9
-        )
-    last.register_forward_hook(lambda module, args, out: out + silent)
-    spoken = run(policy, ASKED[1:2], n=3)
-    for a, b in zip(plain, spoken, strict=True):
-        one: Segment = a.segments[0]
-        two: Segment = b.segments[0]
-        assert one.ids.tolist() == two.ids.tolist() and two.codes is None and two.code_mask is None
-        torch.testing.assert_close(one.logprobs, two.logprobs, atol=1e-6, rtol=0)

@@ -21,10 +21,12 @@ from audiorl.protocols import Request
 from audiorl.rollout.hf import HFEngine
 from audiorl.rollout.streams import LiveStream
 from audiorl.tasks.simul.live import Interpreter
-from audiorl.tasks.simul.schedules import Offline, WaitK
+from audiorl.tasks.simul.schedules import Offline
 from audiorl.tasks.simul.streams import ChunkConfig, Stream, instruction_sample, interpretation_sample
 from audiorl.types import Rollout, Sample, Turn
 from tests.conftest import make_omni
+from tests.support.rollouts import ending as ending_by
+from tests.support.rollouts import forced, ids, logprobs
 from tests.support.streams import RATE, ending_turns, stream
 
 
@@ -44,48 +46,26 @@ def run(policy: AudioPolicy, samples: list[Sample], n: int = 1, **sampling: Any)
     return engine.generate([Request(s, n, seed=3) for s in samples])
 
 
-def written(rollout: Rollout) -> list[list[int]]:
-    return [s.ids.tolist() for s in rollout.segments]
-
-
 @pytest.fixture
 def talkative(policy: AudioPolicy) -> AudioPolicy:
     """Ends about one turn in three at each token, so that turns of all kinds occur."""
-    stop = torch.zeros(policy.backbone.head(policy.model).weight.shape[0])
-    stop[list(policy.stop_ids)] = 4.5
-    head = policy.backbone.head(policy.model)
-    head.register_forward_hook(lambda module, args, out: out + stop)
-    return policy
+    return ending_by(policy, 4.5)
 
 
 def test_trainer_logprobs_are_the_engines(policy: AudioPolicy, samples: list[Sample]) -> None:
     rollouts = run(policy, samples, n=2)
-    experiences = [Experience.from_rollout(r) for r in rollouts]
     for shared in (True, False):
-        out = policy.forward(pack_experiences(experiences, shared)).logprobs.detach()
-        engine = torch.cat([e.rollout_logprobs[e.loss_mask] for e in experiences if e.rollout_logprobs is not None])
-        torch.testing.assert_close(out, engine, atol=1e-5, rtol=0)
-
-
-def test_one_segment_after_each_turn(policy: AudioPolicy, samples: list[Sample]) -> None:
-    for rollout, sample in zip(run(policy, samples), samples, strict=True):
-        assert len(rollout.segments) == len(sample.turns)
-        for segment, turn in zip(rollout.segments, sample.turns, strict=True):
-            assert segment.audio == (turn.audio,) and segment.source_time == turn.end
-            heard = int((segment.prompt_ids == policy.audio_token_id).sum())
-            assert heard == len(policy.encode_audio([turn.audio])[0])
-        times = [s.emit_time for s in rollout.segments]
-        assert times == sorted(times)  # type: ignore[type-var]
+        torch.testing.assert_close(forced(policy, rollouts, share=shared), logprobs(rollouts), atol=1e-5, rtol=0)
 
 
 def test_streams_of_a_batch_do_not_touch_each_other(talkative: AudioPolicy, samples: list[Sample]) -> None:
     together = run(talkative, samples, n=3)
     alone = [r for s in samples for r in run(talkative, [s], n=3)]
-    assert [written(r) for r in together] == [written(r) for r in alone]
+    assert ids(together) == ids(alone)
     lengths = {len(s.ids) for r in together for s in r.segments}
-    assert lengths >= {1, 2, 3} and len({str(written(r)) for r in together}) == len(together)
+    assert lengths >= {1, 2, 3} and len({str(ids([r])) for r in together}) == len(together)
     small = run(talkative, samples, n=3, max_batch_tokens=1)
-    assert [written(r) for r in small] == [written(r) for r in alone]
+    assert ids(small) == ids(alone)
 
 
 def test_nothing_is_read_ahead(talkative: AudioPolicy, streams: list[Stream]) -> None:
@@ -180,24 +160,6 @@ def test_schedules_decide_when_to_write(talkative: AudioPolicy, samples: list[Sa
     assert not any(len(s.ids) for s in late.segments[:-1]) and len(late.segments[-1].ids)
 
 
-def test_wait_k_by_hand() -> None:
-    """Rate 1.5: after chunk t there are ceil(1.5·(t - 1)) words for k = 2; the last turn is free."""
-    schedule = WaitK(2, 1.5)
-    assert [schedule.due(t) for t in range(5)] == [0, 2, 3, 5, 6]
-    assert [schedule.words(t, 5, w) for t, w in ((0, 0), (1, 0), (2, 2), (3, 4), (3, 9), (4, 5))] == [
-        0,
-        2,
-        1,
-        1,
-        0,
-        None,
-    ]
-    assert WaitK(1, 1.0).due(0) == 1
-    assert WaitK(1, language="zh").count("你好 吗") == 3
-    with pytest.raises(ValueError, match="at least 1"):
-        WaitK(0)
-
-
 def test_a_supervised_stream_has_the_tokens_of_a_rollout(policy: AudioPolicy, streams: list[Stream]) -> None:
     sample = interpretation_sample(streams[0])
     e = experience(policy, Example(sample))
@@ -266,22 +228,6 @@ def test_the_past_is_that_of_a_stream_that_began_there(ending: AudioPolicy, hist
     assert reasons == {"eos", "length"}
     past = live.segments[: -len(live.rollout.segments)]
     assert past and all(not s.audio for s in past) and all(s.audio for s in live.rollout.segments)
-
-
-def test_a_history_that_is_never_full_changes_nothing(ending: AudioPolicy) -> None:
-    streams = [LiveStream(ending, SAMPLING, SAMPLE, seed=1, history=h) for h in (None, 8)]
-    for turn in turns(8):
-        one, two = (live.observe(turn) for live in streams)
-        assert torch.equal(one.ids, two.ids) and torch.equal(one.logprobs, two.logprobs)
-
-
-def test_turns_do_not_repeat_the_random_numbers_of_forgotten_ones(ending: AudioPolicy) -> None:
-    live = LiveStream(ending, SAMPLING, SAMPLE, seed=1, history=2)
-    keys = set()
-    for turn in turns(12):
-        live.observe(turn)
-        keys.add(live._stream.key().name)
-    assert len(keys) == 12
 
 
 def test_histories_that_cannot_be(ending: AudioPolicy) -> None:

@@ -87,24 +87,13 @@ def test_a_frame_is_decoded_in_the_row_that_completes_it(codec: Any, codes: torc
     assert len(speech.push(None)) == 0  # text goes on
 
 
-def test_text_around_several_speeches(codec: Any) -> None:
-    layout = speaker(codec).speech
-    speech = SpeechStream(codec, layout, 2)
-    rows: list[list[int] | None] = [None]
-    for codes in CODES:
-        rows += [*layout.tokens(codes).codes[:-1].tolist(), None, None]
-    waves = [speech.push(row) for row in rows]
-    expected = torch.cat([codec.decode(codes[None])[0] for codes in CODES])
-    np.testing.assert_allclose(np.concatenate(waves), expected, rtol=0, atol=STEP)
-
-
 def test_an_engine_that_decodes_as_it_speaks(codec: Any) -> None:
     """Side by side, in batches that change, what each says is what it says alone."""
     policy = speaker(codec)
     asked = [speech_sample(text, text) for text in NAMES]
     asked.insert(1, Sample("text", (Message("user", ("Why?",)),), metadata={"respond": "text"}))
     sampling = SamplingConfig(max_new_tokens=4, max_frames=30, max_batch_tokens=160)
-    engine = StreamingEngine(policy, sampling, block_frames=2)
+    engine = StreamingEngine(policy, sampling)
     rollouts = engine.generate([Request(s, seed=3) for s in asked])
     assert [r.sample.id for r in rollouts] == [s.id for s in asked]
     for rollout in rollouts:
@@ -147,8 +136,6 @@ def test_bad_input(codec: Any, speech: Any) -> None:
     with pytest.raises(ValueError, match="no speech decoder"):
         next(speech_blocks(dualize(make_text(), 4, 64), speech_sample("a", "x")))
     policy = speaker(codec)
-    with pytest.raises(ValueError, match="block_frames is 0"):
-        next(speech_blocks(policy, speech_sample("a", "x"), block_frames=0))
     with pytest.raises(ValueError, match="has turns; this engine speaks answers"):
         StreamingEngine(policy).generate([Request(interpretation_sample(stream(speech, 0, 2)))])
     broken = Sample("b", (Message("user", ()),), metadata={"respond": "speech"})

@@ -32,18 +32,8 @@ from audiorl.rollout.vllm_weights import check_together, served_weights
 from audiorl.rollout.weight_transfer import SyncError, WeightSender
 from audiorl.types import Message, Sample
 from tests.conftest import TEXTS
-from tests.support.vllm_engines import (
-    FAMILIES,
-    TOLERANCE,
-    forced,
-    ids,
-    lively,
-    logprobs,
-    requests,
-    save_family,
-    shake,
-    stream,
-)
+from tests.support.rollouts import forced, ids, logprobs, requests
+from tests.support.vllm_engines import FAMILIES, TOLERANCE, lively, save_family, shake, stream
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -107,12 +97,8 @@ def test_log_probs_are_the_trainers_after_each_of_five_updates(
         torch.testing.assert_close(logprobs(rollouts), forced(policy, rollouts), atol=TOLERANCE, rtol=0)
         assert {s.policy_version for r in rollouts for s in r.segments} == {version} == {fresh.policy_version}
     before = load_policy(folder).model.named_parameters()
-    unmoved = {n for n, p in before if torch.equal(p, param(policy, n))}
+    unmoved = {n for n, p in before if torch.equal(p, policy.model.get_parameter(n))}
     assert not [n for n in unmoved if not n.startswith(("visual.", "audio_tower.audio_bos_eos_token."))]
-
-
-def param(policy: AudioPolicy, name: str) -> Tensor:
-    return dict(policy.model.named_parameters())[name]
 
 
 def test_workers_receive_weights_themselves(fresh: VLLMEngine, policy: AudioPolicy, samples: list[Sample]) -> None:
@@ -143,35 +129,19 @@ def test_workers_receive_weights_themselves(fresh: VLLMEngine, policy: AudioPoli
     assert "no sender of weights at 127.0.0.1:1 within 1 s" in str(fresh.connect("127.0.0.1:1", 0, 1, {"timeout": 1.0}))
 
 
-def test_rollouts_look_like_those_of_the_other_engine(
+def test_greedy_answers_and_streams_are_those_of_the_other_engine(
     fresh: VLLMEngine, policy: AudioPolicy, samples: list[Sample], speech: list[Utterance]
 ) -> None:
-    asked = [*requests(samples, n=3), *requests([stream(speech)], n=2)]
-    asked[0] = replace(asked[0], group_id="a group")
-    ours, theirs = fresh.generate(asked), HFEngine(policy, fresh.sampling).generate(asked)
-    for a, b in zip(ours, theirs, strict=True):
-        assert (a.sample.id, a.group_id, a.index, len(a.segments)) == (
-            b.sample.id,
-            b.group_id,
-            b.index,
-            len(b.segments),
-        )
-        assert a.segments[0].prompt_ids.tolist() == b.segments[0].prompt_ids.tolist()
-        for s, t in zip(a.segments, b.segments, strict=True):
-            assert s.text == policy.decode(s.ids) and s.audio == t.audio and s.source_time == t.source_time
-            assert (s.ids.dtype, s.logprobs.dtype) == (t.ids.dtype, t.logprobs.dtype) and len(s.ids) == len(s.logprobs)
-            assert s.codes is None and s.prompt_codes is None and s.code_mask is None
-            assert (s.stop_reason == "eos") == (int(s.ids[-1]) in policy.stop_ids)
-            assert (s.emit_time is None) == (t.emit_time is None)
-
-
-def test_greedy_answers_are_the_same_as_the_other_engines(
-    fresh: VLLMEngine, policy: AudioPolicy, samples: list[Sample]
-) -> None:
-    asked = [Request(s, greedy=True) for s in samples]
+    asked = [Request(s, greedy=True, group_id="a group") for s in [*samples, stream(speech)]]
     ours, theirs = fresh.generate(asked), HFEngine(policy, fresh.sampling).generate(asked)
     assert ids(ours) == ids(theirs)
     torch.testing.assert_close(logprobs(ours), logprobs(theirs), atol=TOLERANCE, rtol=0)
+    for a, b in zip(ours, theirs, strict=True):
+        assert (a.sample, a.group_id, a.index) == (b.sample, b.group_id, b.index)
+        for s, t in zip(a.segments, b.segments, strict=True):
+            assert s.prompt_ids.tolist() == t.prompt_ids.tolist()
+            assert (s.text, s.audio, s.stop_reason, s.source_time) == (t.text, t.audio, t.stop_reason, t.source_time)
+            assert (s.ids.dtype, s.logprobs.dtype, s.codes) == (t.ids.dtype, t.logprobs.dtype, None)
 
 
 def test_paused_answers_go_on_with_other_weights(fresh: VLLMEngine, policy: AudioPolicy, samples: list[Sample]) -> None:
@@ -251,25 +221,6 @@ def test_stop_strings_stay_and_length_ends(fresh: VLLMEngine, policy: AudioPolic
             assert ids([a]) == ids([b])
 
 
-def test_another_clip_gives_other_log_probs_to_its_own_prompt(
-    family: None, fresh: VLLMEngine, samples: list[Sample]
-) -> None:
-    fresh.sampling = SamplingConfig(max_new_tokens=1, temperature=0)
-    clips = [AudioClip(array=s.audio[0].load()[:14_400], sample_rate=16_000) for s in samples]
-
-    def run(sounds: Sequence[AudioClip]) -> list[float]:
-        asked = [
-            replace(s, messages=(Message("user", (clip, "What is said?")),))
-            for s, clip in zip(samples, sounds, strict=True)
-        ]
-        return [float(r.segments[0].logprobs[0]) for r in fresh.generate([Request(s) for s in asked])]
-
-    before = run(clips)
-    swapped = run([clips[1], clips[0], clips[2]])
-    assert swapped == pytest.approx([before[1], before[0], before[2]], abs=1e-5)
-    assert abs(before[0] - before[1]) > 1e-3
-
-
 @pytest.mark.parametrize("context", [0.0, 0.4])
 def test_streams_turn_by_turn(
     family: None, fresh: VLLMEngine, policy: AudioPolicy, speech: list[Utterance], context: float
@@ -291,29 +242,13 @@ def test_placeholders_that_the_policy_wrote_itself_are_tokens(
     fresh: VLLMEngine, policy: AudioPolicy, speech: list[Utterance]
 ) -> None:
     with torch.no_grad():
-        head = param(policy, "lm_head.weight")
+        head = policy.model.lm_head.weight
         head[policy.audio_token_id] = head.abs().mean() * 30 * torch.sign(head[policy.audio_token_id])
     fresh.update_weights(served_weights(policy), 1)
     fresh.sampling = SamplingConfig(max_new_tokens=6)
     rollouts = fresh.generate(requests([stream(speech)], n=6))
     assert any(policy.audio_token_id in x for r in rollouts for x in ids([r])[:-1])
     torch.testing.assert_close(logprobs(rollouts), forced(policy, rollouts), atol=TOLERANCE, rtol=0)
-
-
-def test_a_prompt_is_computed_once_for_its_group(
-    fresh: VLLMEngine, samples: list[Sample], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    step, cached = fresh._llm.step, []
-
-    def watched() -> Any:
-        found = step()
-        cached.extend(out.num_cached_tokens for out in found if out.finished)
-        return found
-
-    monkeypatch.setattr(fresh._llm, "step", watched)
-    (rollout, *_) = fresh.generate(requests(samples[1:2], n=8, seed=3))
-    whole_blocks = (len(rollout.segments[0].prompt_ids) - 1) // 32 * 32
-    assert whole_blocks and sorted(cached) == [0] + [whole_blocks] * 7
 
 
 def test_a_low_rank_adapter_is_merged(family: None, folder: Path, fresh: VLLMEngine, samples: list[Sample]) -> None:
@@ -381,26 +316,9 @@ def test_what_vllm_fuses_comes_together() -> None:
         check_together(experts[:2], experts)
 
 
-@pytest.mark.parametrize(
-    ("name", "ours"),
-    [
-        ("thinker.model.layers.0.mlp.down_proj.weight", "language_model.model.layers.0.mlp.down_proj.weight"),
-        ("thinker.lm_head.weight", "language_model.lm_head.weight"),
-        ("thinker.audio_tower.proj1.weight", "audio_tower.proj1.weight"),
-        ("thinker.visual.blocks.0.attn.qkv.weight", None),
-        ("code2wav.decoder.0.conv.weight", None),
-        ("language_model.model.layers.0.mlp.down_proj.weight", "language_model.model.layers.0.mlp.down_proj.weight"),
-        ("language_model.lm_head.weight", "language_model.lm_head.weight"),
-        ("multi_modal_projector.linear.weight", "multi_modal_projector.linear.weight"),
-    ],
-)
-def test_weights_of_released_checkpoints_find_their_place(name: str, ours: str | None) -> None:
-    from audiorl.rollout.vllm_worker import Listener
-
-    assert Listener.hf_to_vllm_mapper.map_name(name) == ours
-
-
-def test_what_it_does_not_serve_is_refused(fresh: VLLMEngine, speech: list[Utterance], tmp_path: Path) -> None:
+def test_what_it_does_not_serve_is_refused(
+    folder: Path, fresh: VLLMEngine, speech: list[Utterance], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     dualize(qwen_omni.tiny(TEXTS, hidden=64, layers=1, whisper=False), 2, 16).save(tmp_path / "speaks")
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "config.json").write_text('{"model_type": "voxtral"}')
@@ -410,20 +328,11 @@ def test_what_it_does_not_serve_is_refused(fresh: VLLMEngine, speech: list[Utter
         VLLMEngine(tmp_path / "other")
     with pytest.raises(ValueError, match="follows no schedule"):
         fresh.generate([Request(stream(speech), schedule=object())])  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="cannot sleep"):
-        fresh.sleep()
-    for options in ({"max_num_seqs": 0}, {"max_model_len": 0}, {"gpu_memory_utilization": 1.5}):
-        with pytest.raises(ValueError, match=f"vllm.{next(iter(options))}"):
-            VLLMConfig(**options)  # type: ignore[arg-type]
-
-
-def test_without_vllm_the_extras_are_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("audiorl.rollout.vllm.find_spec", lambda _: None)
     with pytest.raises(ValueError, match=r"audiorl\[gpu\].*audiorl\[rollout-cpu\]"):
         VLLMEngine(folder)
 
 
-@pytest.mark.smoke
 def test_a_text_decoder(tmp_path: Path) -> None:
     """After numba, whose library vLLM's search for kernels stumbles over."""
     pytest.importorskip("llvmlite.binding")
@@ -439,3 +348,22 @@ def test_a_text_decoder(tmp_path: Path) -> None:
             engine.update_weights(policy.weights(), version)
     finally:
         engine.close()
+
+
+def test_another_clip_gives_other_log_probs_to_its_own_prompt(
+    family: None, fresh: VLLMEngine, samples: list[Sample]
+) -> None:
+    fresh.sampling = SamplingConfig(max_new_tokens=1, temperature=0)
+    clips = [AudioClip(array=s.audio[0].load()[:14_400], sample_rate=16_000) for s in samples]
+
+    def run(sounds: Sequence[AudioClip]) -> list[float]:
+        asked = [
+            replace(s, messages=(Message("user", (clip, "What is said?")),))
+            for s, clip in zip(samples, sounds, strict=True)
+        ]
+        return [float(r.segments[0].logprobs[0]) for r in fresh.generate([Request(s) for s in asked])]
+
+    before = run(clips)
+    swapped = run([clips[1], clips[0], clips[2]])
+    assert swapped == pytest.approx([before[1], before[0], before[2]], abs=1e-5)
+    assert abs(before[0] - before[1]) > 1e-3

@@ -21,7 +21,8 @@ from audiorl.rollout.vllm_weights import Lora, adapter_obstacle, served_weights
 from audiorl.rollout.weight_transfer import WeightSender
 from audiorl.types import Sample
 from tests.conftest import TEXTS
-from tests.support.vllm_engines import FAMILIES, TOLERANCE, forced, ids, logprobs, requests, save_family, shake, stream
+from tests.support.rollouts import forced, ids, logprobs, requests
+from tests.support.vllm_engines import FAMILIES, TOLERANCE, save_family, shake, stream
 
 
 @pytest.fixture
@@ -112,13 +113,6 @@ def test_workers_receive_an_adapter_themselves(start: Start, adapted: AudioPolic
         torch.testing.assert_close(logprobs(rollouts), forced(adapted, rollouts), atol=TOLERANCE, rtol=0)
         assert {s.policy_version for r in rollouts for s in r.segments} == {version}
         engine.disconnect("another one follows")
-
-
-def test_the_folder_of_an_adapter_is_merged_with_its_projector(
-    start: Start, adapted: AudioPolicy, samples: list[Sample]
-) -> None:
-    rollouts = start("merged").generate(requests(samples))
-    torch.testing.assert_close(logprobs(rollouts), forced(adapted, rollouts), atol=TOLERANCE, rtol=0)
 
 
 def test_matrices_that_are_not_trained_are_sent_too() -> None:

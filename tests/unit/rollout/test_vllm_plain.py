@@ -25,6 +25,7 @@ from audiorl.types import Message, Sample
 from corpora.models.graft import graft
 from tests.conftest import TEXTS, ask
 from tests.support.grafts import save_llm, save_whisper
+from tests.support.vllm_engines import lively
 
 SCRIPT = Path(__file__).parents[2] / "support" / "plain_vllm.py"
 needs_torchvision = pytest.mark.skipif(find_spec("torchvision") is None, reason="Omni's processor needs torchvision")
@@ -47,16 +48,6 @@ MAKE |= {
 }
 
 
-def larger_weights(policy: AudioPolicy) -> AudioPolicy:
-    """So that audio and every token matter."""
-    g = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for p in policy.model.parameters():
-            if p.dim() > 1:
-                p.copy_(torch.randn(p.shape, generator=g) * 0.08)
-    return policy
-
-
 @pytest.mark.parametrize(
     "family",
     [
@@ -68,7 +59,7 @@ def larger_weights(policy: AudioPolicy) -> AudioPolicy:
     ],
 )
 def test_plain_vllm_answers_as_the_trainers_engine(family: str, samples: list[Sample], tmp_path: Path) -> None:
-    larger_weights(MAKE[family]()).save(tmp_path / "step")
+    lively(MAKE[family]()).save(tmp_path / "step")
     folder = export(tmp_path / "step", tmp_path / "exported")
     policy = load_policy(folder)
     # Silence at the end: Qwen2-Audio's own code lets the half window behind a clip's end reach its last audio token.

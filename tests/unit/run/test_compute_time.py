@@ -102,7 +102,7 @@ class Worker:
 def train(run: Run, limit: ComputeTime | None, steps: int = 50, cpu: float = 0.02) -> Worker:
     worker, config = Worker(cpu), SFTConfig(steps=steps, batch_size=1, save_every=3)
     with run:
-        fit(LocalGroup([worker]), make_text(), [1, 2], run, config, phase="p", seed=0, length=lambda i: i, limit=limit)
+        fit(LocalGroup([worker]), make_text(), [1, 2], run, config, phase="p", seed=0, limit=limit)
     return worker
 
 

@@ -18,8 +18,7 @@ from torch import Tensor
 
 from audiorl.config import LoraConfig, ModelConfig
 from audiorl.config.distributed import RuntimeConfig, set_current
-from audiorl.distributed.local import LocalGroup
-from audiorl.distributed.world import World
+from audiorl.distributed.local import LocalGroup, World
 from audiorl.models import AudioPolicy
 from audiorl.models.value import ValueModel
 from audiorl.run import checkpoint as checkpoints

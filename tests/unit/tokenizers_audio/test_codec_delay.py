@@ -20,17 +20,7 @@ from tokenizers_audio.delay import NEVER, deinterleave, interleave, sampled_code
 B, E = 1024, 1025
 
 CODES = torch.tensor([[10, 11, 12], [20, 21, 22], [30, 31, 32]])
-ROWS = torch.tensor(
-    [
-        [B, B, B],
-        [10, B, B],
-        [11, 20, B],
-        [12, 21, 30],
-        [E, 22, 31],
-        [E, E, 32],
-        [E, E, E],
-    ]
-)
+ROWS = torch.tensor([[B, B, B], [10, B, B], [11, 20, B], [12, 21, 30], [E, 22, 31], [E, E, 32], [E, E, E]])
 DRAWN = [[0, 0, 0], [1, 0, 0], [1, 1, 0], [1, 1, 1], [1, 1, 1], [0, 0, 1], [0, 0, 0]]
 
 
@@ -67,13 +57,6 @@ def test_an_end_in_the_middle_of_the_delay() -> None:
     assert mask(rows) == [[0, 0, 0], [1, 0, 0], [1, 1, 0], [1, 1, 1], [0, 1, 1], [0, 0, 0]]
 
 
-def test_a_later_end_that_shortens_the_first() -> None:
-    """Codebook 0 ends in row 4, then codebook 2 in row 4 too, which stands for row 2: one frame."""
-    rows = torch.tensor([[B, B, B], [10, B, B], [11, 20, B], [12, 21, 30], [E, E, E]])
-    assert deinterleave(rows, B, E).tolist() == CODES[:, :1].tolist()
-    assert mask(rows)[-1] == [0, 0, 1]
-
-
 def test_what_follows_the_end_is_ignored() -> None:
     """transformers' generation draws codebook k once more in the row of its first EOS; no code of it is kept."""
     rows = ROWS.clone()
@@ -84,25 +67,15 @@ def test_what_follows_the_end_is_ignored() -> None:
 
 
 def test_wrong_rows_and_codes() -> None:
+    inner = ROWS.clone()
+    inner[2, 0] = B
     for function in (deinterleave, sampled_codes_mask):
         with pytest.raises(ValueError, match="row 1, codebook 1 holds 5, not BOS"):
             function(torch.tensor([[B, B], [4, 5], [6, 7]]), B, E)
-        with pytest.raises(ValueError, match=r"rows must be \[N, Q\]"):
-            function(ROWS[None], B, E)
-        with pytest.raises(ValueError, match="integers"):
-            function(ROWS.float(), B, E)
-    inner = ROWS.clone()
-    inner[2, 0] = B
-    with pytest.raises(ValueError, match="row 2, codebook 0 holds 1024 where a code belongs"):
-        deinterleave(inner, B, E)
-    with pytest.raises(ValueError, match="row 2, codebook 0 holds 1024"):
-        sampled_codes_mask(inner, B, E)
-    with pytest.raises(ValueError, match=r"codes must be \[Q, F\]"):
-        interleave(CODES[None], B, E)
+        with pytest.raises(ValueError, match="row 2, codebook 0 holds 1024"):
+            function(inner, B, E)
     with pytest.raises(ValueError, match="rows already"):
         interleave(ROWS.T, B, E)
-    with pytest.raises(ValueError, match=">= 0"):
-        interleave(CODES - 11, B, E)
 
 
 @given(st.integers(1, 8), st.integers(0, 12))

@@ -5,34 +5,22 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Sequence
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import torch
 
-from audiorl.algos.packing import loss_weights, micro_batches
 from audiorl.config import ModelConfig, OptimConfig, SFTConfig
 from audiorl.data.schedule import rough_length
-from audiorl.distributed.local import LocalGroup
 from audiorl.errors import Interrupted
 from audiorl.models import AudioPolicy
-from audiorl.models.examples import Example, experience
-from audiorl.run.checkpoint import Checksums
+from audiorl.models.examples import Example
 from audiorl.run.folder import Run
-from audiorl.run.saving import CheckpointWriter
-from audiorl.train.fit import Learner, fit
+from audiorl.train.fit import Learner
 from audiorl.train.sft import sft, sft_loss
 from audiorl.types import Sample
 from tests.conftest import Make, make_omni, make_text, readable
-from tests.support.data_trainers import (
-    UNCLIPPED,
-    alone,
-    assert_hears,
-    assert_same_gradients,
-    gradients,
-    times_heard,
-)
+from tests.support.data_trainers import UNCLIPPED, alone, assert_hears, assert_same_gradients, gradients, times_heard
 
 
 def examples(samples: Sequence[Sample]) -> list[Example]:
@@ -56,21 +44,6 @@ def test_the_loss_is_its_formula_whatever_the_packing(samples: list[Sample], wei
     assert_same_gradients(gradients(policy), grads, 1e-6)
 
 
-def test_sequence_weighting_is_longaligns_over_its_packs(samples: list[Sample]) -> None:
-    policy, batch = make_omni(), examples(samples)
-    rows = [experience(policy, e) for e in batch]
-    packs = micro_batches(rows, 150, share_prompts=False)
-    assert 1 < len(packs) < len(rows)
-    answers = [alone(policy, e.sample, e.target).detach() for e in batch]
-    weights = loss_weights([[len(answers[i]) for i in members] for members in packs])
-    sums = [
-        sum(-w * float(answers[i].sum()) for w, i in zip(ws, members, strict=True))
-        for ws, members in zip(weights, packs, strict=True)
-    ]
-    metrics = Learner(sft_loss, policy, SFTConfig(weighting="sequence", micro_batch_tokens=150), UNCLIPPED).train(batch)
-    assert metrics["sft/loss"] == pytest.approx(sum(sums) / len(sums), rel=1e-6)
-
-
 def test_supervised_training_hears_the_right_audio(make_policy: Make, samples: list[Sample]) -> None:
     def learn(policy: AudioPolicy, asked: Sequence[Sample]) -> float:
         batch = [Example(asked[0], "yes"), Example(asked[1], "no why")]
@@ -85,57 +58,6 @@ def test_a_trained_tower_hears_each_clip_once_an_update(make_policy: Make, sampl
     for _ in range(2):
         assert times_heard(policy, lambda: worker.train(batch)) == len(samples)
     assert any("audio_tower" in name for name in gradients(policy))
-
-
-class Recorder:
-    """A worker that learns nothing and remembers what it saw; asks the run to stop in one of its steps."""
-
-    def __init__(self, stop_at: int | None = None):
-        self.seen: list[list[int]] = []
-        self.stop_at = stop_at
-        self.writer = CheckpointWriter(make_text())
-
-    def train(self, batch: list[int]) -> dict[str, float]:
-        self.seen.append(list(batch))
-        if len(self.seen) == self.stop_at:
-            os.kill(os.getpid(), signal.SIGINT)
-        return {}
-
-    def begin_save(self, folder: str) -> None:
-        self.writer.begin(folder, {"optimizer": {"updates": torch.zeros(1)}})
-
-    def saved_files(self, wait: bool) -> Checksums | None:
-        return self.writer.files(wait)
-
-    def resume(self, where: str) -> None: ...
-
-    def close(self) -> None: ...
-
-
-def test_the_sorted_schedule_covers_an_epoch_once_and_resumes(tmp_path: Path) -> None:
-    """13 items in batches of 4 of similar length: four steps an epoch, one of them short."""
-    lengths = [7, 1, 9, 4, 4, 4, 12, 3, 8, 20, 2, 4, 15]
-    config = SFTConfig(steps=8, batch_size=4, sort=True, save_every=3)
-    model, items = make_text(), list(range(len(lengths)))
-
-    def go(recorder: Recorder, run: Run) -> list[list[int]]:
-        with run:
-            fit(LocalGroup([recorder]), model, items, run, config, phase="p", seed=5, length=lengths.__getitem__)
-        return recorder.seen
-
-    whole = go(Recorder(), Run.create(tmp_path / "a", "r.py", [], config))
-    for epoch in (whole[:4], whole[4:]):
-        assert sorted(i for batch in epoch for i in batch) == items
-        spans = sorted((min(lengths[i] for i in b), max(lengths[i] for i in b)) for b in epoch)
-        assert all(before[1] <= after[0] for before, after in pairwise(spans))
-    assert whole[:4] != whole[4:]
-
-    run = Run.create(tmp_path / "b", "r.py", [], config)
-    first, second = Recorder(stop_at=5), Recorder()
-    with pytest.raises(Interrupted, match="after p step 5"):
-        go(first, run)
-    go(second, Run.open(run.dir))
-    assert first.seen + second.seen == whole
 
 
 def test_an_interrupted_phase_ends_with_the_same_weights(

@@ -14,22 +14,19 @@ from audiorl.algos.advantages import group_relative
 from audiorl.algos.experience import Experience
 from audiorl.algos.packing import pack_experiences
 from audiorl.config import LoraConfig, ModelConfig, OptimConfig, RLConfig, SamplingConfig, SFTConfig
-from audiorl.data.schedule import batch_of_step
-from audiorl.distributed.world import World
+from audiorl.distributed.local import World
 from audiorl.models import AudioPolicy, load_policy, load_weights
 from audiorl.models.examples import Example
 from audiorl.models.families import text
 from audiorl.protocols import Request
 from audiorl.rollout.hf import HFEngine
-from audiorl.run.checkpoint import save_checkpoint
 from audiorl.train.fit import Learner
-from audiorl.train.optim.adamw import Optimizer, adamw, learning_rate
+from audiorl.train.optim.adamw import Optimizer, learning_rate
 from audiorl.train.optim.steps import optimizer_for, slow_precision
 from audiorl.train.rl.trainer import Trainer
 from audiorl.train.sft import sft_loss
 from audiorl.types import Sample
 from tests.conftest import make_omni, make_qwen2_audio
-from tests.support.checkpoints import load_checkpoint
 from tests.support.experiences import with_advantage
 from tests.support.gradients import gradients_of
 from tests.support.packing import experience, logprobs
@@ -51,23 +48,6 @@ def worker(policy: AudioPolicy, lr: float = 1e-3, **grpo: object) -> Trainer:
 
 def gradient(policy: AudioPolicy) -> torch.Tensor:
     return torch.cat([g.flatten() for g in gradients_of(policy.trainable()).values()])
-
-
-def test_toy_reward_rises(samples: list[Sample]) -> None:
-    """Reward: the share of even token ids. Twenty steps of GRPO move it well up."""
-    policy = make_omni()
-    w = Trainer(policy, RLConfig(steps=20, kl_beta=0.0), OptimConfig(lr=3e-3), 1.0, 8)
-    engine = HFEngine(policy, SamplingConfig(max_new_tokens=8))
-    means = []
-    for step in range(20):
-        rollouts = engine.generate([Request(s, 8, seed=step) for s in samples])
-        rewards = torch.tensor([float((r.segments[0].ids % 2 == 0).float().mean()) for r in rollouts])
-        advantages = group_relative(rewards, [r.group_id for r in rollouts])
-        learn(
-            w, [with_advantage(Experience.from_rollout(r), float(a)) for r, a in zip(rollouts, advantages, strict=True)]
-        )
-        means.append(float(rewards.mean()))
-    assert sum(means[-3:]) / 3 > sum(means[:3]) / 3 + 0.2
 
 
 def test_sft_learns_and_does_not_depend_on_the_cut(policy: AudioPolicy, make_policy, samples: list[Sample]) -> None:
@@ -140,17 +120,6 @@ def test_master_weights_take_updates_that_bfloat16_loses(caplog: pytest.LogCaptu
     assert torch.equal(resumed, master)
 
 
-def test_fused_adamw_is_adamw() -> None:
-    """On a GPU all weights are updated by one kernel; torch has it for the CPU too."""
-    weights = [torch.nn.Parameter(torch.linspace(-1, 1, 9)) for _ in range(2)]
-    for p, fused in zip(weights, (False, True), strict=True):
-        optimizer = adamw({"weight": p}, OptimConfig(lr=0.1, weight_decay=0.1), fused)
-        for step in range(5):
-            p.grad = torch.linspace(0, 1 + step, 9)
-            optimizer.step()
-    torch.testing.assert_close(weights[1], weights[0], atol=1e-6, rtol=0)
-
-
 def test_a_bad_gradient_stops_before_the_weights_change() -> None:
     p = torch.nn.Parameter(torch.ones(3))
     optimizer = Optimizer({"p": p}, OptimConfig(lr=0.1), 10)
@@ -158,34 +127,6 @@ def test_a_bad_gradient_stops_before_the_weights_change() -> None:
     with pytest.raises(FloatingPointError, match="'p' is not finite"):
         optimizer.step()
     assert p.tolist() == [1, 1, 1]
-
-
-def test_batches_cover_the_data_once_an_epoch() -> None:
-    seen = [x for step in range(5) for x in batch_of_step(list(range(10)), step, 4, seed=3)]
-    assert sorted(seen[:10]) == list(range(10)) == sorted(seen[10:20])
-    assert seen[:10] != seen[10:20]
-    assert batch_of_step(list(range(10)), 2, 4, seed=3) == seen[8:12]
-    with pytest.raises(ValueError, match="the data is empty"):
-        batch_of_step([], 0, 4, seed=0)
-
-
-def test_checkpoint_round_trip_continues_identically(make_policy, samples: list[Sample], tmp_path: Path) -> None:
-    policy = make_policy()
-    batch = rollouts_of(policy, samples)
-    w = worker(policy, steps=4)
-    learn(w, batch)
-    save_checkpoint(tmp_path / "step_1", policy, w.state(), {"step": 1})
-    assert not list(tmp_path.glob(".*partial"))
-    learn(w, batch)
-
-    again = make_policy()
-    resumed = worker(again, steps=4)
-    trainer, meta = load_checkpoint(tmp_path / "step_1", again)
-    resumed.load(trainer, "here")
-    assert meta.step == 1
-    learn(resumed, batch)
-    for (name, a), b in zip(policy.trainable().items(), again.trainable().values(), strict=True):
-        assert torch.equal(a, b), name
 
 
 def test_lora_trains_adapters_only_and_comes_back(make_policy, samples: list[Sample], tmp_path: Path) -> None:
@@ -236,7 +177,7 @@ def test_other_architectures_are_refused(tmp_path: Path) -> None:
     decoder["num_hidden_layers"] -= 1
     decoder.pop("layer_types", None)
     (tmp_path / "omni" / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ValueError, match=r"weight 'thinker\.model\.layers\.1.*not in the model but in the checkpoint"):
+    with pytest.raises(ValueError, match=r"weight '[\w.]*\.layers\.1\..*not in the model but in the checkpoint"):
         load_policy(tmp_path / "omni")
     with pytest.raises(ValueError, match=r"no config\.json"):
         (tmp_path / "empty").mkdir()

@@ -74,7 +74,7 @@ def test_translation_by_words_by_hand() -> None:
     counts, score = translation_counts(["你好吗"], ["你好"], "word_f1")
     assert score(counts.sum(0)) == pytest.approx(80)
     assert repeated("a b c a b c a b c") == (4, 7)
-    assert repeated("A b c a B c", 3) == (1, 4)
+    assert repeated("A b c a B c") == (1, 4)
     assert repeated("a b") == (0, 0)
 
 
@@ -84,8 +84,6 @@ def test_bootstrap_interval() -> None:
     # normal approximation: 0.64 ± 1.96 sqrt(0.64·0.36/100) = 0.64 ± 0.094
     assert (low, high) == pytest.approx((0.546, 0.734), abs=0.011)
     assert bootstrap_interval(answers, resamples=10_000) == (low, high)
-    wider = bootstrap_interval(answers, confidence=0.99, resamples=10_000)
-    assert wider[0] < low < high < wider[1]
     assert bootstrap_interval([1.0] * 5) == (1.0, 1.0)  # equal values have no width
 
 
@@ -95,7 +93,6 @@ def test_bootstrap_interval() -> None:
         (lambda: estimate(np.zeros((0, 2)), ratio), r"same utterances, got \[0\]"),
         (lambda: estimate(np.ones((2, 2)), ratio, baseline_NK=np.ones((1, 2))), r"same utterances, got \[2, 1\]"),
         (lambda: bootstrap_interval([]), "at least one"),
-        (lambda: bootstrap_interval([1.0], confidence=95), "got 95"),
         (lambda: translation_counts(["a"], ["a"], "rouge"), "no metric of translations is called 'rouge'"),
     ],
 )

@@ -11,8 +11,7 @@ from torch import Tensor
 from audiorl.config import RLConfig
 from audiorl.data.schedule import batch_of_step
 from audiorl.protocols import Request
-from audiorl.train.rl.collect import RolloutBatch, collect, scored_experiences
-from audiorl.train.rl.metrics import rollout_metrics
+from audiorl.train.rl.collect import RolloutBatch, collect, scored_experiences, step_metrics
 from audiorl.types import Rollout, Sample, Score, Segment
 
 SAMPLES = [Sample(name, ()) for name in "abcdefgh"]
@@ -95,18 +94,13 @@ def test_groups_without_signal_are_dropped_and_others_asked() -> None:
     assert new in others
     assert list(groups(found).values()) == [a, c, new] and len(groups(found)) == 3
     assert (found.dropped, found.refilled, len(found.rollouts)) == (1, 1, 6)
-    metrics = rollout_metrics(found, RLConfig(dynamic_sampling=2))
+    metrics = step_metrics(found, 0, RLConfig(dynamic_sampling=2))
     assert {k: v for k, v in metrics.items() if k.startswith("group/")} == {
         "group/without_signal": 0,
         "group/dropped": 1,
         "group/refilled": 1,
         "group/trained": 3,
     }
-
-
-def test_no_refill_when_every_group_has_signal() -> None:
-    found, engine = run("abcdefgh", dynamic_sampling=3)
-    assert engine.asked() == [first_round()] and (found.dropped, found.refilled) == (0, 0)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -120,17 +114,6 @@ def test_refills_are_new_prompts_as_long_as_there_are_any(seed: int, step: int) 
     assert set(asked) == {s.id for s in SAMPLES} - set(engine.asked()[0])
     assert list(groups(found).values()) == [kept]
     assert (found.dropped, found.refilled) == (len(set(asked)) + len(engine.asked()[0]) - 1, len(asked))
-
-
-def test_it_gives_up_after_the_rounds_it_was_given() -> None:
-    many = [Sample(f"s{i}", ()) for i in range(100)]
-    _, engine = run("", samples=many, dynamic_sampling=2)
-    assert [len(call) for call in engine.calls] == [3, 3, 3]
-    asked = [name for call in engine.asked() for name in call]
-    assert len(set(asked)) == 9
-    found, engine = run(asked[4], samples=many, dynamic_sampling=2)
-    assert [len(call) for call in engine.calls] == [3, 3, 2]  # what is still missing, no more
-    assert list(groups(found).values()) == [asked[4]]
 
 
 def test_without_any_signal_the_first_round_is_kept() -> None:

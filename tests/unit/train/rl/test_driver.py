@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from audiorl.config import RLConfig
-from audiorl.train.rl.engines import GroupEngine
-from audiorl.train.rl.processes import Workers
+from audiorl.train.rl.processes import GroupEngine, Workers
 
 
 class Model:
@@ -65,10 +64,3 @@ def test_a_model_that_the_first_trainer_trains_stays() -> None:
     with OWN.driver_on_cpu(policy), OWN.driver_on_gpu(policy):
         assert policy.device.type == "cuda"
     assert len(policy.model.places) == 1
-
-
-def test_a_model_in_cpu_memory_stays_there() -> None:
-    policy: Any = Policy("cpu")
-    policy.model.places = [torch.device("cpu")]
-    with OTHERS.driver_on_cpu(policy), OTHERS.driver_on_gpu(policy):
-        assert len(policy.model.places) == 1

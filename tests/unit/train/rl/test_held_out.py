@@ -8,14 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from audiorl.config import GenerationConfig, SamplingConfig
 from audiorl.eval._phases import Evaluation
 from audiorl.protocols import RolloutEngine
 from audiorl.rewards import WeightedSum
 from audiorl.run.folder import Run
-from audiorl.run.progress import Progress
 from audiorl.train.rl.train import train_rl
 from audiorl.types import Sample
 from tests.conftest import make_omni
@@ -65,13 +63,3 @@ def test_an_engine_that_answers_otherwise_is_not_asked(
     run = Run.create(tmp_path / "out", "held out", [], EVALUATED)
     train_rl(policy, samples, REWARD, run, config=EVALUATED, optim=OPTIM, sampling=sampling, evaluate=compared)
     assert compared.notes == ["by the policy"] * 2
-
-
-def test_notes_are_shown_until_the_next_one(capsys: pytest.CaptureFixture[str]) -> None:
-    with Progress("grpo", 4, interval=0.0, console=Console(width=200)) as progress:
-        progress.update(1, {"reward/mean": 0.5})
-        progress.note("held-out 64/200")
-        progress.note("")
-        progress.update(2, {"reward/mean": 0.5})
-    lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 3 and lines[1].endswith("held-out 64/200") and "held-out" not in lines[0] + lines[2]

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 
 from audiorl.algos.experience import Experience
 from audiorl.algos.packing import pack_experiences
 from audiorl.config import OptimConfig, RLConfig, SamplingConfig
-from audiorl.data.rollout_rows import array_of, rollout_row
 from audiorl.distributed.local import LocalGroup
 from audiorl.models import AudioPolicy
 from audiorl.protocols import Request
 from audiorl.rollout.hf import HFEngine
-from audiorl.train.rl.engines import GroupEngine
-from audiorl.train.rl.processes import StepBatch, Workers
+from audiorl.train.rl.processes import GroupEngine, Workers
 from audiorl.train.rl.trainer import TrainBatch, Trainer
-from audiorl.types import Rollout, Sample, Segment
+from audiorl.types import Sample
 from tests.conftest import make_omni
 from tests.support.experiences import with_advantage
 
@@ -58,32 +54,9 @@ def test_numbers_are_those_of_the_last_pass(samples: list[Sample]) -> None:
     assert all("advantages" not in numbers for numbers in first.tokens[1:]), "one value says it all"
 
 
-def test_recording_changes_no_number(samples: list[Sample]) -> None:
-    batch = experiences(make_omni(), samples)
-    with_record, without = (trainer(make_omni(), 2).step(TrainBatch(batch, record_tokens=on)) for on in (True, False))
-    assert with_record.metrics == without.metrics and without.tokens == []
-
-
 @pytest.mark.parametrize("ranks", [[[0, 1, 2, 3]], [[2, 3], [0, 1]]])
 def test_numbers_come_in_the_order_of_the_step(samples: list[Sample], ranks: list[list[int]]) -> None:
     batch = experiences(make_omni(), samples)
     group = LocalGroup([trainer(make_omni(), 1) for _ in range(2)])
-    numbers = Workers(RLConfig(), group, GroupEngine(group)).step(StepBatch(batch, record_tokens=True)).tokens
+    numbers = Workers(RLConfig(), group, GroupEngine(group)).step(TrainBatch(batch, record_tokens=True)).tokens
     assert [len(of_one["ratios"]) for of_one in numbers] == [len(e) for e in batch] and "advantages" in numbers[0]
-
-
-def test_each_segment_has_its_part() -> None:
-    def segment(prompt: int, sampled: int) -> Segment:
-        ids = torch.zeros(sampled, dtype=torch.long)
-        return Segment(torch.zeros(prompt, dtype=torch.long), ids, torch.zeros(sampled))
-
-    rollout = Rollout(Sample("a", ()), (segment(3, 2), segment(1, 0), segment(2, 1)), "g")
-    numbers = {"ratios": torch.arange(9, dtype=torch.float16)}
-
-    def half(row: dict[str, Any]) -> list[float]:
-        values: list[float] = array_of(row["ratios"]).tolist()
-        return values
-
-    row = rollout_row(rollout, 1, 0.0, None, numbers)
-    assert [half(s) for s in row["segments"]] == [[3.0, 4.0], [], [8.0]]
-    assert "ratios" not in rollout_row(rollout, 1, 0.0)["segments"][0]

@@ -24,12 +24,10 @@ from audiorl.config import (
     RLConfig,
     SamplingConfig,
 )
-from audiorl.data.views import transcript
 from audiorl.distributed.local import LocalGroup
-from audiorl.models import AudioPolicy, load_policy
+from audiorl.models import AudioPolicy
 from audiorl.models.examples import Example, experience
 from audiorl.models.families import qwen_omni
-from audiorl.models.families import text as text_decoder
 from audiorl.run.folder import Run
 from audiorl.run.metrics_log import read_metrics
 from audiorl.train.rl.distill import (
@@ -39,16 +37,13 @@ from audiorl.train.rl.distill import (
     shared_vocabulary,
     with_teacher_prompts,
 )
-from audiorl.train.rl.engines import GroupEngine
-from audiorl.train.rl.processes import Workers, check_separate_teacher
+from audiorl.train.rl.processes import GroupEngine, Workers, check_separate_teacher
 from audiorl.train.rl.train import train_rl
 from audiorl.train.rl.trainer import Separate, TrainBatch, Trainer
 from audiorl.train.rl.workers import ReferenceWorker
 from audiorl.types import Rollout, Sample, Score, Turn
-from corpora.models.graft import graft
 from tests.conftest import TEXTS, make_omni
 from tests.support.experiences import batch_of, with_advantage
-from tests.support.grafts import save_llm, save_whisper
 from tests.support.trainer_steps import gradients
 
 TEMPERATURE = 0.7
@@ -221,15 +216,6 @@ def trained(policy: AudioPolicy) -> dict[str, Tensor]:
     return {name: p.detach() for name, p in policy.trainable().items()}
 
 
-def test_training_brings_the_policy_to_its_teacher(spoken: list[Sample]) -> None:
-    policy = make_omni()
-    trainer = learner(policy, {}, mini_batches=2)
-    disturb(policy)
-    experiences = batch(policy, spoken)
-    divergences = [step(trainer, experiences)["distill/divergence"] for _ in range(8)]
-    assert divergences[-1] < 0.5 * divergences[0]
-
-
 # -- the advantage -------------------------------------------------------------------------------------------------
 
 
@@ -247,14 +233,6 @@ def test_sampled_adds_the_log_ratio_to_each_advantage(spoken: list[Sample], adva
     extra = trainer.step(TrainBatch([with_advantage(e, 2.0) for e in experiences]))
     assert extra.advantages == pytest.approx([2 + 0.5 * float(r.mean()) for r in ratios], abs=1e-4)
     assert extra.metrics["distill/divergence"] == pytest.approx(-float(torch.cat(ratios).mean()), abs=1e-4)
-
-
-def test_equal_views_have_no_sampled_advantage(spoken: list[Sample]) -> None:
-    policy = make_omni()
-    trainer = learner(policy, {"divergence": "sampled", "view": "none"})
-    out = trainer.step(TrainBatch(batch(policy, spoken, "none")))
-    assert out.advantages == pytest.approx([0.0] * 6, abs=1e-6)
-    assert max(float(g.abs().max()) for g in gradients(policy).values()) <= 1e-6
 
 
 # -- which tokens, which answers -----------------------------------------------------------------------------------
@@ -398,18 +376,6 @@ def test_further_tokens_behind_a_shared_vocabulary() -> None:
     assert shared_vocabulary(more, policy, "more") == shared_vocabulary(policy, more, "fewer") == size
 
 
-def test_a_text_model_cannot_read_audio(spoken: list[Sample], tmp_path: Path) -> None:
-    teacher = text_decoder.tiny(TEXTS, hidden=64, layers=2, vocab_size=400)
-    policy = text_decoder.tiny(TEXTS, hidden=64, layers=2, vocab_size=400)
-    config = RLConfig(advantage="none", kl_beta=0.0, distill=DistillConfig(coef=1.0))
-    reader = Teacher(teacher, policy, config, TEMPERATURE)
-    listener = make_omni()
-    experiences = [e.replace(ids=e.ids.clamp(max=100)) for e in batch(listener, spoken)]
-    assert len(reader.outputs(experiences)) == 6
-    with pytest.raises(ValueError, match="sample 'sample-0'"):
-        reader.outputs(batch(listener, spoken, "none"))
-
-
 @pytest.mark.parametrize("distill", [{"divergence": "sampled"}, {"divergence": "jsd", "top_k": 5}])
 def test_a_teacher_in_another_process_gives_the_same_step(spoken: list[Sample], distill: dict[str, Any]) -> None:
     results = []
@@ -448,17 +414,6 @@ def test_processes_that_hold_the_teacher_fill_in_what_the_step_needs(spoken: lis
     assert all(e.teacher is None for e in filled)
 
 
-def test_the_text_model_teaches_its_graft(spoken: list[Sample], tmp_path: Path) -> None:
-    """The graft has tokens of audio behind the text model's."""
-    llm, encoder = save_llm(tmp_path / "llm", "qwen2"), save_whisper(tmp_path / "whisper")
-    policy, teacher = graft(llm, encoder, "qwen2.5-omni"), load_policy(llm)
-    size = shared_vocabulary(teacher, policy, "llm")
-    assert size < len(policy.tokenizer) and size <= len(teacher.tokenizer)
-    trainer = learner(policy, {"teacher": str(llm)})
-    metrics = step(trainer, batch(policy, spoken))
-    assert metrics["distill/divergence"] > 0 and metrics["grad_norm"] > 0
-
-
 def test_a_whole_vocabulary_from_another_process_is_refused() -> None:
     for distill in ({}, {"top_k": 5, "top_k_of": "student"}):
         with pytest.raises(ValueError, match=r"runtime.references: .*distill.top_k 64"):
@@ -494,10 +449,7 @@ def test_options_out_of_range(options: dict[str, Any], message: str) -> None:
     [
         ({"advantage": "none"}, "advantage 'none' trains nothing without distillation: set distill.coef"),
         ({"distill": DistillConfig(coef=1.0, view="none")}, "kl_beta and distill.coef both hold the policy to its"),
-        (
-            {"distill": DistillConfig(coef=1.0, off_policy=0.01)},
-            r"distill.off_policy 0.01 of 8 prompts is 0",
-        ),
+        ({"distill": DistillConfig(coef=1.0, off_policy=0.01)}, r"distill.off_policy 0.01 of 8 prompts is 0"),
         (
             {"distill": DistillConfig(coef=1.0), "advantage": "none", "dynamic_sampling": 2},
             "advantage 'none' reads no rewards, by which dynamic_sampling drops groups",
@@ -568,8 +520,3 @@ def test_a_run_with_reference_answers(spoken: list[Sample], tmp_path: Path) -> N
     rows = read_metrics(run.dir / "metrics.jsonl")
     assert len(rows) == 2 and all(row["distill/divergence"] > 0 for row in rows)
     assert all(row["distill/divergence_off_policy"] > 0 and row["kl"] >= 0 for row in rows)
-
-
-def test_the_view_is_the_transcript(spoken: list[Sample]) -> None:
-    experiences = batch(make_omni(), spoken)
-    assert [e.teacher_prompt for e in experiences] == [transcript(s) for s in spoken[:2] for _ in range(3)]

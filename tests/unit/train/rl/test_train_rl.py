@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -27,7 +24,6 @@ from audiorl.config import (
     SamplingConfig,
 )
 from audiorl.models import AudioPolicy
-from audiorl.models.audio_encoder import log_mel
 from audiorl.models.examples import Example, experience
 from audiorl.protocols import Request
 from audiorl.rollout.hf import HFEngine
@@ -154,19 +150,6 @@ def test_a_step_with_everything_in_it_does_not_depend_on_the_cut(samples: list[S
         assert_same_gradients(grads, expected)
 
 
-def test_an_answer_longer_than_the_budget_has_a_pack_of_its_own_and_its_gradient(samples: list[Sample]) -> None:
-    found = []
-    for budget in (10_000, 80):
-        policy = make_omni()
-        batch = batch_of(policy, samples[:1], ((4, 70, 2),))
-        if budget == 80:
-            assert len(batch[1]) > budget and [1] in micro_batches(batch, budget)
-        learner = ppo(policy, micro_batch_tokens=budget)
-        learner.step(TrainBatch(batch))
-        found.append(all_gradients(learner))
-    assert_same_gradients(found[1], found[0])
-
-
 @SHARED
 def test_answers_without_tokens_train_nothing_and_disturb_nothing(samples: list[Sample], shared: bool) -> None:
     """One empty answer beside others, in a pack of its own or not; then a step of nothing else."""
@@ -212,28 +195,6 @@ def test_a_critic_begins_at_zero(make_policy: Make, samples: list[Sample], share
     loss = full.step(TrainBatch(batch_of(full.policy, samples))).metrics["critic/loss"]
     squares = [n * s**2 for ns, ss in zip(LENGTHS, SCORES, strict=True) for n, s in zip(ns, ss, strict=True)]
     assert loss == pytest.approx(0.5 * sum(squares) / sum(map(sum, LENGTHS)), rel=1e-6)
-
-
-def test_a_critic_with_its_own_trunk_and_the_policy_leave_each_other_alone(samples: list[Sample]) -> None:
-    """The step of each is bit by bit the same whatever the other one's learning rate."""
-    after = []
-    for lr, critic_lr in ((1e-3, 1e-3), (1e-3, 5e-2), (5e-2, 1e-3)):
-        policy = make_omni(ModelConfig(audio="full"))
-        critic = CriticConfig(optim=OptimConfig(lr=critic_lr))
-        learner = worker(policy, lr=lr, advantage="gae", critic=critic)
-        own = {p.data_ptr() for p in policy.trainable().values()}
-        assert learner.critic is not None
-        assert not own & {p.data_ptr() for p in learner.critic.model.trainable().values()}
-        start = snapshot(policy.trainable()), snapshot(learner.critic.model.trainable())
-        learner.step(TrainBatch(batch_of(policy, samples)))
-        assert moved(start[0], policy.trainable()) and moved(start[1], learner.critic.model.trainable())
-        after.append((snapshot(policy.trainable()), snapshot(learner.critic.model.trainable())))
-    same = [
-        all(torch.equal(x, b[i][n]) for n, x in a[i].items())
-        for a, b in ((after[0], after[1]), (after[0], after[2]))
-        for i in (0, 1)
-    ]
-    assert same == [True, False, False, True]
 
 
 @SHARED
@@ -337,17 +298,6 @@ def test_the_value_loss_in_float64(samples: list[Sample], shared: bool) -> None:
     assert metrics["critic/clip_frac"] == pytest.approx(clipped / n, abs=1e-6)
 
 
-@SHARED
-def test_the_critic_learns_what_returns_depend_on(samples: list[Sample], shared: bool) -> None:
-    """Returns are 1 after one prompt and -1 after the other."""
-    policy = make_omni()
-    critic = CriticConfig(shared=shared, clip=None, optim=OptimConfig(lr=5e-3))
-    learner = worker(policy, lr=5e-3, advantage="gae", estimator=EstimatorConfig(lam=1.0), critic=critic, steps=40)
-    batch = batch_of(policy, samples, ((3, 3), (3, 3)), ((1.0, 1.0), (-1.0, -1.0)))
-    explained = [learner.step(TrainBatch(batch)).metrics["critic/explained_variance"] for _ in range(40)]
-    assert explained[0] == pytest.approx(0, abs=1e-6) and max(explained[-3:]) > 0.9
-
-
 def test_explained_variance_by_hand(samples: list[Sample]) -> None:
     policy = make_omni()
     learner = ppo(policy)
@@ -448,26 +398,6 @@ def test_the_controller_follows_the_kl_that_is_logged(samples: list[Sample], whe
         assert resumed.kl == learner.kl and resumed.steps == 3
 
 
-def test_the_penalty_uses_the_controllers_coefficient(samples: list[Sample]) -> None:
-    policy = make_omni()
-    learner = worker(policy, kl_beta=0.2, kl=KLConfig(place="reward", control="log-space", gain=1.0), advantage="rloo")
-    disturb(policy.trainable().values())
-    batch = batch_of(policy, samples, ((4, 4),), ((1.0, 1.0),))
-    for _ in range(2):
-        prepared = learner.prepare(batch)
-        beta = learner.kl.beta
-        costs = []
-        for e in prepared:
-            assert e.old_logprobs is not None and e.ref_logprobs is not None
-            gap = (e.old_logprobs - e.ref_logprobs)[e.loss_mask].double()
-            costs.append(float(((-gap).exp() + gap - 1).sum()))
-        trained = learner.step(TrainBatch(batch))
-        expected = beta * (costs[1] - costs[0])
-        assert trained.advantages == pytest.approx([expected, -expected], rel=1e-3, abs=1e-7)
-        assert abs(expected) > 1e-6
-    assert learner.kl.beta != beta
-
-
 # -- the average ---------------------------------------------------------------------------------------------------
 
 
@@ -486,28 +416,6 @@ def test_the_average_by_hand() -> None:
     assert p.tolist() == [1.0, 6.0] and half.item() == 5
     with pytest.raises(ValueError, match="there: its moving average is of another architecture"):
         ema.load({"p": torch.zeros(2)}, "there")
-
-
-def test_a_worker_averages_after_each_update(samples: list[Sample]) -> None:
-    policy = make_omni()
-    batch = batch_of(policy, samples)
-    learner = worker(policy, ema_decay=0.9, epochs=2)
-    assert learner.ema is not None
-    average = {n: t.double() for n, t in snapshot(policy.trainable()).items()}
-    step = learner.optimizer.step
-
-    def spy() -> dict[str, float]:
-        out = step()
-        for n, p in policy.trainable().items():
-            average[n] = 0.9 * average[n] + 0.1 * p.detach().double()
-        return out
-
-    learner.optimizer.step = spy  # type: ignore[method-assign]
-    learner.step(TrainBatch(batch))
-    assert learner.optimizer.updates == 2
-    for n, value in learner.ema.state().items():
-        torch.testing.assert_close(value.double(), average[n], atol=1e-7, rtol=1e-6)
-    assert moved(learner.ema.state(), policy.trainable())
 
 
 # -- the supervised term -------------------------------------------------------------------------------------------
@@ -621,7 +529,7 @@ def test_a_trained_tower_hears_each_clip_once_an_update(
                 calls[-1].append(id(model))
             return encode_audio(self, model, mels)
 
-        learner = ppo(policy, micro_batch_tokens=budget, epochs=2)
+        learner = ppo(policy, micro_batch_tokens=budget)
         batch = batch_of(policy, samples)
         assert len(micro_batches(batch, budget)) == (1 if budget > 1 else 6)
         calls.append([])
@@ -630,48 +538,12 @@ def test_a_trained_tower_hears_each_clip_once_an_update(
             learner.step(TrainBatch(batch))
         assert learner.critic is not None
         for model in (policy.model, learner.critic.model.trunk.model):
-            assert calls[-1].count(id(model)) == 2 * 2  # two prompts, two updates
-        assert len(calls[-1]) == 8
+            assert calls[-1].count(id(model)) == 2  # prompts
+        assert len(calls[-1]) == 4
         found.append(all_gradients(learner))
+    assert_same_gradients(found[1], found[0])
     tower = [n for n, g in found[0].items() if "audio_tower" in n and bool(g.any())]
     assert any(n.startswith("policy/") for n in tower) and any(n.startswith("critic/") for n in tower)
-
-
-def test_mel_features_are_computed_once(samples: list[Sample], monkeypatch: pytest.MonkeyPatch) -> None:
-    """By rollouts, old log-probs, critic and all updates of all steps together."""
-    keys: list[int] = []
-
-    def counted(extractor: Any, wav: np.ndarray) -> Tensor:
-        keys.append(len(wav))
-        return log_mel(extractor, wav)
-
-    monkeypatch.setattr("audiorl.models.audio_encoder.log_mel", counted)
-    policy = make_omni(ModelConfig(audio="full"))
-    HFEngine(policy, SamplingConfig(max_new_tokens=2)).generate([Request(s) for s in samples[:2]])
-    learner = ppo(policy, epochs=2, mini_batches=2)
-    batch = batch_of(policy, samples)
-    for _ in range(2):
-        learner.step(TrainBatch(batch))
-    assert len(keys) == 2
-
-
-@SHARED
-def test_hearing_once_gives_the_gradient_of_hearing_for_every_pack(
-    make_policy: Make, samples: list[Sample], monkeypatch: pytest.MonkeyPatch, shared: bool
-) -> None:
-    found = []
-    for budget, once in ((10_000, True), (1, True), (1, False)):
-        policy = make_policy(ModelConfig(audio="full"))
-        learner = ppo(policy, shared, micro_batch_tokens=budget, ptx=PtxConfig(coef=0.5))
-        batch = batch_of(policy, samples)
-        examples = [experience(policy, Example(samples[0], "yes"))]
-        with monkeypatch.context() as patched:
-            if not once:
-                patched.setattr(AudioPolicy, "encode_audio_once", lambda self: nullcontext())
-            learner.step(TrainBatch(batch, examples))
-        found.append(all_gradients(learner))
-    for other in found[1:]:
-        assert_same_gradients(other, found[0])
 
 
 def test_a_failed_update_leaves_no_hearing_behind(samples: list[Sample]) -> None:
@@ -687,19 +559,3 @@ def test_a_failed_update_leaves_no_hearing_behind(samples: list[Sample]) -> None
     learner.step(TrainBatch(batch))
     twin.step(TrainBatch(batch))
     assert not moved(snapshot(policy.trainable()), twin.policy.trainable())
-
-
-def test_random_orders_of_groups_train_alike(samples: list[Sample]) -> None:
-    """GRPO with all defaults; three groups."""
-    found = []
-    for seed in (None, 0, 1):
-        policy = make_omni()
-        batch = batch_of(policy, samples, (*LENGTHS, (2, 5)), (*SCORES, (3.0, -3.0)))
-        starts = [(0, 3), (3, 6), (6, 8)]
-        if seed is not None:
-            random.Random(seed).shuffle(starts)
-        learner = worker(policy, kl_beta=0.01, micro_batch_tokens=150)
-        learner.step(TrainBatch([e for a, b in starts for e in batch[a:b]]))
-        found.append(all_gradients(learner))
-    for other in found[1:]:
-        assert_same_gradients(other, found[0])

@@ -10,12 +10,10 @@ import torch
 
 from audiorl.config import CriticConfig, KLConfig, LossOptions, OptimConfig, RLConfig
 from audiorl.config.distributed import RuntimeConfig, set_current
-from audiorl.distributed.local import LocalGroup
-from audiorl.distributed.world import World
+from audiorl.distributed.local import LocalGroup, World
 from audiorl.run.checkpoint import read_state, save_checkpoint
 from audiorl.train.rl.critic import CriticWorker
-from audiorl.train.rl.engines import GroupEngine
-from audiorl.train.rl.processes import StepBatch, Workers
+from audiorl.train.rl.processes import GroupEngine, Workers
 from audiorl.train.rl.trainer import Separate, TrainBatch, Trainer
 from audiorl.types import Sample
 from tests.conftest import make_omni
@@ -62,7 +60,7 @@ def test_separate_critic_trains_as_the_trainers_own(samples: list[Sample], tmp_p
         group, critics = LocalGroup([without]), LocalGroup([separate])
         expected = whole.step(TrainBatch(experiences))
         workers = Workers(CONFIG, group, GroupEngine(group), critics=critics)
-        output = workers.step(StepBatch(workers.fill_in(experiences)))
+        output = workers.step(TrainBatch(workers.fill_in(experiences)))
         assert output.metrics.keys() == expected.metrics.keys()
         assert output.metrics == pytest.approx(expected.metrics, abs=1e-6), step
         assert output.advantages == pytest.approx(expected.advantages, abs=1e-6)

@@ -76,17 +76,6 @@ def learn(learner: Trainer, batch: Sequence[Experience]) -> dict[str, float]:
     return learner.step(TrainBatch(learner.prepare(batch))).metrics
 
 
-def test_the_first_update_is_on_policy() -> None:
-    own = policy()
-    batch = given(rollouts(own))
-    assert batch[0].codes is not None and batch[3].codes is None  # speech, and text alone
-    metrics = learn(worker(own, kl_beta=0.1), batch)
-    assert metrics["policy/clip_frac"] == 0 and metrics["policy/approx_kl"] == pytest.approx(0, abs=1e-9)
-    assert metrics["kl"] == pytest.approx(0, abs=1e-9)
-    assert metrics["kl_text"] == pytest.approx(0, abs=1e-9) and metrics["kl_audio"] == pytest.approx(0, abs=1e-9)
-    assert metrics["policy/logprob_gap"] < 1e-5
-
-
 def test_the_kl_of_each_codebook() -> None:
     """A reference that differs in the second codebook alone."""
     own = policy()
@@ -138,34 +127,6 @@ def record_gradients(learner: Trainer, batch: Sequence[Experience]) -> dict[str,
     learner.optimizer.step = recording  # type: ignore[method-assign]
     learn(learner, batch)
     return recorded
-
-
-def test_speech_and_text_in_one_step_with_several_mini_batches() -> None:
-    """Text that was packed with speech for its reference log-probs learns in a mini-batch of its own."""
-    own = policy()
-    learner = worker(own, kl_beta=0.1, mini_batches=2)
-    metrics = learner.step(TrainBatch(given(rollouts(own)), mini_batches=[0, 0, 0, 1, 1, 1])).metrics
-    assert metrics["kl"] == pytest.approx(0, abs=1e-2) and metrics["policy/loss"] != 0
-
-
-def test_entropy_by_kind_is_the_mean_over_its_rows() -> None:
-    """Uniform heads: a token's entropy is log V, a frame's log(codes that may be drawn) for each drawn code."""
-    own = policy()
-    with torch.no_grad():
-        own.code_head.weight.zero_()
-        own.backbone.head(own.model).weight.zero_()
-    batch = given(rollouts(own))
-    metrics = learn(worker(own, lr=1e-9, kl_beta=0.0), batch)
-    vocabulary = own.backbone.head(own.model).weight.shape[0]
-    assert metrics["policy/entropy_text"] == pytest.approx(np.log(vocabulary), rel=1e-5)
-    assert own.speech is not None
-    spoken = [e for e in batch if e.codes is not None]
-    codes = sum(
-        int(e.code_mask[e.codes[:, 0] >= 0].sum()) for e in spoken if e.code_mask is not None and e.codes is not None
-    )
-    rows = sum(int((e.loss_mask & (e.codes[:, 0] >= 0)).sum()) for e in spoken if e.codes is not None)
-    expected = codes / rows * np.log(own.speech.size - 1)
-    assert metrics["policy/entropy_audio"] == pytest.approx(expected, rel=1e-5)
 
 
 def test_codes_and_frames_as_actions_have_the_same_first_gradient() -> None:
@@ -259,16 +220,6 @@ def test_speech_examples_that_cannot_be_learned(codec: AudioTokenizer) -> None:
         experience(own, Example(speech_sample("a", "hi"), "hi", (tone(0.3, 200),)))
     with pytest.raises(ValueError, match=r"sample 'w'.*writes text only"):
         experience(make_omni(), Example(Sample("w", (Message("user", ("hi",)),)), "hi", (tone(0.3, 200),)))
-
-
-def test_supervised_speech_is_learned(codec: AudioTokenizer) -> None:
-    own = policy()
-    own.set_codec(codec)
-    examples = [Example(speech_sample(name, text), speech=(tone(0.4, hz),)) for name, text, hz in
-                (("a", "Good morning.", 220), ("b", "Who speaks?", 660))]  # fmt: skip
-    learner = Learner(sft_loss, own, SFTConfig(steps=40), OptimConfig(lr=1e-2))
-    losses = [learner.train(examples)["sft/loss"] for _ in range(40)]
-    assert losses[-1] < 0.5 * losses[0]
 
 
 def test_a_stream_that_is_answered_in_speech(codec: AudioTokenizer) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,13 +10,18 @@ import pytest
 
 from audiorl.config import SamplingConfig, SFTConfig
 from audiorl.data.preferences import Pair
-from audiorl.errors import Interrupted
 from audiorl.protocols import Request
+from audiorl.recipes import dpo_online
+from audiorl.recipes.dpo_online import sampled_pairs
 from audiorl.rollout.hf import HFEngine
 from audiorl.run.folder import Run
-from audiorl.train.preference import policy_answers, sampled_pairs
 from audiorl.types import Rollout, Sample, Score
 from tests.conftest import ask, make_text, readable
+
+
+@pytest.fixture(autouse=True)
+def chunks_of_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dpo_online, "CHUNK", 2)
 
 
 class CountingEngine(HFEngine):
@@ -48,7 +51,7 @@ def new_run(folder: Path) -> Run:
 
 def pairs_in(run: Run, engine: CountingEngine, samples: list[Sample]) -> list[Pair]:
     with run:
-        return sampled_pairs(run, "round_2", engine, samples, even, answers=4, seed=3, chunk=2)
+        return sampled_pairs(run, "round_2", engine, samples, even, answers=4, seed=3)
 
 
 def test_pairs_are_best_and_worst_answers(samples: list[Sample], tmp_path: Path) -> None:
@@ -84,43 +87,9 @@ def test_a_torn_file_is_finished(samples: list[Sample], tmp_path: Path) -> None:
         assert path.read_bytes() == intact
 
 
-def test_an_interrupted_pass_goes_on(samples: list[Sample], tmp_path: Path) -> None:
-    asked, first, second = questions(samples), CountingEngine(), CountingEngine()
-    whole = pairs_in(new_run(tmp_path / "a"), CountingEngine(), asked)
-    run = new_run(tmp_path / "b")
-    generate, calls = first.generate, 0
-
-    def interrupted(requests: Sequence[Request]) -> list[Rollout]:
-        nonlocal calls
-        calls += 1
-        if calls == 2:
-            os.kill(os.getpid(), signal.SIGINT)
-        return generate(requests)
-
-    first.generate = interrupted  # type: ignore[method-assign]
-    with pytest.raises(Interrupted, match="while round_2 answers; continue with 'audiorl resume"):
-        pairs_in(run, first, asked)
-    assert first.asked == ["q0", "q1", "q2", "q3"]
-    assert pairs_in(Run.open(run.dir), second, asked) == whole
-    assert first.asked + second.asked == [s.id for s in asked]
-
-
 def test_equal_rewards_leave_nothing_to_prefer(samples: list[Sample], tmp_path: Path) -> None:
     def same(rollouts: Sequence[Rollout]) -> list[Score]:
         return [Score(1.0) for _ in rollouts]
 
     with pytest.raises(ValueError, match=r"round_1: the answers to each of 7 prompts were all rewarded the same"):
         sampled_pairs(new_run(tmp_path / "run"), "round_1", CountingEngine(), questions(samples), same, 3, 0)
-
-
-def test_a_policys_answers_are_kept(samples: list[Sample], tmp_path: Path) -> None:
-    run, engine, asked = new_run(tmp_path / "run"), CountingEngine(), questions(samples)
-    texts = policy_answers(run, "own", engine, asked, seed=5)
-    expected = HFEngine(make_text(), SamplingConfig(max_new_tokens=5)).generate([Request(s, seed=5) for s in asked])
-    assert texts == [r.text for r in expected]
-    path = run.dir / "answers" / "own.jsonl"
-    lines = path.read_bytes().splitlines(keepends=True)
-    path.write_bytes(b"".join(lines[:2]) + lines[2][:-3])
-    engine.asked.clear()
-    assert policy_answers(run, "own", engine, asked, seed=5) == texts
-    assert engine.asked == [s.id for s in asked[2:]]
