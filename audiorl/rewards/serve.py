@@ -59,7 +59,10 @@ log = logging.getLogger(__name__)
 def serve(options: RewardServerConfig) -> None:
     """Serve until interrupted. Raises ValueError or OSError for what is wrong with the options."""
     _check(options)
-    token = read_token(options)
+    given, where = os.environ.get(TOKEN_ENV, ""), f"environment variable {TOKEN_ENV}"
+    if options.token_file is not None:
+        given, where = options.token_file.read_text(), f"rewards serve: --token-file {options.token_file}"
+    token = checked_token(given.strip(), where) if given.strip() or options.token_file else None
     if token is None and not is_loopback(options.host):
         raise ValueError(
             f"rewards serve: --host {options.host} is open to other machines, which needs a token: give --token-file, "
@@ -92,15 +95,6 @@ def _check(options: RewardServerConfig) -> None:
     for root in options.audio_root:
         if not root.is_dir():
             raise ValueError(f"rewards serve: --audio-root {root}: no such folder")
-
-
-def read_token(options: RewardServerConfig) -> str | None:
-    """Return the token from the file, else from the environment; None without either."""
-    if options.token_file is not None:
-        where = f"rewards serve: --token-file {options.token_file}"
-        return checked_token(options.token_file.read_text().strip(), where)
-    token = os.environ.get(TOKEN_ENV, "").strip()
-    return checked_token(token, f"environment variable {TOKEN_ENV}") if token else None
 
 
 class Refused(Exception):

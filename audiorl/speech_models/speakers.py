@@ -130,7 +130,13 @@ def partials(wav: Wave) -> NDArray[np.float32]:
     starts = list(range(0, max(math.ceil((len(wav) + 1) / HOP) - FRAMES + STEP + 1, 1), STEP))
     if (len(wav) - starts[-1] * HOP) / (FRAMES * HOP) < COVERAGE and len(starts) > 1:
         starts.pop()
-    mels = mel_frames(np.pad(raised(wav), (0, max(0, (starts[-1] + FRAMES) * HOP - len(wav)))))
+    # Powers of windows of 25 ms every 10 ms, centred, with silence beyond the edges.
+    missing = max(0, (starts[-1] + FRAMES) * HOP - len(wav))
+    padded = np.pad(raised(wav).astype(np.float64), (WINDOW // 2, WINDOW // 2 + missing))
+    frames = np.lib.stride_tricks.sliding_window_view(padded, WINDOW)[::HOP]
+    hann = 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(WINDOW) / WINDOW)
+    powers = np.abs(np.fft.rfft(frames * hann, axis=-1)) ** 2
+    mels = (powers @ mel_filters(RATE, WINDOW, BANDS).T).astype(np.float32)
     return np.stack([mels[s : s + FRAMES] for s in starts])
 
 
@@ -139,12 +145,3 @@ def raised(wav: Wave) -> Wave:
     power = float(np.mean(wav.astype(np.float64) ** 2))
     missing = LOUDNESS - 10 * math.log10(power) if power > 0 else 0.0
     return wav if missing <= 0 else (wav * 10 ** (missing / 20)).astype(np.float32)
-
-
-def mel_frames(wav: Wave) -> NDArray[np.float32]:
-    """Mel powers [frames, BANDS] of windows of 25 ms every 10 ms, centred, with silence beyond the edges."""
-    padded = np.pad(wav.astype(np.float64), WINDOW // 2)
-    frames = np.lib.stride_tricks.sliding_window_view(padded, WINDOW)[::HOP]
-    hann = 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(WINDOW) / WINDOW)
-    powers = np.abs(np.fft.rfft(frames * hann, axis=-1)) ** 2
-    return (powers @ mel_filters(RATE, WINDOW, BANDS).T).astype(np.float32)

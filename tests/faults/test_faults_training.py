@@ -162,12 +162,11 @@ def test_a_supervised_loss_that_is_not_finite(samples: list[Sample]) -> None:
 # -- a run ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("value", [NAN, INF, -INF])
-def test_a_run_that_a_bad_reward_stopped_is_resumed(samples: list[Sample], tmp_path: Path, value: float) -> None:
+def test_a_run_that_a_bad_reward_stopped_is_resumed(samples: list[Sample], tmp_path: Path) -> None:
     """It stops in the third step naming the sample, keeps the second step's checkpoint, and ends as if undisturbed."""
     expected = train(Run.create(tmp_path / "whole", "test", [], CONFIG), samples, Even())
-    with pytest.raises(ValueError, match=rf"sample 'sample-\d': total is {value}"):
-        train(Run.create(tmp_path / "run", "test", [], CONFIG), samples, Even(value))
+    with pytest.raises(ValueError, match=r"sample 'sample-\d': total is nan"):
+        train(Run.create(tmp_path / "run", "test", [], CONFIG), samples, Even(NAN))
     checkpoints = tmp_path / "run" / "checkpoints" / "rl"
     assert [p.name for p in sorted(checkpoints.iterdir())] == ["step_000001", "step_000002"]
     assert len(rows(tmp_path / "run")) == 2

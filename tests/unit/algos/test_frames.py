@@ -167,19 +167,6 @@ def test_the_kl_in_the_reward_is_the_sum_over_a_frames_codes() -> None:
     assert given.advantages.tolist() == pytest.approx(expected, abs=1e-6)
 
 
-def test_credit_of_text_beside_frames() -> None:
-    both = [
-        Experience.from_rollout(rollout(spoken(), score=Score(1.0))),
-        Experience.from_rollout(rollout(written(), score=Score(0.0), index=1)),
-    ]
-    filled = [e.replace(old_logprobs=e.rollout_logprobs, ref_logprobs=e.rollout_logprobs) for e in both]
-    config = RLConfig(advantage="grpo", kl=KLConfig(place="reward", kind="k1"))
-    given = compute_advantages(filled, config, beta=0.1)
-    assert given[0].advantages is not None and given[1].advantages is not None
-    assert bool((given[0].advantages[given[0].loss_mask] > 0).all()) and float(given[0].advantages[3 + 2]) == 0
-    assert bool((given[1].advantages[given[1].loss_mask] < 0).all())
-
-
 def test_micro_batches_count_a_spoken_prompt_once() -> None:
     group = [Experience.from_rollout(rollout(spoken(), index=i)) for i in range(3)]
     assert micro_batches(group, 2 + 3 * 9) == [[0, 1, 2]]

@@ -369,5 +369,5 @@ def test_adapters_that_vllm_cannot_run_are_merged_with_one_warning(
         engine_lora(start)
     set_current(RuntimeConfig(engine="vllm", engine_lora="merged"))
     assert engine_lora(start) == "merged"
-    with pytest.raises(ValueError, match=r"runtime\.engine_lora merged: only --runtime\.engine vllm"):
+    with pytest.raises(ValueError, match=r"runtime\.engine_lora: only --runtime\.engine vllm"):
         RuntimeConfig(engine_lora="merged").check()
