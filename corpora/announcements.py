@@ -28,7 +28,7 @@ import numpy as np
 from audiorl.audio import AudioClip
 from audiorl.data.corpus import Utterance, bundled_speech
 from audiorl.data.silence import RATE, trimmed
-from audiorl.tasks.simul.bundled import Split, StreamPiece, lay_out, limits_in_samples
+from audiorl.tasks.simul.bundled import PAUSES, Split, StreamPiece, lay_out, limits_in_samples
 from audiorl.tasks.simul.streams import Stream
 
 LANGUAGES = ("en", "es")
@@ -96,7 +96,6 @@ def announcement_streams(
     *,
     count: int = 100,
     seconds: tuple[float, float] = (6.0, 12.0),
-    pauses: tuple[float, float] = (0.2, 1.2),
     held_out: float = 0.27,
     seed: int = 0,
     augment: Augment | None = None,
@@ -108,13 +107,13 @@ def announcement_streams(
     Each of several speakers says an announcement, and then any of them the next one, until the stream is full: one of
     8 s or more has room for two.
 
-    seconds: minimum and maximum duration; pauses: those after each announcement. held_out: the fraction of pairs in
+    seconds: minimum and maximum duration. held_out: the fraction of pairs in
     the split "test", the same for every seed, voice and length. augment: applied to the speech of each block, in a
     fraction `augmented` of the streams. An announcement is drawn from those whose words the voice has. Raises
     ValueError for a voice without any, and for more speakers than voices.
     """
     _check_languages(source, target)
-    shortest, _ = limits_in_samples(seconds, pauses)
+    shortest, _ = limits_in_samples(seconds)
     if not voices:
         raise ValueError("announcements: no voices; give one or more")
     if not 1 <= speakers <= len(voices):
@@ -134,7 +133,7 @@ def announcement_streams(
             which = present[turn if turn < speakers else int(rng.integers(speakers))]
             voice, kinds = voices[which], drawable[which]
             kind = kinds[int(rng.integers(len(kinds)))]
-            said = _pieces(kind[int(rng.integers(len(kind)))], voice, source, target, pauses, rng, change)
+            said = _pieces(kind[int(rng.integers(len(kind)))], voice, source, target, rng, change)
             length += sum(p.seconds for p in said)
             if pieces and length > goal:
                 break
@@ -240,7 +239,6 @@ def _pieces(
     voice: WordVoice,
     source: str,
     target: str,
-    pauses: tuple[float, float],
     rng: np.random.Generator,
     augment: Augment | None,
 ) -> list[StreamPiece]:
@@ -257,7 +255,7 @@ def _pieces(
         pieces.append(
             StreamPiece(
                 wav if augment is None else augment(wav, rng),
-                pause=len(gap(pauses if block is announcement.blocks[-1] else WORD_GAPS)),
+                pause=len(gap(PAUSES if block is announcement.blocks[-1] else WORD_GAPS)),
                 source=" ".join(words(source)[key] for key in block.keys(source)),
                 target=" ".join(words(target)[key] for key in block.keys(target)),
                 spoken=AudioClip(array=said, sample_rate=RATE),

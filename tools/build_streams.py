@@ -37,7 +37,6 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--split", choices=("train", "test"), default="test", help="(default: %(default)s)")
     parser.add_argument("--count", type=int, default=100, help="number of streams (default: %(default)s)")
     parser.add_argument("--seconds", type=float, nargs=2, default=(10.0, 30.0), metavar=("LEAST", "GREATEST"))
-    parser.add_argument("--pauses", type=float, nargs=2, default=(0.2, 1.2), metavar=("LEAST", "GREATEST"))
     parser.add_argument("--max-prompt-seconds", type=float, default=8.0, help="(default: %(default)s)")
     parser.add_argument("--held-out", type=float, default=0.27, help="fraction held out (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="(default: %(default)s)")
@@ -62,7 +61,7 @@ def main() -> None:
     if args.count < 1:
         raise ValueError(f"--count must be at least 1, got {args.count}")
     streams_of_split = draw_streams(
-        args.split, args.target, args.source, seconds=tuple(args.seconds), pauses=tuple(args.pauses), seed=args.seed,
+        args.split, args.target, args.source, seconds=tuple(args.seconds), seed=args.seed,
         max_prompt_seconds=args.max_prompt_seconds, held_out=args.held_out, folder=args.corpus,
     )  # fmt: skip
     streams = write_streams(args.out, islice(streams_of_split, args.count), ".wav" if args.wav else ".flac")

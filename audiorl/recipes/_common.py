@@ -148,16 +148,16 @@ def column_names(given: Sequence[str], read: Callable[..., Any]) -> dict[str, st
 
 
 def _usable(item: Any, on_error: str) -> bool:
-    """Decode the clips of a sample. Where they do not, raise AudioError, or print the reason and return False."""
+    """Tell if the clips of a sample can be decoded; else raise AudioError, or print the reason."""
     try:
         for clip in item.audio:
             check_clip(clip)
+        return True
     except AudioError as error:
         if on_error == "raise":
             raise
         print(f"  skipped {item.id}: {error}", flush=True)
         return False
-    return True
 
 
 def _with_id(item: Any, new: str) -> Any:
@@ -182,12 +182,11 @@ def ptx_examples(config: RecipeConfig, paths: Sequence[str], *trainings: RLConfi
     """
     check_ptx(paths, *trainings)
     bundled = partial(bundled_set, think=False, seed=config.seed)
-    samples = weighted(read_sets(paths, config, bundled, read_samples, think=False), config.data_seed)
-    return [Example(s, supervised_turn(s, tags=bool(s.choices) or "<answer>" in _prompt_text(s))) for s in samples]
-
-
-def _prompt_text(sample: Sample) -> str:
-    return "".join(part for m in sample.messages for part in m.content if isinstance(part, str))
+    examples = []
+    for sample in weighted(read_sets(paths, config, bundled, read_samples, think=False), config.data_seed):
+        prompt = "".join(part for m in sample.messages for part in m.content if isinstance(part, str))
+        examples.append(Example(sample, supervised_turn(sample, bool(sample.choices) or "<answer>" in prompt)))
+    return examples
 
 
 def supervised_turn(sample: Sample, tags: bool = True, thought: str | None = None) -> str:
@@ -211,21 +210,22 @@ def supervised_turn(sample: Sample, tags: bool = True, thought: str | None = Non
 
 def policy_from(config: RecipeConfig) -> AudioPolicy:
     """Load the policy of a folder or hub id, or make a small random one for `tiny`; with adapters if asked for."""
-    model = config.adapted
-    if config.path == "tiny":
-        require_no_adapters(model)
     torch.manual_seed(config.seed)  # adapters and value heads start at random
     if config.path != "tiny":
-        return load_policy(config.path, model)
-    policy = tiny_qwen_omni(whisper=False, config=model)
-    policy.model.to(torch_device(model.device))
-    return policy
+        return load_policy(config.path, config.adapted)
+    return random_policy(config.adapted, whisper=False)
 
 
-def require_no_adapters(model: ModelConfig) -> None:
-    """Raise ValueError for adapters on a random model, which is in no folder that their checkpoints could name."""
+def random_policy(model: ModelConfig, *args: Any, **options: Any) -> AudioPolicy:
+    """Return a small random Omni thinker on its device; its options are those of the family's `tiny`.
+
+    Raises ValueError for adapters, whose checkpoints name the folder of their model: this one has none.
+    """
     if model.lora.rank:
         raise ValueError("the random model `tiny` is in no folder that an adapter could name; save one, or leave lora")
+    policy = tiny_qwen_omni(*args, config=model, **options)
+    policy.model.to(torch_device(model.device))
+    return policy
 
 
 def with_voice(policy: AudioPolicy, codec: str | Path, seed: int = 0) -> CodecSpeechDecoder:
@@ -301,8 +301,7 @@ def check_unseen_speakers(trained: Sequence[tuple[str, str]], unseen: Sequence[t
                 "give speakers that nothing is trained on"
             )
     for rows, name in ((trained, "training rows"), (unseen, "rows of --unseen")):
-        unnamed = sum(not speaker for _, speaker in rows)
-        if unnamed:
+        if unnamed := sum(not speaker for _, speaker in rows):
             print(f"{unnamed} of {len(rows)} {name} name no speaker: whether both share one is not checked", flush=True)
 
 
@@ -351,8 +350,8 @@ def train_with_reward(
             supervised=ptx_examples(config, config.ptx_data, config.rl),
             answers=answers,
         )
-        has_control: bool = isinstance(config, ControlOptions) and config.control
-        if has_control:
+        control_wanted: bool = isinstance(config, ControlOptions) and config.control
+        if control_wanted:
             control = policy_from(config)
             sft(
                 control,

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import save_file
 
 from audiorl.audio import AudioClip, seconds
-from audiorl.config import RLConfig, SamplingConfig
+from audiorl.config import ModelConfig, OptimConfig, RLConfig, SamplingConfig
 from audiorl.config.recipe import RecipeConfig
 from audiorl.data.manifest import Loaded
 from audiorl.data.seedtts import TextToSay
@@ -25,14 +25,7 @@ from audiorl.eval.metrics.corpus import UNSEEN
 from audiorl.eval.metrics.text import Normalizer, normalize
 from audiorl.models import AudioPolicy
 from audiorl.models.families import higgs
-from audiorl.recipes._common import (
-    check_ptx,
-    check_unseen_speakers,
-    policy_from,
-    read_sets,
-    read_split,
-    with_voice,
-)
+from audiorl.recipes._common import check_ptx, check_unseen_speakers, policy_from, read_sets, read_split, with_voice
 from audiorl.run.folder import Run
 from audiorl.speech_models.character_ctc import CharacterCTC, Head
 from audiorl.speech_models.loading import GE2E
@@ -40,7 +33,6 @@ from audiorl.speech_models.speakers import GE2ENetwork
 from audiorl.tasks.tts.prompts import utterance_sample
 from audiorl.tasks.tts.texts import bundled_utterances, read_utterances
 from audiorl.train.rl.hooks import Evaluate
-from audiorl.types import Sample
 from tokenizers_audio.unified import UnifiedConfig, UnifiedTokenizer
 
 Speaking = TypeVar("Speaking", bound="SpeechConfig")
@@ -86,7 +78,7 @@ class SpeechConfig(RecipeConfig):
 
 def texts_of(config: SpeechConfig) -> tuple[list[TextToSay], list[TextToSay]]:
     """Return texts (to train on, held out), each with its voice. Held-out texts are trained on in nobody's voice."""
-    train, held_out = read_split(config, partial(bundled_utterances, max_seconds=config.max_seconds), _reader(config))
+    train, held_out = read_split(config, *_readers(config))
     measured = {normalize(u.text, "basic") for u in held_out}
     trained = [u for u in train if normalize(u.text, "basic") not in measured]
     if not trained:
@@ -99,13 +91,12 @@ def texts_of(config: SpeechConfig) -> tuple[list[TextToSay], list[TextToSay]]:
 def ptx_utterances(config: SpeechConfig, paths: Sequence[str], training: RLConfig) -> list[TextToSay]:
     """Return the texts of `ptx_data` with their recordings and voices; [] where `training` uses none."""
     check_ptx(paths, training)
-    bundled = partial(bundled_utterances, max_seconds=config.max_seconds)
-    utterances = weighted(read_sets(paths, config, bundled, _reader(config)), config.data_seed)
+    utterances = weighted(read_sets(paths, config, *_readers(config)), config.data_seed)
     return _with_voices(utterances, utterances, config)
 
 
-def _reader(config: SpeechConfig) -> Callable[..., Loaded[TextToSay]]:
-    """`read_utterances` without recordings that are too long, which are counted."""
+def _readers(config: SpeechConfig) -> tuple[Callable[[str], Sequence[TextToSay]], Callable[..., Loaded[TextToSay]]]:
+    """Return readers of bundled sets and of files, without recordings that are too long, which are counted."""
 
     def read(path: str, **options: Any) -> Loaded[TextToSay]:
         loaded = read_utterances(path, **options)
@@ -114,16 +105,16 @@ def _reader(config: SpeechConfig) -> Callable[..., Loaded[TextToSay]]:
             print(f"{path}: {len(loaded.samples) - len(short)} longer than {config.max_seconds:g} s", flush=True)
         return replace(loaded, samples=short)
 
-    return read
+    return partial(bundled_utterances, max_seconds=config.max_seconds), read
 
 
 def _with_voices(utterances: Sequence[TextToSay], others: Sequence[TextToSay], config: SpeechConfig) -> list[TextToSay]:
     """Return those without a voice with the one that the options name, or one of the same speaker's from `others`."""
-    if config.voice is not None and not config.voice_text.strip():
-        raise ValueError("--voice: give what is said in it, too: --voice-text")
-    if config.clone and config.voice is not None:
-        raise ValueError("--clone: takes voices from the data; leave --voice out, or clone")
     if config.voice is not None:
+        if not config.voice_text.strip():
+            raise ValueError("--voice: give what is said in it, too: --voice-text")
+        if config.clone:
+            raise ValueError("--clone: takes voices from the data; leave --voice out, or clone")
         prompt = AudioClip(path=config.voice)
         prompt.load()  # a broken recording stops the run here, not in training
         return [u if u.prompt else replace(u, prompt=prompt, prompt_text=config.voice_text) for u in utterances]
@@ -133,18 +124,19 @@ def _with_voices(utterances: Sequence[TextToSay], others: Sequence[TextToSay], c
     for u in others:
         if u.speaker and u.recording is not None:
             by_speaker.setdefault(u.speaker, []).append(u)
-    return [u if u.prompt else _cloned(u, by_speaker.get(u.speaker, []), config.seed) for u in utterances]
-
-
-def _cloned(utterance: TextToSay, same: Sequence[TextToSay], seed: int) -> TextToSay:
-    others = [u for u in same if u.text != utterance.text]
-    if not others:
-        raise ValueError(
-            f"{utterance.name!r}: no other recording of speaker {utterance.speaker!r} to take the voice from; "
-            "name speakers in the data, give the row a prompt_audio, or leave --clone out"
-        )
-    chosen = random.Random(f"{seed}/{utterance.name}").choice(others)
-    return replace(utterance, prompt=chosen.recording, prompt_text=chosen.text)
+    cloned = []
+    for u in utterances:
+        same = [other for other in by_speaker.get(u.speaker, ()) if other.text != u.text]
+        if u.prompt is None and not same:
+            raise ValueError(
+                f"{u.name!r}: no other recording of speaker {u.speaker!r} to take the voice from; name speakers in the "
+                "data, give the row a prompt_audio, or leave --clone out"
+            )
+        if u.prompt is None:
+            chosen = random.Random(f"{config.seed}/{u.name}").choice(same)
+            u = replace(u, prompt=chosen.recording, prompt_text=chosen.text)
+        cloned.append(u)
+    return cloned
 
 
 def speaking_policy(config: SpeechConfig, *, teach: bool = False) -> AudioPolicy:
@@ -160,60 +152,39 @@ def speaking_policy(config: SpeechConfig, *, teach: bool = False) -> AudioPolicy
     return policy
 
 
-@dataclass(frozen=True)
 class Measurement:
-    """Measures how a policy says held-out texts, when it is called; without a recogniser it does nothing."""
-
-    run: Run
-    policy: AudioPolicy
-    held_out: Sequence[Sample]
-    sampling: SamplingConfig
-    normalizer: Normalizer
-    judges: Judges
-    unseen: Sequence[Sample] = ()
-
-    def __call__(self, name: str) -> None:
-        """As a phase of the run, see `measure_speech`; unseen speakers as unseen_NAME."""
-        for prefix, samples in ((f"{UNSEEN}_", self.unseen), ("", self.held_out)):
-            if self.judges.recogniser is not None and samples:
-                measure_speech(
-                    self.run,
-                    prefix + name,
-                    self.policy,
-                    samples,
-                    self.sampling,
-                    self.judges,
-                    self.normalizer,
-                    baseline=f"{prefix}before",
-                )
-
-    def probe(self) -> Evaluate | None:
-        """For the training loop."""
-        if self.judges.recogniser is None:
-            return None
-        return probe_speech(self.policy, self.held_out, self.sampling, self.judges, self.normalizer)
-
-
-def measurement(
-    config: SpeechConfig, run: Run, policy: AudioPolicy, train: Sequence[TextToSay], held_out: Sequence[TextToSay]
-) -> Measurement:
-    """Return the measurement with the judges and unseen speakers that the options name.
+    """Measures how a policy says held-out texts and those of unseen speakers; without a recogniser it does nothing.
 
     Raises ValueError for an unseen speaker who is in `train`.
     """
-    bundled = partial(bundled_utterances, max_seconds=config.max_seconds)
-    unseen = [u for _, items in read_sets(config.unseen, config, bundled, _reader(config)) for u in items]
-    if unseen:
-        check_unseen_speakers([(u.name, u.speaker) for u in train], [(u.name, u.speaker) for u in unseen])
-    return Measurement(
-        run,
-        policy,
-        [utterance_sample(u, config.tags) for u in held_out],
-        config.sampling,
-        config.normalizer,
-        Judges.load(config.judge, config.judge_speaker, config.language),
-        [utterance_sample(u, config.tags) for u in _with_voices(unseen, unseen, config)],
-    )
+
+    def __init__(
+        self,
+        config: SpeechConfig,
+        run: Run,
+        policy: AudioPolicy,
+        train: Sequence[TextToSay],
+        held_out: Sequence[TextToSay],
+    ):
+        unseen = [u for _, items in read_sets(config.unseen, config, *_readers(config)) for u in items]
+        if unseen:
+            check_unseen_speakers([(u.name, u.speaker) for u in train], [(u.name, u.speaker) for u in unseen])
+        self.run, self.policy = run, policy
+        self.held_out = [utterance_sample(u, config.tags) for u in held_out]
+        self.unseen = [utterance_sample(u, config.tags) for u in _with_voices(unseen, unseen, config)]
+        judges = Judges.load(config.judge, config.judge_speaker, config.language)
+        self.how = (config.sampling, judges, config.normalizer) if judges.recogniser is not None else None
+
+    def __call__(self, name: str) -> None:
+        """Measure as a phase of the run, see `measure_speech`; unseen speakers as unseen_NAME."""
+        for prefix, samples in ((f"{UNSEEN}_", self.unseen), ("", self.held_out)):
+            if self.how and samples:
+                baseline = f"{prefix}before"
+                measure_speech(self.run, prefix + name, self.policy, samples, *self.how, baseline=baseline)
+
+    def probe(self) -> Evaluate | None:
+        """Return the evaluation for the training loop."""
+        return probe_speech(self.policy, self.held_out, *self.how) if self.how else None
 
 
 # -- small random parts of the real classes ---------------------------------------------------------------------------
@@ -230,6 +201,13 @@ TINY_CODEC = UnifiedConfig(
     semantic_dim=16,
 )
 """25 frames a second."""
+
+
+TINY: dict[str, Any] = dict(
+    path="tiny", codec="tiny", data=("bundled:en",), held_out_count=2, clone=True, max_seconds=0.8, max_steps=2,
+    judge="tiny", model=ModelConfig(), optim=OptimConfig(lr=1e-3),
+)  # fmt: skip
+"""Options of tiny() of recipes for models that speak."""
 
 
 def with_tiny_parts(config: Speaking, folder: Path) -> Speaking:

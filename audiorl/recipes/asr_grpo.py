@@ -23,7 +23,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from audiorl.config import ModelConfig, OptimConfig, RLConfig, SamplingConfig, SFTConfig
+from audiorl.config import ModelConfig, OptimConfig, RLConfig, SamplingConfig, SFTConfig, require_ranges
 from audiorl.config.recipe import ControlOptions, HeldOutOptions, PtxOptions, RecipeConfig, RewardOptions
 from audiorl.data.bundled import bundled_transcripts
 from audiorl.data.manifest import read_samples
@@ -74,6 +74,10 @@ class ASRConfig(ControlOptions, HeldOutOptions, PtxOptions, RewardOptions, Recip
     sampling: SamplingConfig = SamplingConfig(temperature=1.0, max_new_tokens=128)
     """How transcripts are sampled in training; held-out ones are greedy and as long at most."""
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_ranges(self, not_negative=("hallucination_weight", "repetition_weight"))
+
 
 def tiny() -> ASRConfig:
     return ASRConfig(
@@ -93,58 +97,45 @@ def tiny() -> ASRConfig:
 
 
 def main(config: ASRConfig, run: Run) -> None:
-    source: dict[str, Any] = {"bundled": lambda _: bundled_transcripts(), "read": read_samples, "think": False}
-    samples, held_out = read_split(config, **source)
-    sets: dict[str, list[Sample]] = {}
-    if config.retention:
-        retained = stratified(read_sets(config.retention, config, **source), config.held_out_count, config.data_seed)[1]
-        sets["retention"] = retained
-    if config.no_speech_held_out:
-        sets["no_speech"] = no_speech_samples(
-            config.no_speech_held_out, seed=config.data_seed + 1, languages=languages_of(samples)
-        )
-    policy = policy_from(config)
-    if config.no_speech:
-        samples += no_speech_samples(config.no_speech, TRAINED, seed=config.data_seed, languages=languages_of(samples))
-    evaluation = evaluation_of(
-        config,
-        samples,
-        held_out,
-        with_user_reward(config, guarded(config)),
-        config.sampling.max_new_tokens,
-        bundled=source["bundled"],
-        outside=WeightedSum.of(as_written=as_written(config)),
-        sets=sets,
-    )
-    train_with_reward(config, run, policy, samples, evaluation, phase="grpo", tags=False)
-    if config.retention:
-        check_retention(config, run)
-
-
-def guarded(config: ASRConfig) -> WeightedSum:
-    """Return 1 - WER (or 1 - CER) with the penalties that have a weight."""
     accuracy = WordAccuracy if config.unit == "word" else CharAccuracy
     guards: dict[str, tuple[Reward, float]] = {
         "hallucination": (Hallucination(config.unit, config.normalizer, config.max_rate), config.hallucination_weight),
         "repetition": (Repetition(config.repetition_n, beyond_reference=True), config.repetition_weight),
     }
-    if any(weight < 0 for _, weight in guards.values()):
-        raise ValueError("--hallucination-weight and --repetition-weight: give 0 or more; the penalties are negative")
-    return WeightedSum.of(
-        accuracy=accuracy(normalizer=config.normalizer), **{name: g for name, g in guards.items() if g[1]}
+    weighted = {name: (guard, weight) for name, (guard, weight) in guards.items() if weight}
+    reward = WeightedSum.of(accuracy=accuracy(normalizer=config.normalizer), **weighted)
+    # 1 - CER of the texts as they are, or 1 - WER where the reward is that 1 - CER itself.
+    rewarded = (config.unit, config.normalizer) == ("char", "none")
+    outside = WeightedSum.of(as_written=WordAccuracy("none") if rewarded else CharAccuracy("none"))
+
+    source: dict[str, Any] = {"bundled": lambda _: bundled_transcripts(), "read": read_samples, "think": False}
+    samples, held_out = read_split(config, **source)
+    languages = languages_of(samples)
+    sets: dict[str, list[Sample]] = {}
+    if config.retention:
+        retained = stratified(read_sets(config.retention, config, **source), config.held_out_count, config.data_seed)[1]
+        sets["retention"] = retained
+    if count := config.no_speech_held_out:
+        sets["no_speech"] = no_speech_samples(count, seed=config.data_seed + 1, languages=languages)
+    policy = policy_from(config)
+    if config.no_speech:
+        samples += no_speech_samples(config.no_speech, TRAINED, seed=config.data_seed, languages=languages)
+    evaluation = evaluation_of(
+        config,
+        samples,
+        held_out,
+        with_user_reward(config, reward),
+        config.sampling.max_new_tokens,
+        bundled=source["bundled"],
+        outside=outside,
+        sets=sets,
     )
-
-
-def as_written(config: ASRConfig) -> Reward:
-    """Return 1 - CER of the texts as they are, or 1 - WER where the reward is that 1 - CER itself."""
-    return WordAccuracy("none") if (config.unit, config.normalizer) == ("char", "none") else CharAccuracy("none")
-
-
-def check_retention(config: ASRConfig, run: Run) -> None:
-    """Raise ValueError where the accuracy on the retention sets has fallen too far."""
-    before, after = (run.result(f"retention_{when}")["accuracy"] for when in ("before", "after"))
-    if after < before - config.retention_margin:
-        raise ValueError(
-            f"retention: accuracy fell from {before:.3f} to {after:.3f} on {', '.join(config.retention)}, more than "
-            f"{config.retention_margin}; take an earlier checkpoint, a lower optim.lr or a higher rl.kl_beta"
-        )
+    train_with_reward(config, run, policy, samples, evaluation, phase="grpo", tags=False)
+    if config.retention:
+        before, after = (run.result(f"retention_{when}")["accuracy"] for when in ("before", "after"))
+        if after < before - config.retention_margin:
+            fell = f"accuracy fell from {before:.3f} to {after:.3f} on {', '.join(config.retention)}"
+            raise ValueError(
+                f"retention: {fell}, more than {config.retention_margin}; take an earlier checkpoint, a lower optim.lr "
+                "or a higher rl.kl_beta"
+            )

@@ -23,7 +23,7 @@ from typing import Literal, TypeVar
 import torch
 
 from audiorl.audio import AudioClip
-from audiorl.data.corpus import Utterance, bundled_speech, split_by_key
+from audiorl.data.corpus import bundled_speech, split_by_key
 from audiorl.data.recordings import Recordings, read_recordings
 from audiorl.distributed.torchrun import local_device
 from audiorl.report import write_report
@@ -116,17 +116,6 @@ def main(config: CodecRecipeConfig, run: Run) -> None:
     print(recordings.summary(), flush=True)
     for line in recordings.skipped[:20]:
         print(f"  left out {line}", flush=True)
-    tokenizer = make(config)
-    measure_codec(run, "before", tokenizer, held_out, texts)
-    trained = config.path is not None
-    train_codec(tokenizer, recordings, run, config=config.codec, seed=config.seed, held_out=held_out, trained=trained)
-    measure_codec(run, "after", tokenizer, held_out, texts)
-    tokenizer.save(run.dir / "codec")
-    print(write_report(run.dir))
-
-
-def make(config: CodecRecipeConfig) -> UnifiedTokenizer:
-    """Return a new tokenizer, or the one to go on from, where it is trained."""
     if config.path is not None:
         tokenizer = load_tokenizer(config.path)
     else:
@@ -137,46 +126,47 @@ def make(config: CodecRecipeConfig) -> UnifiedTokenizer:
             geometry, speech = replace(geometry, semantic="model"), load_speech_model(config.speech_model)
         torch.manual_seed(config.seed)
         tokenizer = UnifiedTokenizer(geometry, speech)
-    return tokenizer.to(local_device(config.device))
+    tokenizer = tokenizer.to(local_device(config.device))
+    measure_codec(run, "before", tokenizer, held_out, texts)
+    trained = config.path is not None
+    train_codec(tokenizer, recordings, run, config=config.codec, seed=config.seed, held_out=held_out, trained=trained)
+    measure_codec(run, "after", tokenizer, held_out, texts)
+    tokenizer.save(run.dir / "codec")
+    print(write_report(run.dir))
 
 
 def read(config: CodecRecipeConfig) -> tuple[Recordings, list[AudioClip], list[str]]:
-    """(training recordings, held-out clips, their transcripts where there are any)."""
+    """Return (training recordings, held-out clips, their transcripts where there are any)."""
+    train, test = split_by_key(bundled_speech(), HELD_OUT, seed=0)
+
+    def recordings_of(paths: Sequence[str]) -> Recordings:
+        found = read_recordings(
+            [path for path in paths if path != "bundled"],
+            config.tokenizer.sample_rate,
+            audio_root=config.audio_root,
+            on_error=config.on_error,
+            check_audio=config.check_audio,
+        )
+        if "bundled" in paths:
+            found += Recordings(tuple(u.clip for u in train), tuple(u.duration for u in train))
+        return found
+
     count = config.held_out_count
-    recordings = _recordings(config.data, config)
+    recordings = recordings_of(config.data)
     if config.held_out in ((), ("bundled",)) and "bundled" in (*config.data, *config.held_out):
-        utterances = _spread([u for u in _bundled("test") if 0.5 <= u.duration <= 8], count)
+        utterances = _spread([u for u in test if 0.5 <= u.duration <= 8], count)
         return recordings, [u.clip for u in utterances], [u.text for u in utterances]
     if config.held_out:
-        return recordings, _spread(_recordings(config.held_out, config).clips, count), []
-    if len(recordings.clips) <= count:
-        raise ValueError(f"{len(recordings.clips)} recordings, of which {count} are to be held out")
-    held_out = _spread(range(len(recordings.clips)), count)
-    train = sorted(set(range(len(recordings.clips))) - set(held_out))
-    clips, lengths = (recordings.clips[i] for i in train), (recordings.lengths[i] for i in train)
-    return replace(recordings, clips=tuple(clips), lengths=tuple(lengths)), [recordings.clips[i] for i in held_out], []
-
-
-def _recordings(paths: Sequence[str], config: CodecRecipeConfig) -> Recordings:
-    """Read the recordings that the paths name; of the bundled ones only those that nothing is measured on."""
-    recordings = read_recordings(
-        [path for path in paths if path != "bundled"],
-        config.tokenizer.sample_rate,
-        audio_root=config.audio_root,
-        on_error=config.on_error,
-        check_audio=config.check_audio,
-    )
-    if "bundled" in paths:
-        train = _bundled("train")
-        recordings += Recordings(tuple(u.clip for u in train), tuple(u.duration for u in train))
-    return recordings
-
-
-def _bundled(side: Literal["train", "test"]) -> list[Utterance]:
-    train, test = split_by_key(bundled_speech(), HELD_OUT, seed=0)
-    return train if side == "train" else test
+        return recordings, _spread(recordings_of(config.held_out).clips, count), []
+    number = len(recordings.clips)
+    if number <= count:
+        raise ValueError(f"{number} recordings, of which {count} are to be held out")
+    held_out = _spread(range(number), count)
+    kept = sorted(set(range(number)) - set(held_out))
+    clips, lengths = tuple(recordings.clips[i] for i in kept), tuple(recordings.lengths[i] for i in kept)
+    return replace(recordings, clips=clips, lengths=lengths), [recordings.clips[i] for i in held_out], []
 
 
 def _spread(items: Sequence[T], count: int) -> list[T]:
-    """At most `count` items, evenly spaced."""
+    """Return at most `count` items, evenly spaced."""
     return [items[i * len(items) // count] for i in range(count)] if len(items) > count else list(items)

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 
 from audiorl.audio import AudioClip
-from audiorl.config import ModelConfig, OptimConfig, RLConfig, SamplingConfig, SFTConfig, torch_device
+from audiorl.config import ModelConfig, OptimConfig, RLConfig, SamplingConfig, SFTConfig
 from audiorl.data.augment import augment
 from audiorl.data.bundled import LANGUAGE_QUESTION, SPOKEN, bundled_languages, language_phrases, language_question
 from audiorl.data.corpus import Utterance, bundled_speech, corpus, normalised
@@ -32,9 +32,8 @@ from audiorl.data.synth import Speech, synthesize_many, voices
 from audiorl.eval._phases import Evaluation
 from audiorl.eval.metrics.corpus import UNSEEN
 from audiorl.models.examples import Example
-from audiorl.models.families.qwen_omni import tiny as tiny_qwen_omni
 from audiorl.protocols import Reward
-from audiorl.recipes._common import require_no_adapters
+from audiorl.recipes._common import random_policy
 from audiorl.report import write_report
 from audiorl.rewards import (
     AnswerAccuracy,
@@ -115,11 +114,9 @@ def tiny() -> QuickstartConfig:
 def main(config: QuickstartConfig, run: Run) -> None:
     torch.set_num_threads(config.threads)
     human = language_phrases(config.max_seconds, config.max_phrases)
-    trained = bundled_languages("train", config.max_seconds, config.held_out, config.max_phrases)
-    measured = bundled_languages("test", config.max_seconds, config.held_out, config.max_phrases)
-    require_no_adapters(config.model)
-    policy = tiny_qwen_omni([u.text for u in human] + [LANGUAGE_QUESTION] * 100, seed=config.seed, config=config.model)
-    policy.model.to(torch_device(config.model.device))
+    limits = config.max_seconds, config.held_out, config.max_phrases
+    trained, measured = bundled_languages("train", *limits), bundled_languages("test", *limits)
+    policy = random_policy(config.model, [u.text for u in human] + [LANGUAGE_QUESTION] * 100, seed=config.seed)
     sets = {UNSEEN: unseen_questions(config)} if config.unseen else {}
     supervised = ["sft", "control_sft"] if config.control else ["sft"]
     learned = all(run.finished(phase) for phase in supervised) and not config.rl.ptx.coef
@@ -150,12 +147,11 @@ def main(config: QuickstartConfig, run: Run) -> None:
     if config.control:
         if not run.finished("control_sft"):
             run.load_result("sft", policy)
-        until_stopped = replace(config.sft, steps=100 * config.rl.steps)
         sft(
             policy,
             examples,
             run,
-            config=until_stopped,
+            config=replace(config.sft, steps=100 * config.rl.steps),  # the time limit ends it, not its steps
             optim=config.control_optim,
             seed=config.seed + 1,
             phase="control_sft",
@@ -166,7 +162,7 @@ def main(config: QuickstartConfig, run: Run) -> None:
 
 
 def reward_of(config: QuickstartConfig, run: Run) -> WeightedSum:
-    """Accuracy and format, 2 to 1, and the reward of thoughts. The judge of thoughts is the supervised start."""
+    """Return accuracy and format, 2 to 1, and the reward of thoughts, whose judge is the supervised start."""
     terms = [Term("accuracy", AnswerAccuracy(), 2.0), Term("format", ThinkFormat() if config.think else AnswerFormat())]
     if config.think and config.thought_weight:
         start, device = str(run.checkpoint("sft")), config.model.device
@@ -180,36 +176,34 @@ def reward_of(config: QuickstartConfig, run: Run) -> WeightedSum:
 
 
 def unseen_questions(config: QuickstartConfig) -> list[Sample]:
-    """Questions about recordings of the folders `unseen` by speakers who are not in the package's own."""
+    """Return questions about recordings of the folders `unseen` by speakers who are not in the package's own."""
     trained = {u.speaker for u in bundled_speech()}
     samples = []
     for folder in config.unseen:
         speech = [u for u in corpus(folder, max_seconds=config.max_seconds) if u.language in SPOKEN]
         unseen = [u for u in speech if u.speaker not in trained]
         if not unseen:
-            raise ValueError(
-                f"--unseen {folder}: no English, Spanish or French by another speaker than {sorted(trained)}"
-            )
+            known = f"by another speaker than {sorted(trained)}"
+            raise ValueError(f"--unseen {folder}: no English, Spanish or French {known}")
         samples += [language_question(u.clip, u, "human") for u in unseen]
     return samples
 
 
 def said(rollout: Rollout) -> float:
-    """1 where the thought has words and each of them was said, else 0; nothing optimises this."""
+    """Return 1 where the thought has words and each of them was said, else 0; nothing optimises this."""
     (score,) = ThinkTranscript()([rollout])
     return score.parts["said"]
 
 
 def in_vocabulary(rollout: Rollout, vocabulary: frozenset[str]) -> float:
-    """1 where the thought has words and all are of the vocabulary, said or not, else 0: a cue is mostly no word."""
+    """Return 1 where the thought has words, all of the vocabulary, said or not, else 0: a cue is mostly no word."""
     words = normalised(extract_think(rollout.text) or "").split()
     return float(bool(words) and vocabulary.issuperset(words))
 
 
 def synthetic(utterances: Sequence[Utterance], config: QuickstartConfig) -> list[Example]:
     """Return every phrase in several robot voices, each with its thought and answer."""
-    rng = random.Random(config.seed)
-    noise = np.random.default_rng(config.seed)
+    rng, noise = random.Random(config.seed), np.random.default_rng(config.seed)
     spoken = [u for u in utterances for _ in range(config.voices)]
     requests = [
         Speech(u.text, u.language, rng.choice(voices(u.language)), rng.randint(120, 200), rng.randint(20, 80))

@@ -99,15 +99,8 @@ class SimulPPOConfig(PtxOptions, RewardOptions, RecipeConfig):
 
 
 def tiny() -> SimulPPOConfig:
-    step = replace(
-        PPO,
-        steps=2,
-        prompts_per_step=2,
-        mini_batches=1,
-        critic=CriticConfig(warmup_steps=1),
-        eval_every=1,
-        save_every=1,
-    )
+    critic = CriticConfig(warmup_steps=1)
+    step = replace(PPO, steps=2, prompts_per_step=2, mini_batches=1, critic=critic, eval_every=1, save_every=1)
     return SimulPPOConfig(
         path="tiny",
         data=("bundled",),
@@ -148,35 +141,32 @@ def main(config: SimulPPOConfig, run: Run) -> None:
         training = replace(config, epochs=config.sft_epochs, max_steps=None).with_steps_for(config.sft, len(train))
         sft(policy, examples, run, config=training, optim=config.sft_optim, seed=config.seed)
     measure("before")
-    stages = [
-        replace(stage, steps=min(stage.steps, config.max_steps or stage.steps))
-        for stage in (config.stage1, config.stage2)
-    ]
+    stages = config.stage1, config.stage2
+    first, second = (replace(s, steps=min(s.steps, config.max_steps or s.steps)) for s in stages)
     train_stages(
         policy,
         train,
         held_out,
         run,
-        (SimulStage("stage1", single, stages[0], "after stage1"), SimulStage("stage2", both, stages[1], "after")),
+        (SimulStage("stage1", single, first, "after stage1"), SimulStage("stage2", both, second, "after")),
         chunks=config.chunks,
         optim=config.optim,
         sampling=config.sampling,
         measure=measure,
         seed=config.seed,
-        supervised=ptx_examples(config, config.ptx_data, config.stage1, config.stage2),
+        supervised=ptx_examples(config, config.ptx_data, *stages),
         speech_decoder=speech_decoder,
     )
     print(write_report(run.dir))
 
 
 def read(config: SimulPPOConfig) -> tuple[list[Stream], list[Stream]]:
-    """(training, held-out) streams, all with references."""
+    """Return (training, held-out) streams, all with references."""
 
     def bundled(name: str) -> list[Stream]:
         if name != "bundled":
             raise ValueError(f"no bundled streams are called {name!r}; give bundled")
-        language = config.target_language or "es"
-        return bundled_streams("train", language, count=8, seconds=(3.0, config.max_seconds))
+        return bundled_streams("train", config.target_language or "es", count=8, seconds=(3.0, config.max_seconds))
 
     languages: dict[str, Any] = {"source_language": config.source_language, "target_language": config.target_language}
     train, held_out = read_split(config, bundled, read_streams, max_seconds=config.max_seconds, **languages)

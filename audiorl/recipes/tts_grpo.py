@@ -17,12 +17,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from audiorl.config import KLConfig, ModelConfig, OptimConfig, RLConfig, SamplingConfig
+from audiorl.config import KLConfig, OptimConfig, RLConfig, SamplingConfig
 from audiorl.config.recipe import PtxOptions, RewardOptions
 from audiorl.recipes._common import with_user_reward
 from audiorl.recipes._speech import (
+    TINY,
+    Measurement,
     SpeechConfig,
-    measurement,
     ptx_utterances,
     speaking_policy,
     texts_of,
@@ -58,18 +59,9 @@ class TTSGRPOConfig(PtxOptions, RewardOptions, SpeechConfig):
 
 def tiny() -> TTSGRPOConfig:
     return TTSGRPOConfig(
-        path="tiny",
-        codec="tiny",
-        data=("bundled:en",),
-        held_out_count=2,
-        clone=True,
-        max_seconds=0.8,
-        max_steps=2,
-        judge="tiny",
-        model=ModelConfig(),
+        **TINY,
         rewards=SpeechRewards(asr="tiny", speaker="tiny", metric="cer"),
         rl=RLConfig(prompts_per_step=2, group_size=2, kl=KLConfig(control="log-space"), eval_every=1, save_every=1),
-        optim=OptimConfig(lr=1e-3),
         sampling=SamplingConfig(max_new_tokens=2, max_frames=12),
     )
 
@@ -79,11 +71,8 @@ def main(config: TTSGRPOConfig, run: Run) -> None:
     samples = [utterance_sample(u, config.tags) for u in train]
     folder = run.dir / "tiny"
     config = with_tiny_parts(config, folder)
-    options = replace(
-        config.rewards,
-        asr=tiny_part(folder, "asr", config.rewards.asr),
-        speaker=tiny_part(folder, "speaker", config.rewards.speaker),
-    )
+    asr, speaker = config.rewards.asr, config.rewards.speaker
+    options = replace(config.rewards, asr=tiny_part(folder, "asr", asr), speaker=tiny_part(folder, "speaker", speaker))
     if config.judge is not None and config.judge == options.asr and (options.understood or options.likelihood):
         raise ValueError(f"--judge {config.judge}: the reward asks it, too; measure with another, or with none")
     supervised = ptx_utterances(config, config.ptx_data, config.rl)
@@ -92,7 +81,7 @@ def main(config: TTSGRPOConfig, run: Run) -> None:
         encode_corpus(policy, [clip for u in supervised for clip in (u.recording, u.prompt) if clip], run.dir / "codes")
     speech_decoder = CodecSpeechDecoder.of(policy)
     reward = speech_reward(options, speech_decoder, samples, config.language)
-    measure = measurement(config, run, policy, train, held_out)
+    measure = Measurement(config, run, policy, train, held_out)
     measure("before")
     train_rl(
         policy,

@@ -17,14 +17,13 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from itertools import chain
 
 from audiorl.audio import AudioClip, seconds
-from audiorl.config import ModelConfig, OptimConfig, SamplingConfig, SFTConfig, require_ranges
+from audiorl.config import OptimConfig, SamplingConfig, SFTConfig, require_ranges
 from audiorl.data.seedtts import read_conversations
 from audiorl.eval.metrics.text import normalize
 from audiorl.models.examples import Example
-from audiorl.recipes._speech import SpeechConfig, measurement, speaking_policy, texts_of, with_tiny_parts
+from audiorl.recipes._speech import TINY, Measurement, SpeechConfig, speaking_policy, texts_of, with_tiny_parts
 from audiorl.report import write_report
 from audiorl.run.folder import Run
 from audiorl.tasks.tts.prompts import check_voices, conversation_examples, utterance_example
@@ -51,18 +50,9 @@ class TTSSFTConfig(SpeechConfig):
 
 def tiny() -> TTSSFTConfig:
     return TTSSFTConfig(
-        path="tiny",
-        codec="tiny",
-        data=("bundled:en",),
-        held_out_count=2,
-        clone=True,
-        max_seconds=0.8,
-        max_steps=2,
-        judge="tiny",
+        **TINY,
         judge_speaker="tiny",
-        model=ModelConfig(),
         sft=SFTConfig(batch_size=4, save_every=1),
-        optim=OptimConfig(lr=1e-3),
         sampling=SamplingConfig(max_new_tokens=2, max_frames=16),
     )
 
@@ -73,17 +63,13 @@ def main(config: TTSSFTConfig, run: Run) -> None:
     examples += conversation_turns(config, held_out={normalize(u.text, "basic") for u in held_out})
     config = with_tiny_parts(config, run.dir / "tiny")
     policy = speaking_policy(config, teach=True)
-    measure = measurement(config, run, policy, train, held_out)
-    encode_corpus(policy, list(chain.from_iterable(map(clips_of, examples))), run.dir / "codes")
+    measure = Measurement(config, run, policy, train, held_out)
+    prompts = [(c for m in e.sample.messages if m.role == "assistant" for c in m.content) for e in examples]
+    spoken = [c for e, prompt in zip(examples, prompts, strict=True) for c in (*prompt, *e.speech)]
+    encode_corpus(policy, [clip for clip in spoken if isinstance(clip, AudioClip)], run.dir / "codes")
     measure("before")
-    sft(
-        policy,
-        examples,
-        run,
-        config=config.with_steps_for(config.sft, len(examples)),
-        optim=config.optim,
-        seed=config.seed,
-    )
+    training = config.with_steps_for(config.sft, len(examples))
+    sft(policy, examples, run, config=training, optim=config.optim, seed=config.seed)
     measure("after")
     print(write_report(run.dir))
 
@@ -105,9 +91,3 @@ def conversation_turns(config: TTSSFTConfig, held_out: Collection[str]) -> list[
             flush=True,
         )
     return learned
-
-
-def clips_of(example: Example) -> list[AudioClip]:
-    """Return the speech that the model writes, in the prompt and in the answer."""
-    spoken = [c for m in example.sample.messages if m.role == "assistant" for c in m.content]
-    return [*(c for c in spoken if isinstance(c, AudioClip)), *example.speech]

@@ -39,14 +39,12 @@ from audiorl.config import (
     RLConfig,
     SamplingConfig,
     SFTConfig,
-    torch_device,
 )
 from audiorl.eval._streams import measure_streams
 from audiorl.eval.metrics.corpus import UNSEEN
 from audiorl.models.examples import Example
-from audiorl.models.families.qwen_omni import tiny as tiny_qwen_omni
 from audiorl.protocols import Schedule
-from audiorl.recipes._common import require_no_adapters, with_voice
+from audiorl.recipes._common import random_policy, with_voice
 from audiorl.recipes._simul import SimulStage, StreamRewards, train_stages
 from audiorl.report import write_report
 from audiorl.run.folder import Run
@@ -166,10 +164,7 @@ def tiny() -> SimulQuickstartConfig:
 def main(config: SimulQuickstartConfig, run: Run) -> None:
     torch.set_num_threads(config.threads)
     source = streams_of(config)
-    texts = source.target_texts()
-    require_no_adapters(config.model)
-    policy = tiny_qwen_omni(texts, vocab_size=config.vocabulary, seed=config.seed, config=config.model)
-    policy.model.to(torch_device(config.model.device))
+    policy = random_policy(config.model, source.target_texts(), vocab_size=config.vocabulary, seed=config.seed)
     speech_decoder = with_voice(policy, config.codec, config.seed) if config.codec else None
     rewards = replace(config.rewards, time=config.rewards.time or speech_decoder is not None)
     single, both = rewards.of_stages(speech_decoder.codec.frame_rate if speech_decoder else None)

@@ -20,14 +20,16 @@ import tokenizers_audio
 from audiorl.audio import write_wav
 from audiorl.cli import main
 from audiorl.data.corpus import bundled_speech, split_by_key
+from audiorl.recipes._loader import load_recipe
 from audiorl.run.metrics_log import read_metrics
 from audiorl.train.codec import CodecWorker
+from tests.support.unified_codec import tiny_hubert
 from tokenizers_audio.unified import UnifiedTokenizer
 
 
 @pytest.fixture(scope="module")
 def recordings(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of six human recordings at several rates, one of them in stereo."""
+    """A folder of seven human recordings at several rates, one of them in stereo."""
     folder = tmp_path_factory.mktemp("recordings")
     for k, u in enumerate(bundled_speech(("en",), min_seconds=0.8, max_seconds=1.6)[:6]):
         rate = (16_000, 24_000, 48_000)[k % 3]
@@ -60,51 +62,38 @@ def test_it_writes_a_whole_run(run: Path) -> None:
         rows = [json.loads(line) for line in (run / "eval" / f"{name}.jsonl").read_text().splitlines()]
         assert np.mean([row["mel_distance"] for row in rows]) == pytest.approx(result["mel_distance"])
         sounds = [soundfile.info(run / row[part]["path"]) for row in rows for part in ("original", "decoded")]
-        assert all(info.samplerate == 24_000 for info in sounds)
-        assert sounds[0].frames == sounds[1].frames
+        assert all(info.samplerate == 24_000 for info in sounds) and sounds[0].frames == sounds[1].frames
     metrics = read_metrics(run / "metrics.jsonl")
     assert [m["step"] for m in metrics] == [1, 2, 3, 4]
     wanted = {"loss", "loss/mel", "loss/stft", "loss/semantic", "grad_norm", "lr"}
     assert wanted <= set(metrics[0]) and "discriminator/loss" in metrics[-1] and "loss/commitment" in metrics[-1]
     page = (run / "report.html").read_text()
-    assert "Through the codec" in page and page.count("<audio") == 6 and "Answers that changed" not in page
-
-
-def test_what_it_trained_is_a_codec(run: Path) -> None:
+    assert "Through the codec" in page and page.count("<audio") == 6
     codec = tokenizers_audio.load(run / "codec")
     last = tokenizers_audio.load(sorted((run / "checkpoints" / "codec").iterdir())[-1])
     assert codec.identity == last.identity
     assert (codec.sample_rate, codec.frame_rate, codec.num_codebooks) == (24_000, 25.0, 8)
 
 
-def test_bundled_prompts_are_held_out() -> None:
-    from audiorl.recipes._loader import load_recipe
-
+def test_what_is_held_out(recordings: Path) -> None:
     recipe = load_recipe("codec")
-    found, held_out, texts = recipe.read(recipe.CodecRecipeConfig())
+
+    def read(**options: Any) -> tuple[list[str], list[str], list[str]]:
+        found, held_out, texts = recipe.read(recipe.CodecRecipeConfig(**options))
+        assert len(found.clips) == len(found.lengths)
+        return [clip.path for clip in found.clips], [clip.path for clip in held_out], list(texts)
+
     train_set, test_set = split_by_key(bundled_speech(), 0.1, seed=0)
-    assert [c.path for c in found.clips] == [u.clip.path for u in train_set]
+    bundled, held_out, texts = read()
+    assert bundled == [u.clip.path for u in train_set]
     heard = {u.clip.path: u.text for u in test_set}
-    assert len(held_out) == 40 and [heard[c.path] for c in held_out] == list(texts)
-
-
-def test_other_recordings_come_on_top(recordings: Path) -> None:
-    from audiorl.recipes._loader import load_recipe
-
-    recipe = load_recipe("codec")
-
-    def paths(clips: Any) -> list[str]:
-        return [clip.path for clip in clips]
-
-    bundled = recipe.read(recipe.CodecRecipeConfig())
-    both = recipe.read(recipe.CodecRecipeConfig(data=("bundled", str(recordings))))
-    assert set(paths(both[0].clips)) > set(paths(bundled[0].clips)) and len(both[0].clips) == len(bundled[0].clips) + 7
-    assert paths(both[1]) == paths(bundled[1]) and both[2] == bundled[2]
-    found, held_out, texts = recipe.read(recipe.CodecRecipeConfig(data=(str(recordings),), held_out_count=2))
-    assert len(found.clips) == len(found.lengths) == 5 and len(held_out) == 2 and not texts
-    assert not set(paths(found.clips)) & set(paths(held_out))
-    apart = recipe.read(recipe.CodecRecipeConfig(data=("bundled",), held_out=(str(recordings),), held_out_count=3))
-    assert paths(apart[0].clips) == paths(bundled[0].clips) and len(apart[1]) == 3
+    assert len(held_out) == 40 and [heard[path] for path in held_out] == texts
+    both = read(data=("bundled", str(recordings)))
+    assert set(both[0]) > set(bundled) and len(both[0]) == len(bundled) + 7 and both[1:] == (held_out, texts)
+    own = read(data=(str(recordings),), held_out_count=2)
+    assert len(own[0]) == 5 and len(own[1]) == 2 and not own[2] and not {*own[0]} & {*own[1]}
+    apart = read(data=("bundled",), held_out=(str(recordings),), held_out_count=3)
+    assert apart[0] == bundled and len(apart[1]) == 3
 
 
 def test_the_ablation_has_the_same_bitrate(recordings: Path, run: Path, tmp_path: Path) -> None:
@@ -138,15 +127,12 @@ def test_an_interrupted_run_goes_on_with_the_same_bits(
 
 def test_a_trained_tokenizer_is_trained_further(recordings: Path, run: Path, tmp_path: Path) -> None:
     assert train(tmp_path / "more", "--data", str(recordings), "--path", str(run / "codec")) == 0
-    metrics = read_metrics(tmp_path / "more" / "metrics.jsonl")
-    assert metrics[0]["quantizing"] == 1  # its codebooks are kept
+    assert read_metrics(tmp_path / "more" / "metrics.jsonl")[0]["quantizing"] == 1  # its codebooks are kept
     evals = [read_json(folder / "eval.json") for folder in (tmp_path / "more", run)]
     assert evals[0]["before"] == evals[1]["after"]
 
 
 def test_a_semantic_branch_on_hubert(recordings: Path, tmp_path: Path) -> None:
-    from tests.support.unified_codec import tiny_hubert
-
     tiny_hubert().save_pretrained(tmp_path / "hubert")
     options = ("--speech-model", str(tmp_path / "hubert"), "--tokenizer.semantic-block", "5")
     assert train(tmp_path / "run", "--data", str(recordings), *options) == 0
@@ -167,9 +153,8 @@ def test_a_semantic_branch_on_hubert(recordings: Path, tmp_path: Path) -> None:
 def test_bad_options(
     recordings: Path, tmp_path: Path, options: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    given = [option.format(recordings=recordings) for option in options]
     try:
-        assert train(tmp_path / "run", *given) == 2
+        assert train(tmp_path / "run", *(option.format(recordings=recordings) for option in options)) == 2
     except SystemExit as stop:  # the command line's own parser refuses values
         assert stop.code == 2
     assert message in " ".join("".join(capsys.readouterr()).replace("│", " ").split())
@@ -192,33 +177,25 @@ def test_encode_and_decode(recordings: Path, run: Path, tmp_path: Path, capsys: 
     assert main(["codec", "encode", str(recordings), *common, str(tmp_path / "codes")]) == 0
     assert "codes of 7 recordings" in capsys.readouterr().out
     assert main(["codec", "decode", str(tmp_path / "codes"), *common, str(tmp_path / "all")]) == 0
-    names = {f.stem for f in recordings.iterdir()}
-    assert {f.stem for f in (tmp_path / "all").iterdir()} == names
+    assert {f.stem for f in (tmp_path / "all").iterdir()} == {f.stem for f in recordings.iterdir()}
     again, _ = soundfile.read(tmp_path / "all" / f"{one.stem}.wav", dtype="float32")
     assert np.array_equal(again, decoded)
 
-
-def test_bad_input_to_encode_and_decode(
-    recordings: Path, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    codec, out = ("--codec", str(run / "codec")), ("--out", str(tmp_path / "x.safetensors"))
-    empty = tmp_path / "empty"
+    codec_of, out = ("--codec", str(run / "codec")), ("--out", str(tmp_path / "x.safetensors"))
+    empty, other = tmp_path / "empty", tmp_path / "other"
     empty.mkdir()
     (tmp_path / "text.wav").write_text("hello")
-    one = str(sorted(recordings.glob("*.wav"))[0])
-    assert main(["codec", "encode", one, *codec, *out]) == 0
-    other = tmp_path / "other"
     tokenizers_audio.load(run / "codec", num_codebooks=2).save(other)  # type: ignore[attr-defined]
-    damaged = tmp_path / "other" / "model.safetensors"
+    damaged = other / "model.safetensors"
     damaged.write_bytes(damaged.read_bytes()[:-1] + b"\x3f")
     for args, message in (
-        (["encode", str(recordings), *codec, *out], "one file of codes holds one recording, not 7; give a folder"),
-        (["encode", str(empty), *codec, *out], "empty: no audio files below it"),
-        (["encode", str(tmp_path / "none.wav"), *codec, *out], "none.wav: missing"),
-        (["encode", str(tmp_path / "text.wav"), *codec, *out], "text.wav: not readable as audio"),
-        (["encode", one, "--codec", str(empty), *out], "holds no config.json"),
-        (["decode", str(tmp_path / "x.safetensors"), "--codec", str(other), *out], "codes of the codec"),
-        (["decode", str(tmp_path / "y.safetensors"), *codec, *out], "y.safetensors: no such file"),
+        (["encode", str(recordings), *codec_of, *out], "one file of codes holds one recording, not 7; give a folder"),
+        (["encode", str(empty), *codec_of, *out], "empty: no audio files below it"),
+        (["encode", str(tmp_path / "none.wav"), *codec_of, *out], "none.wav: missing"),
+        (["encode", str(tmp_path / "text.wav"), *codec_of, *out], "text.wav: not readable as audio"),
+        (["encode", str(one), "--codec", str(empty), *out], "holds no config.json"),
+        (["decode", str(tmp_path / "one.safetensors"), "--codec", str(other), *out], "codes of the codec"),
+        (["decode", str(tmp_path / "y.safetensors"), *codec_of, *out], "y.safetensors: no such file"),
     ):
         assert main(["codec", *args]) == 2
         assert message in capsys.readouterr().err, args
@@ -231,10 +208,9 @@ def test_bad_input_to_encode_and_decode(
 def test_torchrun_trains_in_two_processes(recordings: Path, tmp_path: Path) -> None:
     def torchrun(*args: str) -> None:
         command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "29517"]
+        command += ["-m", "audiorl.cli", *args]
         environment = os.environ | {"OMP_NUM_THREADS": "1"}
-        done = subprocess.run(
-            [*command, "-m", "audiorl.cli", *args], capture_output=True, text=True, env=environment, timeout=900
-        )
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=900)
         assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
 
     common = ("--tiny", "--threads", "1", "--data", str(recordings))

@@ -25,16 +25,16 @@ LANGUAGES = bundled_set("bundled:languages/train")  # each sample's task is its 
 SPEECH = bundled_speech(("en",), max_seconds=2)
 
 
-def test_held_out_rows_are_drawn_from_every_set_and_task() -> None:
-    sizes = Counter(s.task for s in LANGUAGES)
+def test_held_out_rows_are_drawn_from_every_set_and_task(capsys: pytest.CaptureFixture[str]) -> None:
     other = [replace(s, id=f"other/{s.id}", task="qa", metadata={"recording": s.id}) for s in LANGUAGES[:60]]
     sets = [("languages", LANGUAGES), ("other", other)]
     count, total = 40, len(LANGUAGES) + 60
     train, held_out = split_held_out(sets, [], count)
-    assert len(held_out) == count and len(train) == total - count
+    printed = [line for line in capsys.readouterr().out.splitlines() if line.startswith("held out: ")]
+    assert len(held_out) == count == sum(int(line.split()[2]) for line in printed) and len(train) == total - count
     assert not {s.id for s in train} & {s.id for s in held_out}
     drawn = Counter(s.task for s in held_out)
-    for task, size in {**sizes, "qa": 60}.items():
+    for task, size in {**Counter(s.task for s in LANGUAGES), "qa": 60}.items():
         assert abs(drawn[task] - count * size / total) < 1, task
     assert held_out != (LANGUAGES + other)[:count], "not the first rows"
     assert split_held_out(sets, [], count) == (train, held_out)
@@ -53,13 +53,6 @@ def test_rows_of_one_prompt_stay_together() -> None:
     twice = [s for s in LANGUAGES[:20] for _ in range(2)]
     rest, drawn = stratified([("a", twice)], 5)
     assert 5 <= len(drawn) <= 8 and not {s.id for s in rest} & {s.id for s in drawn}
-
-
-def test_the_counts_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    stratified([("a", LANGUAGES)], 10)
-    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("held out: ")]
-    assert len(lines) == 3 and all(" rows of a, " in line for line in lines)
-    assert sum(int(line.split()[2]) for line in lines) == 10
 
 
 def manifest(path: Path, count: int, first: int = 0) -> Path:
@@ -96,17 +89,13 @@ def test_sets_are_mixed_by_weight(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert Counter(first) == {2: 5, 3: 5} and second == [1, 1, 1]
     assert f"mix: 25 rows (89%) of {a}:x2.5, which has 10" in capsys.readouterr().out
     assert Counter(s.metadata["data_set"] for s in train) == {"a": 25, "b": 3}
-    assert config.with_steps_for(RLConfig(prompts_per_step=4), len(train)).steps == 7, (
-        "copies count as rows of an epoch"
-    )
+    assert config.with_steps_for(RLConfig(prompts_per_step=4), len(train)).steps == 7, "copies count as rows"
     assert [s.id for s in read_questions(replace(config, seed=3), think=True)[0]] == [s.id for s in train]
     other = Counter(s.id for s in read_questions(replace(config, data_seed=3), think=True)[0])
     assert other != shown and sum(other.values()) == 28
-
-
-def test_held_out_rows_are_held_out_before_weights_copy_rows(tmp_path: Path) -> None:
-    data = (f"{manifest(tmp_path / 'a.jsonl', 10)}:x3",)
-    train, held_out = read_questions(RecipeConfig(data=data, held_out_count=4, check_audio=False), think=True)
+    # Rows are held out before weights copy rows.
+    mixed = RecipeConfig(data=(f"{a}:x3",), held_out_count=4, check_audio=False)
+    train, held_out = read_questions(mixed, think=True)
     assert len(held_out) == 4 == len({s.id for s in held_out}) and len(train) == 18
     assert not {s.id for s in train} & {s.id for s in held_out}
 
@@ -118,17 +107,13 @@ def test_weights_that_mean_nothing(tmp_path: Path) -> None:
     assert parse_set("a:x") == ("a:x", None, 1.0)
     (tmp_path / "odd:x2").write_text("")
     assert parse_set(f"{tmp_path}/odd:x2") == (f"{tmp_path}/odd:x2", None, 1.0)
+    some = RecipeConfig(data=("bundled:languages/train:5",), held_out=("bundled:languages/test:3",))
+    assert list(map(len, read_questions(some, think=True))) == [5, 3]
     a = manifest(tmp_path / "a.jsonl", 10)
     with pytest.raises(ValueError, match=r"a\.jsonl:x0: a weight of 0 leaves the set out"):
         read_questions(RecipeConfig(data=(f"{a}:x0",), check_audio=False), think=True)
     with pytest.raises(ValueError, match=r"a\.jsonl:x2: a weight is for training data"):
         read_questions(RecipeConfig(data=("bundled",), held_out=(f"{a}:x2",), check_audio=False), think=True)
-
-
-def test_some_of_the_bundled_rows() -> None:
-    config = RecipeConfig(data=("bundled:languages/train:5",), held_out=("bundled:languages/test:3",))
-    train, held_out = read_questions(config, think=True)
-    assert (len(train), len(held_out)) == (5, 3)
 
 
 def test_only_drawn_clips_are_decoded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -168,17 +153,10 @@ def test_held_out_rows_have_the_answers_of_the_data() -> None:
 
 @pytest.mark.slow
 def test_avqa_and_musicbench_as_published_through_the_command_line(tmp_path: Path) -> None:
-    avqa = {
-        "question_text": "What is the main source of sound in the video?",
-        "multi_choice": ["Car", "motorcycle", "siren", "gun fire"],
-        "question_relation": "Both",
-    }
-    music = {
-        "key": ["F#", "minor"],
-        "prompt_bpm": "The tempo of this song is Allegro.",
-        "prompt_bt": "",
-        "prompt_key": "",
-    }
+    avqa = {"question_text": "What is the main source of sound?", "multi_choice": ["Car", "siren", "gun fire", "x"]}
+    avqa |= {"question_relation": "Both"}
+    music = {"key": ["F#", "minor"], "prompt_bpm": "The tempo of this song is Allegro.", "prompt_bt": ""}
+    music |= {"prompt_key": ""}
     for i, u in enumerate(SPEECH[:6]):
         write_wav(tmp_path / f"video{i}.wav", u.clip.load(16_000), 16_000)
     rows = [avqa | {"id": i, "video_name": f"video{i}", "answer": i % 4} for i in range(6)]
@@ -236,19 +214,20 @@ def test_a_reward_file_is_one_more_part(tmp_path: Path, kind: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("recipe", "phase", "options"),
+    ("recipe", "phase"),
     [
-        ("mmau_grpo", "grpo", ("--rl.ptx.coef", "0.5")),
-        ("asr_grpo", "grpo", ("--rl.ptx.coef", "0.5")),
-        ("ppo_audio_qa", "ppo", ("--rl.ptx.coef", "0.5")),
-        ("simul_ppo", "stage2", ("--stage2.ptx.coef", "0.5")),
-        ("tts_grpo", "grpo", ("--rl.ptx.coef", "0.5")),
+        ("mmau_grpo", "grpo"),
+        ("asr_grpo", "grpo"),
+        ("ppo_audio_qa", "ppo"),
+        ("simul_ppo", "stage2"),
+        ("tts_grpo", "grpo"),
     ],
 )
 @pytest.mark.slow
-def test_ptx_through_the_command_line(tmp_path: Path, recipe: str, phase: str, options: tuple[str, ...]) -> None:
-    data = "bundled:en" if recipe == "tts_grpo" else "bundled"
-    command = ["train", recipe, "--tiny", "--ptx-data", data, *options, "--out", str(tmp_path / "run")]
+def test_ptx_through_the_command_line(tmp_path: Path, recipe: str, phase: str) -> None:
+    data, group = "bundled:en" if recipe == "tts_grpo" else "bundled", "stage2" if phase == "stage2" else "rl"
+    options = ("--ptx-data", data, f"--{group}.ptx.coef", "0.5")
+    command = ["train", recipe, "--tiny", *options, "--out", str(tmp_path / "run")]
     assert main(command) == 0
     *_, last = [m for m in read_metrics(tmp_path / "run" / "metrics.jsonl") if m["phase"] == phase]
     assert last["ptx/loss"] > 0

@@ -127,7 +127,8 @@ def _descriptions(
         if issubclass(hint, Struct):
             fields = {f.encode_name: f.type for f in msgspec.structs.fields(hint)}
         else:
-            fields = {f.name: get_type_hints(hint)[f.name] for f in dataclass_fields(hint)}
+            hints = get_type_hints(hint, include_extras=True)
+            fields = {f.name: hints[f.name] for f in dataclass_fields(hint)}
         yield depth, f"an object; give {{{', '.join(fields)}}}"
         if depth < len(path) and path[depth] in fields:
             yield from _descriptions(fields[str(path[depth])], path, depth + 1, is_dataclass(hint))

@@ -1,27 +1,19 @@
 """Streams of human speech for interpretation, built from the bundled recordings or a corpus of `audiorl data build`.
 
     train = bundled_streams("train", target="es", count=200)
-    test = bundled_streams("test", target="es", count=20)               # prompts and texts that are not in "train"
-    long = bundled_streams("train", target="fr", count=4, seconds=(60, 60))
     spoken = bundled_streams("train", target="es", speak=my_voices)     # the same prompts said by other voices
-    unseen = bundled_streams("test", target="en", source="es", voice=recordings)    # those that another person recorded
 
 A stream is a sequence of prompts in the source language with pauses between them. The reference of a prompt is its text
-in the target language; the reference's duration is that of the target language's own recording::
-
-    |--one moment please--| pause |--goodbye--| pause |
-    0                    1.9     2.6         3.3     4.1 s
-
-Stream number i depends on the seed and i alone.
+in the target language; the reference's duration is that of the target language's own recording.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 
@@ -35,6 +27,8 @@ Split = Literal["train", "test", "all"]
 Speak = Callable[[Utterance, np.random.Generator], np.ndarray]
 """Returns speech of an utterance's text: float32 [T] at RATE Hz."""
 
+PAUSES = (0.2, 1.2)
+"""Shortest and longest pause after a prompt, in seconds."""
 ROOM_TONE = -75.0
 """Level of the noise added to the whole stream, dB relative to full scale: that of pauses in the English recordings."""
 _TRIES = 10
@@ -44,7 +38,7 @@ def bundled_streams(
     split: Split, target: str = "es", source: str = "en", *, count: int = 100, **options: Any
 ) -> list[Stream]:
     """Return the first `count` streams of `draw_streams` with these options, in memory: about 64 kB for a second."""
-    return list(islice(draw_streams(split, target, source, **options), count))
+    return list(itertools.islice(draw_streams(split, target, source, **options), count))
 
 
 def draw_streams(
@@ -53,7 +47,6 @@ def draw_streams(
     source: str = "en",
     *,
     seconds: tuple[float, float] = (10.0, 30.0),
-    pauses: tuple[float, float] = (0.2, 1.2),
     seed: int = 0,
     max_prompt_seconds: float = 8.0,
     held_out: float = 0.27,
@@ -65,18 +58,44 @@ def draw_streams(
 
     split: "test" is a fraction `held_out` of all recordings, the same for every seed, length and target language; none
     of its prompts or texts is in "train"; "all" is both. seconds: minimum and maximum duration of a stream; (60, 60)
-    gives exactly 60 s. pauses: minimum and maximum pause after each prompt, in seconds. max_prompt_seconds: maximum
-    duration of a prompt's source recording. folder: a built corpus in place of the bundled one. speak: speech in place
-    of the recordings. voice: another speaker's recordings in place of the source's, of the prompts that they have.
+    gives exactly 60 s. max_prompt_seconds: maximum duration of a prompt's source recording. folder: a built corpus in
+    place of the bundled one. speak: speech in place of the recordings. voice: another speaker's recordings in place of
+    the source's, of the prompts that they have.
 
-    Raises ValueError for a language without recordings and for durations that the prompts cannot fill.
+    Prompts are appended in a random order until one no longer fits. Raises ValueError for a language without recordings
+    and for durations that the prompts cannot fill.
     """
-    if split not in get_args(Split):
-        raise ValueError(f"split must be one of {', '.join(get_args(Split))}, got {split!r}")
-    low, high = limits_in_samples(seconds, pauses)
+    low, high = limits_in_samples(seconds)
     pairs = prompt_pairs(split, target, source, held_out, max_prompt_seconds, folder, voice)
-    name = "/".join([f"{source}-{target}", split, *dict.fromkeys(u.speaker for u in voice), str(seed)])
-    return _random_streams(name, pairs, low, high, pauses, seed, speak or _recordings())
+    recorded: dict[str, np.ndarray] = {}  # each decoded once
+    for index in itertools.count():
+        name = "/".join([f"{source}-{target}", split, *dict.fromkeys(u.speaker for u in voice), f"{seed}/{index:04d}"])
+        rng = np.random.default_rng([seed, index])
+        goal = int(rng.integers(low, high + 1))
+        pieces: list[StreamPiece] = []
+        keys: list[str] = []
+        length = misses = 0
+        for k in rng.permutation(len(pairs)):
+            prompt, translation = pairs[k]
+            if speak is None and prompt.id not in recorded:
+                recorded[prompt.id] = prompt.clip.load(RATE)
+            wav = _trimmed(recorded[prompt.id] if speak is None else speak(prompt, rng), prompt)
+            pause = round(float(rng.uniform(*PAUSES)) * RATE)
+            if length + len(wav) + pause > goal:
+                misses += 1
+                if length >= low or (pieces and misses == _TRIES):
+                    break
+                continue
+            pieces.append(StreamPiece(wav, pause, prompt.text, translation.text, trimmed_recording(translation)))
+            keys.append(prompt.key)
+            length += len(wav) + pause
+        if not pieces or (length < low and not misses):
+            together = sum(a.duration for a, _ in pairs)
+            raise ValueError(
+                f"stream {name} is to last {low / RATE:g} to {high / RATE:g} s, which {len(pairs)} prompts of "
+                f"{together:.0f} s together do not fill; choose other lengths"
+            )
+        yield lay_out(name, pieces, source, target, rng, low, {"prompts": " ".join(keys)})
 
 
 def prompt_pairs(
@@ -93,6 +112,10 @@ def prompt_pairs(
     voice: another speaker's recordings, which replace those of the same key and language; the other prompts are left
     out. Single letters, which are mostly the same in both languages, and texts without a letter are left out.
     """
+
+    def letters(text: str) -> int:
+        return sum(c.isalnum() for c in text)
+
     speech = bundled_speech() if folder is None else corpus(folder)
     for language in (source, target):
         if not any(u.language == language for u in speech):
@@ -104,72 +127,8 @@ def prompt_pairs(
     if voice:
         recordings = {u.key: u for u in voice if u.language == source}
         pairs = [(recordings[a.key], b) for a, b in pairs if a.key in recordings]
-    return [
-        (a, b) for a, b in pairs if a.duration <= max_prompt_seconds and _letters(a.text) > 1 and _letters(b.text) > 0
-    ]
-
-
-def build_stream(
-    id: str,
-    prompts: Sequence[tuple[np.ndarray, Utterance, Utterance]],
-    pauses: tuple[float, float],
-    rng: np.random.Generator,
-    *,
-    seconds: float = 0.0,
-    metadata: Mapping[str, Any] | None = None,
-) -> Stream:
-    """Return the stream of the prompts' waveforms (float32 [T], RATE Hz), each followed by a pause.
-
-    A prompt is (waveform, source utterance, target utterance); the waveform need not be the source's own recording.
-    pauses: minimum and maximum in seconds, drawn by `rng`. seconds: a shorter stream is padded with silence.
-    Silence around each prompt, and around the target's recording, is removed (see `trimmed`).
-
-    Raises ValueError for no prompts and a silent one.
-    """
-    _check_pauses(pauses)
-    waveforms = [_trimmed(wav, source) for wav, source, _ in prompts]
-    gaps = [round(p * RATE) for p in rng.uniform(*pauses, size=len(waveforms))]
-    pairs = [(source, target) for _, source, target in prompts]
-    return _of_prompts(id, waveforms, gaps, pairs, rng, round(seconds * RATE), metadata or {})
-
-
-def _random_streams(
-    name: str,
-    pairs: Sequence[tuple[Utterance, Utterance]],
-    low: int,
-    high: int,
-    pauses: tuple[float, float],
-    seed: int,
-    speak: Speak,
-) -> Iterator[Stream]:
-    """`low` and `high` in samples. Prompts are appended in a random order until one no longer fits."""
-    index = 0
-    while True:
-        rng = np.random.default_rng([seed, index])
-        goal = int(rng.integers(low, high + 1))
-        waveforms: list[np.ndarray] = []
-        silences: list[int] = []
-        chosen: list[tuple[Utterance, Utterance]] = []
-        length = misses = 0
-        for k in rng.permutation(len(pairs)):
-            wav = _trimmed(speak(pairs[k][0], rng), pairs[k][0])
-            pause = round(float(rng.uniform(*pauses)) * RATE)
-            if length + len(wav) + pause > goal:
-                misses += 1
-                if length >= low or (chosen and misses == _TRIES):
-                    break
-                continue
-            waveforms.append(wav)
-            silences.append(pause)
-            chosen.append(pairs[k])
-            length += len(wav) + pause
-        if not chosen or (length < low and not misses):
-            raise ValueError(
-                f"stream {name}/{index:04d} is to last {low / RATE:g} to {high / RATE:g} s, which {len(pairs)} prompts "
-                f"of {sum(a.duration for a, _ in pairs):.0f} s together do not fill; choose other lengths"
-            )
-        yield _of_prompts(f"{name}/{index:04d}", waveforms, silences, chosen, rng, low, {})
-        index += 1
+    short = [(a, b) for a, b in pairs if a.duration <= max_prompt_seconds]
+    return [(a, b) for a, b in short if letters(a.text) > 1 and letters(b.text) > 0]
 
 
 @dataclass(frozen=True, eq=False)
@@ -199,13 +158,10 @@ def lay_out(
     at_least: int = 0,
     metadata: Mapping[str, Any] | None = None,
 ) -> Stream:
-    """Return the stream of the pieces one after the other, with faint noise; `at_least` samples long, by silence at
-    the end.
+    """Return the stream of the pieces one after the other, with faint noise; silence fills it to `at_least` samples.
 
-    source, target: the languages. Raises ValueError for no pieces.
+    source, target: the languages.
     """
-    if not pieces:
-        raise ValueError(f"stream {id!r}: no prompts; give one or more")
     total = max(at_least, sum(len(p.wav) + p.pause for p in pieces))
     wav = rng.standard_normal(total, dtype=np.float32) * np.float32(10 ** (ROOM_TONE / 20))
     units, at = [], 0
@@ -215,34 +171,8 @@ def lay_out(
         seconds = clip_seconds(piece.spoken)
         units.append(Unit(at / RATE, end / RATE, piece.target, piece.source, seconds, piece.spoken, piece.speaker))
         at = end + piece.pause
-    return Stream(
-        id=id,
-        audio=AudioClip(array=wav, sample_rate=RATE),
-        seconds=total / RATE,
-        units=tuple(units),
-        source_language=source,
-        target_language=target,
-        metadata=metadata or {},
-    )
-
-
-def _of_prompts(
-    id: str,
-    waveforms: Sequence[np.ndarray],
-    pauses: Sequence[int],
-    pairs: Sequence[tuple[Utterance, Utterance]],
-    rng: np.random.Generator,
-    at_least: int,
-    metadata: Mapping[str, Any],
-) -> Stream:
-    """Return the stream of prompts without silence around them, [T] each; `pauses` and `at_least` in samples."""
-    pieces = [
-        StreamPiece(wav, pause, source.text, target.text, trimmed_recording(target))
-        for wav, pause, (source, target) in zip(waveforms, pauses, pairs, strict=True)
-    ]
-    languages = [(a.language, b.language) for a, b in pairs[:1]] or [("", "")]
-    prompts = {"prompts": " ".join(a.key for a, _ in pairs), **metadata}
-    return lay_out(id, pieces, *languages[0], rng, at_least, prompts)
+    audio = AudioClip(array=wav, sample_rate=RATE)
+    return Stream(id, audio, total / RATE, tuple(units), source, target, metadata or {})
 
 
 _trimmed_recordings: dict[str, AudioClip] = {}
@@ -250,35 +180,15 @@ _trimmed_recordings: dict[str, AudioClip] = {}
 
 def trimmed_recording(utterance: Utterance) -> AudioClip:
     """Return the recording without silence around its speech, as a part of its file. Decoded once per process."""
-    key = utterance.clip.key
-    if key not in _trimmed_recordings:
+    clip = utterance.clip
+    if clip.key not in _trimmed_recordings:
         try:
-            first, end = speech_in(utterance.clip.load(RATE))
+            first, end = speech_in(clip.load(RATE))
         except ValueError as error:
             raise ValueError(f"{utterance.id}: {error}") from error
-        _trimmed_recordings[key] = replace(
-            utterance.clip, start=utterance.clip.start + first / RATE, duration=(end - first) / RATE
-        )
-    return _trimmed_recordings[key]
-
-
-def recording_seconds(utterance: Utterance) -> float:
-    """Duration of the recording without silence around its speech."""
-    duration = trimmed_recording(utterance).duration
-    assert duration is not None
-    return duration
-
-
-def _recordings() -> Speak:
-    """Return the recordings themselves, each decoded once."""
-    waveforms: dict[str, np.ndarray] = {}
-
-    def speak(utterance: Utterance, rng: np.random.Generator) -> np.ndarray:
-        if utterance.id not in waveforms:
-            waveforms[utterance.id] = utterance.clip.load(RATE)
-        return waveforms[utterance.id]
-
-    return speak
+        start, seconds = clip.start + first / RATE, (end - first) / RATE
+        _trimmed_recordings[clip.key] = replace(clip, start=start, duration=seconds)
+    return _trimmed_recordings[clip.key]
 
 
 def _trimmed(wav: np.ndarray, utterance: Utterance) -> np.ndarray:
@@ -288,20 +198,9 @@ def _trimmed(wav: np.ndarray, utterance: Utterance) -> np.ndarray:
         raise ValueError(f"{utterance.id}: {error}") from error
 
 
-def _letters(text: str) -> int:
-    return sum(c.isalnum() for c in text)
-
-
-def limits_in_samples(seconds: tuple[float, float], pauses: tuple[float, float]) -> tuple[int, int]:
-    """Return the minimum and maximum length of streams in samples. Raises ValueError for limits of them or of pauses in
-    seconds that are no range."""
+def limits_in_samples(seconds: tuple[float, float]) -> tuple[int, int]:
+    """Return the minimum and maximum length of streams in samples. Raises ValueError for what is no range."""
     low, high = (round(s * RATE) for s in seconds)
     if not 0 < low <= high:
         raise ValueError(f"seconds must be (minimum, maximum) with 0 < minimum <= maximum, got {seconds}")
-    _check_pauses(pauses)
     return low, high
-
-
-def _check_pauses(pauses: tuple[float, float]) -> None:
-    if not 0 <= pauses[0] <= pauses[1]:
-        raise ValueError(f"pauses must be (minimum, maximum) in seconds with 0 <= minimum <= maximum, got {pauses}")

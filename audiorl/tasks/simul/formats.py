@@ -1,24 +1,11 @@
 """Streams in files: our own JSON lines, RealSI, MuST-C and IWSLT, sentence pairs with or without word timings.
 
     loaded = read_streams("streams.jsonl")                                  # languages stand in the rows
-    loaded = read_streams("RealSI/data/zh2en/json")                         # one .json a talk, audio in ../audio
     loaded = read_streams("tst-COMMON/txt/tst-COMMON.yaml", source_language="en", target_language="es")
-    print(loaded.summary())
     write_streams("folder", loaded.samples)                                 # folder/streams.jsonl, folder/audio/*.flac
 
-The format is detected from the content:
-
-    ours      {"id", "audio", "source_language", "target_language", "units": [{"start", "end", "source"?, "target",
-              "target_seconds"?, "target_audio"?: {"path", "start"?, "duration"?}, "speaker"?}], "start"?,
-              "duration"?, "sample_rate"?, "seconds"?, "metadata"?}; times in seconds
-    pairs     {"audio", "source", "target", "words"?: [{"word", "start", "end"}], "id"?, "start"?, "duration"?}; one
-              sentence a row, as one unit or split into clauses (see `clauses`)
-    RealSI    {"vid", "duration", "segment": [{"utterance": [{"sub_start_time", "sub_end_time", "sub_src_text",
-              "sub_trg_text", "term"}]}]}, times in ms; every utterance a unit
-    MuST-C    NAME.yaml, a list of {wav, offset, duration, speaker_id}, with NAME.en, NAME.es, one line a segment;
-              the segments of one wav are one stream
-
-Audio of any rate and number of channels is read, channels averaged (`audiorl.audio`).
+The format is detected from the content; docs/reference/data.md has the fields. Audio of any rate and number of channels
+is read, channels averaged (`audiorl.audio`).
 """
 
 from __future__ import annotations
@@ -37,13 +24,17 @@ import soundfile
 from msgspec import Meta, Struct
 
 from audiorl.audio import AudioClip, AudioError, load_clip, probe
-from audiorl.data.formats import AUDIO_FIELDS, Style, audio_field, clip_of
+from audiorl.data.formats import Style, audio_field, clip_of
 from audiorl.data.manifest import Loaded
 from audiorl.data.rows import BadRow, Row, read_rows
 from audiorl.data.schema import FieldError, check, check_limit, parse_json
+from audiorl.data.schema.manifests import AudioColumns
 from audiorl.data.schema.types import AnyText, Id, Language, Object, Seconds, Text
 from audiorl.tasks.simul.streams import Stream, Unit, split_stream
 from audiorl.tasks.simul.talks import ParsedStream, StreamDefaults, is_realsi, mustc, realsi
+
+SILENT = 1e-4
+"""A stream whose greatest sample stays below this (-80 dB relative to full scale) holds no speech."""
 
 
 class TargetAudio(Struct):
@@ -72,17 +63,14 @@ class Word(Struct):
     end: Seconds
 
 
+AnyUnit = Annotated[UnitColumns, Meta(description="an object; give {start, end, source, target}")]
+
+
 class StreamColumns(Struct):
     """A stream with its units, or a sentence pair."""
 
     id: Id | None = None
-    units: (
-        Annotated[
-            list[Annotated[UnitColumns, Meta(description="an object; give {start, end, source, target}")]],
-            Meta(description="a list; give [{start, end, source, target}, …]"),
-        ]
-        | None
-    ) = None
+    units: Annotated[list[AnyUnit], Meta(description="a list; give [{start, end, source, target}, …]")] | None = None
     source: AnyText | None = None
     target: AnyText | None = None
     words: Annotated[list[Word], Meta(description="a list of words; give [{word, start, end}, …]")] | None = None
@@ -93,6 +81,7 @@ class StreamColumns(Struct):
     metadata: Object | None = None
 
 
+_FIELDS = {*StreamColumns.__struct_fields__, *AudioColumns.__struct_fields__}
 _CLAUSE = re.compile(r"""(?<=[,;:.!?…،؛؟۔।])["'”’»)\]]*\s+|(?<=[，、；：。！？])["”’」』）]*\s*""")
 
 
@@ -136,19 +125,13 @@ def align_clauses(source: str, target: str, words: Sequence[Word]) -> tuple[Unit
     sources, targets = clauses(source), clauses(target)
     if len(sources) != len(targets):
         sources, targets = [source.strip()], [target.strip()]
-    spans = _spans(sources, words)
-    return tuple(Unit(a, b, t, s) for (a, b), s, t in zip(spans, sources, targets, strict=True))
-
-
-def _spans(sources: Sequence[str], words: Sequence[Word]) -> list[tuple[float, float]]:
-    """Start and end of each clause, whose letters must be those of consecutive words."""
-    spans, k = [], 0
+    spans, k = list[tuple[float, float]](), 0
     for clause in sources:
-        clause_letters, first, letters = _letters(clause), k, ""
-        while k < len(words) and len(letters) < len(clause_letters):
+        first, letters, wanted = k, "", _letters(clause)
+        while k < len(words) and len(letters) < len(wanted):
             letters += _letters(words[k].word)
             k += 1
-        if letters != clause_letters or k == first:
+        if letters != wanted or k == first:
             text = " ".join(w.word.strip() for w in words[first:k]) or "nothing"
             raise ValueError(f"the words {text!r} stand where the source has {clause!r}; give the words of the source")
         while k < len(words) and not _letters(words[k].word):
@@ -156,15 +139,11 @@ def _spans(sources: Sequence[str], words: Sequence[Word]) -> list[tuple[float, f
         spans.append((words[first].start, words[k - 1].end))
     if k < len(words):
         raise ValueError(f"the word {words[k].word!r} follows after the source has ended; give the words of the source")
-    return spans
+    return tuple(Unit(a, b, t, s) for (a, b), s, t in zip(spans, sources, targets, strict=True))
 
 
 def _letters(text: str) -> str:
     return "".join(c for c in unicodedata.normalize("NFKC", text).casefold() if c.isalnum())
-
-
-SILENT = 1e-4
-"""A stream whose greatest sample stays below this (-80 dB relative to full scale) holds no speech."""
 
 
 def read_streams(
@@ -184,14 +163,11 @@ def read_streams(
     audio_root: where relative audio paths start, by default the file's folder. on_error: stop at the first unusable
     row, or skip its stream, count it and list it. check_audio: decode the audio now; a stream whose audio is broken,
     silent, shorter than 0.1 s or than its units, or not of the declared length and rate is unusable. Otherwise nothing
-    is opened and the length is what the file claims. max_seconds: longer streams are cut where
-    units begin (`split_stream`).
+    is opened and the length is what the file claims. max_seconds: longer streams are cut where units begin.
 
     Raises ValueError naming file, row and field. A file that cannot be read at all raises whatever on_error says.
     """
     path = Path(path)
-    if on_error not in ("raise", "skip"):
-        raise ValueError(f'on_error must be "raise" or "skip", got {on_error!r}')
     if max_seconds is not None and not max_seconds > 0:
         raise ValueError(f"max_seconds must be positive, got {max_seconds}")
     check_limit(limit)
@@ -200,50 +176,22 @@ def read_streams(
     defaults = StreamDefaults(source_language, target_language, None if audio_root is None else Path(audio_root))
     streams: list[Stream] = []
     skipped: list[BadRow] = []
-    rows: dict[str, ParsedStream] = {}
-    for file in _files(path):
-        for parsed in _parse_file(file, defaults):
-            if limit is not None and len(streams) >= limit:
-                break
-            stream = parsed if isinstance(parsed, BadRow) else _stream(parsed, rows, check_audio)
-            if isinstance(stream, Stream):
+    by_id: dict[str, ParsedStream] = {}
+    for parsed in (parsed for file in _files(path) for parsed in _parse_file(file, defaults)):
+        if limit is not None and len(streams) >= limit:
+            break
+        try:
+            if not isinstance(parsed, BadRow):
+                stream = _stream(parsed, by_id, check_audio)
+                by_id[stream.id] = parsed
                 streams += [stream] if max_seconds is None else split_stream(stream, max_seconds)
-            elif on_error == "skip":
-                skipped.append(stream)
-            else:
-                raise ValueError(str(stream))
+                continue
+        except FieldError as error:
+            parsed = BadRow(parsed.file, parsed.row, error.field, error.message)
+        if on_error == "raise":
+            raise ValueError(str(parsed))
+        skipped.append(parsed)
     return Loaded(tuple(streams[:limit]), tuple(skipped), str(path))
-
-
-def write_streams(
-    folder: str | Path, streams: Iterable[Stream], suffix: Literal[".flac", ".wav"] = ".flac"
-) -> list[Stream]:
-    """Write folder/streams.jsonl, which `read_streams` reads back. Returns the streams with their audio by path.
-
-    Audio in memory becomes 16-bit files in folder/audio at its own rate; files are referred to where they are, by a
-    path from the folder. Raises ValueError for two streams of one id, before streams.jsonl is touched.
-    """
-    folder = Path(folder)
-    lines: list[str] = []
-    out: list[Stream] = []
-    names: dict[str, str] = {}
-    for stream in streams:
-        name = re.sub(r"[^\w.@+-]+", "_", stream.id)
-        if name in names:
-            raise ValueError(f"{folder}: streams {names[name]!r} and {stream.id!r} would share audio/{name}{suffix}")
-        names[name] = stream.id
-        clip = stream.audio
-        if clip.path is None:
-            clip = AudioClip(path=str(folder / "audio" / f"{name}{suffix}"))
-            _write_audio(Path(str(clip.path)), stream.audio)
-        units = tuple(
-            _with_audio_file(u, folder / "audio" / f"{name}.unit{k}{suffix}") for k, u in enumerate(stream.units, 1)
-        )
-        out.append(replace(stream, audio=clip, units=units))
-        lines.append(json.dumps(_as_row(out[-1], folder), ensure_ascii=False) + "\n")
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "streams.jsonl").write_text("".join(lines), encoding="utf-8")
-    return out
 
 
 def _files(path: Path) -> list[Path]:
@@ -264,32 +212,19 @@ def _parse_file(path: Path, defaults: StreamDefaults) -> Iterator[ParsedStream |
     if path.suffix in (".yaml", ".yml"):
         yield from mustc(path, defaults)
         return
-    document = _json(path)
+    try:
+        document = parse_json(path.read_bytes().removeprefix(b"\xef\xbb\xbf")) if path.suffix == ".json" else None
+    except ValueError:  # JSON lines
+        document = None
     if is_realsi(document):
         yield from realsi(path, document, defaults)
         return
     for row in read_rows(path):
-        if isinstance(row, BadRow):
-            yield row
-            continue
         try:
-            yield _parse_row(row, defaults)
+            yield row if isinstance(row, BadRow) else _parse_row(row, defaults)
         except FieldError as error:
-            yield BadRow(row.file, row.number, error.field, error.message)
-
-
-def _json(path: Path) -> Any:
-    """Return the parsed .json file, None for any other and for JSON lines."""
-    if path.suffix != ".json":
-        return None
-    content = path.read_bytes()
-    try:
-        return parse_json(content.removeprefix(b"\xef\xbb\xbf"))
-    except UnicodeDecodeError as error:
-        where = f"byte {content[error.start]:#04x} at {error.start}"
-        raise ValueError(f"{path}: {where} is not UTF-8; save the file as UTF-8") from error
-    except ValueError:
-        return None
+            assert isinstance(row, Row)
+            yield BadRow.of(row, error)
 
 
 def _parse_row(row: Row, defaults: StreamDefaults) -> ParsedStream:
@@ -300,11 +235,12 @@ def _parse_row(row: Row, defaults: StreamDefaults) -> ParsedStream:
     columns = check(data, StreamColumns)
     root = defaults.root if defaults.root is not None else Path(row.file).parent
     field = audio_field(row)
+    name = data[field] if isinstance(data.get(field), str) else Path(row.file).stem
     return ParsedStream(
         row.file,
         row.number,
         field,
-        _name(row, field) if columns.id is None else str(columns.id).strip(),
+        f"{name}:{row.number}" if columns.id is None else str(columns.id).strip(),
         clip_of(row, Style(root), field),
         tuple(_unit(unit, root) for unit in columns.units or ()) if "units" in data else _pair(columns),
         columns.duration if columns.seconds is None else columns.seconds,
@@ -316,25 +252,15 @@ def _parse_row(row: Row, defaults: StreamDefaults) -> ParsedStream:
     )
 
 
-_FIELDS = {"id", "units", "source", "target", "words", "source_language", "target_language", "metadata", *AUDIO_FIELDS}
-_FIELDS |= {"start", "offset", "duration", "seconds", "sample_rate", "sampling_rate"}
-
-
-def _name(row: Row, field: str) -> str:
-    given = row.data.get(field)
-    return f"{given}:{row.number}" if isinstance(given, str) else f"{Path(row.file).stem}:{row.number}"
-
-
 def _unit(unit: UnitColumns, root: Path) -> Unit:
-    """Return its spoken translation is not opened."""
-    held = unit.target_audio
+    held = unit.target_audio  # not opened
     clip = None if held is None else AudioClip(path=str(root / held.path), start=held.start, duration=held.duration)
     source, target, speaker = ((text or "").strip() for text in (unit.source, unit.target, unit.speaker))
     return Unit(unit.start, unit.end, target, source, unit.target_seconds, clip, speaker)
 
 
 def _pair(columns: StreamColumns) -> tuple[Unit, ...] | Unit:
-    """A unit without times stands for the whole clip."""
+    """Return the units of a sentence pair; one without times stands for the whole clip."""
     source, target = (columns.source or "").strip(), (columns.target or "").strip()
     for field, value in (("source", source), ("target", target)):
         if not value:
@@ -347,35 +273,24 @@ def _pair(columns: StreamColumns) -> tuple[Unit, ...] | Unit:
         raise FieldError("words", str(error)) from error
 
 
-def _stream(parsed: ParsedStream, by_id: dict[str, ParsedStream], check_audio: bool) -> Stream | BadRow:
-    """`by_id`: the usable streams so far; this one is added if it can be used."""
+def _stream(parsed: ParsedStream, by_id: dict[str, ParsedStream], check_audio: bool) -> Stream:
+    """Return a usable stream; `by_id`: those before."""
+    if other := by_id.get(parsed.id):
+        raise FieldError("id", f"{parsed.id!r} also names row {other.row} of {other.file}; give every stream its own")
+    seconds = _measured_seconds(parsed) if check_audio else _claimed_seconds(parsed)
+    if parsed.seconds is not None and abs(parsed.seconds - seconds) > parsed.tolerance:
+        declared = f"{parsed.seconds:g} s declared, but the audio has {seconds:.2f} s"
+        raise FieldError(parsed.seconds_field, f"{declared}; correct it, or leave it out")
+    units = (replace(parsed.units, end=seconds),) if isinstance(parsed.units, Unit) else parsed.units
+    languages = parsed.source_language, parsed.target_language
     try:
-        if parsed.id in by_id:
-            other = by_id[parsed.id]
-            raise FieldError(
-                "id", f"{parsed.id!r} also names row {other.row} of {other.file}; give every stream its own"
-            )
-        seconds = _measured_seconds(parsed) if check_audio else _claimed_seconds(parsed)
-        if parsed.seconds is not None and abs(parsed.seconds - seconds) > parsed.tolerance:
-            declared = f"{parsed.seconds:g} s declared, but the audio has {seconds:.2f} s"
-            raise FieldError(parsed.seconds_field, f"{declared}; correct it, or leave it out")
-        units = parsed.units
-        if isinstance(units, Unit):
-            units = (replace(units, end=seconds),)
-        try:
-            stream = Stream(
-                parsed.id, parsed.clip, seconds, units, parsed.source_language, parsed.target_language, parsed.metadata
-            )
-        except ValueError as error:
-            raise FieldError(parsed.units_field if units and seconds >= 0.1 else parsed.field, str(error)) from error
-    except FieldError as error:
-        return BadRow(parsed.file, parsed.row, error.field, error.message)
-    by_id[parsed.id] = parsed
-    return stream
+        return Stream(parsed.id, parsed.clip, seconds, units, *languages, parsed.metadata)
+    except ValueError as error:
+        raise FieldError(parsed.units_field if units and seconds >= 0.1 else parsed.field, str(error)) from error
 
 
 def _measured_seconds(parsed: ParsedStream) -> float:
-    """Duration of the audio, which is decoded completely."""
+    """Return the duration of the audio, which is decoded completely."""
     try:
         rate = probe(parsed.clip).sample_rate
         wav = load_clip(parsed.clip, rate, max_seconds=float("inf"))
@@ -397,39 +312,63 @@ def _claimed_seconds(parsed: ParsedStream) -> float:
     return max(end, parsed.seconds) if end <= parsed.seconds + parsed.tolerance else parsed.seconds
 
 
-def _as_row(stream: Stream, folder: Path) -> dict[str, Any]:
-    clip = stream.audio
-    row: dict[str, Any] = {"id": stream.id, "audio": Path(os.path.relpath(str(clip.path), folder)).as_posix()}
-    if clip.start or clip.duration is not None:
-        row |= {"start": clip.start, "duration": clip.duration}
-    if clip.sample_rate is not None:
-        row["sample_rate"] = clip.sample_rate
-    row |= {"seconds": stream.seconds, "source_language": stream.source_language}
-    row |= {"target_language": stream.target_language, "units": [_unit_row(u, folder) for u in stream.units]}
-    return row | ({"metadata": dict(stream.metadata)} if stream.metadata else {})
+def write_streams(
+    folder: str | Path, streams: Iterable[Stream], suffix: Literal[".flac", ".wav"] = ".flac"
+) -> list[Stream]:
+    """Write folder/streams.jsonl, which `read_streams` reads back. Returns the streams with their audio by path.
+
+    Audio in memory becomes 16-bit files in folder/audio at its own rate; files are referred to where they are, by a
+    path from the folder. Raises ValueError for two streams of one id, before streams.jsonl is touched.
+    """
+    folder = Path(folder)
+    lines: list[str] = []
+    out: list[Stream] = []
+    names: dict[str, str] = {}
+    for stream in streams:
+        name = re.sub(r"[^\w.@+-]+", "_", stream.id)
+        if name in names:
+            raise ValueError(f"{folder}: streams {names[name]!r} and {stream.id!r} would share audio/{name}{suffix}")
+        names[name] = stream.id
+        place = folder / "audio" / name
+        clips = [(k, unit.target_audio) for k, unit in enumerate(stream.units, 1)]
+        said = [clip and _in_file(clip, f"{place}.unit{k}{suffix}") for k, clip in clips]
+        units = tuple(replace(u, target_audio=clip) for u, clip in zip(stream.units, said, strict=True))
+        stream = replace(stream, audio=_in_file(stream.audio, f"{place}{suffix}"), units=units)
+        out.append(stream)
+        lines.append(json.dumps(_as_row(stream, folder), ensure_ascii=False) + "\n")
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "streams.jsonl").write_text("".join(lines), encoding="utf-8")
+    return out
 
 
-def _unit_row(unit: Unit, folder: Path) -> dict[str, Any]:
-    row: dict[str, Any] = {"start": unit.start, "end": unit.end, "source": unit.source, "target": unit.target}
-    if unit.target_seconds is not None:
-        row["target_seconds"] = unit.target_seconds
-    said = unit.target_audio
-    if said is not None:
-        row["target_audio"] = {"path": Path(os.path.relpath(str(said.path), folder)).as_posix()}
-        if said.start or said.duration is not None:
-            row["target_audio"] |= {"start": said.start, "duration": said.duration}
-    return row | ({"speaker": unit.speaker} if unit.speaker else {})
-
-
-def _with_audio_file(unit: Unit, path: Path) -> Unit:
-    """Return the unit with its spoken translation as a file; audio in memory is written to `path`."""
-    if unit.target_audio is None or unit.target_audio.path is not None:
-        return unit
-    _write_audio(path, unit.target_audio)
-    return replace(unit, target_audio=AudioClip(path=str(path)))
-
-
-def _write_audio(path: Path, clip: AudioClip) -> None:
+def _in_file(clip: AudioClip, path: str) -> AudioClip:
+    """Return the clip of a file; audio in memory is written to `path`."""
+    if clip.path is not None:
+        return clip
     rate = clip.sample_rate or probe(clip).sample_rate
-    path.parent.mkdir(parents=True, exist_ok=True)
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
     soundfile.write(path, load_clip(clip, rate, max_seconds=float("inf")), rate, subtype="PCM_16")
+    return AudioClip(path=path)
+
+
+def _as_row(stream: Stream, folder: Path) -> dict[str, Any]:
+    def part(clip: AudioClip, name: str) -> dict[str, Any]:
+        row: dict[str, Any] = {name: Path(os.path.relpath(str(clip.path), folder)).as_posix()}
+        whole = not clip.start and clip.duration is None
+        return row if whole else row | {"start": clip.start, "duration": clip.duration}
+
+    units: list[dict[str, Any]] = []
+    for unit in stream.units:
+        units.append({"start": unit.start, "end": unit.end, "source": unit.source, "target": unit.target})
+        if unit.target_seconds is not None:
+            units[-1]["target_seconds"] = unit.target_seconds
+        if unit.target_audio is not None:
+            units[-1]["target_audio"] = part(unit.target_audio, "path")
+        if unit.speaker:
+            units[-1]["speaker"] = unit.speaker
+    row = {"id": stream.id, **part(stream.audio, "audio")}
+    if stream.audio.sample_rate is not None:
+        row["sample_rate"] = stream.audio.sample_rate
+    row |= {"seconds": stream.seconds, "source_language": stream.source_language}
+    row |= {"target_language": stream.target_language, "units": units}
+    return row | ({"metadata": dict(stream.metadata)} if stream.metadata else {})

@@ -7,20 +7,19 @@ own requirements clash with this project's, so they are installed by hand where 
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from audiorl.eval.metrics.corpus import TRANSLATION, Score, ratio, translation_counts
-from audiorl.eval.metrics.latency import latency_unit, separator, text_units
+from audiorl.eval.metrics.latency import latency_unit, text_units
 from audiorl.eval.metrics.longform import chunks, mwer_cuts
-from audiorl.speech_models.sentence import INSTALL, SentenceEncoder, installed_encoder
+from audiorl.speech_models.sentence import INSTALL, installed_encoder
 
-COMET_MODEL = "Unbabel/wmt22-comet-da"
 Similarity = Callable[[str, str], float]
 """(written, reference) -> [0, 1]"""
 Metric = Literal["chrf", "chrf++", "bleu", "ter", "word_f1", "bertscore", "comet"]
@@ -36,7 +35,7 @@ class Translation:
 
 
 def similarities(metric: Metric | Similarity, pairs: Sequence[Translation]) -> list[float]:
-    """One value a pair. Raises ImportError that says what to install, ValueError for a name that is no metric."""
+    """Return one value a pair. Raises ImportError that says what to install, ValueError for a name of no metric."""
     if callable(metric):
         return [float(metric(p.written, p.reference)) for p in pairs]
     metrics: dict[str, Callable[[Sequence[Translation]], list[float]]] = {
@@ -45,8 +44,8 @@ def similarities(metric: Metric | Similarity, pairs: Sequence[Translation]) -> l
         "bleu": lambda pairs: [sentence_bleu(p.written, p.reference) for p in pairs],
         "ter": lambda pairs: [1.0 - min(1.0, _counted(p, "ter")) for p in pairs],
         "word_f1": lambda pairs: [_counted(p, "word_f1") for p in pairs],
-        "bertscore": bertscore,
-        "comet": comet,
+        "bertscore": _bertscore,
+        "comet": _comet,
     }
     if metric not in metrics:
         raise ValueError(f"no metric is called {metric!r}; choose from {', '.join(metrics)}, or give a function")
@@ -60,61 +59,56 @@ def _counted(pair: Translation, metric: str) -> float:
 
 
 def sentence_chrf(written: str, reference: str) -> float:
-    """chrF of a sentence (Popović 2015), by sacreBLEU."""
-    try:
-        from sacrebleu import sentence_chrf as chrf
-    except ImportError as error:
-        raise ImportError("chrF needs sacrebleu: pip install 'audiorl[metrics]'") from error
-    return float(chrf(written, [reference]).score) / 100
+    """Return chrF of a sentence (Popović 2015), by sacreBLEU."""
+    return float(_sacrebleu("chrF").sentence_chrf(written, [reference]).score) / 100
 
 
 def sentence_bleu(written: str, reference: str) -> float:
-    """BLEU of a sentence, smoothed, over the n-gram orders that it has, by sacreBLEU."""
+    """Return BLEU of a sentence, smoothed, over the n-gram orders that it has, by sacreBLEU."""
+    return float(_sacrebleu("BLEU").sentence_bleu(written, [reference], use_effective_order=True).score) / 100
+
+
+def _sacrebleu(metric: str) -> Any:
     try:
-        from sacrebleu import sentence_bleu as bleu
+        import sacrebleu
     except ImportError as error:
-        raise ImportError("BLEU needs sacrebleu: pip install 'audiorl[metrics]'") from error
-    return float(bleu(written, [reference], use_effective_order=True).score) / 100
+        raise ImportError(f"{metric} needs sacrebleu: pip install 'audiorl[metrics]'") from error
+    return sacrebleu
 
 
-def bertscore(pairs: Sequence[Translation], model: str = "xlm-roberta-base") -> list[float]:
-    """BERTScore F1 (Zhang et al. 2020), clipped to [0, 1]; `model`: a hub id or folder."""
-    _, _, f1 = _bert_scorer(model).score([p.written for p in pairs], [p.reference for p in pairs])
+def _bertscore(pairs: Sequence[Translation]) -> list[float]:
+    """Return BERTScore F1 (Zhang et al. 2020) of xlm-roberta-base, clipped to [0, 1]."""
+    _, _, f1 = _bert_scorer().score([p.written for p in pairs], [p.reference for p in pairs])
     return [min(max(float(x), 0.0), 1.0) for x in f1]
 
 
-def comet(pairs: Sequence[Translation], model: str = COMET_MODEL) -> list[float]:
-    """COMET (Rei et al. 2022), clipped to [0, 1]; `model`: a hub id or a checkpoint file."""
+def _comet(pairs: Sequence[Translation]) -> list[float]:
+    """Return COMET (Rei et al. 2022), clipped to [0, 1]."""
     rows = [{"src": p.source, "mt": p.written, "ref": p.reference} for p in pairs]
-    scores = _comet_model(model).predict(rows, batch_size=32, progress_bar=False).scores
+    scores = _comet_model().predict(rows, batch_size=32, progress_bar=False).scores
     return [min(max(float(x), 0.0), 1.0) for x in scores]
 
 
-@functools.cache
-def _bert_scorer(model: str) -> Any:
+@cache
+def _bert_scorer() -> Any:
     try:
         from bert_score import BERTScorer
     except ImportError as error:
         raise ImportError("BERTScore needs its package: pip install bert-score") from error
-    return BERTScorer(model_type=model, num_layers=9)
+    return BERTScorer(model_type="xlm-roberta-base", num_layers=9)
 
 
-@functools.cache
-def _comet_model(model: str) -> Any:
+@cache
+def _comet_model() -> Any:
     try:
         from comet import download_model, load_from_checkpoint
     except ImportError as error:
         raise ImportError("COMET needs its package: pip install unbabel-comet") from error
-    return load_from_checkpoint(model if model.endswith(".ckpt") else download_model(model))
-
-
-def split_like_references(written: str, references: Sequence[str], language: str) -> list[str]:
-    """Return the text in one piece a reference, split where the fewest word (or character) errors remain."""
-    return [separator(language).join(piece) for piece in units_like_references(written, references, language)]
+    return load_from_checkpoint(download_model("Unbabel/wmt22-comet-da"))
 
 
 def units_like_references(written: str, references: Sequence[str], language: str) -> list[Sequence[str]]:
-    """`split_like_references` with the words (or characters) of each piece."""
+    """Return the words (or characters) in one piece a reference, split where the fewest errors remain."""
     unit = latency_unit(language)
     units, wanted = text_units(written, unit), [text_units(r, unit) for r in references]
     return chunks(units, mwer_cuts(wanted, units))
@@ -123,27 +117,16 @@ def units_like_references(written: str, references: Sequence[str], language: str
 Quality = Literal["bleu", "chrf", "chrf++", "ter", "word_f1", "semantic", "comet", "bleurt"]
 TEXT_METRICS: tuple[Quality, ...] = ("bleu", "chrf", "chrf++", "ter", "word_f1")
 """The metrics that load no model. chrF weighs recall more, the last two also punish what is too much."""
-
-NAMES: dict[Quality, str] = {
-    "bleu": "BLEU",
-    "chrf": "chrF",
-    "chrf++": "chrF++",
-    "ter": "TER",
-    "word_f1": "WordF1",
-    "semantic": "Semantic",
-    "comet": "COMET",
-    "bleurt": "BLEURT",
-}
+NAMES: dict[Quality, str] = {"bleu": "BLEU", "chrf": "chrF", "chrf++": "chrF++", "ter": "TER", "word_f1": "WordF1"}
+NAMES |= {"semantic": "Semantic", "comet": "COMET", "bleurt": "BLEURT"}
 """How tables and files call the metrics."""
-
-BLEURT_MODEL = "BLEURT-20"
 
 
 def bleu_tokenizer(language: str) -> str:
-    """SacreBLEU's tokenizer: "zh" for Chinese, "char" for Japanese (needs no MeCab), else "13a"."""
+    """Return SacreBLEU's tokenizer: "zh" for Chinese, "char" for Japanese (needs no MeCab), else "13a"."""
     if latency_unit(language) == "word":
         return "13a"
-    return "char" if language.lower().startswith("ja") or language.lower().startswith("jpn") else "zh"
+    return "char" if language.lower().startswith(("ja", "jpn")) else "zh"
 
 
 def is_english(language: str) -> bool:
@@ -151,7 +134,7 @@ def is_english(language: str) -> bool:
 
 
 def default_quality(language: str) -> tuple[Quality, ...]:
-    """`TEXT_METRICS`, and the similarity of sentence embeddings where the encoder is installed and reads `language`."""
+    """Return `TEXT_METRICS`, and the similarity of sentence embeddings where its encoder is there and reads it."""
     semantic: tuple[Quality, ...] = ("semantic",)
     return TEXT_METRICS + (semantic if is_english(language) and installed_encoder() is not None else ())
 
@@ -159,20 +142,15 @@ def default_quality(language: str) -> tuple[Quality, ...]:
 def quality_counts(
     metric: str, hypotheses: Sequence[str], references: Sequence[str], language: str
 ) -> tuple[NDArray[Any], Score]:
-    """Counts [N, K] and their score, for intervals: a metric of `TRANSLATION`, or "semantic"."""
+    """Return counts [N, K] and their score, for intervals: a metric of `TRANSLATION`, or "semantic"."""
     if metric in TRANSLATION:
         return translation_counts(hypotheses, references, metric, bleu_tokenizer(language))
-    similarities = _encoder(language).similarities(hypotheses, references)
-    return np.array([[100 * x, 1.0] for x in similarities]), ratio
-
-
-def _encoder(language: str) -> SentenceEncoder:
     if not is_english(language):
         raise ValueError(f"semantic: all-MiniLM-L6-v2 reads English, not {language!r}; leave it out of --quality")
     encoder = installed_encoder()
     if encoder is None:
         raise ImportError(f"the similarity of sentence embeddings needs a model: {INSTALL}")
-    return encoder
+    return np.array([[100 * x, 1.0] for x in encoder.similarities(hypotheses, references)]), ratio
 
 
 def quality_score(
@@ -191,26 +169,17 @@ def quality_score(
         counts, quality = quality_counts(metric, hypotheses, references, language)
         return quality(counts.sum(0))
     if metric == "comet":
-        return _comet(hypotheses, references, sources)
-    if metric == "bleurt":
-        return _bleurt(hypotheses, references)
-    raise ValueError(f"quality: {metric!r} is not one of {', '.join(NAMES)}")
-
-
-def _comet(hypotheses: Sequence[str], references: Sequence[str], sources: Sequence[str] | None) -> float:
-    if sources is None:
-        raise ValueError("comet: needs the source sentences, one per reference (--sources FILE)")
-    rows = [{"src": s, "mt": h, "ref": r} for s, h, r in zip(sources, hypotheses, references, strict=True)]
-    return float(_comet_model(COMET_MODEL).predict(rows, batch_size=8, gpus=0).system_score)
-
-
-def _bleurt(hypotheses: Sequence[str], references: Sequence[str]) -> float:
+        if sources is None:
+            raise ValueError("comet: needs the source sentences, one per reference (--sources FILE)")
+        rows = [{"src": s, "mt": h, "ref": r} for s, h, r in zip(sources, hypotheses, references, strict=True)]
+        return float(_comet_model().predict(rows, batch_size=8, gpus=0).system_score)
+    if metric != "bleurt":
+        raise ValueError(f"quality: {metric!r} is not one of {', '.join(NAMES)}")
     try:
         from bleurt.score import BleurtScorer
     except ImportError as error:
-        raise ImportError(
-            "BLEURT needs its own package: pip install git+https://github.com/google-research/bleurt, and the "
-            f"checkpoint {BLEURT_MODEL} in the working folder"
-        ) from error
-    scores = BleurtScorer(BLEURT_MODEL).score(references=list(references), candidates=list(hypotheses))
+        package = "git+https://github.com/google-research/bleurt"
+        need = f"pip install {package}, and the checkpoint BLEURT-20 in the working folder"
+        raise ImportError(f"BLEURT needs its own package: {need}") from error
+    scores = BleurtScorer("BLEURT-20").score(references=list(references), candidates=list(hypotheses))
     return float(sum(scores) / len(scores))

@@ -1,12 +1,9 @@
-"""The rewards of simultaneous interpretation as functions of one chunk, or of a whole sequence (Seed LiveInterpret 2.0,
-arXiv 2507.17527, section on reinforcement learning).
+"""The rewards of simultaneous interpretation (Seed LiveInterpret 2.0, arXiv 2507.17527).
 
 After each chunk t of audio the policy writes y_t, possibly nothing; y*_t is the reference for that chunk. A value that
 is not defined for a chunk is NaN; `StandardisedSum` leaves it out of its statistics and gives it 0. Formulas that the
-paper describes in words only are marked as reconstructed, and are options where there is more than one reading.
-
-Each formula is a function and, for whole rollouts, a reward of the same name. The rewards of single turns give a value
-per segment; their total is its mean over the turns where it is defined::
+paper describes in words only are marked as reconstructed, and are options where there is more than one reading. The
+rewards of single turns give a value per segment; their total is its mean over the turns where it is defined::
 
     single_turn()                         detection + initiative + quality + format, standardised over the batch
     multi_turn()                          the same plus the latency penalty and the quality of the whole stream
@@ -16,28 +13,20 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
-from audiorl.eval.metrics.latency import join_texts, latency_unit, separator, text_units
+from audiorl.eval.metrics.latency import latency_unit, separator, text_units
 from audiorl.eval.metrics.text import units
 from audiorl.protocols import Reward
 from audiorl.rewards.combine import StandardisedSum, Term, WeightedSum
 from audiorl.rewards.text_quality import Repetition
-from audiorl.tasks.simul.quality import (
-    Metric,
-    Similarity,
-    Translation,
-    sentence_chrf,
-    similarities,
-    split_like_references,
-    units_like_references,
-)
+from audiorl.tasks.simul.quality import Metric, Similarity, Translation, similarities, units_like_references
 from audiorl.types import Rollout, Score, Segment, Turn
 
 Weights = Mapping[str, float]
@@ -45,73 +34,47 @@ Weights = Mapping[str, float]
 Waits = Literal["silence", "available"]
 """What a translation waited, in segments: "silence" counts the silent turns right before it; "available" counts the
 turns since the oldest reference that had not been answered could be said, 0 when there was none."""
+CHARACTERS_PER_SECOND = 15.0
+"""How fast written text is spoken."""
 
 
-def detection(written: str, reference: str) -> float:
+class TurnReward:
+    """A value after each turn."""
+
+    def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
+        scores = []
+        for rollout in rollouts:
+            values = tuple(self.value(s, t) for s, t in zip(rollout.segments, _turns(rollout), strict=True))
+            defined = [v for v in values if not math.isnan(v)]
+            scores.append(Score(sum(defined) / len(defined) if defined else 0.0, per_segment=values))
+        return scores
+
+    def value(self, segment: Segment, turn: Turn) -> float:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Detection(TurnReward):
     """r^l: 1 for silence where the reference is empty, I(|y_t| = 0)·I(|y*_t| = 0)."""
-    return float(not written.strip() and not reference.strip())
+
+    def value(self, segment: Segment, turn: Turn) -> float:
+        return float(not segment.text.strip() and not turn.reference.strip())
 
 
-def initiative(written: str, reference: str) -> float:
+@dataclass(frozen=True)
+class Initiative(TurnReward):
     """r^s: 1 for output where there is a reference, I(|y_t| > 0)·I(|y*_t| > 0). Formula reconstructed."""
-    return float(bool(written.strip()) and bool(reference.strip()))
+
+    def value(self, segment: Segment, turn: Turn) -> float:
+        return float(bool(segment.text.strip()) and bool(turn.reference.strip()))
 
 
-def quality(written: str, reference: str, similarity: Similarity = sentence_chrf) -> float:
-    """r^q: the similarity of y_t and y*_t, sentence chrF / 100 unless another is given; NaN where y*_t is empty.
+@dataclass(frozen=True)
+class TurnQuality(TurnReward):
+    """r^q: the similarity of y_t and y*_t by a `metric` or any function (written, reference); NaN where y*_t is empty.
 
     Silence where there is a reference has quality 0. The paper does not name the metric.
     """
-    if not reference.strip():
-        return math.nan
-    return 0.0 if not written.strip() else similarity(written, reference)
-
-
-def time_compliance(seconds: float, reference_seconds: float, eps: float = 1e-3) -> float:
-    """r^c: 1 - min(1, |d - d*| / max(d*, eps)) for speech of d seconds against d*; NaN where there is no reference.
-
-    Too long and too short cost the same. Shape reconstructed.
-    """
-    if not reference_seconds > 0:
-        return math.nan
-    return 1.0 - min(1.0, abs(seconds - reference_seconds) / max(reference_seconds, eps))
-
-
-def format_match(written: str, pattern: str | re.Pattern[str]) -> float:
-    """r^f: 1 where the whole of y_t matches the regular expression."""
-    return float(re.fullmatch(pattern, written) is not None)
-
-
-def latency_penalty(waits: Sequence[float], longest: float) -> float:
-    """r^L: -(1/K)·Σ max(0, d_k - l) over K translations that waited d_k segments, l of them acceptable.
-
-    0 when nothing was translated: r^Q, the quality of the whole output, punishes that. Formula reconstructed.
-    """
-    return -sum(max(0.0, wait - longest) for wait in waits) / len(waits) if waits else 0.0
-
-
-# -- for whole rollouts ------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Detection:
-    """`detection` after each turn."""
-
-    def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
-        return [_per_turn(r, lambda s, t: detection(s.text, t.reference)) for r in rollouts]
-
-
-@dataclass(frozen=True)
-class Initiative:
-    """`initiative` after each turn."""
-
-    def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
-        return [_per_turn(r, lambda s, t: initiative(s.text, t.reference)) for r in rollouts]
-
-
-@dataclass(frozen=True)
-class TurnQuality:
-    """`quality` after each turn, by a `metric`: one of `similarities` or any function (written, reference)."""
 
     metric: Metric | Similarity = "chrf"
 
@@ -122,62 +85,65 @@ class TurnQuality:
             for segment, turn in zip(r.segments, _turns(r), strict=True)
             if segment.text.strip() and turn.reference.strip()
         ]
-        values = iter(similarities(self.metric, pairs))
-        return [_per_turn(r, lambda s, t: quality(s.text, t.reference, lambda *_: next(values))) for r in rollouts]
+        return _AskedQuality(iter(similarities(self.metric, pairs)))(rollouts)  # once for the batch
 
 
 @dataclass(frozen=True)
-class TimeCompliance:
-    """`time_compliance` after each turn whose reference has a known duration.
+class _AskedQuality(TurnReward):
+    """Qualities of the turns with output and reference, in their order."""
 
-    The duration of speech is its frames / `frame_rate` seconds, that of text its characters / `characters_per_second`.
+    values: Iterator[float]
+
+    def value(self, segment: Segment, turn: Turn) -> float:
+        if not turn.reference.strip():
+            return math.nan
+        return next(self.values) if segment.text.strip() else 0.0
+
+
+@dataclass(frozen=True)
+class TimeCompliance(TurnReward):
+    """r^c: 1 - min(1, |d - d*| / d*) for speech of d seconds; NaN where the reference's duration d* is not known.
+
+    Too long and too short cost the same. Shape reconstructed. d is the frames / `frame_rate`, of text its characters /
+    CHARACTERS_PER_SECOND.
     """
 
     frame_rate: float = 25.0
-    characters_per_second: float = 15.0
 
-    def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
-        return [_per_turn(r, self._value) for r in rollouts]
-
-    def _value(self, segment: Segment, turn: Turn) -> float:
-        if segment.codes is None:
-            seconds = len(segment.text) / self.characters_per_second
-        else:
+    def value(self, segment: Segment, turn: Turn) -> float:
+        wanted = turn.reference_seconds or 0.0
+        if not wanted > 0:
+            return math.nan
+        seconds = len(segment.text) / CHARACTERS_PER_SECOND
+        if segment.codes is not None:
             seconds = spoken_frames(segment.codes) / self.frame_rate
-        return time_compliance(seconds, turn.reference_seconds or 0.0)
+        return 1.0 - min(1.0, abs(seconds - wanted) / max(wanted, 1e-3))
 
 
 def spoken_frames(codes: Tensor) -> int:
-    """Frames in rows [N, Q], -1 where a row is no frame. The delay pattern adds Q + 1 rows to each run of frames."""
+    """Count frames in rows [N, Q], -1 where a row is no frame. The delay pattern adds Q + 1 rows to each run."""
     is_frame = (codes[:, 0] >= 0).int()
     runs = int((torch.diff(is_frame, prepend=is_frame.new_zeros(1)) == 1).sum())
     return max(int(is_frame.sum()) - runs * (codes.shape[1] + 1), 0)
 
 
 @dataclass(frozen=True)
-class FormatMatch:
-    """`format_match` after each turn.
-
-    `stops`: a turn that was cut off at its token limit has format 0, whatever its text.
-    """
+class FormatMatch(TurnReward):
+    """r^f: 1 where the whole of y_t matches the regular expression; 0 for a turn cut off at its token limit."""
 
     pattern: str = r"[^<>]*"
-    stops: bool = True
 
-    def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
-        return [_per_turn(r, self._value) for r in rollouts]
-
-    def _value(self, segment: Segment, turn: Turn) -> float:
-        cut = self.stops and segment.stop_reason == "length"
-        return 0.0 if cut else format_match(segment.text, self.pattern)
+    def value(self, segment: Segment, turn: Turn) -> float:
+        return float(segment.stop_reason != "length" and re.fullmatch(self.pattern, segment.text) is not None)
 
 
 @dataclass(frozen=True)
 class LatencyPenalty:
-    """`latency_penalty` of the whole stream, with `longest` segments of acceptable wait.
+    """r^L: -(1/K)·Σ max(0, d_k - l) over K translations that waited d_k segments, l = `longest` of them acceptable.
 
-    `waits`: the paper's d_k, the segments waited before the k-th translation, are the silent turns before it. It also
-    punishes silence in which nothing could be said; "available" does not.
+    0 when nothing was translated: r^Q, the quality of the whole output, punishes that. Formula reconstructed. `waits`:
+    the paper's d_k are the silent turns before the k-th translation. It also punishes silence in which nothing could
+    be said; "available" does not.
     """
 
     longest: float = 0.0
@@ -188,40 +154,45 @@ class LatencyPenalty:
             raise ValueError(f"LatencyPenalty: waits is {self.waits!r}, expected one of {', '.join(get_args(Waits))}")
 
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
-        count = waits_since_available if self.waits == "available" else waits_in_silence
-        return [Score(latency_penalty(count(r), self.longest)) for r in rollouts]
+        scores = []
+        for rollout in rollouts:
+            waits = self.waited(rollout)
+            late = sum(max(0.0, wait - self.longest) for wait in waits)
+            scores.append(Score(-late / len(waits) if waits else 0.0))
+        return scores
+
+    def waited(self, rollout: Rollout) -> list[int]:
+        """Return what each written segment waited; speaking answers all references that are open."""
+        waits: list[int] = []
+        begun: int | None = None  # the first silent turn, or the turn of the oldest open reference
+        for t, (segment, turn) in enumerate(zip(rollout.segments, _turns(rollout), strict=True)):
+            if begun is None and (self.waits == "silence" or turn.reference.strip()):
+                begun = t
+            if segment.text.strip():
+                waits.append(0 if begun is None else t - begun)
+                begun = None
+        return waits
 
 
 @dataclass(frozen=True)
 class SequenceQuality:
-    """r^Q: the quality of the whole output against the whole reference.
+    """r^Q: the quality of the whole output against the whole reference, sentence by sentence.
 
-    `aligned`: sentence by sentence. The output is split at the references by the alignment with the fewest word errors,
-    as in long-form evaluation, and the qualities are averaged with the references' lengths as weights.
+    The output is split at the references by the alignment with the fewest word errors, as in long-form evaluation, and
+    the qualities are averaged with the references' lengths as weights.
     """
 
     metric: Metric | Similarity = "chrf"
-    aligned: bool = True
 
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
-        rows = [self._pairs(r) for r in rollouts]
-        values_of_pairs = iter(similarities(self.metric, [pair for pairs in rows for pair in pairs if pair.written]))
+        rows = [[pair for pair, _ in _pieces(r)] for r in rollouts]
+        values = iter(similarities(self.metric, [pair for pairs in rows for pair in pairs if pair.written]))
         scores = []
         for pairs in rows:
-            weights = [len(pair.reference) for pair in pairs]
-            values = [next(values_of_pairs) if pair.written else 0.0 for pair in pairs]
-            scores.append(Score(sum(w * q for w, q in zip(weights, values, strict=True)) / sum(weights)))
+            qualities = [next(values) if pair.written else 0.0 for pair in pairs]
+            lengths = [len(pair.reference) for pair in pairs]
+            scores.append(Score(sum(n * q for n, q in zip(lengths, qualities, strict=True)) / sum(lengths)))
         return scores
-
-    def _pairs(self, rollout: Rollout) -> list[Translation]:
-        turns = [t for t in _turns(rollout) if t.reference.strip()]
-        language = str(rollout.sample.metadata.get("target_language", ""))
-        references = [t.reference.strip() for t in turns]
-        if not self.aligned:
-            sources = " ".join(t.source for t in turns)
-            return [Translation(rollout.text.strip(), join_texts(references, language), sources)]
-        written = split_like_references(rollout.text, references, language)
-        return [Translation(w, r, t.source) for w, r, t in zip(written, references, turns, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -244,22 +215,15 @@ class StreamLength:
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
         scores = []
         for rollout in rollouts:
-            potentials = self.potentials(rollout)
-            changes = [after - before for before, after in zip([0.0, *potentials], potentials, strict=False)]
+            of_turns = [len(units(turn.reference)) for turn in _turns(rollout)]
+            total, written, potentials = sum(of_turns), 0, [0.0]
+            for available, text in zip(accumulate(of_turns), _texts_so_far(rollout), strict=True):
+                written = len(units(text))
+                potentials.append(-min(1.0, max(0.0, written - self.high * available) / total))
+            potentials[-1] -= max(0.0, self.low * total - written) / total
+            changes = [after - before for before, after in pairwise(potentials)]
             scores.append(Score(sum(changes), per_segment=tuple(changes)))
         return scores
-
-    def potentials(self, rollout: Rollout) -> list[float]:
-        """Minus the excess after each turn; after the last one minus excess or shortage."""
-        turns = _turns(rollout)
-        of_turns = [len(units(turn.reference)) for turn in turns]
-        total, available, values = sum(of_turns), 0, []
-        for of_turn, text in zip(of_turns, texts_so_far(rollout), strict=True):
-            available += of_turn
-            written = len(units(text))
-            values.append(-min(1.0, max(0.0, written - self.high * available) / total))
-        values[-1] -= max(0.0, self.low * total - written) / total
-        return values
 
 
 @dataclass(frozen=True)
@@ -283,72 +247,57 @@ class HingedPromptness:
             raise ValueError(f"HingedPromptness: longest is {self.longest}; give seconds above 0")
 
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
-        rows = [self._pieces(r) for r in rollouts]
-        pairs = [
-            Translation(written, reference, source) for row in rows for written, reference, source, _ in row if written
-        ]
-        values = iter(similarities(self.metric, pairs))
-        return [Score(sum(self._value(w, values, wait) for w, _, _, wait in row) / len(row)) for row in rows]
-
-    def _value(self, written: str, values: Iterator[float], wait: float) -> float:
-        if not written or next(values) < self.threshold:
-            return 0.0
-        return max(0.0, 1.0 - wait / self.longest)
-
-    def _pieces(self, rollout: Rollout) -> list[tuple[str, str, str, float]]:
-        """(piece, reference, source, wait in seconds) of each reference."""
-        turns, language = _turns(rollout), str(rollout.sample.metadata.get("target_language", ""))
-        wanted = [turn for turn in turns if turn.reference.strip()]
-        ends: list[float] = []  # of each word, the end of the turn that completed it
-        for turn, text in zip(turns, texts_so_far(rollout), strict=True):
-            ends += [turn.end] * (len(text_units(text, latency_unit(language))) - len(ends))
-        rows, start = [], 0
-        for piece, turn in zip(
-            units_like_references(rollout.text, [t.reference.strip() for t in wanted], language), wanted, strict=True
-        ):
-            waits = [max(0.0, end - turn.end) for end in ends[start : start + len(piece)]]
-            start += len(piece)
-            wait = sum(waits) / len(waits) if waits else 0.0
-            rows.append((separator(language).join(piece), turn.reference.strip(), turn.source, wait))
-        return rows
+        rows = [_pieces(r) for r in rollouts]
+        values = iter(similarities(self.metric, [pair for row in rows for pair, _ in row if pair.written]))
+        scores = []
+        for row in rows:
+            earned = 0.0
+            for pair, wait in row:
+                if pair.written and next(values) >= self.threshold:
+                    earned += max(0.0, 1.0 - wait / self.longest)
+            scores.append(Score(earned / len(row)))
+        return scores
 
 
-def hpo(
-    metric: Metric | Similarity = "chrf", threshold: float = 0.5, longest: float = 10.0, latency: float = 0.5
-) -> WeightedSum:
-    """HPO's reward (arXiv 2604.21045): the quality of the stream, sentence by sentence, and hinged promptness.
+def _pieces(rollout: Rollout) -> list[tuple[Translation, float]]:
+    """Return the output split at the references, and how many seconds each piece waited."""
+    turns, language = _turns(rollout), str(rollout.sample.metadata.get("target_language", ""))
+    wanted = [turn for turn in turns if turn.reference.strip()]
+    ends: list[float] = []  # of each word, the end of the turn that completed it
+    for turn, text in zip(turns, _texts_so_far(rollout), strict=True):
+        ends += [turn.end] * (len(text_units(text, latency_unit(language))) - len(ends))
+    pieces = units_like_references(rollout.text, [turn.reference.strip() for turn in wanted], language)
+    rows, start = [], 0
+    for piece, turn in zip(pieces, wanted, strict=True):
+        waits = [max(0.0, end - turn.end) for end in ends[start : start + len(piece)]]
+        start += len(piece)
+        pair = Translation(separator(language).join(piece), turn.reference.strip(), turn.source)
+        rows.append((pair, sum(waits) / len(waits) if waits else 0.0))
+    return rows
+
+
+def hpo(metric: Metric | Similarity = "chrf", threshold: float = 0.5, longest: float = 10.0) -> WeightedSum:
+    """Return HPO's reward (arXiv 2604.21045): the quality of the stream, sentence by sentence, and hinged promptness.
 
     HPO normalises both within the group of a prompt before it adds them: use `advantage="gdpo"` and several
-    rollouts of a stream. `latency` is the paper's β.
+    rollouts of a stream. The paper's β, the weight of promptness, is 0.5.
     """
-    return WeightedSum.of(
-        stream_quality=SequenceQuality(metric), promptness=(HingedPromptness(threshold, longest, metric), latency)
-    )
+    promptness = HingedPromptness(threshold, longest, metric)
+    return WeightedSum.of(stream_quality=SequenceQuality(metric), promptness=(promptness, 0.5))
 
 
 def single_turn(
     metric: Metric | Similarity = "chrf",
     time: bool | TimeCompliance = False,
     weights: Weights | None = None,
-    pattern: str = FormatMatch.pattern,
     guards: bool = False,
 ) -> StandardisedSum:
-    """Return the rewards of stage 1. `time` adds time compliance, or the one given. `weights`: by name, 1 for the
-    others.
+    """Return the rewards of stage 1.
 
-    `guards` adds `StreamLength` as "length" and `Repetition` beyond the reference's as "repetition".
+    `time` adds time compliance, or the one given. `weights`: by name, 1 for the others. `guards` adds `StreamLength` as
+    "length" and `Repetition` beyond the reference's as "repetition".
     """
-    terms: dict[str, Reward] = {
-        "detection": Detection(),
-        "initiative": Initiative(),
-        "quality": TurnQuality(metric),
-        "format": FormatMatch(pattern),
-    }
-    if time:
-        terms["time"] = TimeCompliance() if time is True else time
-    if guards:
-        terms |= {"length": StreamLength(), "repetition": Repetition(beyond_reference=True)}
-    return _weighted(terms, weights)
+    return _weighted(_single(metric, time, guards), weights)
 
 
 def multi_turn(
@@ -356,7 +305,6 @@ def multi_turn(
     time: bool | TimeCompliance = False,
     longest: float = 0.0,
     weights: Weights | None = None,
-    pattern: str = FormatMatch.pattern,
     waits: Waits = "silence",
     guards: bool = False,
     hinge: float | None = None,
@@ -366,65 +314,38 @@ def multi_turn(
     `longest` and `waits` are those of `LatencyPenalty`, the other arguments those of `single_turn`. `hinge`: the
     similarity from which speed counts; then `HingedPromptness` stands in place of the penalty.
     """
-    single = {t.name: t.reward for t in single_turn(metric, time, None, pattern, guards).terms}
-    latency: Reward = LatencyPenalty(longest, waits)
-    if hinge is not None:
-        latency = HingedPromptness(hinge, metric=metric)
-    stream: dict[str, Reward] = {"latency": latency, "stream_quality": SequenceQuality(metric)}
-    return _weighted(single | stream, weights)
+    penalty = LatencyPenalty(longest, waits)
+    latency: Reward = penalty if hinge is None else HingedPromptness(hinge, metric=metric)
+    stream = {"latency": latency, "stream_quality": SequenceQuality(metric)}
+    return _weighted(_single(metric, time, guards) | stream, weights)
+
+
+def _single(metric: Metric | Similarity, time: bool | TimeCompliance, guards: bool) -> dict[str, Reward]:
+    terms: dict[str, Reward] = {"detection": Detection(), "initiative": Initiative()}
+    terms |= {"quality": TurnQuality(metric), "format": FormatMatch()}
+    if time:
+        terms["time"] = TimeCompliance() if time is True else time
+    if guards:
+        terms |= {"length": StreamLength(), "repetition": Repetition(beyond_reference=True)}
+    return terms
 
 
 def _weighted(terms: Mapping[str, Reward], weights: Weights | None) -> StandardisedSum:
-    unknown = sorted(set(weights or {}) - set(terms))
-    if "whole" in unknown:
-        raise ValueError("weights: 'whole' is now called 'stream_quality'")
-    if unknown:
+    weights = weights or {}
+    if unknown := sorted(weights.keys() - terms):
         raise ValueError(f"weights: no reward is called {unknown[0]!r}; there are {', '.join(terms)}")
-    return StandardisedSum(tuple(Term(name, reward, (weights or {}).get(name, 1.0)) for name, reward in terms.items()))
+    return StandardisedSum(tuple(Term(name, reward, weights.get(name, 1.0)) for name, reward in terms.items()))
 
 
-def waits_since_available(rollout: Rollout) -> list[int]:
-    """Per written segment, the turns since the oldest unanswered reference could be said; speaking answers all."""
-    waits: list[int] = []
-    oldest: int | None = None
-    for t, (segment, turn) in enumerate(zip(rollout.segments, _turns(rollout), strict=True)):
-        if turn.reference.strip() and oldest is None:
-            oldest = t
-        if segment.text.strip():
-            waits.append(0 if oldest is None else t - oldest)
-            oldest = None
-    return waits
-
-
-def waits_in_silence(rollout: Rollout) -> list[int]:
-    """Per written segment, the silent turns right before it."""
-    waits, silent = [], 0
-    for segment, _ in zip(rollout.segments, _turns(rollout), strict=True):
-        if segment.text.strip():
-            waits.append(silent)
-            silent = 0
-        else:
-            silent += 1
-    return waits
-
-
-def _per_turn(rollout: Rollout, value: Callable[[Segment, Turn], float]) -> Score:
-    values = tuple(value(s, t) for s, t in zip(rollout.segments, _turns(rollout), strict=True))
-    defined = [v for v in values if not math.isnan(v)]
-    return Score(sum(defined) / len(defined) if defined else 0.0, per_segment=values)
-
-
-def texts_so_far(rollout: Rollout) -> Iterator[str]:
-    """After each turn, everything that has been written."""
+def _texts_so_far(rollout: Rollout) -> Iterator[str]:
+    """Yield, after each turn, everything that has been written."""
     return accumulate(s.text for s in rollout.segments)
 
 
 def _turns(rollout: Rollout) -> tuple[Turn, ...]:
-    turns = rollout.sample.turns
-    if len(turns) != len(rollout.segments):
-        raise ValueError(
-            f"{rollout.name}: {len(rollout.segments)} segments for {len(turns)} turns; these rewards score streams"
-        )
+    turns, count = rollout.sample.turns, len(rollout.segments)
+    if len(turns) != count:
+        raise ValueError(f"{rollout.name}: {count} segments for {len(turns)} turns; these rewards score streams")
     if not any(t.reference.strip() for t in turns):
         raise ValueError(f"{rollout.name}: the stream has no reference; a stream without one cannot be rewarded")
     return turns

@@ -1,15 +1,10 @@
 """Schedules of reading and writing, the baselines of a learned policy.
 
 `WaitK` and `Offline` count words, or characters in languages without spaces, independently of the model. `Reviewed`
-lets the model write after every chunk and keeps a part of that: what several hypotheses agree on (`LocalAgreement`), or
-what comes before the first token whose prediction attends to the newest audio (`AlignAtt`, `EDAtt`). In the last turn
-the source has ended, and what the model writes is kept.
-
-What was kept stays in the turn in which it was written, and the turn is ended there, as that of a wait-k interpreter
-or of a policy that reached its limit: the conversation is one of the kind that the model was trained on, and the
-trainer's log-probs of the tokens are those of the engine. What was cut off was never said: the model has to say it in a
-later turn. A model that only ever said a unit at one time may not; train it on late references (`delay_references`, or
-`lags` of `interpretation_sample`) before it is decoded by a schedule.
+lets the model write after every chunk and keeps a part of that, in the turn in which it was written, which ends there:
+the conversation is one of the kind that the model was trained on. What was cut off was never said: the model has to say
+it in a later turn. A model that only ever said a unit at one time may not; train it on late references
+(`delay_references`, or `lags` of `interpretation_sample`) before it is decoded by a schedule.
 """
 
 from __future__ import annotations
@@ -26,8 +21,17 @@ from audiorl.tasks.simul.streams import Stream
 from audiorl.types import Turn
 
 
+class CountsWords:
+    """A schedule that counts the words of its `language`."""
+
+    language: str
+
+    def count(self, text: str) -> int:
+        return len(split_words(text, self.language))
+
+
 @dataclass(frozen=True)
-class Offline:
+class Offline(CountsWords):
     """Read the whole source, then write."""
 
     language: str = ""
@@ -36,12 +40,9 @@ class Offline:
     def words(self, turn: int, turns: int, written: int) -> int | None:
         return None if turn == turns - 1 else 0
 
-    def count(self, text: str) -> int:
-        return len(split_words(text, self.language))
-
 
 @dataclass(frozen=True)
-class WaitK:
+class WaitK(CountsWords):
     """Read k chunks, then write `rate` words a chunk (Ma et al. 2019, arXiv 1810.08398, with fixed pre-decision).
 
     After chunk t (from 1) ceil(rate·(t - k + 1)) words have been written, none before chunk k. `rate`: target words per
@@ -61,15 +62,12 @@ class WaitK:
         return None if turn == turns - 1 else max(self.due(turn) - written, 0)
 
     def due(self, turn: int) -> int:
-        """Words that should have been written by the end of `turn` (from 0)."""
+        """Return how many words should have been written by the end of `turn` (from 0)."""
         return max(ceil(self.rate * (turn + 2 - self.k) - 1e-9), 0)
-
-    def count(self, text: str) -> int:
-        return len(split_words(text, self.language))
 
 
 @dataclass(frozen=True)
-class Reviewed:
+class Reviewed(CountsWords):
     """The model writes after every chunk, greedily, and `review` says how much of it is kept, in whole words.
 
     A turn of which everything is kept is the model's own, with the token by which it ended. So a review that never cuts
@@ -81,9 +79,6 @@ class Reviewed:
 
     def words(self, turn: int, turns: int, written: int) -> int | None:
         return None
-
-    def count(self, text: str) -> int:
-        return len(split_words(text, self.language))
 
 
 @dataclass(frozen=True)
@@ -150,9 +145,8 @@ class EDAtt:
 
     def __post_init__(self) -> None:
         if not 0 < self.alpha <= 1 or self.frames < 1:
-            raise ValueError(
-                f"edatt: alpha must be in (0, 1] and frames at least 1, got {self.alpha:g} and {self.frames}"
-            )
+            given = f"{self.alpha:g} and {self.frames}"
+            raise ValueError(f"edatt: alpha must be in (0, 1] and frames at least 1, got {given}")
 
     def keep(self, hypothesis: Hypothesis) -> int:
         attention_nA = hypothesis.attention
@@ -167,8 +161,7 @@ def _before_first(stops: Sequence[bool]) -> int:
 
 
 def delay_references(turns: Sequence[Turn], schedule: WaitK) -> tuple[Turn, ...]:
-    """Return the turns with their references moved to the turns in which the schedule writes them, to train a wait-k
-    model."""
+    """Return the turns with their references moved to where the schedule writes them, to train a wait-k model."""
     language, written = schedule.language, 0
     words = split_words("".join(t.reference for t in turns), language)
     out = []
@@ -182,7 +175,7 @@ def delay_references(turns: Sequence[Turn], schedule: WaitK) -> tuple[Turn, ...]
 
 
 def words_per_chunk(streams: Sequence[Stream], chunk_seconds: float) -> float:
-    """Mean target words, or characters, per chunk of source speech."""
+    """Return the mean target words, or characters, per chunk of source speech."""
     words = sum(len(split_words(s.reference, s.target_language)) for s in streams)
     return words * chunk_seconds / sum(s.seconds for s in streams)
 

@@ -1,13 +1,9 @@
 """Score the log of a simultaneous translator: latency as SimulEval 1.1.4 computes it, and quality.
 
-Corpus latencies are means over the instances in which something was written. An instance without output has no latency
-and is left out, as in SimulEval, and `silent` counts them: latency and quality are only read together with it. Where
-nothing was written at all (SimulEval stops with an error), latencies are NaN, and BLEU and chrF are 0.
-
-Values are ms for speech sources, words for written ones; AP is a ratio and NumChunks a count. `_CA` marks the
-computation-aware variant, from elapsed times instead of delays. It is left out for written sources and where elapsed
-times were not measured. (SimulEval 1.1.4's command line, asked for `--computation-aware`, prints the aware value under
-both names.)
+Corpus latencies are means over the instances in which something was written, and `silent` counts the others: latency
+and quality are only read together with it. Where nothing was written at all (SimulEval stops with an error), latencies
+are NaN. Values are ms for speech sources, words for written ones; AP is a ratio and NumChunks a count. `_CA` marks the
+computation-aware variant, from elapsed times; it is left out for written sources and where they were not measured.
 """
 
 from __future__ import annotations
@@ -49,7 +45,7 @@ def score(
     use_reference_length: bool = True,
     cumulative_elapsed: bool = False,
 ) -> dict[str, float]:
-    """Quality, latencies, and the numbers of `instances` and `silent` ones. With quality come LengthRatio (words
+    """Return quality, latencies, and the numbers of `instances` and `silent` ones. With quality come LengthRatio (words
     written over words of the reference) and Repetition (share of three-word sequences that were written before).
 
     AL, LAAL, AP, DAL, ATD, StartOffset, EndOffset, NumChunks and FLAL always; YAAL for text output; Discontinuity* for
@@ -67,26 +63,31 @@ def score(
         raise ValueError("instances: none to score")
     if transcripts is not None and len(transcripts) != len(instances):
         raise ValueError(f"transcripts: {len(transcripts)} for {len(instances)} instances; give one per instance")
+    if segments is not None and target_type == "speech":
+        raise ValueError("segments: speech output cannot be cut at segments; score its transcript as text output")
     unit = latency_unit(language)
+    between = "" if unit == "char" else " "
     _check(instances, target_type, unit, language)
     if cumulative_elapsed:
         instances = [
             replace(i, elapsed=tuple(elapsed_per_write(i.delays, i.elapsed))) if i.timed else i for i in instances
         ]
+    streams: list[_CutStream] | None = None
     if segments is not None:
-        if target_type == "speech":
-            raise ValueError("segments: speech output cannot be cut at segments; score its transcript as text output")
-        instances = [_with_reference(i, segments, unit) for i in instances]
-
+        streams = [_cut(instance, segments.get(instance.index) or (), unit) for instance in instances]
+        instances = [stream.instance for stream in streams]
     spoken = [instance for instance in instances if instance.delays]
     aware = source_type != "text" and bool(spoken) and all(instance.timed for instance in spoken)
-    pieces = None if segments is None else [_cut(instance, segments[instance.index], unit) for instance in instances]
 
     scores: dict[str, float] = {}
-    pairs = _pairs(instances, target_type, pieces, unit, transcripts)
-    if pairs is not None:
-        hypotheses, references = pairs
-        if sources is None and source_type == "text" and pieces is None:
+    if target_type == "text" or transcripts is not None:
+        if streams is not None:
+            hypotheses = [between.join(piece) for s in streams for piece in chunks(s.units, s.hard)]
+            references = [segment.reference for s in streams for segment in s.segments]
+        else:
+            hypotheses = [i.prediction for i in instances] if transcripts is None else list(transcripts)
+            references = [_reference(i, "quality needs one, or segments") for i in instances]
+        if sources is None and source_type == "text" and streams is None:
             sources = [i.source if isinstance(i.source, str) else " ".join(i.source) for i in instances]
         if sources is not None and len(sources) != len(references):
             raise ValueError(f"sources: {len(sources)} for {len(references)} references; give one per reference")
@@ -96,59 +97,90 @@ def score(
             counts, share = translation_counts(hypotheses, references, sign)
             scores[name] = share(counts.sum(0))
 
-    rows = [
-        instance_latency(
-            instance,
-            target_type,
-            unit,
-            source_type=source_type,
-            use_reference_length=use_reference_length,
-            aware=with_elapsed,
-        )
-        for instance in spoken
-        for with_elapsed in ([False, True] if aware else [False])
-    ]
-    for name in latency_names(target_type, aware):
+    timed = [False, True] if aware else [False]
+    rows = [_latencies(i, target_type, source_type, unit, use_reference_length, ca) for i in spoken for ca in timed]
+    for name in _latency_names(target_type, aware):
         scores[name] = _mean([row.get(name) for row in rows])
-    if pieces is not None:
-        scores |= _long(pieces, unit, aware)
+    for suffix in ("", "_CA")[: 1 + aware] if streams is not None else ():
+        laals: list[float | None] = []
+        yaals: list[float | None] = []
+        for s in streams or ():
+            times = s.instance.elapsed if suffix else s.instance.delays
+            if times:
+                laals += stream_laal(times, s.hard, s.segments, unit)
+                yaals += long_yaal(times, s.soft, s.segments, unit)
+        scores |= {f"StreamLAAL{suffix}": _mean(laals), f"LongYAAL{suffix}": _mean(yaals)}
     return scores | {"instances": len(instances), "silent": len(instances) - len(spoken)}
+
+
+def _check(instances: Sequence[Instance], target_type: TargetType, unit: Unit, language: str) -> None:
+    what = "characters" if unit == "char" else "words"
+    for instance in instances:
+        where = f"instance {instance.index}"
+        if instance.speech != (target_type == "speech"):
+            raise ValueError(f"{where}: durations: speech output has them, text output does not")
+        count = len(text_units(instance.prediction, unit))
+        if target_type == "text" and count != len(instance.delays):
+            raise ValueError(
+                f"{where}: delays: {len(instance.delays)} for {count} {what} of prediction; delays in {language!r} are "
+                f"counted in {what}, is that the language of the output?"
+            )
+
+
+def _reference(instance: Instance, why: str) -> str:
+    if instance.reference is None:
+        raise ValueError(f"instance {instance.index}: reference: none; {why}")
+    return instance.reference
+
+
+@dataclass(frozen=True)
+class _CutStream:
+    """A long stream cut at its segments; `hard` and `soft` cuts as `mwer_cuts` and `soft_cuts` make them."""
+
+    instance: Instance
+    segments: Sequence[ReferenceSegment]
+    units: list[str]
+    hard: list[int]
+    soft: list[int]
+
+
+def _cut(instance: Instance, segments: Sequence[ReferenceSegment], unit: Unit) -> _CutStream:
+    """Return the stream, with the references of its segments joined where it has none of its own."""
+    if not segments:
+        raise ValueError(f"instance {instance.index}: no segments; give the reference segments of every instance")
+    units = text_units(instance.prediction, unit)
+    references = [text_units(segment.reference, unit) for segment in segments]
+    if not any(references):
+        raise ValueError(f"instance {instance.index}: reference: empty in every segment; the output cannot be cut")
+    joined = ("" if unit == "char" else " ").join(segment.reference for segment in segments)
+    instance = replace(instance, reference=instance.reference or joined)
+    return _CutStream(instance, segments, units, mwer_cuts(references, units), soft_cuts(references, units, unit))
 
 
 _AWARE = ("AL", "LAAL", "AP", "DAL", "ATD", "StartOffset", "EndOffset")
 
 
-def latency_names(target_type: TargetType, aware: bool) -> list[str]:
+def _latency_names(target_type: TargetType, aware: bool) -> list[str]:
     """Return the names of the latencies in the order of tables."""
-    names = [*_AWARE, "NumChunks", "FLAL"]
-    if target_type == "speech":
-        names += ["DiscontinuitySum", "DiscontinuityAve", "DiscontinuityNum"]
-    else:
-        names.append("YAAL")
-    return names + [f"{name}_CA" for name in (*_AWARE, *(["YAAL"] if target_type == "text" else [])) if aware]
+    text = ["YAAL"] if target_type == "text" else []
+    gaps = [] if text else ["DiscontinuitySum", "DiscontinuityAve", "DiscontinuityNum"]
+    return [*_AWARE, "NumChunks", "FLAL", *gaps, *text, *(f"{name}_CA" for name in (*_AWARE, *text) if aware)]
 
 
-def instance_latency(
-    instance: Instance,
-    target_type: TargetType,
-    unit: Unit,
-    *,
-    source_type: SourceType = "speech",
-    use_reference_length: bool = True,
-    aware: bool = False,
+def _latencies(
+    instance: Instance, target_type: TargetType, source_type: SourceType, unit: Unit, use_reference: bool, aware: bool
 ) -> dict[str, float]:
     """Return the latencies of one instance that wrote something; with `aware` the computation-aware ones.
 
-    YAAL is left out where nothing was written before the end of the source. A reference is None or its length unused
-    where SimulEval takes the number of units written instead.
+    YAAL is left out where nothing was written before the end of the source. Where the reference is None or its length
+    unused, SimulEval takes the number of units written instead.
     """
     times = instance.elapsed if aware else instance.delays
     length = instance.source_length
     wanted = len(times)
-    if use_reference_length and instance.reference is not None:
+    if use_reference and instance.reference is not None:
         wanted = reference_length(instance.reference, unit)
-    text = source_type == "text"
-    spoken = target_type == "speech"
+    text, spoken = source_type == "text", target_type == "speech"
     values: dict[str, float] = {
         "AL": latency.al(times, length, wanted),
         "LAAL": latency.laal(times, length, wanted),
@@ -165,9 +197,8 @@ def instance_latency(
         # Of speech the end is that of the sound as it was played, computation or not.
         "EndOffset": latency.end_offset(latency.ends(instance.intervals or ()) if spoken else times, length),
     }
-    if not spoken:
-        lag = latency.yaal(times, length, wanted)
-        values |= {"YAAL": lag} if lag is not None else {}
+    lag = None if spoken else latency.yaal(times, length, wanted)
+    values |= {} if lag is None else {"YAAL": lag}
     if aware:
         return {f"{name}_CA": value for name, value in values.items()}
     values["NumChunks"] = len(times)
@@ -177,94 +208,9 @@ def instance_latency(
     return values
 
 
-def _check(instances: Sequence[Instance], target_type: TargetType, unit: Unit, language: str) -> None:
-    for instance in instances:
-        if instance.speech != (target_type == "speech"):
-            raise ValueError(f"instance {instance.index}: durations: speech output has them, text output does not")
-        if target_type == "text":
-            count = len(text_units(instance.prediction, unit))
-            if count != len(instance.delays):
-                what = "characters" if unit == "char" else "words"
-                raise ValueError(
-                    f"instance {instance.index}: delays: {len(instance.delays)} for {count} {what} of prediction; "
-                    f"delays in {language!r} are counted in {what}, is that the language of the output?"
-                )
-
-
-def _with_reference(instance: Instance, segments: Segments, unit: Unit) -> Instance:
-    """Return the instance, with the references of its segments joined where it has none of its own."""
-    if not segments.get(instance.index):
-        raise ValueError(f"instance {instance.index}: no segments; give the reference segments of every instance")
-    if instance.reference:
-        return instance
-    texts = [segment.reference for segment in segments[instance.index]]
-    return replace(instance, reference=_join(texts, unit))
-
-
-def _join(units: Sequence[str], unit: Unit) -> str:
-    return ("" if unit == "char" else " ").join(units)
-
-
 def _mean(values: Sequence[float | None]) -> float:
     defined = [value for value in values if value is not None]
     return fmean(defined) if defined else math.nan
-
-
-@dataclass(frozen=True)
-class _CutStream:
-    """A long stream cut at its segments; `hard` and `soft` cuts as `mwer_cuts` and `soft_cuts` make them."""
-
-    instance: Instance
-    segments: Sequence[ReferenceSegment]
-    units: list[str]
-    hard: list[int]
-    soft: list[int]
-
-
-def _cut(instance: Instance, segments: Sequence[ReferenceSegment], unit: Unit) -> _CutStream:
-    units = text_units(instance.prediction, unit)
-    references = [text_units(segment.reference, unit) for segment in segments]
-    if not any(references):
-        raise ValueError(f"instance {instance.index}: reference: empty in every segment; the output cannot be cut")
-    return _CutStream(instance, segments, units, mwer_cuts(references, units), soft_cuts(references, units, unit))
-
-
-def _pairs(
-    instances: Sequence[Instance],
-    target_type: TargetType,
-    streams: Sequence[_CutStream] | None,
-    unit: Unit,
-    transcripts: Sequence[str] | None,
-) -> tuple[list[str], list[str]] | None:
-    """Hypotheses and references, per instance or per segment; None where there is no text to compare."""
-    if streams is not None:
-        return (
-            [_join(piece, unit) for stream in streams for piece in chunks(stream.units, stream.hard)],
-            [segment.reference for stream in streams for segment in stream.segments],
-        )
-    if target_type == "speech" and transcripts is None:
-        return None
-    references = []
-    for instance in instances:
-        if instance.reference is None:
-            raise ValueError(f"instance {instance.index}: reference: none; quality needs one, or segments")
-        references.append(instance.reference)
-    return list(transcripts) if transcripts is not None else [i.prediction for i in instances], references
-
-
-def _long(streams: Sequence[_CutStream], unit: Unit, aware: bool) -> dict[str, float]:
-    """StreamLAAL and LongYAAL, means over the segments of all streams."""
-    scores: dict[str, float] = {}
-    for suffix in ("", "_CA") if aware else ("",):
-        laals: list[float | None] = []
-        yaals: list[float | None] = []
-        for stream in streams:
-            times = stream.instance.elapsed if suffix else stream.instance.delays
-            if times:
-                laals += stream_laal(times, stream.hard, stream.segments, unit)
-                yaals += long_yaal(times, stream.soft, stream.segments, unit)
-        scores |= {f"StreamLAAL{suffix}": _mean(laals), f"LongYAAL{suffix}": _mean(yaals)}
-    return scores
 
 
 LENGTHS = (0.6, 1.4)
@@ -306,21 +252,15 @@ def degeneracy(instances: Sequence[Instance], language: str, scores: Mapping[str
     """
     if not instances:
         raise ValueError("degeneracy: no instances")
-    hypotheses, references = [], []
-    for instance in instances:
-        if instance.reference is None:
-            raise ValueError(f"instance {instance.index}: reference: none; a length cannot be compared with it")
-        hypotheses.append(instance.prediction)
-        references.append(instance.reference)
+    hypotheses = [instance.prediction for instance in instances]
+    references = [_reference(instance, "a length cannot be compared with it") for instance in instances]
 
     def counted(metric: str, texts: Sequence[str]) -> float:
         counts, share = translation_counts(texts, references, metric)
         return share(counts.sum(0))
 
-    if scores is None:
-        length, repetition = counted("length_ratio", hypotheses), counted("repetition", hypotheses)
-    else:
-        length, repetition = scores["LengthRatio"], scores["Repetition"]
+    length = counted("length_ratio", hypotheses) if scores is None else scores["LengthRatio"]
+    repetition = counted("repetition", hypotheses) if scores is None else scores["Repetition"]
     of_references = counted("repetition", references)
     silent = sum(not i.delays for i in instances) / len(instances)
     swf, efsw = simultaneous_words(instances, language)
@@ -328,10 +268,9 @@ def degeneracy(instances: Sequence[Instance], language: str, scores: Mapping[str
     signs = []
     if silent > SILENT:
         signs.append(f"nothing is written in {silent:.0%} of the streams")
-    if length > LENGTHS[1]:
-        signs.append(f"the output is {length:.2f} times as long as the references")
-    elif length < LENGTHS[0]:
-        signs.append(f"the output is only {length:.2f} times as long as the references")
+    if not LENGTHS[0] <= length <= LENGTHS[1]:
+        only = "" if length > LENGTHS[1] else "only "
+        signs.append(f"the output is {only}{length:.2f} times as long as the references")
     if repetition > of_references + REPETITION:
         signs.append(
             f"{repetition:.0%} of its three-word sequences were written before, {of_references:.0%} in references"
@@ -349,16 +288,12 @@ def simultaneous_words(instances: Sequence[Instance], language: str) -> tuple[fl
     early = words = 0
     before = total = 0.0
     for instance in instances:
-        early += sum(delay < instance.source_length for delay in instance.delays)
+        length = instance.source_length
+        early += sum(delay < length for delay in instance.delays)
         words += len(instance.delays)
-        if not instance.delays:
-            continue
-        lag = yaal(instance.delays, instance.source_length, reference_length(instance.reference or "", unit))
+        wanted = reference_length(instance.reference or "", unit)
+        lag = yaal(instance.delays, length, wanted) if instance.delays else None
         if lag is not None:
-            before += max(0.0, instance.source_length - lag)
-            total += instance.source_length
-    return _percent(early, words), _percent(before, total)
-
-
-def _percent(part: float, whole: float) -> float | None:
-    return 100.0 * part / whole if whole else None
+            before += max(0.0, length - lag)
+            total += length
+    return 100.0 * early / words if words else None, 100.0 * before / total if total else None

@@ -16,7 +16,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from audiorl.audio import AudioClip
-from audiorl.audio import seconds as clip_seconds
 from audiorl.data.prompts import LANGUAGES
 from audiorl.eval.metrics.latency import join_texts, separator
 from audiorl.types import Message, Sample, Turn
@@ -74,9 +73,8 @@ class Stream:
             if not 0 <= unit.start < unit.end:
                 raise ValueError(f"{where} lasts from {unit.start:g} to {unit.end:g} s; give start < end, from 0 on")
             if unit.start < end - _TOLERANCE:
-                raise ValueError(
-                    f"{where} begins at {unit.start:g} s, before the previous one ends at {end:g} s; sort units"
-                )
+                before = f"before the previous one ends at {end:g} s"
+                raise ValueError(f"{where} begins at {unit.start:g} s, {before}; sort units")
             if unit.end > self.seconds + 0.1:
                 raise ValueError(f"{where} ends at {unit.end:g} s, after the audio's {self.seconds:g} s; correct it")
             end = unit.end
@@ -112,37 +110,33 @@ class ChunkConfig:
             raise ValueError(f"a context of {self.context:g} s before each chunk; give seconds, 0 or more")
 
 
-def chunk_ends(seconds: float, chunk: float, shortest: float = MIN_SECONDS) -> list[float]:
+def chunk_ends(seconds: float, chunk: float) -> list[float]:
     """Return the end of each chunk, in seconds, of a stream of `seconds`.
 
-    A remainder shorter than `shortest` is dropped. It is too short for a chunk of its own, and cannot extend the chunk
+    A remainder shorter than MIN_SECONDS is dropped. It is too short for a chunk of its own, and cannot extend the chunk
     before, which a live interpreter has processed by then.
     """
-    if not seconds >= min(shortest, chunk):
-        raise ValueError(f"a stream of {seconds * 1000:.0f} ms is too short; at least {shortest * 1000:.0f} ms")
+    assert seconds >= min(MIN_SECONDS, chunk)
     full = int((seconds + _TOLERANCE) / chunk)
     rest = seconds - full * chunk
     ends = [(i + 1) * chunk for i in range(full)]
     if full and abs(rest) < _TOLERANCE:
         ends[-1] = seconds  # exactly: AL stops at the first word that is not before the source's end
-    return ends if full and rest < shortest else [*ends, seconds]
+    return ends if full and rest < MIN_SECONDS else [*ends, seconds]
 
 
 def turns(stream: Stream, chunks: ChunkConfig = ChunkConfig(), lags: Sequence[int] = ()) -> tuple[Turn, ...]:
     """Return the stream chunk by chunk with references. `lags`: by how many chunks each unit's reference is delayed.
 
     Units keep their order, and none is delayed past the last chunk. Text after the first unit begins with the
-    separating space, where the language has one. Raises ValueError unless there is one lag, 0 or more, a unit.
+    separating space, where the language has one.
     """
-    if lags and (len(lags) != len(stream.units) or min(lags) < 0):
-        raise ValueError(
-            f"stream {stream.id!r}: lags {list(lags)} for {len(stream.units)} units; give one a unit, 0 or more"
-        )
+    lags = lags or [0] * len(stream.units)
     ends = chunk_ends(stream.seconds, chunks.seconds)
     units_of_chunk: list[list[Unit]] = [[] for _ in ends]
     last = 0
-    for k, (unit, ready) in enumerate(zip(stream.units, _ready(stream, ends), strict=True)):
-        last = max(last, min(ready + (lags[k] if lags else 0), len(ends) - 1))
+    for unit, ready, lag in zip(stream.units, _ready(stream, ends), lags, strict=True):
+        last = max(last, min(ready + lag, len(ends) - 1))
         units_of_chunk[last].append(unit)
     space = separator(stream.target_language)
     out, start, begun = [], 0.0, False
@@ -166,15 +160,14 @@ def turns(stream: Stream, chunks: ChunkConfig = ChunkConfig(), lags: Sequence[in
 
 def _ready(stream: Stream, ends: Sequence[float]) -> list[int]:
     """Return the chunk, of those that end at `ends`, after which each unit can be said."""
-    return [
-        next((t for t, end in enumerate(ends) if end >= unit.end - _TOLERANCE), len(ends) - 1) for unit in stream.units
-    ]
+    last = len(ends) - 1
+    return [next((t for t, end in enumerate(ends) if end >= u.end - _TOLERANCE), last) for u in stream.units]
 
 
 def random_lags(
     stream: Stream, rng: random.Random, most: int, least: int = 0, per: Literal["unit", "stream"] = "unit"
 ) -> list[int]:
-    """By how many chunks an interpreter is late with each unit, drawn evenly from `least` to `most`.
+    """Draw by how many chunks an interpreter is late with each unit, evenly from `least` to `most`.
 
     per: drawn for each unit, or once for the stream, as of interpreters with different habits. Raises ValueError unless
     0 <= least <= most.
@@ -187,7 +180,7 @@ def random_lags(
 
 
 def phrase_lags(stream: Stream, chunks: ChunkConfig = ChunkConfig(), pause: float = 0.15) -> list[int]:
-    """By how many chunks an interpreter is late with each unit who waits for the end of every phrase.
+    """Return by how many chunks an interpreter is late with each unit who waits for the end of every phrase.
 
     So are references that are known by the sentence only. A phrase ends where no unit follows within `pause` seconds.
     """
@@ -201,8 +194,7 @@ def phrase_lags(stream: Stream, chunks: ChunkConfig = ChunkConfig(), pause: floa
 
 
 def with_speaker_marks(stream: Stream) -> Stream:
-    """Return the stream with SPEAKER_MARK before the translation of each unit whose speaker is not that of the one
-    before.
+    """Return the stream with SPEAKER_MARK before each unit whose speaker is not that of the one before.
 
     The first speaker has no mark. A unit without translation passes its mark on to the next one of its speaker.
     """
@@ -216,8 +208,7 @@ def with_speaker_marks(stream: Stream) -> Stream:
 
 
 def interpretation_sample(stream: Stream, chunks: ChunkConfig = ChunkConfig(), lags: Sequence[int] = ()) -> Sample:
-    """Return the stream as a prompt: the instruction, then one turn a chunk. The sample's reference is that of the
-    stream."""
+    """Return the stream as a prompt: the instruction, then one turn a chunk; its reference is the stream's."""
     instruction = instruction_sample(stream.id, stream.source_language, stream.target_language)
     metadata = {"seconds": stream.seconds, "transcript": stream.transcript}
     return replace(
@@ -239,16 +230,8 @@ def instruction_sample(id: str, source_language: str, target_language: str) -> S
     )
 
 
-def stream_from_clip(
-    clip: AudioClip, id: str, source_language: str, target_language: str, units: Sequence[Unit]
-) -> Stream:
-    """Return a stream of a whole clip; its duration is read from the file's header."""
-    return Stream(id, clip, clip_seconds(clip), tuple(units), source_language, target_language)
-
-
 def split_stream(stream: Stream, max_seconds: float) -> list[Stream]:
-    """Return the stream in parts of at most `max_seconds`, cut where units begin; the part from START on is named
-    `ID@START`.
+    """Return the stream in parts of at most `max_seconds`, cut where units begin; a part from START on is ID@START.
 
     Audio before the first unit is left out, and audio after the last unit of a part beyond `max_seconds`. A unit that
     is longer than that makes a longer part. A stream without units, or short enough, is returned unchanged.
@@ -264,23 +247,14 @@ def split_stream(stream: Stream, max_seconds: float) -> list[Stream]:
     out = []
     for group, following in zip(groups, [*groups[1:], None], strict=True):
         rest = stream.seconds if following is None else following[0].start
-        out.append(_part_of_stream(stream, group, min(rest, max(group[0].start + max_seconds, group[-1].end))))
+        end = min(rest, max(group[0].start + max_seconds, group[-1].end))
+        end = min(max(end, group[0].start + MIN_SECONDS), stream.seconds)  # parts of MIN_SECONDS at least
+        start = min(group[0].start, end - MIN_SECONDS)
+        seconds, begin = round(end - start, 6), stream.audio.start + round(start, 6)
+        units = tuple(replace(u, start=round(u.start - start, 6), end=round(u.end - start, 6)) for u in group)
+        audio = replace(stream.audio, start=begin, duration=seconds, context=0.0)
+        out.append(replace(stream, id=f"{stream.id}@{start:.2f}", audio=audio, seconds=seconds, units=units))
     return out
-
-
-def _part_of_stream(stream: Stream, units: Sequence[Unit], end: float) -> Stream:
-    """Return the part from the start of the first unit to `end`, extended to at least MIN_SECONDS."""
-    end = min(max(end, units[0].start + MIN_SECONDS), stream.seconds)
-    start = min(units[0].start, end - MIN_SECONDS)
-    return replace(
-        stream,
-        id=f"{stream.id}@{start:.2f}",
-        audio=replace(
-            stream.audio, start=stream.audio.start + round(start, 6), duration=round(end - start, 6), context=0.0
-        ),
-        seconds=round(end - start, 6),
-        units=tuple(replace(u, start=round(u.start - start, 6), end=round(u.end - start, 6)) for u in units),
-    )
 
 
 def _part_of_clip(clip: AudioClip, start: float, duration: float, context: float) -> AudioClip:

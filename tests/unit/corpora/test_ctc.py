@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import signal
 from collections.abc import Sequence
@@ -12,14 +13,16 @@ from pathlib import Path
 import pytest
 import torch
 
+from audiorl.cli import main
 from audiorl.config import ModelConfig, OptimConfig, SFTConfig
-from audiorl.data.corpus import Utterance
+from audiorl.data.corpus import Utterance, bundled_speech
 from audiorl.data.prompts import TRANSLATE
 from audiorl.errors import Interrupted
-from audiorl.models import AudioPolicy
+from audiorl.models import AudioPolicy, load_policy
 from audiorl.models.examples import Example
 from audiorl.recipes._loader import load_recipe
 from audiorl.run.folder import Run
+from audiorl.run.metrics_log import read_metrics
 from audiorl.train.fit import Learner
 from audiorl.train.sft import sft_loss
 from corpora.models.ctc import (
@@ -202,3 +205,32 @@ def test_a_trained_encoder_under_autocast(speech: list[Utterance]) -> None:
     policy = make_omni(ModelConfig(audio="full", autocast=True))
     metrics = Learner(sft_loss, policy, SFTConfig(), OPTIM).train(transcripts(speech, 2))
     assert metrics["sft/loss"] > 0
+
+
+def test_align_speech(tmp_path: Path) -> None:
+    """Transcripts, translations and questions; the adapters' base is the model after the first phase."""
+    speech = bundled_speech(("en", "es"), min_seconds=1.0, max_seconds=1.6)[::12]
+    rows = [
+        {"id": u.id, "audio": u.clip.path, "text": u.text, "language": u.language, "speaker": u.language}
+        | ({"translation": "hello"} if u.language == "es" else {})
+        for u in speech
+    ]
+    data = tmp_path / "rows.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    run = tmp_path / "run"
+    options = ("--lora", "--model.lora.rank", "4", "--data", str(data), "--out", str(run))
+    assert main(["train", "align_speech", "--tiny", *options]) == 0
+    assert set(json.loads((run / "eval.json").read_text())) == {"before", "after"}
+    ctc = [m for m in read_metrics(run / "metrics.jsonl") if m["phase"] == "ctc"]
+    assert [m["step"] for m in ctc] == [1, 2, 3] and "eval/ctc_token_errors" in ctc[1]
+    assert [m["step"] for m in read_metrics(run / "metrics.jsonl") if m["phase"] == "encoder"] == [1, 2]
+    (last,) = sorted((run / "checkpoints" / "sft").glob("step_*"))[-1:]
+    policy = load_policy(last)
+    aligned = load_policy(run / "checkpoints" / "ctc" / "aligned")
+    assert policy.adapter is not None and policy.has_fresh_adapter() is False
+    ranks = {p.shape[0] for name, p in policy.trainable().items() if ".lora_A." in name}
+    assert ranks == {4} and policy.config.lora.rank == 4
+    projector, same = (p.backbone.projector(p.model)[0].weight for p in (policy, aligned))
+    assert torch.equal(projector, same)
+    assert main(["export", str(last), "--merge", "--out", str(tmp_path / "merged")]) == 0
+    assert load_policy(tmp_path / "merged").adapter is None

@@ -121,10 +121,9 @@ def interpreted(tmp_path_factory: pytest.TempPathFactory) -> Rollouts:
     return Rollouts.load(str(run.dir / "rollouts" / "*.jsonl"))
 
 
-@pytest.mark.parametrize("aligned", [True, False])
-def test_a_similarity_that_babble_raises_is_flagged_on_streams(aligned: bool, interpreted: Rollouts) -> None:
+def test_a_similarity_that_babble_raises_is_flagged_on_streams(interpreted: Rollouts) -> None:
     assert all(len(r.segments) > 1 for r in interpreted)
-    _, chrf = study(interpreted.score(SequenceQuality("chrf", aligned=aligned), "chrf")).rewards
+    _, chrf = study(interpreted.score(SequenceQuality("chrf"), "chrf")).rewards
     assert any(text.startswith("babble raises the score") for text in chrf.hacks), chrf
     for name, honest in {"latency": LatencyPenalty(), "length": StreamLength()}.items():
         assert study(interpreted.score(honest, name)).rewards[1].hacks == ()

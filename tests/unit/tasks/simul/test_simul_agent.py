@@ -45,14 +45,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             wav, rate = soxr.resample(wav, rate, 44_100), 44_100
         elif i in (3, 4):  # exactly 11 chunks, and a little more
             wav = np.tile(wav, 4)[: 11 * 15_360 + (0 if i == 3 else 800)]
-        streams.append(
-            replace(
-                stream,
-                id=f"stream {i}",
-                audio=AudioClip(array=wav, sample_rate=rate),
-                seconds=len(wav) / rate,
-            )
-        )
+        audio = AudioClip(array=wav, sample_rate=rate)
+        streams.append(replace(stream, id=f"stream {i}", audio=audio, seconds=len(wav) / rate))
     written = write_streams(folder, streams, ".wav")
     stereo = Path(str(written[2].audio.path))
     wav, rate = soundfile.read(stereo)
@@ -66,13 +60,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def driven(folder: Path) -> Path:
     """SimulEval's own output."""
     out = folder / "simuleval"
-    command = [
-        sys.executable,
-        "-m",
-        "simuleval.cli",
-        "--agent-class",
-        "audiorl.eval._simuleval_agent.InterpreterAgent",
-    ]
+    agent = "audiorl.eval._simuleval_agent.InterpreterAgent"
+    command: list[object] = [sys.executable, "-m", "simuleval.cli", "--agent-class", agent]
     command += ["--model", folder / "model", "--source-language", "en", "--target-language", "es", "--output", out]
     command += ["--source-segment-size", str(CHUNK), "--max-new-tokens", str(CAP), "--no-progress-bar"]
     command += ["--source", folder / "wavs.txt", "--target", folder / "references.txt"]
@@ -92,15 +81,8 @@ def scored_by_simuleval(out: Path) -> dict[str, float]:
 
 
 def test_the_same_text_and_delays_as_our_own_run(driven: Path, folder: Path) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "audiorl.eval.simul",
-        "--model",
-        folder / "model",
-        "--streams",
-        folder / "streams.jsonl",
-    ]
+    command: list[object] = [sys.executable, "-m", "audiorl.eval.simul", "--model", folder / "model"]
+    command += ["--streams", folder / "streams.jsonl"]
     command += ["--out", folder / "own", "--max-new-tokens", str(CAP), "--device", "cpu"]
     subprocess.run(list(map(str, command)), check=True, cwd=ROOT)
     theirs, ours = read_log(driven), read_log(folder / "own")

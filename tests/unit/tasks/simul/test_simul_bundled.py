@@ -14,12 +14,13 @@ import pytest
 import soundfile
 
 from audiorl.audio import AudioClip
+from audiorl.audio import seconds as clip_seconds
 from audiorl.data.corpus import Utterance, normalised
 from audiorl.data.silence import trimmed
-from audiorl.data.synth import synthesize
-from audiorl.tasks.simul.bundled import build_stream, bundled_streams, draw_streams, prompt_pairs, recording_seconds
+from audiorl.tasks.simul.bundled import bundled_streams, draw_streams, prompt_pairs, trimmed_recording
 from audiorl.tasks.simul.formats import read_streams
 from audiorl.tasks.simul.streams import Stream
+from tests.support.streams import build_stream
 
 RATE = 16_000
 ROOT = Path(__file__).resolve().parents[4]
@@ -45,18 +46,13 @@ def level(wav: np.ndarray) -> float:
 
 def burst(seconds: float, before: float = 0.0, after: float = 0.0) -> np.ndarray:
     """A tone between silences."""
-    return np.concatenate(
-        [
-            np.zeros(round(before * RATE)),
-            0.3 * np.sin(np.arange(round(seconds * RATE)) * 0.5),
-            np.zeros(round(after * RATE)),
-        ]
-    ).astype(np.float32)
+    tone = 0.3 * np.sin(np.arange(round(seconds * RATE)) * 0.5)
+    return np.pad(tone, (round(before * RATE), round(after * RATE))).astype(np.float32)
 
 
-def said(key: str, language: str, text: str, wav: np.ndarray) -> Utterance:
+def said(key: str, language: str, text: str, wav: np.ndarray, speaker: str = "") -> Utterance:
     clip = AudioClip(array=wav, sample_rate=RATE)
-    return Utterance(f"{language}/{key}", key, language, text, clip, len(wav) / RATE, "")
+    return replace(Utterance(f"{language}/{key}", key, language, text, clip, len(wav) / RATE, ""), speaker=speaker)
 
 
 def prompt(key: str, seconds: float, target_seconds: float) -> tuple[np.ndarray, Utterance, Utterance]:
@@ -71,47 +67,11 @@ def test_prompts_follow_each_other_with_pauses() -> None:
     assert [(u.start, u.end) for u in made.units] == [pytest.approx((0.0, 1.1)), pytest.approx((1.35, 1.95))]
     assert [u.target_seconds for u in made.units] == pytest.approx([2.1, 0.8])
     assert made.seconds == pytest.approx(2.2) == len(array(made)) / RATE, "a pause follows the last prompt too"
-    assert (made.source_language, made.target_language, made.metadata) == ("en", "es", {"prompts": "a b"})
+    assert (made.source_language, made.target_language) == ("en", "es")
     wav = array(made)
     assert np.abs(wav[800:-4000][: RATE - 1600] - burst(1.0)[: RATE - 1600]).max() < 2e-3
     for start, end in ((1.11, 1.34), (1.96, 2.2)):
         assert level(wav[round(start * RATE) : round(end * RATE)]) == pytest.approx(-75, abs=0.5), "room tone"
-
-
-def test_pauses_are_drawn_between_their_bounds() -> None:
-    prompts = [prompt(str(k), 0.2, 0.2) for k in range(40)]
-    made = build_stream("x", prompts, (0.2, 1.2), np.random.default_rng(0))
-    starts = [u.start for u in made.units[1:]] + [made.seconds]
-    pauses = [start - u.end for u, start in zip(made.units, starts, strict=True)]
-    assert 0.2 <= min(pauses) < 0.4 and 1.0 < max(pauses) <= 1.2
-
-
-def test_silence_fills_a_stream() -> None:
-    made = build_stream(
-        "x", [prompt("a", 1.0, 1.0)], (0.2, 0.2), np.random.default_rng(0), seconds=5.0, metadata={"n": 1}
-    )
-    assert made.seconds == 5.0 and made.units[0].end == pytest.approx(1.1) and made.metadata["n"] == 1
-
-
-def test_other_voices_say_the_prompts() -> None:
-    pairs = prompt_pairs("train")[:2]
-    prompts = [(synthesize(a.text, "en", voice="en-us+f3"), a, b) for a, b in pairs]
-    made = build_stream("x", prompts, (0.3, 0.5), np.random.default_rng(0))
-    assert [u.source for u in made.units] == [a.text for a, _ in pairs]
-    assert [u.target_seconds for u in made.units] == [recording_seconds(b) for _, b in pairs]
-    assert made.units[0].end == pytest.approx(len(trimmed(prompts[0][0])) / RATE)
-
-
-def test_prompts_that_cannot_be_laid_out() -> None:
-    rng = np.random.default_rng(0)
-    with pytest.raises(ValueError, match="stream 'x': no prompts; give one or more"):
-        build_stream("x", [], (0.2, 0.5), rng)
-    _, a, b = prompt("a", 1.0, 1.0)
-    with pytest.raises(ValueError, match=r"en/a: 1\.00 s of silence; give speech"):
-        build_stream("x", [(np.zeros(RATE, np.float32), a, b)], (0.2, 0.5), rng)
-    for pauses in ((0.5, 0.2), (-0.1, 0.2)):
-        with pytest.raises(ValueError, match="pauses must be"):
-            build_stream("x", [prompt("a", 1.0, 1.0)], pauses, rng)
 
 
 @pytest.mark.parametrize(("before", "after"), [(0.0, 0.0), (0.03, 0.02), (0.5, 0.0), (0.0, 1.0), (0.3, 0.7)])
@@ -141,18 +101,21 @@ def test_streams_are_as_long_as_asked(train: list[Stream]) -> None:
 
 def test_units_are_where_their_recordings_are_heard(train: list[Stream]) -> None:
     recordings = {a.key: (a, b) for a, b in prompt_pairs("train")}
+    pauses = []
     for s in train[:4]:
         wav = array(s)
         for unit, key in zip(s.units, s.metadata["prompts"].split(), strict=True):
             a, b = recordings[key]
-            assert (unit.source, unit.target, unit.target_seconds) == (a.text, b.text, recording_seconds(b))
+            assert (unit.source, unit.target) == (a.text, b.text)
+            assert unit.target_seconds == clip_seconds(trimmed_recording(b))
             speech = trimmed(a.clip.load())
             start = round(unit.start * RATE)
             assert round(unit.end * RATE) == start + len(speech)
             assert np.abs(wav[start : start + len(speech)] - speech).max() < 2e-3
-        ends = [u.end for u in s.units]
-        starts = [u.start for u in s.units[1:]] + [s.seconds]
-        assert all(b - a >= 0.2 - 1e-3 for a, b in zip(ends, starts, strict=True))
+        starts = [u.start for u in s.units[1:]]
+        pauses += [start - u.end for u, start in zip(s.units, starts, strict=False)]
+    assert 0.2 - 1e-3 <= min(pauses) < 0.4 and 1.0 < max(pauses) <= 1.2 + 1e-3
+    assert trimmed_recording(b) is trimmed_recording(b), "decoded once"
 
 
 def test_no_prompt_and_no_text_is_in_both_splits() -> None:
@@ -195,6 +158,8 @@ def test_prompts_said_by_a_voice_of_ones_own() -> None:
     (made,) = bundled_streams("train", count=1, seconds=(5, 8), speak=speak)
     assert [u.source for u in made.units] == asked[: len(made.units)]
     assert all(0.49 < u.end - u.start < 1.01 for u in made.units)
+    with pytest.raises(ValueError, match=r"en/.*: 1\.00 s of silence; give speech"):
+        bundled_streams("train", count=1, speak=lambda utterance, rng: np.zeros(RATE, np.float32))
 
 
 def test_prompts_that_another_person_recorded() -> None:
@@ -204,10 +169,10 @@ def test_prompts_that_another_person_recorded() -> None:
     translations = [b.text for _, b in test]
     first, second, third = [(a, b) for a, b in test if translations.count(b.text) == 1][:3]
     voice = [
-        replace(said(first[0].key, "es", "otro", burst(0.7)), speaker="someone"),
-        replace(said(second[0].key, "es", "más largo", burst(9.0)), speaker="someone"),
-        replace(said(third[0].key, "fr", "autre", burst(0.7)), speaker="someone"),
-        replace(said(train[0][0].key, "es", "de train", burst(0.7)), speaker="someone"),
+        said(first[0].key, "es", "otro", burst(0.7), "someone"),
+        said(second[0].key, "es", "más largo", burst(9.0), "someone"),
+        said(third[0].key, "fr", "autre", burst(0.7), "someone"),
+        said(train[0][0].key, "es", "de train", burst(0.7), "someone"),
     ]
     pairs = prompt_pairs("test", "en", "es", voice=voice)
     assert [(a.text, b.key, b.text) for a, b in pairs] == [("otro", first[1].key, first[1].text)]
@@ -218,19 +183,15 @@ def test_prompts_that_another_person_recorded() -> None:
 
 
 def test_what_cannot_be_drawn() -> None:
-    with pytest.raises(ValueError, match="split must be one of train, test, all, got 'dev'"):
-        draw_streams("dev")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"no recordings in 'it', only en, es, fr; `audiorl data build`"):
-        draw_streams("train", "it")
-    for seconds in ((30.0, 10.0), (0.0, 10.0)):
-        with pytest.raises(ValueError, match="seconds must be"):
-            draw_streams("train", seconds=seconds)
-    with pytest.raises(
-        ValueError, match=r"stream en-es/test/0/0000 is to last 600 to 900 s, which 1\d\d prompts of .* not"
+    for options, message in (
+        ({"target": "it"}, r"no recordings in 'it', only en, es, fr; `audiorl data build`"),
+        ({"seconds": (30.0, 10.0)}, "seconds must be"),
+        ({"seconds": (0.0, 10.0)}, "seconds must be"),
+        ({"seconds": (600, 900)}, r"stream en-es/test/0/0000 is to last 600 to 900 s, which 1\d\d prompts of .* not"),
+        ({"seconds": (0.2, 0.3)}, "do not fill; choose other lengths"),
     ):
-        next(draw_streams("test", seconds=(600, 900)))
-    with pytest.raises(ValueError, match="do not fill; choose other lengths"):
-        next(draw_streams("test", seconds=(0.2, 0.3)))
+        with pytest.raises(ValueError, match=message):
+            next(draw_streams("test", **options))  # type: ignore[arg-type]
 
 
 # ---------------------------------------------------------------------------------------------------- a built corpus
@@ -240,14 +201,13 @@ def test_what_cannot_be_drawn() -> None:
 def built(tmp_path: Path) -> Path:
     """A folder such as `audiorl data build` writes, in Italian and English."""
     folder, rows = tmp_path / "corpus", []
-    for language in ("en", "it"):
-        for k in range(12):
-            seconds = 0.5 + 0.1 * k + (0.2 if language == "it" else 0)
-            audio = f"{language}/p{k}.wav"
-            (folder / language).mkdir(parents=True, exist_ok=True)
-            soundfile.write(folder / audio, burst(seconds), RATE)
-            text = f"{'prompt' if language == 'en' else 'frase'} {'abcdefghijkl'[k]}"
-            row = {"id": f"{language}/p{k}", "key": f"p{k}", "language": language, "text": text, "audio": audio}
+    for language, longer in (("en", 0.0), ("it", 0.2)):
+        (folder / language).mkdir(parents=True)
+        for k, letter in enumerate("abcdefghijkl"):
+            name, seconds = f"{language}/p{k}", 0.5 + 0.1 * k + longer
+            soundfile.write(folder / f"{name}.wav", burst(seconds), RATE)
+            text = f"{'prompt' if language == 'en' else 'frase'} {letter}"
+            row = {"id": name, "key": f"p{k}", "language": language, "text": text, "audio": f"{name}.wav"}
             rows.append(row | {"duration": seconds, "speaker": "x", "licence": "X"})
     (folder / "manifest.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
     (folder / "ATTRIBUTION.md").write_text("# Attribution\n")
@@ -255,38 +215,28 @@ def built(tmp_path: Path) -> Path:
     return folder
 
 
-def run_tool(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
+def test_streams_of_a_built_corpus_by_the_command_line(
+    built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     spec = importlib.util.spec_from_file_location("build_streams", ROOT / "tools/build_streams.py")
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    monkeypatch.setattr(sys, "argv", ["build_streams", *arguments])
-    module.main()
-
-
-def test_streams_of_a_built_corpus(built: Path) -> None:
-    (made,) = bundled_streams("train", "it", count=1, seconds=(4, 6), folder=built, held_out=0.3)
-    assert made.target_language == "it" and all(u.target.startswith("frase") for u in made.units)
-    assert all(u.target_seconds == pytest.approx(u.end - u.start + 0.2, abs=0.011) for u in made.units)
-
-
-def test_the_command_line(
-    built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
     out = tmp_path / "out"
     options = ["--corpus", str(built), "--target", "it", "--split", "train", "--seconds", "3", "5", "--count", "3"]
-    run_tool(monkeypatch, str(out), *options)
+    monkeypatch.setattr(sys, "argv", ["build_streams", str(out), *options])
+    module.main()
     assert "out: 3 streams, 0." in capsys.readouterr().out
-    loaded = read_streams(out)
     direct = bundled_streams("train", "it", count=3, seconds=(3, 5), folder=built)
-    for found, made in zip(loaded.samples, direct, strict=True):
-        assert found.id == made.id
+    for found, made in zip(read_streams(out).samples, direct, strict=True):
+        assert found.id == made.id and made.target_language == "it"
         for a, b in zip(found.units, made.units, strict=True):
             assert replace(a, target_audio=None) == replace(b, target_audio=None)
+            assert b.target.startswith("frase") and b.target_seconds == pytest.approx(b.end - b.start + 0.2, abs=0.011)
             assert a.target_audio is not None and b.target_audio is not None
             assert Path(str(a.target_audio.path)).samefile(str(b.target_audio.path))
     assert len(list((out / "audio").glob("*.flac"))) == 3
     assert "It is under the same licences." in (out / "ATTRIBUTION.md").read_text()
     assert (out / "LICENSE-X.txt").exists()
     with pytest.raises(ValueError, match="not empty; name a new folder"):
-        run_tool(monkeypatch, str(out), *options)
+        module.main()

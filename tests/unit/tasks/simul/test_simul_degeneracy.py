@@ -113,25 +113,18 @@ def judged(streams: list[Stream], interpreter: Interpreter) -> Degeneracy:
 
 
 @pytest.mark.parametrize("language", ["es", "fr"])
-@pytest.mark.parametrize("lag", [0, 1, 2, 3, 5])
-def test_honest_runs_on_recorded_streams_pass_the_gate(
-    recorded: dict[str, list[Stream]], language: str, lag: int
-) -> None:
-    """Ten runs on real timings: punctual to five chunks late; half of them leave out words."""
-    change = without_every_sixth_word if lag % 2 else lambda text, turn: text
-    assert judged(recorded[language], lambda s: said(s, lag, change)).signs == ()
-
-
-@pytest.mark.parametrize("language", ["es", "fr"])
-def test_the_babbler_and_the_silent_interpreter_fail_the_gate(recorded: dict[str, list[Stream]], language: str) -> None:
+def test_the_gate_on_recorded_streams(recorded: dict[str, list[Stream]], language: str) -> None:
+    """Honest runs, punctual to five chunks late, of which some leave out words, pass; babblers and silent ones fail."""
     streams = recorded[language]
+    for lag in (0, 1, 2, 3, 5):
+        change = without_every_sixth_word if lag % 2 else lambda text, turn: text
+        assert judged(streams, lambda s, lag=lag, change=change: said(s, lag, change)).signs == (), lag
     babbler = judged(streams, lambda s: said(s, 1, lambda text, turn: f"{text} marque marque marque"))
     assert any("times as long as the references" in sign for sign in babbler.signs)
     assert any("were written before" in sign for sign in babbler.signs)
     silent = judged(streams, lambda s: said(s, 0, lambda text, turn: ""))
     assert silent.silent == 1.0 and silent.signs[0] == "nothing is written in 100% of the streams"
-    # Nearly silent: one word a stream.
-    mumbler = judged(streams, lambda s: said(s, 0, lambda text, turn: "" if turn else "sí"))
+    mumbler = judged(streams, lambda s: said(s, 0, lambda text, turn: "" if turn else "sí"))  # one word a stream
     assert any("only" in sign for sign in mumbler.signs)
 
 

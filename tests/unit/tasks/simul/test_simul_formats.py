@@ -18,6 +18,7 @@ from audiorl.tasks.simul.streams import Stream, Unit
 from audiorl.tasks.simul.talks import read_segments
 
 RATE = 16_000
+ENGLISH_SPANISH = {"source_language": "en", "target_language": "es"}
 
 
 def tone(seconds: float) -> np.ndarray:
@@ -31,7 +32,7 @@ def lines(path: Path, *rows: dict[str, Any]) -> Path:
 
 def row(**changes: Any) -> dict[str, Any]:
     units = [{"start": 0.5, "end": 1.5, "source": "wait", "target": "espere", "target_seconds": 1.2}]
-    made = {"id": "a", "audio": "a.wav", "source_language": "en", "target_language": "es", "units": units, **changes}
+    made = {"id": "a", "audio": "a.wav", **ENGLISH_SPANISH, "units": units, **changes}
     return {k: v for k, v in made.items() if v is not ...}
 
 
@@ -53,55 +54,38 @@ def test_a_row(folder: Path) -> None:
     assert stream.units == (Unit(0.5, 1.5, "espere", "wait", 1.2),)
     assert stream.audio.path == str(folder / "a.wav") and stream.metadata == {"topic": "x", "speaker": "m"}
     assert loaded.summary().endswith("s.jsonl: 1 sample")
+    (part,) = read_streams(lines(folder / "s.jsonl", row(start=1.0, duration=2.0))).samples
+    assert part.seconds == 2.0 and (part.audio.start, part.audio.duration) == (1.0, 2.0)
+    for units in ([], None):
+        (bare,) = read_streams(lines(folder / "s.jsonl", row(units=units))).samples
+        assert bare.units == () and bare.reference == ""
+    three = lines(folder / "s.jsonl", row(), row(id="b"), row(id="b"))
+    assert [s.id for s in read_streams(three, limit=2).samples] == ["a", "b"]
 
 
-def test_speakers_of_units(folder: Path) -> None:
-    units = [{"start": k, "end": k + 1, "target": "espere", "speaker": name} for k, name in enumerate(("ann", "bo"))]
-    streams = read_streams(lines(folder / "s.jsonl", row(units=units))).samples
-    written = write_streams(folder / "out", streams)
-    assert [[u.speaker for u in s.units] for s in (*written, *read_streams(folder / "out").samples)] == [
-        ["ann", "bo"]
-    ] * 2
-    with pytest.raises(ValueError, match=r"units\[0\]\.speaker"):
-        read_streams(lines(folder / "bad.jsonl", row(units=[units[0] | {"speaker": 7}])))
-
-
-def test_a_part_of_a_file(folder: Path) -> None:
-    (stream,) = read_streams(lines(folder / "s.jsonl", row(start=1.0, duration=2.0))).samples
-    assert stream.seconds == 2.0 and (stream.audio.start, stream.audio.duration) == (1.0, 2.0)
-
-
-def test_audio_elsewhere(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
-    rows = lines(tmp_path_factory.mktemp("rows") / "s.jsonl", row())
+def test_audio_and_languages_from_the_caller(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    elsewhere = tmp_path_factory.mktemp("rows") / "s.jsonl"
     with pytest.raises(ValueError, match=r"s\.jsonl: row 1, field 'audio': .*a\.wav: missing; check the path"):
-        read_streams(rows)
-    assert len(read_streams(rows, audio_root=folder).samples) == 1
+        read_streams(lines(elsewhere, row()))
+    assert len(read_streams(elsewhere, audio_root=folder).samples) == 1
     with pytest.raises(ValueError, match="no such folder"):
-        read_streams(rows, audio_root=folder / "none")
-
-
-def test_languages_from_the_caller(folder: Path) -> None:
+        read_streams(elsewhere, audio_root=folder / "none")
+    with pytest.raises(ValueError, match=r"field 'target_language': 'es' where 'fr' was asked for"):
+        read_streams(elsewhere, audio_root=folder, target_language="fr")
     bare = lines(folder / "s.jsonl", row(source_language=..., target_language=...))
     with pytest.raises(ValueError, match=r"row 1, field 'source_language': missing; give it in the file or as source_"):
         read_streams(bare)
     (stream,) = read_streams(bare, source_language="en", target_language="fr").samples
     assert (stream.source_language, stream.target_language) == ("en", "fr")
-    with pytest.raises(ValueError, match=r"field 'target_language': 'es' where 'fr' was asked for"):
-        read_streams(lines(folder / "s.jsonl", row()), target_language="fr")
 
 
 def test_streams_written_are_read_back(speech: list[Utterance], tmp_path: Path) -> None:
     wav = np.concatenate([u.clip.load() for u in speech[:3]])
+    clip, seconds = AudioClip(array=wav, sample_rate=RATE), len(wav) / RATE
+    units = (Unit(0.1, 1.0, "uno", "one", 0.7, speaker="ann"), Unit(1.0, 1.2, "dos", speaker="bo"))
     made = [
-        Stream(
-            "x/1",
-            AudioClip(array=wav, sample_rate=RATE),
-            len(wav) / RATE,
-            (Unit(0.1, 1.0, "uno", "one", 0.7),),
-            "en",
-            "es",
-        ),
-        Stream("x/2", AudioClip(array=wav, sample_rate=RATE), len(wav) / RATE, (), "en", "es", {"topic": "nothing"}),
+        Stream("x/1", clip, seconds, units, "en", "es"),
+        Stream("x/2", clip, seconds, (), "en", "es", {"topic": "nothing"}),
     ]
     written = write_streams(tmp_path / "out", made)
     assert (tmp_path / "out/audio/x_1.flac").is_file()
@@ -113,43 +97,24 @@ def test_streams_written_are_read_back(speech: list[Utterance], tmp_path: Path) 
     again = write_streams(tmp_path / "again", read)
     assert again[0].audio.path == read[0].audio.path, "files stay where they are"
     assert read_streams(tmp_path / "again").samples[0].units == made[0].units
-
-
-def test_two_streams_of_one_name_are_not_written(tmp_path: Path) -> None:
-    clip = AudioClip(array=tone(1.0), sample_rate=RATE)
-    made = [Stream(id, clip, 1.0, (), "en", "es") for id in ("x/1", "x 1")]
+    same = [Stream(id, clip, seconds, (), "en", "es") for id in ("x/1", "x 1")]
     with pytest.raises(ValueError, match=r"streams 'x/1' and 'x 1' would share audio/x_1\.flac"):
-        write_streams(tmp_path, made)
-    assert not (tmp_path / "streams.jsonl").exists()
+        write_streams(tmp_path / "same", same)
+    assert not (tmp_path / "same" / "streams.jsonl").exists()
 
 
 def test_a_long_stream_is_cut(folder: Path) -> None:
     units = [{"start": k, "end": k + 0.8, "source": f"s{k}", "target": f"t{k}"} for k in range(5)]
     loaded = read_streams(lines(folder / "s.jsonl", row(units=units)), max_seconds=2.0)
-    assert [(s.id, s.seconds, s.reference) for s in loaded.samples] == [
-        ("a@0.00", 2.0, "t0 t1"),
-        ("a@2.00", 2.0, "t2 t3"),
-        ("a@4.00", 1.0, "t4"),
-    ]
-
-
-def test_no_more_than_asked_for(folder: Path) -> None:
-    rows = lines(folder / "s.jsonl", row(), row(id="b"), row(id="b"))
-    assert [s.id for s in read_streams(rows, limit=2).samples] == ["a", "b"]
+    found = [(s.id, s.seconds, s.reference) for s in loaded.samples]
+    assert found == [("a@0.00", 2.0, "t0 t1"), ("a@2.00", 2.0, "t2 t3"), ("a@4.00", 1.0, "t4")]
 
 
 def test_without_looking_at_the_audio(folder: Path) -> None:
     rows = lines(folder / "s.jsonl", row(audio="gone.wav", seconds=7.0), row(id="b", audio="gone.wav"))
     assert [s.seconds for s in read_streams(rows, check_audio=False).samples] == [7.0, 1.5]
-    bare = lines(folder / "s.jsonl", row(units=[]))
     with pytest.raises(ValueError, match="field 'seconds': missing; give the audio's length"):
-        read_streams(bare, check_audio=False)
-
-
-def test_a_stream_without_references(folder: Path) -> None:
-    for units in ([], None):
-        (stream,) = read_streams(lines(folder / "s.jsonl", row(units=units))).samples
-        assert stream.units == () and stream.reference == ""
+        read_streams(lines(folder / "s.jsonl", row(units=[])), check_audio=False)
 
 
 UNIT = {"start": 0.5, "end": 1.5, "target": "x"}
@@ -163,11 +128,9 @@ UNIT = {"start": 0.5, "end": 1.5, "target": "x"}
         ({"units": [UNIT, {"start": 2, "end": 3}]}, r"field 'units\[1\]\.target': missing; give the text"),
         ({"units": [{**UNIT, "end": "x"}]}, r"field 'units\[0\]\.end': 'x' is not a time"),
         ({"units": [{**UNIT, "start": -1}]}, r"field 'units\[0\]\.start': -1 is not a time; give seconds, 0 or more"),
+        ({"units": [{**UNIT, "speaker": 7}]}, r"field 'units\[0\]\.speaker': 7 is not a text"),
         ({"units": [{**UNIT, "end": 0.5}]}, "field 'units': stream 'a': unit 1 lasts from 0.5 to 0.5 s"),
-        (
-            {"units": [UNIT, UNIT]},
-            "field 'units': stream 'a': unit 2 begins at 0.5 s, before the previous one ends at 1.5 s; sort units",
-        ),
+        ({"units": [UNIT, UNIT]}, "field 'units': stream 'a': unit 2 begins at 0.5 s, before the previous one ends"),
         ({"units": [{**UNIT, "end": 6}]}, "field 'units': stream 'a': unit 1 ends at 6 s, after the audio's 5 s"),
         ({"units": ...}, "field 'units': missing; give units, or source and target"),
         ({"audio": "none.wav"}, "field 'audio': .*none.wav: missing; check the path"),
@@ -200,19 +163,8 @@ def test_audio_that_cannot_be_used(folder: Path, wav: np.ndarray, said: str) -> 
     soundfile.write(folder / "a.wav", wav, RATE, subtype="FLOAT")
     with pytest.raises(ValueError, match=rf"row 1, field 'audio': .*{said}"):
         read_streams(lines(folder / "s.jsonl", row()))
-
-
-def test_silence_without_units_is_a_stream(folder: Path) -> None:
-    soundfile.write(folder / "a.wav", np.zeros(2 * RATE), RATE)
-    assert read_streams(lines(folder / "s.jsonl", row(units=[]))).samples[0].seconds == 2.0
-
-
-def test_bytes_that_are_no_text(folder: Path) -> None:
-    rows = lines(folder / "s.jsonl", row())
-    rows.write_bytes(rows.read_bytes() + b'{"id": "caf\xe9"}\n')
-    with pytest.raises(ValueError, match="row 2: byte 0xe9 at column 12 is not UTF-8; save the file as UTF-8"):
-        read_streams(rows)
-    assert len(read_streams(rows, on_error="skip").samples) == 1
+    if len(wav) == 2 * RATE:  # silence without units is a stream
+        assert read_streams(lines(folder / "s.jsonl", row(units=[]))).samples[0].seconds == 2.0
 
 
 @pytest.mark.parametrize(
@@ -221,7 +173,6 @@ def test_bytes_that_are_no_text(folder: Path) -> None:
         ("none.jsonl", None, "missing; check the path"),
         ("empty.jsonl", b"", "empty; write one JSON object a line"),
         ("x.txt", b"hello", "no data file"),
-        ("x.json", b'{"vid": "\xff"}', "byte 0xff at 9 is not UTF-8"),
         ("x.yaml", b"- {wav: \xff}", "not readable as YAML"),
         ("x.yaml", b"- {wav: [", "not readable as YAML"),
         ("x.yaml", b"wav: a", "no list of segments"),
@@ -231,16 +182,19 @@ def test_files_that_cannot_be_read(tmp_path: Path, name: str, content: bytes | N
     if content is not None:
         (tmp_path / name).write_bytes(content)
     with pytest.raises(ValueError, match=rf"{name}: {said}"):
-        read_streams(tmp_path / name, on_error="skip", source_language="en", target_language="es")
+        read_streams(tmp_path / name, on_error="skip", **ENGLISH_SPANISH)
 
 
-def test_folders_and_options_that_cannot_be(tmp_path: Path) -> None:
+def test_bytes_folders_and_options_that_cannot_be(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"give a folder with streams\.jsonl, one \.yaml or RealSI's \.json; it holds"):
         read_streams(tmp_path)
-    with pytest.raises(ValueError, match='on_error must be "raise" or "skip"'):
-        read_streams(tmp_path, on_error="ignore")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="max_seconds must be positive, got 0"):
         read_streams(tmp_path, max_seconds=0)
+    rows = lines(folder / "s.jsonl", row())
+    rows.write_bytes(rows.read_bytes() + b'{"id": "caf\xe9"}\n')
+    with pytest.raises(ValueError, match="row 2: byte 0xe9 at column 12 is not UTF-8; save the file as UTF-8"):
+        read_streams(rows)
+    assert len(read_streams(rows, on_error="skip").samples) == 1
 
 
 # -------------------------------------------------------------------------------------------- pairs with word timings
@@ -251,38 +205,34 @@ def words(text: str, every: float = 0.5) -> list[dict[str, Any]]:
 
 
 def pair(source: str, target: str, **changes: Any) -> dict[str, Any]:
-    made = {"audio": "a.wav", "source": source, "target": target, "words": words(source), **changes}
-    return made | {"source_language": "en", "target_language": "es"}
+    return {"audio": "a.wav", "source": source, "target": target, "words": words(source), **changes, **ENGLISH_SPANISH}
 
 
-def test_a_pair_in_clauses(folder: Path) -> None:
-    made = pair("Wait, please; thank you.", "Espere, por favor; gracias.")
+@pytest.mark.parametrize(
+    ("made", "units"),
+    [
+        (
+            pair("Wait, please; thank you.", "Espere, por favor; gracias."),
+            (
+                Unit(0.0, 0.4, "Espere,", "Wait,"),
+                Unit(0.5, 0.9, "por favor;", "please;"),
+                Unit(1.0, 1.9, "gracias.", "thank you."),
+            ),
+        ),
+        # unequal clauses: the whole pair; without words it lasts as long as its audio
+        (pair("Wait, please.", "Espere por favor."), (Unit(0.0, 0.9, "Espere por favor.", "Wait, please."),)),
+        (pair("Wait, you.", "Espere, tú.", words=None), (Unit(0.0, 5.0, "Espere, tú.", "Wait, you."),)),
+    ],
+)
+def test_a_pair_in_clauses(folder: Path, made: dict[str, Any], units: tuple[Unit, ...]) -> None:
     (stream,) = read_streams(lines(folder / "s.jsonl", made)).samples
-    assert stream.id == "a.wav:1"
-    assert stream.units == (
-        Unit(0.0, 0.4, "Espere,", "Wait,"),
-        Unit(0.5, 0.9, "por favor;", "please;"),
-        Unit(1.0, 1.9, "gracias.", "thank you."),
-    )
-
-
-def test_a_pair_with_unequal_clauses_stays_whole(folder: Path) -> None:
-    (stream,) = read_streams(lines(folder / "s.jsonl", pair("Wait, please.", "Espere por favor."))).samples
-    assert stream.units == (Unit(0.0, 0.9, "Espere por favor.", "Wait, please."),)
-
-
-def test_a_pair_without_words_lasts_as_long_as_its_audio(folder: Path) -> None:
-    (stream,) = read_streams(lines(folder / "s.jsonl", pair("Wait, please.", "Espere, por favor.", words=None))).samples
-    assert stream.units == (Unit(0.0, 5.0, "Espere, por favor.", "Wait, please."),)
+    assert stream.id == "a.wav:1" and stream.units == units
 
 
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        (
-            {"words": words("Wait now")},
-            "field 'words': the words 'Wait now' stand where the source has 'Wait, please.'",
-        ),
+        ({"words": words("Wait now")}, "field 'words': the words 'Wait now' stand where the source has 'Wait, please"),
         ({"words": words("Wait please now")}, "field 'words': the word 'now' follows after the source has ended"),
         ({"words": words("Wait")}, "field 'words': the words 'Wait' stand where the source has"),
         ({"words": ["Wait"]}, r"field 'words\[0\]': 'Wait' is not an object; give {word, start, end}"),
@@ -317,16 +267,14 @@ def test_clauses(text: str, found: list[str]) -> None:
 
 def test_words_may_be_cut_otherwise_than_the_text() -> None:
     spoken = [Word("你", 0.0, 0.2), Word("好", 0.2, 0.4), Word("，", 0.4, 0.5), Word("世界。", 0.6, 1.0)]
-    assert align_clauses("你好，世界。", "Hello, world.", spoken) == (
-        Unit(0.0, 0.5, "Hello,", "你好，"),
-        Unit(0.6, 1.0, "world.", "世界。"),
-    )
+    expected = (Unit(0.0, 0.5, "Hello,", "你好，"), Unit(0.6, 1.0, "world.", "世界。"))
+    assert align_clauses("你好，世界。", "Hello, world.", spoken) == expected
 
 
 # ------------------------------------------------------------------------------------------------------------- RealSI
 
 
-def utterance(start: int, end: int, source: str = "好", target: str = "good", **changes: Any) -> dict[str, Any]:
+def utterance(start: Any, end: Any, source: Any = "好", target: Any = "good", **changes: Any) -> dict[str, Any]:
     made = {"sub_start_time": start, "sub_end_time": end, "sub_src_text": source, "sub_trg_text": target, "term": []}
     return {**made, **changes}
 
@@ -352,19 +300,15 @@ def realsi(tmp_path: Path) -> Callable[..., Path]:
 
 
 def test_a_talk_of_realsi(realsi: Callable[..., Path]) -> None:
+    """The declared 4 s are less than the last utterance's end; utterances that overlap a little are parted."""
     term = {"src": "轮询", "trg": "round robin"}
     first = [utterance(280, 1040, "首先，", "First of all,"), utterance(1080, 3400, "就是", "I...", term=[term])]
-    path = realsi(talk(first, [utterance(3400, 4200)]))
+    path = realsi(talk(first, [utterance(2870, 4200)]))
     (stream,) = read_streams(path).samples
-    assert (stream.id, stream.seconds) == ("zh2en-01-tech", 5.0), (
-        "the declared 4 s are less than the last utterance's end"
-    )
+    assert (stream.id, stream.seconds) == ("zh2en-01-tech", 5.0)
     assert (stream.source_language, stream.target_language) == ("zh", "en")
-    assert stream.units == (
-        Unit(0.28, 1.04, "First of all,", "首先，"),
-        Unit(1.08, 3.4, "I...", "就是"),
-        Unit(3.4, 4.2, "good", "好"),
-    )
+    said = [(0.28, 1.04, "First of all,", "首先，"), (1.08, 3.4, "I...", "就是"), (3.4, 4.2, "good", "好")]
+    assert stream.units == tuple(Unit(*unit) for unit in said)
     assert stream.audio.path == str(path.parent.parent / "audio/zh2en-01-tech.flac")
     assert stream.metadata == {"segments": [[0.28, 3.4], [3.4, 4.2]], "terms": [term]}
     assert read_streams(path, check_audio=False).samples[0].seconds == 4.2
@@ -376,23 +320,15 @@ def test_talks_in_one_list(realsi: Callable[..., Path]) -> None:
     assert [s.id for s in loaded.samples] == ["zh2en-01-tech"] and loaded.skipped[0].row == 4
 
 
-def test_utterances_that_overlap_a_little_are_parted(realsi: Callable[..., Path]) -> None:
-    (stream,) = read_streams(realsi(talk([utterance(0, 1500), utterance(970, 2000)]))).samples
-    assert [(u.start, u.end) for u in stream.units] == [(0.0, 1.5), (1.5, 2.0)]
-
-
 @pytest.mark.parametrize(
     ("utterances", "said"),
     [
-        (
-            [utterance(0, 1500), utterance(400, 2000)],
-            "row 2, field 'sub_start_time': lasts from 0.4 to 2 s, but the previous one",
-        ),
+        ([utterance(0, 1500), utterance(400, 2000)], "row 2, field 'sub_start_time': lasts from 0.4 to 2 s, but the"),
         ([utterance(0, 1500), utterance(1400, 1500)], "row 2, field 'sub_start_time': lasts from 1.4 to 1.5 s, but"),
         ([utterance(2000, 3000), utterance(0, 900)], "row 2, .* the previous one until 3 s; sort them, or correct"),
         ([utterance(0, 900), utterance(900, 900)], "row 2, .* lasts from 0.9 to 0.9 s; give an end after the start"),
-        ([utterance(0, 900), utterance(900, None)], "row 2, field 'sub_end_time': missing; give ms"),  # type: ignore[arg-type]
-        ([utterance(0, 900, target=7)], "row 1, field 'sub_trg_text': 7 is not a text"),  # type: ignore[arg-type]
+        ([utterance(0, 900), utterance(900, None)], "row 2, field 'sub_end_time': missing; give ms"),
+        ([utterance(0, 900, target=7)], "row 1, field 'sub_trg_text': 7 is not a text"),
         ([utterance(0, 5200)], "row 1, field 'sub_end_time': .*unit 1 ends at 5.2 s, after the audio's 5 s"),
         (["x"], "row 1: 'x' is not an object"),
         (None, "row 1, field 'utterance': missing"),
@@ -404,9 +340,8 @@ def test_talks_that_cannot_be_used(realsi: Callable[..., Path], utterances: Any,
 
 
 def test_a_talk_without_its_audio(realsi: Callable[..., Path]) -> None:
-    path = realsi(talk([utterance(0, 500)], vid="zh2en-03-edu"))
     with pytest.raises(ValueError, match=r"row 1, field 'vid': .*zh2en-03-edu\.wav: missing"):
-        read_streams(path)
+        read_streams(realsi(talk([utterance(0, 500)], vid="zh2en-03-edu")))
 
 
 # ------------------------------------------------------------------------------------------------------------- MuST-C
@@ -430,7 +365,7 @@ def mustc(tmp_path: Path) -> Path:
 
 
 def read_mustc(path: Path, **options: Any) -> Any:
-    return read_streams(path, source_language="en", target_language="es", **options)
+    return read_streams(path, **ENGLISH_SPANISH, **options)
 
 
 def test_talks_of_mustc(mustc: Path) -> None:
@@ -442,9 +377,6 @@ def test_talks_of_mustc(mustc: Path) -> None:
     )
     assert second.audio.path == str(mustc.parent.parent / "wav/ted_2.wav") and second.reference == "Hola."
     assert [s.id for s in read_mustc(mustc.parent).samples] == ["ted_1", "ted_2"]
-
-
-def test_mustc_without_a_source_text(mustc: Path) -> None:
     mustc.with_suffix(".en").unlink()
     assert read_mustc(mustc).samples[0].units[0].source == ""
 
@@ -454,6 +386,11 @@ def test_texts_of_mustc_that_do_not_fit(mustc: Path) -> None:
         read_streams(mustc)
     with pytest.raises(ValueError, match=r"tst\.de: missing; tst\.yaml has texts in en, es"):
         read_streams(mustc, source_language="en", target_language="de")
+    mustc.with_suffix(".es").write_bytes(b"En Nueva York,\nconstruyo.\nOl\xe9.\n")
+    bad = r"row 3, field 'target': ted_2\.wav: tst\.es: byte 0xe9 at column 3 of line 3"
+    with pytest.raises(ValueError, match=bad):
+        read_mustc(mustc)
+    assert [s.id for s in read_mustc(mustc, on_error="skip").samples] == ["ted_1"]
     mustc.with_suffix(".es").write_text("uno\ndos\n")
     with pytest.raises(ValueError, match=r"tst\.es: 2 lines for 3 segments in tst\.yaml; give one line a segment"):
         read_mustc(mustc)
@@ -462,16 +399,8 @@ def test_texts_of_mustc_that_do_not_fit(mustc: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        (
-            "offset: 1.75",
-            "offset: 0.6",
-            "row 2, field 'offset': ted_1.wav: lasts from 0.6 to 2.6 s, but the previous one",
-        ),
-        (
-            "offset: 0.5",
-            "offset: 4.0",
-            "row 2, field 'offset': ted_1.wav: lasts from 1.75 to 3.75 s, but the previous one",
-        ),
+        ("offset: 1.75", "offset: 0.6", "row 2, field 'offset': ted_1.wav: lasts from 0.6 to 2.6 s, but the previous"),
+        ("offset: 0.5", "offset: 4.0", "row 2, field 'offset': ted_1.wav: lasts from 1.75 to 3.75 s, but the previous"),
         ("duration: 2.0", "duration: 9.0", "row 1, field 'duration': stream 'ted_1': unit 2 ends at 10.75 s, after"),
         ("duration: 2.0", "duration: x", "row 2, field 'duration': ted_1.wav: 'x' is not a time"),
         ("wav: ted_2.wav", "wav: none.wav", "row 3, field 'wav': .*none.wav: missing"),
@@ -486,15 +415,6 @@ def test_segments_that_cannot_be_used(mustc: Path, old: str, new: str, said: str
     assert len(loaded.samples) == 1 and len(loaded.skipped) == 1, "one bad segment spoils its talk only"
 
 
-def test_a_line_that_is_no_text(mustc: Path) -> None:
-    mustc.with_suffix(".es").write_bytes(b"En Nueva York,\nconstruyo.\nOl\xe9.\n")
-    with pytest.raises(
-        ValueError, match=r"row 3, field 'target': ted_2\.wav: tst\.es: byte 0xe9 at column 3 of line 3"
-    ):
-        read_mustc(mustc)
-    assert [s.id for s in read_mustc(mustc, on_error="skip").samples] == ["ted_1"]
-
-
 @pytest.mark.parametrize(
     "text",
     ["[" * 100_000, "- " * 100_000, "{a: " * 100_000, "? " * 100_000, "\n".join(" " * i + "-" for i in range(3000))],
@@ -503,7 +423,7 @@ def test_deep_yaml_does_not_end_the_process(tmp_path: Path, text: str) -> None:
     """libyaml's loader for Python overflows the stack."""
     for read in (read_streams, read_segments):
         (tmp_path / "a.yaml").write_text(text)
-        with pytest.raises(ValueError, match=r"a\.yaml: .*(nested in more than|YAML|cannot be read)"):
+        with pytest.raises(ValueError, match=r"a\.yaml: .*(nested in more than|YAML)"):
             read(tmp_path / "a.yaml")
     (tmp_path / "a.yaml").write_text("- {wav: a.wav, offset: 0, duration: 1, reference: '" + "[{" * 500 + "'}\n")
     assert len(read_segments(tmp_path / "a.yaml")) == 1

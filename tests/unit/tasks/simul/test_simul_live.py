@@ -15,12 +15,11 @@ from audiorl.data.corpus import Utterance
 from audiorl.models import AudioPolicy
 from audiorl.protocols import Request
 from audiorl.rollout.hf import HFEngine
-from audiorl.tasks.simul.bundled import build_stream
 from audiorl.tasks.simul.live import Interpreter
 from audiorl.tasks.simul.streams import ChunkConfig, Stream, interpretation_sample
 from audiorl.types import Rollout
 from tests.conftest import make_omni
-from tests.support.streams import ending_turns
+from tests.support.streams import build_stream, ending_turns
 
 RATE = 16_000
 CHUNKS = ChunkConfig()
@@ -59,8 +58,10 @@ def heard(
     return live.rollout, text
 
 
-@pytest.mark.parametrize("longest", [0.05, 0.9, 4.0])
-@pytest.mark.parametrize("chunks", [ChunkConfig(), ChunkConfig(0.48, 1.04), ChunkConfig(0.64, 0.0)])
+@pytest.mark.parametrize(
+    ("chunks", "longest"),
+    [(ChunkConfig(), 0.9), (ChunkConfig(0.48, 1.04), 0.05), (ChunkConfig(0.64, 0.0), 4.0)],
+)
 @pytest.mark.parametrize("rate", [RATE, 44_100])
 def test_pieces_of_any_length(
     policy: AudioPolicy, stream: Stream, rate: int, chunks: ChunkConfig, longest: float

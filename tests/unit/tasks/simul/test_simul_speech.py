@@ -12,7 +12,7 @@ import soundfile
 
 from audiorl.audio import AudioClip, seconds
 from audiorl.data.silence import trimmed
-from audiorl.tasks.simul.bundled import bundled_streams, trimmed_recording
+from audiorl.tasks.simul.bundled import bundled_streams
 from audiorl.tasks.simul.formats import read_streams, write_streams
 from audiorl.tasks.simul.logs import playback_track, read_log, write_speech_log
 from audiorl.tasks.simul.scoring import score
@@ -101,10 +101,3 @@ def test_a_translation_that_is_no_recording(tmp_path: Path, value: object, messa
     (tmp_path / "streams.jsonl").write_text(json.dumps(row) + "\n")
     with pytest.raises(ValueError, match=message):
         read_streams(tmp_path)
-
-
-def test_the_recording_of_a_prompt_is_found_once() -> None:
-    from audiorl.data.corpus import bundled_speech
-
-    one = bundled_speech(("es",))[3]
-    assert trimmed_recording(one) is trimmed_recording(one)

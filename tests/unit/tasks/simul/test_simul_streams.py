@@ -26,7 +26,6 @@ from audiorl.tasks.simul.streams import (
     phrase_lags,
     random_lags,
     split_stream,
-    stream_from_clip,
     turns,
     with_speaker_marks,
 )
@@ -78,16 +77,12 @@ def test_a_unit_that_ends_with_a_chunk_belongs_to_it() -> None:
 
 
 def test_lags_delay_units_but_never_reorder_them() -> None:
-    chunks = ChunkConfig(1.0, 0.0)
-    assert [t.reference for t in turns(TALK, chunks, (1, 0, 0))] == [
-        "",
-        "",
-        "un momento, por favor",
-        " adiós gracias",
-        "",
-    ]
-    assert [t.reference for t in turns(TALK, chunks, (3, 0, 0))][4] == "un momento, por favor adiós gracias"
-    assert turns(TALK, chunks, (0, 9, 0))[4].reference == " adiós gracias", "what is late is said at the end"
+    def said(*lags: int) -> list[str]:
+        return [t.reference for t in turns(TALK, ChunkConfig(1.0, 0.0), lags)]
+
+    assert said(1, 0, 0) == ["", "", "un momento, por favor", " adiós gracias", ""]
+    assert said(3, 0, 0)[4] == "un momento, por favor adiós gracias"
+    assert said(0, 9, 0)[4] == " adiós gracias", "what is late is said at the end"
 
 
 def test_an_interpreter_is_late_by_one_lag_a_stream_or_one_a_unit() -> None:
@@ -118,19 +113,13 @@ def test_no_spaces_where_the_language_has_none() -> None:
     assert talk.reference == "请稍等，再见。"
 
 
-def test_a_unit_without_a_translation_says_nothing() -> None:
+def test_units_without_a_translation_or_a_length_and_streams_without_units() -> None:
     talk = stream(3.0, Unit(0, 0.5, "", "um", 0.4), Unit(0.6, 1.5, "sí", "yes", 0.5))
     said = turns(talk, ChunkConfig(1.0))
     assert [t.reference for t in said] == ["", "sí", ""]
     assert [t.reference_seconds for t in said] == [None, 0.5, None]
-
-
-def test_an_unknown_length_makes_the_chunks_length_unknown() -> None:
-    talk = stream(2.0, Unit(0, 0.5, "a", target_seconds=1.0), Unit(0.6, 0.9, "b"))
-    assert turns(talk, ChunkConfig(1.0))[0].reference_seconds is None
-
-
-def test_a_stream_without_units_can_be_interpreted() -> None:
+    unknown = stream(2.0, Unit(0, 0.5, "a", target_seconds=1.0), Unit(0.6, 0.9, "b"))
+    assert turns(unknown, ChunkConfig(1.0))[0].reference_seconds is None
     sample = interpretation_sample(stream(2.0), ChunkConfig(1.0))
     assert sample.references == () and [t.reference for t in sample.turns] == ["", ""]
 
@@ -153,9 +142,8 @@ def test_chunks_hear_their_part_and_what_came_before() -> None:
 
 def test_chunks_of_a_part_of_a_clip() -> None:
     part = AudioClip(array=clip(5.0).array, sample_rate=RATE, start=1.0, duration=2.5)
-    talk = stream_from_clip(part, "part", "en", "es", [Unit(0, 1, "a")])
+    talk = Stream("part", part, clip_seconds(part), (Unit(0, 1, "a"),), "en", "es")
     said = turns(talk, ChunkConfig(1.0, 0.5))
-    assert talk.seconds == 2.5
     assert [heard(t) for t in said] == [[1001, 2000, 1001], [2001, 3000, 1501], [3001, 3500, 2501]]
 
 
@@ -163,7 +151,7 @@ def test_chunks_of_a_file_are_read_from_it(speech: list[Utterance], tmp_path: Pa
     whole = speech[0].clip.load()
     path = tmp_path / "speech.flac"
     soundfile.write(path, whole, 16_000, subtype="PCM_16")
-    talk = stream_from_clip(AudioClip(path=str(path)), "file", "en", "es", [])
+    talk = Stream("file", AudioClip(path=str(path)), len(whole) / 16_000, (), "en", "es")
     said = turns(talk, ChunkConfig(0.4, 0.4))
     written = talk.audio.load()
     assert len(written) == len(whole) and all(t.audio.path == str(path) for t in said)
@@ -201,9 +189,6 @@ NAN = float("nan")
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: turns(TALK, ChunkConfig(1.0, 0.0), (1,)), r"stream 's': lags \[1\] for 3 units; give one a unit"),
-        (lambda: turns(TALK, ChunkConfig(1.0, 0.0), (0, 0, 0, 0)), r"lags \[0, 0, 0, 0\] for 3 units"),
-        (lambda: turns(TALK, ChunkConfig(1.0, 0.0), (0, -1, 0)), "give one a unit, 0 or more"),
         (lambda: random_lags(TALK, random.Random(0), 1, 2), "lags: need 0 <= least <= most, got 2 and 1"),
         (lambda: random_lags(TALK, random.Random(0), 0, -1), "lags: need 0 <= least <= most, got -1 and 0"),
         (lambda: ChunkConfig(0.02), "shorter than a frame of the audio encoder; give a multiple of 40 ms"),
@@ -211,7 +196,6 @@ NAN = float("nan")
         (lambda: ChunkConfig(1.0, -0.1), r"a context of -0.1 s before each chunk; give seconds, 0 or more"),
         (lambda: ChunkConfig(1.0, float("inf")), "a context of inf s"),
         (lambda: ChunkConfig(1.0, NAN), "a context of nan s"),
-        (lambda: chunk_ends(0.03, 1.0), "a stream of 30 ms is too short; at least 100 ms"),
         (lambda: stream(0.03), "stream 's' lasts 30 ms; give at least 100 ms of audio"),
     ],
 )
@@ -254,12 +238,9 @@ def test_a_talk_in_pieces() -> None:
     assert [clip_seconds(p.audio) for p in pieces] == [p.seconds for p in pieces]
 
 
-def test_a_long_unit_is_a_piece_of_its_own() -> None:
+def test_long_units_are_pieces_of_their_own_and_short_streams_stay_whole() -> None:
     pieces = split_stream(stream(30.0, Unit(0, 4, "a"), Unit(5, 17, "b"), Unit(20, 21, "c")), 9.0)
     assert [p.seconds for p in pieces] == [5.0, 12.0, 9.0]
-
-
-def test_short_streams_and_those_without_units_stay_whole() -> None:
     short, bare = stream(5.0, Unit(1, 2, "a")), stream(30.0)
     assert split_stream(short, 9.0) == [short] and split_stream(bare, 9.0) == [bare]
 
@@ -286,7 +267,7 @@ def streams(draw: st.DrawFn) -> tuple[Stream, ChunkConfig, tuple[int, ...]]:
 
 @given(streams())
 def test_chunks_partition_the_audio(drawn: tuple[Stream, ChunkConfig, tuple[int, ...]]) -> None:
-    """But for a rest of less than 0.1 s, which is not heard."""
+    """But for a rest of less than 0.1 s, which is not heard. The context of each is what came just before."""
     talk, chunks, lags = drawn
     said = turns(talk, chunks, lags)
     assert talk.audio.array is not None
@@ -295,40 +276,23 @@ def test_chunks_partition_the_audio(drawn: tuple[Stream, ChunkConfig, tuple[int,
     assert said[-1].end == (talk.seconds if len(own) == len(talk.audio.array) else pytest.approx(len(own) / RATE))
     assert len(own) > len(talk.audio.array) - 100
     assert all(a.end < b.end for a, b in pairwise(said))
-
-
-@given(streams())
-def test_context_is_what_came_just_before(drawn: tuple[Stream, ChunkConfig, tuple[int, ...]]) -> None:
-    talk, chunks, lags = drawn
-    start = 0.0
-    for turn in turns(talk, chunks, lags):
+    for start, turn in zip([0.0, *(t.end for t in said)], said, strict=False):
         first, _, before = heard(turn)
         assert first == round(start * RATE) + 1
         assert first - before == round(min(chunks.context, start) * RATE)
-        start = turn.end
 
 
 @given(streams())
-def test_every_text_appears_once_in_order_and_not_too_early(
-    drawn: tuple[Stream, ChunkConfig, tuple[int, ...]],
-) -> None:
+def test_every_text_appears_once_in_order_and_not_too_early(drawn: tuple[Stream, ChunkConfig, tuple[int, ...]]) -> None:
+    """Without lags nothing waits longer than one chunk."""
     talk, chunks, lags = drawn
-    said = turns(talk, chunks, lags)
+    said, prompt = turns(talk, chunks, lags), turns(talk, chunks)
     assert "".join(t.reference for t in said) == talk.reference
     assert join_texts([t.source for t in said], "en") == talk.transcript
     for unit in talk.units:
-        first = [t.end for t in said if unit.source in t.source.split()]
-        assert len(first) == 1 and first[0] >= min(unit.end, said[-1].end) - 1e-6
-
-
-@given(streams())
-def test_without_lags_nothing_waits_longer_than_one_chunk(
-    drawn: tuple[Stream, ChunkConfig, tuple[int, ...]],
-) -> None:
-    talk, chunks, _ = drawn
-    for unit in talk.units:
-        end = next(t.end for t in turns(talk, chunks) if unit.source in t.source.split())
-        assert end - unit.end < chunks.seconds + 0.1
+        (end,) = [t.end for t in said if unit.source in t.source.split()]
+        assert end >= min(unit.end, said[-1].end) - 1e-6
+        assert next(t.end for t in prompt if unit.source in t.source.split()) - unit.end < chunks.seconds + 0.1
 
 
 @given(streams(), st.integers(1, 12))
