@@ -55,19 +55,11 @@ def set_chunk_attention(encoder: Any, attention: Attention) -> None:
 
 
 def set_attention(decoder: Any, attention: Attention) -> None:
-    """Make a decoder take `packed_attention`, unless it shall run "eager".
-
-    Raises ValueError for layers that see something else than everything before, such as a sliding window.
-    """
+    """Make a decoder take `packed_attention`, unless it shall run "eager" or has sliding windows, which need a mask."""
     config = decoder.config
-    kinds = getattr(config, "layer_types", None)
-    if kinds is None and getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True):
-        kinds = ["sliding_attention"]
-    if other := sorted(set(kinds or ()) - {"full_attention"}):
-        raise ValueError(f"{config.model_type}: layers of the kind {other[0]!r} cannot read several answers in one row")
     if attention == "eager":
         config._attn_implementation = "eager"
-    elif config._attn_implementation == "sdpa":
+    elif config._attn_implementation == "sdpa" and not _has_windows(config):
         config._attn_implementation = VARLEN
 
 
@@ -134,6 +126,28 @@ def no_mask(device: torch.device) -> Tensor:
     return torch.ones(1, 1, 1, 1, dtype=torch.bool, device=device)
 
 
+def mask_argument(decoder: Any, mask: Tensor, positions: Tensor, dtype: torch.dtype) -> dict[str, Any]:
+    """Return mask [T, T] bool as a decoder takes it.
+
+    positions: [T] int64, of each token in its own sequence, for layers with a sliding window: they get a mask of their
+    own. Raises ValueError for layers of other kinds, which a mask does not keep to one sequence.
+    """
+    config = decoder.config
+    full = as_mask(decoder, mask[None, None], dtype)
+    if not _has_windows(config):
+        return {"attention_mask": full}
+    kinds = set(getattr(config, "layer_types", None) or ())
+    if other := kinds - {"full_attention", "sliding_attention"}:
+        raise ValueError(
+            f"{config.model_type}: layers of the kind {sorted(other)[0]!r} cannot read several answers in one row"
+        )
+    near = mask & (positions[:, None] - positions < config.sliding_window)
+    windowed = as_mask(decoder, near[None, None], dtype)
+    if not kinds:
+        return {"attention_mask": windowed}
+    return {"attention_mask": {"full_attention": full, "sliding_attention": windowed}}
+
+
 def as_mask(decoder: Any, mask: Tensor, dtype: torch.dtype) -> Tensor:
     """Return mask [B, 1, L, S] bool, true where a query may look, as a decoder takes it: eager attention adds it."""
     if decoder.config._attn_implementation != "eager":
@@ -154,6 +168,14 @@ def spans_of(span_ids: Tensor, span_parents: Tensor) -> Spans:
         for i, p in enumerate(span_parents.tolist())
         if ends[i] > starts[i]
     ]
+
+
+def _has_windows(config: Any) -> bool:
+    """Tell if a layer is not plain attention to everything before. Without `layer_types` all layers share a window."""
+    kinds = getattr(config, "layer_types", None)
+    if kinds is None:
+        return getattr(config, "sliding_window", None) is not None and getattr(config, "use_sliding_window", True)
+    return any(kind != "full_attention" for kind in kinds)
 
 
 # -- attention functions -----------------------------------------------------------------------------------------------

@@ -31,8 +31,8 @@ from audiorl.algos.packing import attention_mask
 from audiorl.audio import AudioClip
 from audiorl.config import ModelConfig
 from audiorl.models.attention import (
-    as_mask,
     autocast,
+    mask_argument,
     no_mask,
     packed_attention,
     set_attention,
@@ -404,7 +404,7 @@ class AudioPolicy(nn.Module):
             attention = {"attention_mask": no_mask(self.device), "packed": packed}
         else:
             mask = attention_mask(batch.span_ids, batch.span_parents).to(self.device)
-            attention = {"attention_mask": as_mask(decoder, mask[None, None], embeds_TH.dtype)}
+            attention = mask_argument(decoder, mask, batch.position_ids.to(self.device), embeds_TH.dtype)
         out = decoder(
             inputs_embeds=embeds_TH[None],
             position_ids=batch.position_ids[None].to(self.device),

@@ -2,8 +2,8 @@
 
 Rows of the cache have different lengths, join and leave: each writes its tokens to columns of its own, so a forward
 pass copies nothing but the new tokens. `GroupBatch` holds a prompt once for all its answers, and a step reads it once.
-`RowBatch` holds it in every row: for a single answer to each prompt, for a few groups among many single answers, for
-encoder-decoders and for eager attention.
+`RowBatch` holds it in every row: for a single answer to each prompt, for a few groups among many single answers, and
+for models whose layers keep something else than all keys and values or whose attention is not to be replaced.
 
 Under `torch.compile` (`SamplingConfig.compile`) shapes are symbolic: a compiled step serves any number of answers and
 prompts, but one answer, one prompt and one answer to a prompt are cases of their own, each compiled when it first
@@ -109,18 +109,28 @@ def _widened(buffer: Tensor | None, like: Tensor, room: int) -> Tensor:
     return wide
 
 
+def _select(layer: Any, rows: Tensor) -> None:
+    """Keep these rows of a layer of any kind. Layers with linear attention only have a method to reorder them."""
+    if hasattr(layer, "recurrent_states"):
+        layer.reorder_cache(rows)
+    else:
+        layer.batch_select_indices(rows)
+
+
 class RowCache:
     """The cache of a batch; `layers` is what the decoder gets as its `past_key_values`.
 
-    The cache of an encoder-decoder stays as it is. Its rows must be equally long and begin together: `aligned`.
+    Layers that keep something else than all keys and values, such as sliding windows, linear attention and the memory
+    of an encoder, stay as they are. Rows of such a cache must be equally long and begin together: `aligned`.
     """
 
     def __init__(self, empty: DynamicCache):
         self.layers = empty
         self._place = _Place()
-        self.aligned = type(empty) is not DynamicCache
-        if not self.aligned:
-            empty.layers = [RowLayer(self._place) for _ in empty.layers]
+        self.aligned = type(empty) is not DynamicCache or any(type(x) is not DynamicLayer for x in empty.layers)
+        for i, layer in enumerate(empty.layers):
+            if type(layer) is DynamicLayer:
+                empty.layers[i] = RowLayer(self._place)
 
     @property
     def rows(self) -> list[RowLayer]:
@@ -144,17 +154,17 @@ class RowCache:
         """Append rows `repeat` [n] of a prefilled cache, with room for `room` columns. An aligned one must be empty."""
         columns = prefilled.get_seq_length()
         for i, new in enumerate(prefilled.layers):
-            if not self.aligned:
+            if type(new) is DynamicLayer:
                 self.rows[i].join(new.keys, new.values, repeat, room)
             else:
-                new.batch_select_indices(repeat)
+                _select(new, repeat)
                 self.layers.layers[i : i + 1] = [new]
         self._place.width = max(self._place.width, columns)
 
     def keep(self, rows: Tensor) -> None:
         """Drop all other rows."""
         for layer in self.layers.layers:
-            layer.batch_select_indices(rows)
+            _select(layer, rows)
 
     def select(self, rows: Tensor) -> RowCache:
         """Copy some rows."""
@@ -469,8 +479,8 @@ def check_compiles(policy: AudioPolicy) -> None:
         raise ValueError("sampling.compile: the step of a model that speaks is not compiled; turn it off")
     if RowCache(policy.new_cache()).aligned or not takes_prompts(decoder):
         raise ValueError(
-            f"sampling.compile: {type(decoder).__name__} has cross-attention or eager attention, whose step is not "
-            "compiled; turn it off"
+            f"sampling.compile: {type(decoder).__name__} has sliding windows, linear attention, cross-attention or "
+            "eager attention, whose step is not compiled; turn it off"
         )
     if policy.device.type == "cuda":
         from torch.utils._triton import has_triton

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from transformers import AttentionInterface
+from transformers import AttentionInterface, MistralConfig, MistralForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from audiorl.algos import varlen
 from audiorl.algos.experience import Experience
@@ -221,11 +221,57 @@ def test_a_kernel_that_cannot_run_is_an_error(make: Make, samples: list[Sample],
         model.forward(pack_experiences(answers(model, samples)))
 
 
-def test_layers_that_see_less_than_everything_before_are_refused() -> None:
-    policy = make_text()
-    policy.model.config.update({"layer_types": ["sliding_attention", "full_attention"]})
-    with pytest.raises(ValueError, match="qwen2: layers of the kind 'sliding_attention' cannot read several answers"):
-        AudioPolicy(policy.model, policy.tokenizer, None, policy.backbone, policy.config)
+def windowed(model: Any, attention: Any) -> AudioPolicy:
+    policy = make_text(ModelConfig(attention=attention))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = model(policy.model.config.vocab_size)
+    for p in model.parameters():
+        if p.dim() == 2:
+            torch.nn.init.normal_(p, std=0.2, generator=torch.Generator().manual_seed(p.numel()))
+    return AudioPolicy(model, policy.tokenizer, None, policy.backbone, policy.config)
+
+
+def qwen_with_windows(vocabulary: int, **changes: Any) -> Any:
+    size = dict(hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2)
+    windows = dict(use_sliding_window=True, sliding_window=6, max_window_layers=1) | changes
+    return Qwen2ForCausalLM(Qwen2Config(**size, **windows, vocab_size=vocabulary, max_position_embeddings=512))
+
+
+def mistral(vocabulary: int) -> Any:
+    size = dict(hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2)
+    return MistralForCausalLM(MistralConfig(**size, sliding_window=6, vocab_size=vocabulary))
+
+
+@pytest.mark.parametrize("share", [True, False])
+@pytest.mark.parametrize("attention", ["auto", "sdpa", "flex", "eager"])
+@pytest.mark.parametrize("model", [qwen_with_windows, mistral])
+def test_sliding_windows_hold_in_packed_rows(model: Any, attention: Any, share: bool, samples: list[Sample]) -> None:
+    """Log-probs and gradients are those of transformers' own forward over one sequence at a time."""
+    policy = windowed(model, attention)
+    group = answers(policy, readable(policy, samples))
+    assert all(len(e) > 12 for e in group), "longer than the windows"
+    own = windowed(model, "sdpa").model
+    own.config._attn_implementation = "sdpa"
+    single = []
+    for e in group:
+        logprobs = own(input_ids=e.ids[None], use_cache=False).logits[0].log_softmax(-1)[:-1]
+        single.append(logprobs.gather(-1, e.ids[1:, None])[:, 0][e.loss_mask[1:]])
+    torch.cat(single).sum().backward()
+    packed = policy.forward(pack_experiences(group, share)).logprobs
+    torch.testing.assert_close(packed, torch.cat(single), atol=1e-4, rtol=0)
+    packed.sum().backward()
+    gradients = dict(own.named_parameters())
+    for name, p in policy.model.named_parameters():
+        torch.testing.assert_close(p.grad, gradients[name].grad, atol=2e-3, rtol=1e-4)
+
+
+def test_layers_that_a_mask_does_not_keep_to_one_sequence_are_refused(samples: list[Sample]) -> None:
+    policy = windowed(qwen_with_windows, "auto")
+    group = answers(policy, readable(policy, samples))
+    policy.model.config.layer_types = ["linear_attention", "full_attention"]
+    with pytest.raises(ValueError, match="qwen2: layers of the kind 'linear_attention' cannot read several answers"):
+        policy.forward(pack_experiences(group))
 
 
 @pytest.mark.parametrize("tokens", [1, 3])

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
+from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen3NextConfig, Qwen3NextForCausalLM
 
 from audiorl.audio import AudioClip
 from audiorl.config import ModelConfig, SamplingConfig
@@ -14,6 +17,7 @@ from audiorl.rollout.hf import HFEngine
 from audiorl.rollout.samplers import choose, filtered_logprobs
 from audiorl.types import Message, Sample
 from tests.conftest import make_text
+from tests.support.decoders import of_class
 from tests.support.packing import with_audio
 from tests.support.rollouts import ending, forced, ids, logprobs, requests
 
@@ -95,6 +99,35 @@ def test_rows_that_end_make_room_for_the_next_prompts() -> None:
     assert max(steps) <= 15 and sum(length > 1 for _, length in calls) > 2
     alone = [max(r.num_sampled for r in in_turns[i : i + 12]) for i in range(0, 36, 12)]
     assert len(steps) < 0.85 * sum(alone)
+
+
+SPARSE = dict(num_experts=2, num_experts_per_tok=1, moe_intermediate_size=32, shared_expert_intermediate_size=32)
+LINEAR = dict(
+    linear_num_value_heads=4, linear_num_key_heads=2, linear_key_head_dim=8, linear_value_head_dim=8, **SPARSE
+)
+
+
+@pytest.mark.parametrize(
+    ("model_class", "config_class", "options"),
+    [
+        (Qwen2ForCausalLM, Qwen2Config, dict(use_sliding_window=True, sliding_window=8, max_window_layers=2)),
+        (Qwen3NextForCausalLM, Qwen3NextConfig, LINEAR),
+    ],
+    ids=["sliding windows", "linear attention"],
+)
+def test_layers_that_keep_something_else(model_class: Any, config_class: Any, options: dict[str, Any]) -> None:
+    """Their rows begin together, and an answer does not depend on its batch either."""
+
+    def config(**common: Any) -> Any:
+        return config_class(**common | options | {"num_hidden_layers": 4})
+
+    policy = of_class(model_class, config, tied=False)  # type: ignore[arg-type]
+    asked = [Request(Sample(f"{i}", (Message("user", ("Who? " * (1 + i % 3),)),)), 2, seed=2) for i in range(5)]
+    together = HFEngine(policy, SamplingConfig(max_new_tokens=20)).generate(asked)
+    room = max(len(policy.prompt(r.sample)) for r in asked) + 20
+    for budget in (1, 5 * room):
+        engine = HFEngine(policy, SamplingConfig(max_new_tokens=20, max_batch_tokens=budget))
+        assert ids(engine.generate(asked)) == ids(together)
 
 
 def test_stop_strings_and_length(policy: AudioPolicy, samples: list[Sample]) -> None:
