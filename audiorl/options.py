@@ -169,20 +169,15 @@ def _flags(options: Any, args: Sequence[str]) -> list[str]:
 # -- values by name ----------------------------------------------------------------------------------------------------
 
 
-def with_values(
-    default: T, values: Mapping[str, Any], where: Callable[[Place], str], place: Place = (), recorded: bool = False
-) -> T:
+def with_values(default: T, values: Mapping[str, Any], where: Callable[[Place], str], place: Place = ()) -> T:
     """Return the dataclass `default` with nested plain `values`, whose types are checked.
 
-    recorded: those of a run, of which options that are gone since are left out where they were off. Raises ValueError
-    that begins with `where(place)` for a name that does not exist and a value that does not fit.
+    Raises ValueError that begins with `where(place)` for a name that does not exist and a value that does not fit.
     """
     kinds = get_type_hints(type(default), include_extras=True)
     changes: dict[str, Any] = {}
     for key, value in ((str(key), value) for key, value in values.items()):
         here, name = (*place, key), key.replace("-", "_")
-        if name not in kinds and recorded and not value:
-            continue
         if name not in kinds:
             prefix = "".join(f"{part}." for part in place)
             if new := new_name(f"{prefix}{key}".replace("_", "-")):
@@ -196,7 +191,7 @@ def with_values(
         if dataclasses.is_dataclass(current) and not isinstance(value, Mapping):
             raise ValueError(f"{where(here)}{'.'.join(here)} is a group of options, not {value!r}")
         if dataclasses.is_dataclass(current):
-            changes[name] = with_values(current, value, where, here, recorded)
+            changes[name] = with_values(current, value, where, here)
             continue
         try:
             changes[name] = msgspec.convert(value, kinds[name], dec_hook=lambda kind, value: kind(value))

@@ -232,7 +232,7 @@ def recorded_recipe(folder: Path, trusted: Sequence[str | Path] = ()) -> tuple[M
             f"you trust them, name them: audiorl resume {folder} --trust {shlex.join(unknown)}"
         )
     recipe = load_recipe(file)
-    config = with_values(config_class(recipe)(), saved.config, lambda place: f"{folder}/config.json: ", recorded=True)
+    config = with_values(config_class(recipe)(), saved.config, lambda place: f"{folder}/config.json: ")
     require_finite(config)
     return recipe, config
 

@@ -23,7 +23,6 @@ from audiorl.config import (
     ScoreConfig,
     SFTConfig,
 )
-from audiorl.options import with_values
 
 NAN, INF = float("nan"), float("inf")
 
@@ -95,14 +94,6 @@ def test_options_that_an_estimator_does_not_read_are_refused() -> None:
         RLConfig(advantage="maxrl", kl=KLConfig(place="reward"))
     with pytest.raises(ValueError, match="cov_low 6 must lie below cov_high 5"):
         RLConfig(loss="clip-cov", loss_options=LossOptions(cov_low=6))
-
-
-def test_recorded_options_that_are_gone_are_left_out_where_they_were_off() -> None:
-    optim = {"lr": 0.5, "lr_factors": [], "fused": None}
-    assert with_values(OptimConfig(), optim, str, recorded=True) == OptimConfig(lr=0.5)
-    for values, recorded in ((optim, False), (optim | {"lr_factors": ["proj=0.1"]}, True)):
-        with pytest.raises(ValueError, match="no option is called lr_factors"):
-            with_values(OptimConfig(), values, str, recorded=recorded)
 
 
 def test_names_that_are_no_estimator_and_no_loss() -> None:
