@@ -1,4 +1,4 @@
-"""Targets that are what runs write: run folders, their reports and views, checkpoints."""
+"""Targets that are what runs write: run folders, their reports and views, recorded rollouts, checkpoints, models."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import random
 import shutil
 import tempfile
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -17,11 +17,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from audiorl.audio import AudioClip
 from audiorl.config import to_json
+from audiorl.data.rollout_rows import array_of, read_rollouts
+from audiorl.models import load_policy
+from audiorl.models.families.text import tiny
 from audiorl.models.weights import copy_weights, read_tensors
 from audiorl.recipes._loader import find_script, load_recipe, parse_config, recorded_recipe
 from audiorl.report import write_report
@@ -30,6 +33,7 @@ from audiorl.run.checkpoint import save_checkpoint
 from audiorl.run.folder import Run
 from audiorl.run.metrics_log import read_metrics
 from audiorl.types import Message, Rollout, Sample, Score, Segment, Turn
+from tests.support.attack.data import rows_of
 from tests.support.attack.mutation import mutate_json, mutate_safetensors
 from tests.support.attack.targets import Input, Target
 from tests.support.checkpoints import load_checkpoint, save_run
@@ -191,6 +195,43 @@ def _judge_report(given: Input, result: Any) -> Iterator[str]:
             yield "embeds a file that is not the run's"
 
 
+# -- recorded rollouts -------------------------------------------------------------------------------------------------
+
+
+def _rollouts(given: Input, folder: Path) -> Any:
+    path = folder / "run" / given.name
+    path.parent.mkdir(parents=True)
+    path.write_bytes(given.data)
+    return read_rollouts(path)
+
+
+def _judge_rollouts(given: Input, result: Sequence[Rollout]) -> Iterator[str]:
+    rows = list(rows_of(given.data).values())
+    if len(rows) != len(result):
+        yield f"{len(result)} rollouts of {len(rows)} rows"
+        return
+    for row, rollout in zip(rows, result, strict=True):
+        score = row.get("score")
+        if (score is None) != (rollout.score is None):
+            yield f"a score {score!r} became {rollout.score}"
+        if rollout.score is not None and not _equal(rollout.score.total, score["total"]):
+            yield f"a total {score['total']!r} became {rollout.score.total}"
+        if len(row["segments"]) != len(rollout.segments):
+            yield f"{len(rollout.segments)} of {len(row['segments'])} segments"
+        for segment, held in zip(row["segments"], rollout.segments, strict=True):
+            ids = array_of(segment["ids"])
+            if held.ids.tolist() != ids.tolist() or len(held.logprobs) != len(ids) or held.text != segment["text"]:
+                yield "other tokens than the row's"
+            if type(segment["policy_version"]) is not int:
+                yield f"policy_version {segment['policy_version']!r}"
+        if type(row["index"]) is not int or rollout.index != row["index"] or rollout.group_id != row["group_id"]:
+            yield f"index {row['index']!r}, group {row['group_id']!r}"
+
+
+def _equal(held: float, given: Any) -> bool:
+    return type(given) in (int, float) and math.isfinite(given) and held == given
+
+
 # -- checkpoints -------------------------------------------------------------------------------------------------------
 
 CHECKPOINT = "checkpoints/grpo/step_000004"
@@ -239,6 +280,40 @@ def _checkpoint_seeds() -> tuple[Input, ...]:
 
 def _mutate_file(rng: Random, data: bytes, others: tuple[bytes, ...]) -> bytes:
     return mutate_json(rng, data) if data[:1] == b"{" else mutate_safetensors(rng, data)
+
+
+# -- model folders -----------------------------------------------------------------------------------------------------
+
+
+@cache
+def _model_folder() -> Path:
+    folder = Path(tempfile.mkdtemp()) / "model"
+    tiny(["a few words"] * 20, hidden=32, layers=1, vocab_size=300).save(folder)
+    return folder
+
+
+def _model(given: Input, folder: Path) -> Any:
+    model = folder / "model"
+    shutil.copytree(_model_folder(), model)
+    (model / given.name).write_bytes(given.data)
+    return load_policy(model)
+
+
+def _judge_model(given: Input, policy: Any) -> Iterator[str]:
+    for name, weight in policy.parameters_by_name().items():
+        if not bool(weight.isfinite().all()):
+            yield f"{name} is not finite"
+    if given.name == "model.safetensors":
+        original = load_file(_model_folder() / "model.safetensors")
+        shapes = {name: tuple(weight.shape) for name, weight in policy.parameters_by_name().items()}
+        if any(shapes.get(name, tuple(t.shape)) != tuple(t.shape) for name, t in original.items()):
+            yield "other shapes than the model's"
+
+
+def _model_seeds() -> list[Input]:
+    names = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "generation_config.json")
+    files = [_model_folder() / name for name in names]
+    return [Input(file.name, file.read_bytes()) for file in files if file.is_file()]
 
 
 # -- views -------------------------------------------------------------------------------------------------------------
@@ -293,6 +368,8 @@ def _view_seeds() -> list[Input]:
 TARGETS = [
     Target("run folders", _open, _judge_run, mutate_json, 1.5, _run_seeds(*RECORDS)),
     Target("reports", _report, _judge_report, mutate_json, 0.4, _run_seeds(*SHOWN, ROLLOUTS, ROLLOUTS)),
+    Target("rollouts", _rollouts, _judge_rollouts, mutate_json, 1.0, _run_seeds(ROLLOUTS)),
     Target("checkpoints", _checkpoint, _judge_checkpoint, _mutate_file, 1.0, _checkpoint_seeds),
+    Target("models", _model, _judge_model, _mutate_file, 0.3, _model_seeds),
     Target("views", _views, _judge_views, mutate_json, 0.4, _view_seeds),
 ]
