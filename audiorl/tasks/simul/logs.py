@@ -160,13 +160,13 @@ def _parse(line: str, where: str) -> Instance:
         raise ValueError(f"{where}: empty; remove the line, or run again if nothing was logged")
     try:
         row = parse_json(line)
-        if not isinstance(row, dict):
-            raise ValueError(f"{where}: expected a JSON object with index, prediction, delays …")
-        instance = check(row, Instance)
+        instance = check(row, Instance) if isinstance(row, dict) else None
     except FieldError as error:
         raise ValueError(f"{where}: {error.field}: {error.message}") from error
-    except json.JSONDecodeError as error:
+    except ValueError as error:
         raise ValueError(f"{where}: not JSON ({error}); was the run interrupted? Remove the line") from error
+    if instance is None:
+        raise ValueError(f"{where}: expected a JSON object with index, prediction, delays …")
     missing = [name for name in SPOKEN if getattr(instance, name) is None]
     if missing and len(missing) < len(SPOKEN):
         raise ValueError(f"{where}: {missing[0]}: missing; speech output has {', '.join(SPOKEN)}")
