@@ -56,7 +56,9 @@ def padded_update(policy: AudioPolicy, worker: Learner, batch: Sequence[Example]
     logits = head(out[:, :-1][targets[:, 1:]])
     loss = torch.nn.functional.cross_entropy(logits.float(), ids[targets])
     loss.backward()
-    worker.step({})
+    worker.optimizer.gather_gradients()
+    worker.optimizer.step()
+    worker.model.weights_changed()
     return float(loss.detach())
 
 

@@ -133,7 +133,7 @@ class Bench:
         sampling = SamplingConfig(max_new_tokens=self.size.tokens, max_batch_tokens=32_768)
 
         def answer(batch: Sequence[Sample]) -> list[Row]:
-            engine = HFEngine(self.reference.policy, sampling)
+            engine = HFEngine(self.reference.runs_on, sampling)
             rollouts = engine.generate([Request(s, self.size.answers, seed=0) for s in batch])
             by_id: dict[str, list[Row]] = {s.id: [] for s in batch}
             for r in rollouts:
