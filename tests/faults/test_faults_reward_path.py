@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from audiorl import cli
+from audiorl.report.summary import show
 from audiorl.run.metrics_log import read_metrics
 from tests.support.chat_servers import KINDS, ChatServer
 from tests.support.reward_servers import Process, serving
@@ -54,7 +55,7 @@ def test_a_designed_reward_is_studied_served_and_trained_on(
     printed = capsys.readouterr().out
     recorded = [json.loads(line)["text"] for line in RECORDED.read_text().splitlines()]
     scores = [score for score in map(designed, recorded) if score is not None]
-    row = f"designed │ {len(scores)} │ {len(recorded) - len(scores)} │ {sum(scores) / len(scores):.3f} │"
+    row = f"designed │ {len(scores)} │ {len(recorded) - len(scores)} │ {show(sum(scores) / len(scores))} │"
     assert 0 < len(scores) < len(recorded) and row in " ".join(printed.split())
     assert (tmp_path / "study.html").is_file()
 

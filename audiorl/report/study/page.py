@@ -53,9 +53,10 @@ def _print(result: Study) -> None:
     """Print a row a reward, and what is wrong with it."""
     console = Console()
     head, rows = _summary(result, " ")
-    shown = Table(*head, title=f"{result.rollouts!r}")
+    kept = [i for i, name in enumerate(head) if name not in ("lowest", "highest", "at highest")]  # for 80 columns
+    shown = Table(*(head[i] for i in kept), title=f"{result.rollouts!r}")
     for row in rows:
-        shown.add_row(*row)
+        shown.add_row(*(row[i] for i in kept))
     console.print(shown)
     for one in result.rewards:
         for text in (*(f"may be hacked: {hack}" for hack in one.hacks), *one.notes):
