@@ -96,7 +96,7 @@ def test_conversations_are_learned(tmp_path: Path, capsys: pytest.CaptureFixture
     for changed, message in (
         (row, "voice 'A': "),
         (row | {"turns": [{"speaker": "C", "text": "x"}]}, "none of the voices"),
-        (row | {"turns": [{"speaker": "A", "text": "x"}]}, "no audio, neither here nor of the conversation"),
+        (row | {"turns": [{"speaker": "A", "text": "x"}]}, "missing, neither here nor of the conversation"),
     ):
         (tmp_path / "talk.jsonl").write_text(json.dumps(changed))
         out = tmp_path / "refused"
