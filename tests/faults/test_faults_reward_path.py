@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -12,6 +11,7 @@ from audiorl import cli
 from audiorl.report.summary import show
 from audiorl.run.metrics_log import read_metrics
 from tests.support.chat_servers import KINDS, ChatServer
+from tests.support.recipe_runs import rows_of
 from tests.support.reward_servers import Process, serving
 from tests.support.training_runs import one_thread
 
@@ -92,7 +92,3 @@ def test_a_designed_reward_is_studied_served_and_trained_on(
         gone += 12 - len(rollouts)
     assert gone > 0
     assert {"before", "after"} <= set(json.loads((run / "eval.json").read_text()))
-
-
-def rows_of(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]

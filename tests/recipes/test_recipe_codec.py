@@ -23,6 +23,7 @@ from audiorl.data.corpus import bundled_speech, split_by_key
 from audiorl.recipes._loader import load_recipe
 from audiorl.run.metrics_log import read_metrics
 from audiorl.train.codec import CodecWorker
+from tests.support.recipe_runs import read_json
 from tests.support.unified_codec import tiny_hubert
 from tokenizers_audio.unified import UnifiedTokenizer
 
@@ -48,10 +49,6 @@ def run(recordings: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("runs") / "codec"
     assert train(out, "--data", str(recordings)) == 0
     return out
-
-
-def read_json(path: Path) -> Any:
-    return json.loads(path.read_text())
 
 
 def test_it_writes_a_whole_run(run: Path) -> None:

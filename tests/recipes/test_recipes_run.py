@@ -26,25 +26,9 @@ from audiorl.train.fit import Learner
 from tests.conftest import make_omni, make_qwen2_audio, make_whisper
 from tests.support.data_sources import SOURCES
 from tests.support.full_size import save_full_size
+from tests.support.recipe_runs import last_checkpoint, read_json, rows_of, train
 
 REWARD = "def reward(rollout):\n    return len(rollout.text) / 100\n"
-
-
-def train(recipe: str, out: Path, *options: str) -> Path:
-    assert main(["train", recipe, "--tiny", *options, "--out", str(out)]) == 0
-    return out
-
-
-def read_json(path: Path) -> Any:
-    return json.loads(path.read_text())
-
-
-def rows_of(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
-def last_checkpoint(run: Path, phase: str = "grpo") -> Path:
-    return sorted((run / "checkpoints" / phase).glob("step_*"))[-1]
 
 
 @pytest.fixture(scope="module")

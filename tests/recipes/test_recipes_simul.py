@@ -17,21 +17,9 @@ from audiorl.run.metrics_log import read_metrics
 from audiorl.tasks.simul.bundled import bundled_streams
 from audiorl.tasks.simul.formats import write_streams
 from audiorl.train.rl.trainer import Trainer
+from tests.support.recipe_runs import last_checkpoint, rows_of, train
 
 STAGES = ("stage1", "stage2")
-
-
-def train(recipe: str, out: Path, *options: str) -> Path:
-    assert main(["train", recipe, "--tiny", *options, "--out", str(out)]) == 0
-    return out
-
-
-def rows_of(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
-def checkpoint(run: Path, phase: str) -> Path:
-    return sorted((run / "checkpoints" / phase).glob("step_*"))[-1]
 
 
 @pytest.fixture(scope="module")
@@ -64,8 +52,10 @@ def test_simul_ppo_on_streams_of_a_file_interrupted_in_stage_two(
     assert main(["resume", str(run)]) == 0
     for stage in STAGES:
         for name in ("model.safetensors", "trainer.safetensors"):
-            assert (checkpoint(run, stage) / name).read_bytes() == (checkpoint(whole, stage) / name).read_bytes()
-    policy, start = load_policy(checkpoint(whole, "stage2")), load_policy(checkpoint(whole, "sft"))
+            assert (last_checkpoint(run, stage) / name).read_bytes() == (
+                last_checkpoint(whole, stage) / name
+            ).read_bytes()
+    policy, start = load_policy(last_checkpoint(whole, "stage2")), load_policy(last_checkpoint(whole, "sft"))
     assert any(not (p == start.trainable()[n]).all() for n, p in policy.trainable().items())
 
 

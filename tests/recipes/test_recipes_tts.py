@@ -20,16 +20,8 @@ from audiorl.recipes._speech import write_tiny_part
 from audiorl.run.metrics_log import read_metrics
 from audiorl.train.fit import Learner
 from tests.conftest import make_text
+from tests.support.recipe_runs import last_checkpoint, rows_of, train
 from tokenizers_audio import CodeShards, load
-
-
-def rows_of(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
-def train(recipe: str, out: Path, *options: str) -> Path:
-    assert main(["train", recipe, "--tiny", *options, "--out", str(out)]) == 0
-    return out
 
 
 @pytest.fixture(scope="module")
@@ -54,15 +46,13 @@ def taught(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def checkpoint(run: Path, phase: str) -> Path:
-    return sorted((run / "checkpoints" / phase).glob("step_*"))[-1]
-
-
 def test_supervised_speech_from_a_path(taught: Path) -> None:
     losses = [m["sft/loss"] for m in read_metrics(taught / "metrics.jsonl") if m["phase"] == "sft"]
     assert len(losses) == 2 and losses[1] < losses[0]
     codec = load(taught / "tiny" / "codec")
-    policy, start = (load_policy(path, codec=codec) for path in (checkpoint(taught, "sft"), taught / "tiny" / "model"))
+    policy, start = (
+        load_policy(path, codec=codec) for path in (last_checkpoint(taught, "sft"), taught / "tiny" / "model")
+    )
     assert not torch.equal(policy.code_head.weight, start.code_head.weight)
     evals = json.loads((taught / "eval.json").read_text())
     assert set(evals) == {"before", "after"} and evals["after"]["n"] == 2 and "similarity" in evals["after"]
@@ -113,7 +103,7 @@ def test_reinforced_speech_from_that_checkpoint(taught: Path, tmp_path: Path) ->
     run = train(
         "tts_grpo",
         tmp_path / "run",
-        *("--path", str(checkpoint(taught, "sft")), "--codec", str(taught / "tiny" / "codec"), "--lora", "True"),
+        *("--path", str(last_checkpoint(taught, "sft")), "--codec", str(taught / "tiny" / "codec"), "--lora", "True"),
         *("--data", str(tmp_path / "lines.txt"), "--held-out-count", "1", "--clone", "False", "--epochs", "2"),
         *("--voice", str(tmp_path / "voice.wav"), "--voice-text", voice.text),
         *("--unseen", str(tmp_path / "strangers.txt")),
@@ -127,7 +117,7 @@ def test_reinforced_speech_from_that_checkpoint(taught: Path, tmp_path: Path) ->
     assert [m["step"] for m in metrics] == [1, 2] and {f"reward/{name}" for name in wanted} <= set(metrics[0])
     assert metrics[0]["policy/logprob_gap"] < 1e-4 and metrics[0]["grad_norm"] > 0
     assert "eval/accuracy" in metrics[0] and metrics[1]["kl/beta"] != metrics[0]["kl/beta"]
-    adapted = load_policy(checkpoint(run, "grpo"), codec=load(taught / "tiny" / "codec"))
+    adapted = load_policy(last_checkpoint(run, "grpo"), codec=load(taught / "tiny" / "codec"))
     assert adapted.adapter is not None and not adapted.has_fresh_adapter()
     (row, *_) = rows_of(sorted((run / "rollouts").glob("*.jsonl"))[0])
     assert row["sample"]["prompt"].startswith(f"{voice.text}\n[audio]\nSay ")
@@ -149,7 +139,7 @@ def test_a_text_decoder_is_taught_and_not_reinforced(tmp_path: Path, capsys: pyt
     assert "text: writes text only; teach it to speak first" in capsys.readouterr().err
     assert not (tmp_path / "grpo").exists()
     run = train("tts_sft", tmp_path / "sft", *path, "--judge", "None", "--max-steps", "1")
-    assert load_policy(checkpoint(run, "sft")).speech is not None
+    assert load_policy(last_checkpoint(run, "sft")).speech is not None
 
 
 def test_speech_recipes_refuse_what_cannot_work(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,7 +7,6 @@ import os
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -28,23 +27,11 @@ from audiorl.tasks.simul.rewards import multi_turn
 from audiorl.tasks.simul.streams import SPEAKER_MARK
 from corpora.recipes import simul_quickstart as quickstart_recipe
 from corpora.recipes._streams import Prompts, StreamOptions
+from tests.support.recipe_runs import last_checkpoint, rows_of, train
 from tests.support.unified_codec import tiny as tiny_codec
 
 STAGES = ("stage1", "stage2")
 FROM_SPANISH = ("--source", "es", "--target", "en", "--unseen", "unseen_speakers")
-
-
-def train(recipe: str, out: Path, *options: str) -> Path:
-    assert main(["train", recipe, "--tiny", *options, "--out", str(out)]) == 0
-    return out
-
-
-def rows_of(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
-def checkpoint(run: Path, phase: str) -> Path:
-    return sorted((run / "checkpoints" / phase).glob("step_*"))[-1]
 
 
 @pytest.fixture(scope="module")
@@ -164,9 +151,9 @@ def test_an_interpreter_with_a_codec_speaks_its_translations(tmp_path: Path) -> 
     last = read_metrics(run / "metrics.jsonl")[-1]
     assert {"kl_audio", "policy/entropy_audio", "reward/time"} <= set(last)
     assert last["policy/logprob_gap"] < 1e-4 and last["grad_norm"] > 0
-    policy, codec = load_policy(checkpoint(run, "stage1")), tokenizers_audio.load(tmp_path / "codec")
+    policy, codec = load_policy(last_checkpoint(run, "stage1")), tokenizers_audio.load(tmp_path / "codec")
     policy.set_codec(codec)
-    start = load_policy(checkpoint(run, "sft"))
+    start = load_policy(last_checkpoint(run, "sft"))
     assert not torch.equal(policy.code_head.weight, start.code_head.weight)  # codes were learned from, too
     tracks = 0
     for name in ("before", "after stage1"):

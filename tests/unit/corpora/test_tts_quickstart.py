@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -23,12 +22,9 @@ from audiorl.speech_models.character_ctc import load as load_model
 from audiorl.tasks.tts.listening import SpeechModels
 from audiorl.tasks.tts.rewards import Duration, Finished, WordIntelligibility
 from corpora.recipes import tts_quickstart
+from tests.support.recipe_runs import last_checkpoint, rows_of
 from tests.support.voices import write_two_voices
 from tokenizers_audio import load
-
-
-def rows_of(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +55,7 @@ def test_quickstart_writes_a_whole_run(quickstart: Path) -> None:
 
 def test_its_parts_can_be_loaded(quickstart: Path) -> None:
     codec = load(quickstart / "codec")
-    policy = load_policy(sorted((quickstart / "checkpoints" / "grpo").glob("step_*"))[-1])
+    policy = load_policy(last_checkpoint(quickstart))
     assert policy.speech is not None
     policy.set_codec(codec)
     assert load_model(quickstart / "recogniser").name == "recogniser"
@@ -74,7 +70,7 @@ def test_what_was_said_is_in_the_report(quickstart: Path) -> None:
 
 
 def test_recorded_speech_scores_the_same_again(quickstart: Path) -> None:
-    policy = load_policy(sorted((quickstart / "checkpoints" / "grpo").glob("step_*"))[-1])
+    policy = load_policy(last_checkpoint(quickstart))
     policy.set_codec(load(quickstart / "codec"))
     judges = SpeechModels(CodecSpeechDecoder.of(policy), recogniser=load_model(quickstart / "recogniser"))
     reward = WeightedSum.of(

@@ -6,7 +6,6 @@ import json
 import random
 import threading
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,12 +13,9 @@ from audiorl.data.preferences import read_judged, read_pairs
 from audiorl.report.study import Rollouts
 from audiorl.report.view.labels import LabelFile, LabelQuestion, next_question
 from audiorl.report.view.server import RunsView
+from tests.support.recipe_runs import rows_of
 from tests.support.reports import rollout, write_lines
 from tests.support.views import client, opened, view_process, viewed
-
-
-def rows_of(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def label(view: RunsView, verdict: str, seed: int = 0) -> LabelQuestion:
