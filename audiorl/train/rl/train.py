@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import TypedDict, Unpack
 
 from audiorl.config import OptimConfig, RLConfig, SamplingConfig
 from audiorl.data.schedule import batch_of_step
@@ -34,20 +33,6 @@ from audiorl.train.rl.processes import Workers, start_workers
 from audiorl.types import Sample
 
 
-class Extras(TypedDict, total=False):
-    """What a phase may be given besides prompts and a reward."""
-
-    phase: str  # Its name in the run folder, by default "rl"
-    evaluate: Evaluate | None  # Measures the policy every `eval_every` steps
-    supervised: Sequence[Example]  # The examples of the ptx term
-    answers: Sequence[Example]  # The prompts with their reference answers, for the off-policy share of distillation
-    reference: Reference | None
-    """What the KL is measured from, by default the policy as the phase begins; a second phase may stay close to the
-    start of the first."""
-    speech_decoder: SpeechDecoder | None
-    """Turns the codes of a policy that speaks into sound, which is saved with recorded rollouts."""
-
-
 def train_rl(
     policy: AudioPolicy,
     samples: Sequence[Sample],
@@ -58,19 +43,27 @@ def train_rl(
     optim: OptimConfig,
     sampling: SamplingConfig,
     seed: int = 0,
-    **extras: Unpack[Extras],
+    phase: str = "rl",
+    evaluate: Evaluate | None = None,
+    supervised: Sequence[Example] = (),
+    answers: Sequence[Example] = (),
+    reference: Reference | None = None,
+    speech_decoder: SpeechDecoder | None = None,
 ) -> None:
-    """Train `policy` in place by policy gradients, from the phase's last checkpoint on; see `RLConfig`, `Extras`."""
-    if unknown := extras.keys() - Extras.__annotations__.keys():
-        raise TypeError(f"train_rl has no argument {', '.join(sorted(unknown))}")
-    phase, evaluate = extras.get("phase", "rl"), extras.get("evaluate")
+    """Train `policy` in place by policy gradients, from the phase's last checkpoint on; see `RLConfig`.
+
+    phase: its name in the run folder. evaluate: measures the policy every `eval_every` steps. supervised: the examples
+    of the ptx term. answers: prompts with reference answers, for the off-policy share of distillation. reference: what
+    the KL is measured from, by default the policy as the phase begins; a second phase may stay close to the start of
+    the first. speech_decoder: turns the codes of a policy that speaks into sound, saved with recorded rollouts.
+    """
     if run.finished(phase):
         run.load_result(phase, policy)
         return
-    check_given(samples, config, extras)
+    check_given(samples, config, supervised, answers)
     check_can_pause(policy, samples, config)
     # Reference and critic start as copies of the policy, so the workers are made before its weights are restored.
-    workers = start_workers(run, phase, policy, config, optim, sampling, extras.get("reference"))
+    workers = start_workers(run, phase, policy, config, optim, sampling, reference)
     engine, saved = workers.engine, workers.checkpointed
     start = restore(run, phase, saved)
     pauses, checkpoints = config.generation.partial_tokens is not None, run.dir / "checkpoints" / phase
@@ -87,7 +80,7 @@ def train_rl(
             hooks.append(ListeningCheck(policy, workers))
         if evaluate:
             hooks.append(HeldOut(evaluate, policy, workers, sampling, progress))
-        hooks.append(RecordRollouts(run, phase, config, extras.get("speech_decoder")))
+        hooks.append(RecordRollouts(run, phase, config, speech_decoder))
 
         for step in range(start, config.steps):
             done = step + 1
@@ -95,7 +88,7 @@ def train_rl(
             engine.sync(version=step)
             rollouts = collector.collect(step)  # generate, score, dynamic sampling
             clock.lap("rollout")
-            batch = step_batch(policy, rollouts, step, config, seed, workers, extras)
+            batch = step_batch(policy, rollouts, step, config, seed, workers, supervised, answers)
             engine.free_gpus()
             with collector.collect_ahead(done, run.asked_to_stop):
                 output = workers.step(batch)  # `Trainer.step`: advantages, then forward, loss, backward, optimizer step
@@ -114,10 +107,11 @@ def train_rl(
     run.finish(phase, workers.finish(policy, run, phase))
 
 
-def check_given(samples: Sequence[Sample], config: RLConfig, extras: Extras) -> None:
+def check_given(
+    samples: Sequence[Sample], config: RLConfig, supervised: Sequence[Example], answers: Sequence[Example]
+) -> None:
     """Raise ValueError, before the first step, where the config asks for answers that are not given."""
-    answers = extras.get("answers", ())
-    if config.ptx.coef and not extras.get("supervised"):
+    if config.ptx.coef and not supervised:
         raise ValueError("ptx.coef is set, but there are no supervised examples for it")
     if config.distill.coef:
         check_teacher_prompts([*samples, *(a.sample for a in answers)], config.distill)
@@ -132,11 +126,12 @@ def step_batch(
     config: RLConfig,
     seed: int,
     workers: Workers,
-    extras: Extras,
+    supervised: Sequence[Example],
+    answers: Sequence[Example],
 ) -> TrainBatch:
     """Return what the trainers learn in a step: scored rollouts, and this step's share of the given answers."""
     experiences = scored_experiences(rollouts, config)
-    answers, supervised, count = extras.get("answers", ()), extras.get("supervised", ()), config.reference_prompts
+    count = config.reference_prompts
     references = batch_of_step(answers, step, count, f"{seed}/answers") if count else []
     answered = [experience(policy, e) for e in references]
     if config.distill.coef:
