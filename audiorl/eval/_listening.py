@@ -11,15 +11,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-import torch
-
 from audiorl.algos.experience import Experience
 from audiorl.audio import AudioClip
 from audiorl.audio import name as clip_name
 from audiorl.data.views import SWAP, views_of
 from audiorl.eval.metrics.corpus import bootstrap_interval
 from audiorl.models import AudioPolicy
-from audiorl.models.examples import Example, answer_logprobs, experience
+from audiorl.models.examples import Example, answer_after, answer_logprobs, experience
 from audiorl.types import Rollout, Sample
 
 DEFAULT_VIEWS = ("silence", "noise", SWAP)
@@ -66,10 +64,7 @@ def audio_gains(
         if isinstance(answer, Example):
             return experience(policy, Example(sample, answer.target))
         assert len(answer.segments) == 1 and not answer.speaks, answer.name
-        prompt, ids = policy.prompt(sample), answer.segments[0].ids
-        mask = torch.arange(len(prompt) + len(ids)) >= len(prompt)
-        whole = torch.cat([prompt.ids, ids])
-        return Experience(whole, mask, len(prompt), prompt.audio, answer.group_id, name=answer.name)
+        return answer_after(policy.prompt(sample), answer.segments[0].ids, answer)
 
     def under(prompts: Sequence[Sample]) -> list[float]:
         turns = [laid_out(answer, sample) for answer, sample in zip(answers, prompts, strict=True)]

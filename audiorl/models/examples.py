@@ -12,7 +12,7 @@ from audiorl.algos.experience import Experience
 from audiorl.algos.packing import micro_batches, pack_experiences
 from audiorl.audio import AudioClip
 from audiorl.models import AudioPolicy
-from audiorl.models.prompts import wants_speech
+from audiorl.models.prompts import Prompt, wants_speech
 from audiorl.types import Rollout, Sample, Segment
 
 
@@ -31,6 +31,13 @@ class Example:
 def answer_example(sample: Sample, answer: str | AudioClip) -> Example:
     """Make an example of a written answer or the recording of a spoken one."""
     return Example(sample, answer) if isinstance(answer, str) else Example(sample, speech=(answer,))
+
+
+def answer_after(prompt: Prompt, ids: Tensor, answer: Experience | Rollout) -> Experience:
+    """Lay the text tokens `ids` [N] that `answer` sampled after another prompt."""
+    whole = prompt.followed_by(ids, ())
+    sampled = torch.arange(len(whole)) >= len(prompt)
+    return Experience(whole.ids, sampled, len(prompt), prompt.audio, answer.group_id, name=answer.name)
 
 
 def experience(policy: AudioPolicy, example: Example, group_id: str = "") -> Experience:

@@ -19,6 +19,7 @@ from audiorl.config import DistillConfig, LoraConfig, RLConfig
 from audiorl.data.views import SWAP, views_of
 from audiorl.distributed.local import World
 from audiorl.models import AudioPolicy, load_policy
+from audiorl.models.examples import answer_after
 from audiorl.models.policy import Reference
 from audiorl.train.batches import check_finite, counts
 from audiorl.train.rl.minibatch import MicroBatch
@@ -137,9 +138,7 @@ class Teacher:
                 raise ValueError(f"{e.name}: distillation is of answers in text to single prompts")
             if len(ids) and int(ids.max()) >= rows:
                 raise ValueError(f"{e.name}: token {int(ids.max())} is none of the teacher's {rows}")
-            mask = torch.arange(len(prompt) + len(ids)) >= len(prompt)
-            all_ids = torch.cat([prompt.ids, ids])
-            laid_out.append(Experience(all_ids, mask, len(prompt), prompt.audio, e.group_id, name=e.name))
+            laid_out.append(answer_after(prompt, ids, e))
         return laid_out
 
 
