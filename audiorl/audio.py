@@ -298,7 +298,7 @@ class _Container:
 
 @contextmanager
 def _open(clip: AudioClip) -> Iterator[_SoundFile | _Container]:
-    """The opened file; any failure while it is open is an AudioError that names the clip."""
+    """Open the file; any failure while it is open is an AudioError that names the clip."""
     import av
     import soundfile
 

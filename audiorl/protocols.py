@@ -121,7 +121,7 @@ class RolloutEngine(Protocol):
     """Generates rollouts: `HFEngine` and `VLLMEngine` in one process, `GroupEngine` with all engines of a run."""
 
     def generate(self, requests: Sequence[Request], ended: Ended | None = None) -> list[Rollout]:
-        """All rollouts of all requests, request by request, index ascending.
+        """Return all rollouts of all requests, request by request, index ascending.
 
         `ended` may be called with those of a request before the others have ended.
         """

@@ -146,7 +146,7 @@ def announcement_streams(
 
 
 def texts(language: str, split: Split = "all", held_out: float = 0.27) -> list[str]:
-    """All announcements of a split, in words."""
+    """Return all announcements of a split, in words."""
     of_word = words(language)
     of_split = (a for kind in announcements() for a in kind if _in_split(a, split, held_out))
     return sorted({" ".join(of_word[key] for key in a.keys(language)) for a in of_split})
@@ -168,7 +168,7 @@ def bundled_words(language: str) -> Mapping[str, np.ndarray]:
 
 @cache
 def announcements() -> tuple[tuple[Announcement, ...], ...]:
-    """All numbers, all dates, all times."""
+    """Return all numbers, all dates, all times."""
     return tuple(_numbers()), tuple(_dates()), tuple(_times())
 
 

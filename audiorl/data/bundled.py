@@ -21,7 +21,7 @@ LANGUAGE_QUESTION = "Which language is spoken: English, Spanish or French?"
 
 
 def bundled_questions(think: bool = True, seed: int = 0) -> list[Sample]:
-    """Which of four phrases was said? One question per bundled recording, the wrong choices in the same language."""
+    """Ask which of four phrases was said: one question a recording, wrong choices in its language."""
     rng = random.Random(seed)
     utterances = bundled_speech(max_seconds=3.0)
     texts: dict[str, list[str]] = {}
@@ -50,7 +50,7 @@ def bundled_languages(
     held_out: float = 0.27,
     max_phrases: int | None = None,
 ) -> list[Sample]:
-    """Which language is spoken? No phrase of "test", a fraction `held_out` of all recordings, is in "train".
+    """Ask which language is spoken. No phrase of "test", a fraction `held_out` of all recordings, is in "train".
 
     "unseen": recordings of five other speakers, which a clone of the repository has; see `unseen_speakers`.
     """
@@ -67,7 +67,7 @@ def language_phrases(max_seconds: float = 4.0, max_phrases: int | None = None) -
 
 
 def language_question(clip: AudioClip, u: Utterance, voice: str) -> Sample:
-    """Which language is spoken in `clip`, the utterance said by `voice`?"""
+    """Ask which language is spoken in `clip`, the utterance said by `voice`."""
     return Sample(
         id=f"{u.id}/{voice}",
         messages=(Message("system", ("",)), Message("user", (clip, LANGUAGE_QUESTION))),

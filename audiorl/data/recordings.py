@@ -66,7 +66,7 @@ def read_recordings(
     on_error: Literal["raise", "skip"] = "raise",
     check_audio: bool = True,
 ) -> Recordings:
-    """All recordings of audio files, folders of them, and manifests (the field `audio` of a row).
+    """Return all recordings of audio files, folders of them, and manifests (the field `audio` of a row).
 
     check_audio: decode everything now, which finds damaged, silent and clipped recordings before training does.
     Recordings that are silent or shorter than SHORTEST are left out and counted. Unusable ones raise ValueError naming

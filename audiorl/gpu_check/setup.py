@@ -128,10 +128,17 @@ def full_width_policy(setup: Setup, config: ModelConfig) -> AudioPolicy:
     """Build a text decoder of the scale's width in the config's dtype, the same weights every time."""
     scale, tokenizer = setup.scale, tiny_tokenizer(TEXTS, 400)
     size = Qwen2Config(
-        **{"hidden_size": scale.hidden, "intermediate_size": scale.intermediate, "num_hidden_layers": scale.layers},
-        **{"num_attention_heads": scale.heads, "num_key_value_heads": scale.kv_heads, "tie_word_embeddings": False},
-        **{"vocab_size": max(scale.vocabulary, len(tokenizer)), "max_position_embeddings": 32_768},
-        **{"bos_token_id": None, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id},
+        hidden_size=scale.hidden,
+        intermediate_size=scale.intermediate,
+        num_hidden_layers=scale.layers,
+        num_attention_heads=scale.heads,
+        num_key_value_heads=scale.kv_heads,
+        tie_word_embeddings=False,
+        vocab_size=max(scale.vocabulary, len(tokenizer)),
+        max_position_embeddings=32_768,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
     )
     with torch.random.fork_rng(devices=[setup.device] if setup.is_gpu else []), setup.device:
         torch.manual_seed(0)

@@ -469,7 +469,7 @@ class _Planner:
         return (states / n, f"{how} / {n}") if self.runtime.sharded else (states, how)
 
     def _teacher(self) -> list[Part]:
-        """A teacher of distillation that is another model: whole and frozen; it scores before or after the policy."""
+        """Count a teacher that is another model: whole and frozen, it scores before or after the policy."""
         distill, model, wide = self.options.rl.distill, self.options.model, self.precision.weights
         if distill.coef == 0 or distill.teacher in ("reference", "policy"):
             return []
@@ -481,7 +481,7 @@ class _Planner:
         ]
 
     def _activations(self, size: ModelSize, *phases: str) -> list[Part]:
-        """What passes over a packed row take in these phases."""
+        """Count what passes over a packed row take in these phases."""
         o, shape, p, checkpointing = self.options, size.shape, self.precision, self.options.model.gradient_checkpointing
         tokens, prompt, response = o.rl.micro_batch_tokens, o.prompt_tokens, o.sampling.max_new_tokens
         row = packed_row(tokens, prompt, response, o.rl.group_size, o.rl.share_prompts)

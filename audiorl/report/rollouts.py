@@ -134,7 +134,7 @@ def example_card(sides: Sequence[Side], kind: Kind, head: str = "", flag: str = 
 
 
 def _spoken_side(name: str, row: Row, players: Players) -> str:
-    """A text as one evaluation spoke it: its player, what the recogniser understood, and the error rate."""
+    """Show a text as one evaluation spoke it: its player, what the recogniser understood, and the error rate."""
     understood = escape(row.get("transcript") or "") or note("nothing was understood", "span")
     cer = float(row.get("cer") or 0.0)
     return (
@@ -146,7 +146,7 @@ def _spoken_side(name: str, row: Row, players: Players) -> str:
 
 
 def _codec_side(name: str, row: Row, players: Players) -> str:
-    """A recording after the codec at one evaluation, with its distances."""
+    """Show a recording after the codec at one evaluation, with its distances."""
     values = "".join(fact(metric_name(k), show(row[k])) for k in ("mel_distance", "stft_distance") if k in row)
     return (
         f"<div class='side'><span class='when'>{escape(name)}</span>"

@@ -117,7 +117,7 @@ class WhisperRecogniser(ModelFolder):
 
     @torch.no_grad()
     def log_probabilities(self, waveforms: Sequence[Waveform], sample_rate: int, texts: Sequence[str]) -> list[float]:
-        """As `TextScorer`, of the text's tokens after the prompt and of the end; clips are cut after 30 s.
+        """Score as `TextScorer`, of the text's tokens after the prompt and of the end; clips are cut after 30 s.
 
         A multilingual model needs the language. Raises ValueError without one.
         """

@@ -245,7 +245,7 @@ class Quality:
 
 
 def waveform_quality(wav: np.ndarray, rate: int) -> dict[str, float]:
-    """Of samples [T] at `rate` Hz."""
+    """Measure samples [T] at `rate` Hz."""
     return {
         "level": round(max(level(wav), QUIETEST), 2),
         "snr": round(snr(wav, rate), 2),

@@ -200,6 +200,6 @@ def _varied(wave: Wave, seed: str) -> np.ndarray:
 
 
 def _faded(wav: np.ndarray, milliseconds: int = 10) -> np.ndarray:
-    """The clip with its ends faded, so that it neither starts nor stops with a click."""
+    """Fade the ends of a clip: it neither starts nor stops with a click."""
     ramp = np.minimum(np.arange(len(wav)), np.arange(len(wav))[::-1]) / (RATE * milliseconds / 1000)
     return (wav * np.minimum(ramp, 1)).astype(np.float32)

@@ -90,7 +90,7 @@ class Prompts:
     options: StreamOptions
 
     def target_texts(self) -> list[str]:
-        """All references, for the tokenizer."""
+        """Return all references, for the tokenizer."""
         return [target.text for split in SPLITS for _, target in self._pairs(split)]
 
     def people(self, split: Split) -> list[Stream]:
@@ -99,7 +99,7 @@ class Prompts:
         return self._streams(split, count)
 
     def robots(self) -> list[Stream]:
-        """All prompts in synthetic voices, half of the streams from either split."""
+        """Return all prompts in synthetic voices, half of the streams from either split."""
         streams: list[Stream] = []
         for split in SPLITS:
             speak = self._synthesized([source for source, _ in self._pairs(split)])
@@ -183,7 +183,7 @@ class Announcements:
     options: StreamOptions
 
     def target_texts(self) -> list[str]:
-        """All references, for the tokenizer, which may know the words of those that are measured."""
+        """Return all references, for the tokenizer, which may know the words of those that are measured."""
         marks = [SPEAKER_MARK] if self.options.speaker_marks else []
         return [*marks, *announcements.texts(self.options.target)]
 

@@ -125,7 +125,7 @@ def main(config: AlignSpeechConfig, run: Run) -> None:
 
 
 def learn_ctc(config: AlignSpeechConfig, run: Run, transcripts: Sequence[Sample], held_out: Sequence[Sample]) -> None:
-    """The phases `ctc` and `encoder`: they write checkpoints/ctc/aligned, a whole model, unless it is there."""
+    """Run the phases `ctc` and `encoder`: they write checkpoints/ctc/aligned, a whole model, unless it is there."""
     if run.model("ctc", "aligned").is_dir():
         return
 

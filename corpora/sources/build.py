@@ -203,7 +203,7 @@ def _built(file: Path) -> BuiltVoice:
 
 
 def write_corpus(out: Path) -> None:
-    """The manifest and the attribution of all voices that `out` holds; prints a table of them."""
+    """Write the manifest and the attribution of all voices that `out` holds; print a table of them."""
     voices = read_voices(out)
     rows = [row for voice in voices for row in voice.rows]
     write_json_lines(out / "manifest.jsonl", rows)

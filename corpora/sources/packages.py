@@ -26,7 +26,7 @@ def download_folder() -> Path:
 
 @contextmanager
 def package_files(names: Sequence[str], packages: Path | None = None, tree: Path | None = None) -> Iterator[Path]:
-    """The root folder below which the files of these packages lie, as "/" would after installing them.
+    """Return the root folder below which the files of these packages lie, as "/" would after installing them.
 
     tree: the packages are installed or unpacked below this folder already; it is returned as it is. packages: a folder
     that holds their .deb files; nothing is downloaded. With neither, packages that are not in `download_folder()` yet

@@ -116,7 +116,7 @@ def read_verdicts(path: Path) -> dict[str, Verdict]:
 
 
 def write_verdicts(path: Path, verdicts: Sequence[Verdict]) -> None:
-    """The table that `read_verdicts` reads."""
+    """Write the table that `read_verdicts` reads."""
     lines = ["name\tcer\trank\ttranscript"]
     for v in verdicts:
         lines.append(f"{v.name}\t{v.cer:.3f}\t{'' if v.rank is None else v.rank}\t{' '.join(v.transcript.split())}")

@@ -88,7 +88,7 @@ class Interpreter:
         return text
 
     def finish(self) -> str:
-        """The stream has ended: returns what is written after the rest of it."""
+        """End the stream: return what is written after the rest of it."""
         self._ended = True
         return self._interpret(len(self._pending)) if len(self._pending) >= MIN_SECONDS * self._rate else ""
 

@@ -118,7 +118,7 @@ class FsdpOptimizer(Optimizer):
         return float(norm)
 
     def step(self) -> dict[str, float]:
-        """As `Optimizer.step`. Raises FloatingPointError on all ranks; afterwards every rank holds all weights."""
+        """Update, after which every rank holds all weights. Raises FloatingPointError on all ranks."""
         try:
             metrics = super().step()
         finally:
@@ -149,7 +149,7 @@ class FsdpOptimizer(Optimizer):
     # -- state -----------------------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Tensor | StatePiece]:
-        """As `Optimizer.state`, of this rank's shards: moments and float32 copies are pieces."""
+        """Return `Optimizer.state` of this rank's shards: moments and float32 copies are pieces."""
         out = super().state()
         for key, tensor in out.items():
             name = key.partition(".")[2]

@@ -211,7 +211,7 @@ class ZeroOptimizer(Optimizer):
     # -- state -----------------------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Tensor | StatePiece]:
-        """As `Optimizer.state`, of this rank's partition; of bfloat16 weights also `master.NAME` in float32."""
+        """Return `Optimizer.state` of this rank's partition; of bfloat16 weights also `master.NAME` in float32."""
         out: dict[str, Tensor | StatePiece] = {"updates": torch.tensor(self.updates)}
         steps = [slot["step"] for _, slot in self._slots() if slot]
         # A weight that no gradient ever reached has moments of zero, where `Optimizer` has none.

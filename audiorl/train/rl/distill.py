@@ -180,7 +180,7 @@ class Distillation:
         return [e if e.teacher is not None else e.replace(teacher=next(outputs)) for e in experiences]
 
     def add_advantages(self, experiences: Sequence[Experience]) -> list[Experience]:
-        """With `sampled`: coef·(log T - log S) on top of each token's advantage; others come back as they are.
+        """Add coef·(log T - log S) to each token's advantage with `sampled`; others come back as they are.
 
         S is the policy before the step's updates. This is the policy gradient of the reverse KL in which each token
         answers for itself alone (Thinking Machines 2025, On-Policy Distillation).
@@ -206,7 +206,7 @@ class Distillation:
         return self._divergence(answers, output)[1].sum()
 
     def _divergence(self, experiences: Sequence[Experience], output: PolicyOutput) -> tuple[Tensor, Tensor]:
-        """Which sampled tokens count, [N] bool, and their divergences, in order."""
+        """Return which sampled tokens count, [N] bool, and their divergences, in order."""
         config, kind = self.config, self.config.loss_kind
         outputs = [e.teacher for e in experiences if e.teacher is not None]
         assert output.hidden is not None and kind is not None and len(outputs) == len(experiences)

@@ -279,7 +279,7 @@ class GroupEngine:
 
     @property
     def size(self) -> int:
-        """How many engines there are."""
+        """Return how many engines there are."""
         return (self.trainers if self.engines is None else self.engines).size
 
     def generate(self, requests: Sequence[Request], ended: Ended | None = None) -> list[Rollout]:
