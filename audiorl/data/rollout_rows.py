@@ -134,7 +134,7 @@ def rollout_from_row(row: Mapping[str, Any], run_folder: Path) -> Rollout:
     if not rollout.segments:
         raise FieldError("segments", "empty; a rollout has at least one segment")
     for number, segment in enumerate(rollout.segments):
-        check_segment(segment, f"segments[{number}]")
+        check_segment(segment, row["segments"][number], f"segments[{number}]")
     check_finite(rollout.score, "score")
     rollout = replace(rollout, sample=decode_metadata(rollout.sample, "sample"))
 
@@ -266,8 +266,11 @@ def base64_bytes(text: Any) -> bytes:
         raise ValueError(f"not base64 ({error})") from None
 
 
-def check_segment(segment: Segment, where: str) -> None:
-    """Raise FieldError for tensors of a segment that do not fit each other, and for numbers that are none."""
+def check_segment(segment: Segment, row: Mapping[str, Any], where: str) -> None:
+    """Raise FieldError for fields that `row` lacks, tensors that do not fit each other and numbers that are none."""
+    for name in ("text", "stop_reason", "policy_version"):  # In Python they have defaults; in a row none is true.
+        if name not in row:
+            raise FieldError(f"{where}.{name}", "missing; add it")
     if segment.policy_version < 0:
         raise FieldError(f"{where}.policy_version", f"holds {segment.policy_version}, expected 0 or more")
     if (segment.codes is None) != (segment.code_mask is None):

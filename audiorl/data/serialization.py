@@ -191,7 +191,8 @@ def deserialize_rollouts(document: bytes, folders: Sequence[Path] = ()) -> list[
         if sent.sample >= len(samples):
             raise FieldError(f"{where}.sample", f"is {sent.sample}, there are {len(samples)}")
         for index, segment in enumerate(sent.segments):
-            rollout_rows.check_segment(segment, f"{where}.segments[{index}]")
+            row = parsed["rollouts"][number]["segments"][index]
+            rollout_rows.check_segment(segment, row, f"{where}.segments[{index}]")
         segments, spoken = rollout_rows.replace_clips((sent.segments, sent.spoken_audio), received)
         rollouts.append(Rollout(samples[sent.sample], segments, sent.group_id, sent.index, spoken_audio=spoken))
     return rollouts

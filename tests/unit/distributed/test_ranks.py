@@ -84,7 +84,7 @@ RAY = ("--runtime.kind", "ray", "--runtime.ranks", "2")
     [
         (["--runtime.ranks", "2"], "several processes need --runtime.kind torchrun"),
         (["--runtime.kind", "torchrun", "--runtime.ranks", "0"], "runtime.ranks is 0; it must be at least 1"),
-        (["--runtime.fsdp", "--runtime.offload"], "replace --runtime.fsdp by --runtime.zero 3"),
+        (["--runtime.fsdp", "--runtime.offload"], "FSDP keeps the optimizer on the GPUs; take --runtime.zero 3"),
         (["--runtime.offload"], "only ZeRO can offload the optimizer; add --runtime.zero 1, 2 or 3"),
         (["--runtime.references", "1"], "a reference with its own process needs --runtime.kind ray"),
         ([*RAY, "--runtime.references=-1"], "runtime.references is -1; it must be at least 0"),
@@ -96,7 +96,7 @@ RAY = ("--runtime.kind", "ray", "--runtime.ranks", "2")
         ([*RAY, "--runtime.critics", "1", "--runtime.fsdp"], "divide nothing on one critic; take at least 2"),
         ([*RAY, "--runtime.engine", "vllm"], "vLLM makes a torch process group"),
         (["--runtime.engine", "vllm", "--runtime.zero", "1"], "vLLM makes a torch process group"),
-        (["--runtime.gpu-fraction", "0.5"], "only --runtime.engine vllm reserves a fraction of the GPU"),
+        (["--runtime.gpu-fraction", "0.5"], "only --runtime.engine vllm reserves memory"),
         (["--runtime.engine", "vllm", "--runtime.gpu-fraction", "1.5"], "runtime.gpu_fraction is 1.5"),
     ],
 )
