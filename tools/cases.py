@@ -1,4 +1,4 @@
-"""Inputs from public bug reports: for each its source, the right value, what came before it was mended and what comes now.
+"""Inputs from public bug reports: for each its source, the right value, what came before the mend and what comes now.
 
 python tools/cases.py           a Markdown table, and the number of cases that are not right (the exit code is 1 then)
 python tools/cases.py A6 A14    of some kinds

@@ -241,7 +241,8 @@ def test_a_wrong_document_is_refused_by_its_field(place: Sequence[Any], value: A
     inner[place[-1]] = value
     with pytest.raises(SerializationError, match=message):
         deserialize_rollouts(json.dumps(document).encode())
-    if not isinstance(place[-1], int) and place[-1] not in ("source_time", "references", "metadata", "context", "start"):
+    optional = ("source_time", "references", "metadata", "context", "start")
+    if not isinstance(place[-1], int) and place[-1] not in optional:
         del inner[place[-1]]
         with pytest.raises(SerializationError, match=r"missing|is None|is not a tensor|exactly one"):
             deserialize_rollouts(json.dumps(document).encode())
