@@ -173,8 +173,8 @@ class Players:
         path = self.run_dir / str(clip.get("path") or "")  # an absolute path replaces run_dir
         channel = clip.get("channel")
         channel = tuple(channel) if isinstance(channel, list) else channel
-        span = {"start": float(clip.get("start") or 0.0), "duration": clip.get("duration")}
-        return path, AudioClip(path=str(path), channel=channel, **span)
+        start, duration = float(clip.get("start") or 0.0), clip.get("duration")
+        return path, AudioClip(path=str(path), start=start, duration=duration, channel=channel)
 
     def _may_read(self, path: Path) -> bool:
         return path in (self.allowed or Allowed((self.run_dir,)))

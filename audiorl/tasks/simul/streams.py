@@ -267,5 +267,5 @@ def _part_of_clip(clip: AudioClip, start: float, duration: float, context: float
     first, begin = round((clip.start + start - context) * rate), round((clip.start + start) * rate)
     part = clip.array[first : round((clip.start + start + duration) * rate)]
     context = (begin - first) / rate
-    span = {"start": context, "duration": len(part) / rate - context, "context": context}
-    return AudioClip(array=part, sample_rate=rate, channel=clip.channel, **span)
+    length = len(part) / rate - context
+    return replace(clip, array=part, start=context, duration=length, context=context)
