@@ -348,6 +348,7 @@ def _decoder(clip: AudioClip, stack: ExitStack) -> _SoundFile | _Container:
 
     if clip.path is not None and not os.path.isfile(clip.path):
         missing = "missing; check the path, or the folder that relative paths start from"
+        missing = "missing; write paths with /, not with \\" if "\\" in clip.path else missing
         raise AudioError(f"{name(clip)}: {'a folder; name an audio file' if os.path.isdir(clip.path) else missing}")
     size = os.path.getsize(clip.path) if clip.path is not None else len(clip.data or b"")
     if size == 0:
