@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -31,6 +32,7 @@ from audiorl.algos.losses import (
 )
 from audiorl.config import EstimatorConfig, GenerationConfig, KLConfig, RLConfig, SamplingConfig, ScoreConfig
 from audiorl.rewards import StandardisedSum, WeightedSum
+from audiorl.rollout.vllm import VLLMEngine
 from audiorl.train.rl.advantages import compute_advantages, normalize_scores
 from audiorl.train.rl.collect import RolloutBatch, scored_experiences
 from audiorl.types import Rollout, Sample, Score, Segment
@@ -126,6 +128,20 @@ def sum_of_terms(*terms: Score) -> Score | None:
 
 def ends_of(score: Score | None) -> Any:
     return None if score is None else score.step_ends
+
+
+def vllm_logprobs(*logprobs: float | None) -> list[bool]:
+    """Which log-probs of an answer are nan after the engine has read vLLM's output."""
+    steps = [{i: SimpleNamespace(logprob=x)} for i, x in enumerate(logprobs)]
+    answer = SimpleNamespace(token_ids=range(len(steps)), logprobs=steps, finish_reason="stop", stop_reason=None)
+    left = [SimpleNamespace(request_id="0", finished=True, outputs=[answer])]
+    engine = object.__new__(VLLMEngine)
+    engine._num_inputs, engine._lora_request = 0, None
+    engine._llm = SimpleNamespace(
+        add_request=lambda *a, **k: None, has_unfinished_requests=lambda: left, step=lambda: [left.pop()]
+    )
+    ((buffer, _),) = engine._run([(None, None)])
+    return buffer.fields()["logprobs"].isnan().tolist()  # type: ignore[no-any-return]
 
 
 def paired(sampling: SamplingConfig, **options: Any) -> str:
@@ -237,6 +253,8 @@ CASES = [
         T([-0.1]), T([math.nan]), 0.5).tolist(), [1.0], "nan"),
     Case("A24", "own", "nan among other tokens", lambda _: tis_weights(
         T([-1.0, -2.0, -3.0]), T([-1.0, math.nan, -3.0 - math.log(4)])).tolist(), [1.0, 1.0, 2.0], "nan in the middle"),
+    Case("A24", "huggingface/trl#6297", "vLLM gives None, nan and -0.5", lambda _: vllm_logprobs(None, math.nan, -0.5),
+         [True, True, False], "TypeError"),
     Case("A24", "own", "a trainer's own log-prob of nan stays an error", lambda _: math.isnan(
         float(tis_weights(T([math.nan]), T([-1.0])))), True, "right"),
     Case("A25", "huggingface/trl#6789", "top-p 0.5 with tis_cap 2",
