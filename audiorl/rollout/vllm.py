@@ -97,8 +97,6 @@ class VLLMEngine:
         self, folder: str | Path, sampling: SamplingConfig | None = None, config: VLLMConfig | None = None
     ) -> None:
         self.sampling = sampling or SamplingConfig()
-        if self.sampling.compile:
-            raise ValueError("sampling.compile is for the engine hf; vLLM compiles its steps itself: turn it off")
         self.policy_version = 0
         base = adapted_model(folder) or folder
         saved = read_config(base)
