@@ -69,12 +69,13 @@ def test_normalisers() -> None:
 
 
 def test_spelled_numbers() -> None:
-    pytest.importorskip("num2words")
     assert normalize("21 Hunde", "basic", "de-DE") == "einundzwanzig hunde"
     assert spell_numbers("3.5", "fr") == "trois virgule cinq"
-    assert spell_numbers("21", "zz") == "21"
+    assert spell_numbers("21", "bo") == "21"  # nobody spells Tibetan's
+    with pytest.raises(ValueError, match="language 'zz' is unknown"):
+        spell_numbers("21", "zz")
     assert spell_numbers("In 7 days, 30.", "en") == "In seven days, thirty."
-    for unchanged in ("1" + "0" * 400, "1234567", "mp3", "2nd", "3.1415", "1.2.3"):
+    for unchanged in ("1" + "0" * 400, "mp3", "2nd", "1.2.3", "24.12.2024", "1.5km"):
         assert spell_numbers(unchanged, "en") == unchanged
 
 
