@@ -23,7 +23,7 @@ from fractions import Fraction
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -57,8 +57,9 @@ class AudioClip:
 
     Exactly one of `path`, `data` (an encoded file's bytes) or `array` is set. `array` is float32, mono [T] or
     [T, channels], at `sample_rate` Hz. For `path` and `data` the file's own rate counts and `sample_rate` is what the
-    manifest claims (checked on load). `start` and `duration` (seconds) select a part. `context` seconds before `start`
-    are encoded with the part but give no tokens of their own: context for a chunk of a stream.
+    manifest claims (checked on load). `start` and `duration` (seconds) select a part, `channel` a channel, counted from
+    0, or the mean of several; by default it is the mean of all. `context` seconds before `start` are encoded with the
+    part but give no tokens of their own: context for a chunk of a stream.
 
     >>> import numpy as np
     >>> from audiorl import AudioClip
@@ -73,6 +74,7 @@ class AudioClip:
     start: float = 0.0
     duration: float | None = None
     context: float = 0.0
+    channel: int | tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         if not self.start >= 0:
@@ -81,10 +83,23 @@ class AudioClip:
             raise ValueError(f"AudioClip: context must be in 0..start, got {self.context} s before {self.start} s")
         if sum(x is not None for x in (self.path, self.data, self.array)) != 1:
             raise ValueError("AudioClip: give exactly one of path, data, array")
+        if self.channel == () or min(self.channels, default=0) < 0:
+            raise ValueError(f"AudioClip: channel must be a number from 0, or several of them, got {self.channel!r}")
         if self.array is not None and not self.sample_rate:
             raise ValueError("AudioClip: an array needs its sample_rate in Hz")
         if self.sample_rate is not None and not MIN_RATE <= self.sample_rate <= MAX_RATE:
             raise ValueError(f"AudioClip: sample_rate must be in Hz, {MIN_RATE} to {MAX_RATE}, got {self.sample_rate}")
+
+    @property
+    def channels(self) -> tuple[int, ...]:
+        """Return the channels that are selected; empty for all of them."""
+        return (self.channel,) if isinstance(self.channel, int) else self.channel or ()
+
+    @property
+    def part(self) -> dict[str, Any]:
+        """Return what selects a part, as rows of JSON hold it: `start` and `duration`, and `channel`; empty for all."""
+        span = {} if not self.start and self.duration is None else {"start": self.start, "duration": self.duration}
+        return span if self.channel is None else {**span, "channel": self.channel}
 
     def load(self, sample_rate: int = 16_000) -> np.ndarray:
         """Mono float32 samples [T] at `sample_rate` Hz. Raises `AudioError` for unusable audio."""
@@ -104,6 +119,8 @@ class AudioClip:
         part = f"{float(self.start)}+{'end' if self.duration is None else float(self.duration)}"
         if self.context:
             part += f" after {float(self.context)}"
+        if self.channels:
+            part += f" channel {'+'.join(map(str, sorted(self.channels)))}"
         if self.path is not None:
             return f"{os.path.abspath(self.path)}#{part}"
         if self not in _content_keys:
@@ -161,30 +178,29 @@ def load_clip(clip: AudioClip, sample_rate: int = 16_000, max_seconds: float | N
                 raise _truncated(clip, f"{len(wav) / rate:.2f} of {frames / rate:.2f} s decode")
     if wav.shape[0] == 0:
         raise AudioError(f"{name(clip)}: holds no samples; leave it out of the manifest")
+    if clip.channels:
+        if max(clip.channels) >= wav.shape[1]:
+            wrong = f"channel {max(clip.channels)} of {wav.shape[1]}, which count from 0; correct the row's channel"
+            raise AudioError(f"{name(clip)}: {wrong}")
+        wav = wav[:, list(clip.channels)]
     mono = wav[:, 0] if wav.shape[1] == 1 else wav.mean(axis=1, dtype=np.float32)
-    if cancels(wav, mono):
-        raise AudioError(f"{name(clip)}: its channels cancel out where they are averaged; write one of them to a file")
     if not np.isfinite(mono).all():
         bad = int(np.count_nonzero(~np.isfinite(mono)))
         raise AudioError(f"{name(clip)}: {bad} of {len(mono)} samples are NaN or infinite; write the file again")
     peak = float(np.abs(mono).max())
     if peak > MAX_AMPLITUDE:
         raise AudioError(f"{name(clip)}: samples reach {peak:g}; give floats in [-1, 1] (divide int16 by 32768)")
+    # Stereo out of phase, of which the mean is 20 dB below the channels. Below -80 dB is silence.
+    power, left = (float(np.mean(np.square(x, dtype=np.float64))) for x in (wav, mono))
+    if left < 0.01 * power and power > 1e-8:
+        cancelled = "its channels cancel each other out in their mean; select one of them with channel, such as 0"
+        raise AudioError(f"{name(clip)}: {cancelled}")
     mono = np.array(mono, dtype=np.float32, order="C")
     if rate == sample_rate:
         return mono
     import soxr
 
     return soxr.resample(mono, rate, sample_rate)
-
-
-def cancels(wav: np.ndarray, mono: np.ndarray) -> bool:
-    """Tell if the mean of channels [T, channels] is 20 dB below them: stereo out of phase, of which nothing is left.
-
-    Levels below -80 dB are silence, of which the noise may do as it likes.
-    """
-    level, left = (np.sqrt(np.mean(np.square(x, dtype=np.float64))) for x in (wav, mono))
-    return bool(left < 0.1 * level and level > 1e-4)
 
 
 def probe(clip: AudioClip) -> AudioInfo:

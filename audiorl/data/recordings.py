@@ -131,7 +131,7 @@ def _look(clip: AudioClip, sample_rate: int, decode: bool, noted: Counter[str]) 
             noted["clipped"] += 1
     if about.sample_rate != sample_rate:
         noted[f"resampled from {about.sample_rate} Hz"] += 1
-    if about.channels > 1:
+    if (len(clip.channels) or about.channels) > 1:
         noted["mixed down to mono"] += 1
     return None
 

@@ -7,7 +7,7 @@ meta.lst has a line an utterance, fields divided by "|", paths relative to its f
     name|text to say
 
 A conversation is a line of JSON, paths relative to the file's folder; turns are parts of one recording, or have their
-own::
+own; `channel`, from 0, says which channel is the speaker's::
 
     {"id": "d1", "audio": "d1.wav", "turns": [{"speaker": "A", "text": "Hi.", "start": 0.0, "duration": 1.2}, …]}
     {"id": "d2", "turns": [{"speaker": "A", "text": "Hi.", "audio": "d2_0.wav"}, …]}
@@ -23,6 +23,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from audiorl.audio import AudioClip
 from audiorl.data.rows import BadRow, read_checked
@@ -135,14 +136,15 @@ def read_conversations(path: str | Path, script: bool = False) -> list[Conversat
                 fault = (missing, "missing; give seconds")
             else:
                 if not script:
-                    part = {} if turn.audio else {"start": turn.start, "duration": turn.duration}
-                    clip = AudioClip(path=str(path.parent / str(recording)), **part)  # type: ignore[arg-type]
+                    part: dict[str, Any] = {} if turn.audio else {"start": turn.start, "duration": turn.duration}
+                    part["channel"] = turn.channel
+                    clip = AudioClip(path=str(path.parent / str(recording)), **part)
                 turns.append(ConversationTurn(turn.speaker, turn.text, clip))
                 continue
             raise ValueError(str(BadRow(str(path), number, f"turns[{index}].{fault[0]}", fault[1])))
-        voices = {
-            name: (v.text, AudioClip(path=str(path.parent / v.audio), start=v.start or 0.0, duration=v.duration))
-            for name, v in row.voices.items()
-        }
+        voices = {}
+        for name, v in row.voices.items():
+            part = {"start": v.start or 0.0, "duration": v.duration, "channel": v.channel}
+            voices[name] = v.text, AudioClip(path=str(path.parent / v.audio), **part)
         conversations.append(Conversation(row.id, tuple(turns), voices))
     return conversations

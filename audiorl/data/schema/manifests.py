@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
@@ -10,6 +10,7 @@ from audiorl.data.schema.types import (
     Answer,
     AnyText,
     Audio,
+    Channel,
     Choices,
     Id,
     Language,
@@ -37,6 +38,8 @@ class AudioColumns(Struct):
     start: Seconds | None = None
     offset: Seconds | None = None
     duration: Seconds | None = None
+    channel: Channel | None = None
+    channel_selector: Channel | Literal["average"] | None = None
     sample_rate: Rate | None = None
     sampling_rate: Rate | None = None
 
