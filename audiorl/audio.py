@@ -277,10 +277,13 @@ class _SoundFile:
 
     def read(self, start: int, frames: int) -> np.ndarray:
         """[frames, channels] float32, fewer frames if the file ends early."""
+        # Frames of MP3 borrow bits of those before them; GSM 6.10 can only be read from its beginning.
+        ahead = min(start, self.file.samplerate) if self.file.format == "MP3" else 0
         if self.file.seekable():
-            self.file.seek(start)
-            return self.file.read(frames, dtype="float32", always_2d=True)
-        return self.file.read(start + frames, dtype="float32", always_2d=True)[start:]  # GSM 6.10
+            self.file.seek(start - ahead)
+        else:
+            ahead = start
+        return self.file.read(ahead + frames, dtype="float32", always_2d=True)[ahead:]
 
 
 class _Container:
@@ -312,15 +315,17 @@ class _Container:
         import av
 
         rate, stop = self.info.sample_rate, start + frames
-        pieces, position = [], 0
-        if start > rate:
+        pieces, position, first = [], 0, 0
+        if start > rate and self.container.format.name != "mp3":  # whose places a false header would give
+            # Times count from the first sound, which a codec's delay puts after the start time of the stream.
+            first = next(self.container.decode(self.stream)).pts or 0
             # One second of run-up lets codecs with overlapping frames settle.
             self.container.seek(int((start / rate - 1) / self.tick), stream=self.stream)
             position = -1
         resampler = av.AudioResampler(format="fltp", layout=self.stream.layout, rate=rate)
         for frame in self.container.decode(self.stream):
             if position < 0:
-                position = round(((frame.pts or 0) - (self.stream.start_time or 0)) * self.tick * rate)
+                position = round(((frame.pts or 0) - first) * self.tick * rate)
             for planar in resampler.resample(frame):
                 samples = planar.to_ndarray().T
                 pieces.append(samples[max(0, start - position) : max(0, stop - position)])
@@ -425,8 +430,10 @@ def _decoder(clip: AudioClip, data: bytes | None, stack: ExitStack) -> _SoundFil
     try:
         # By its content alone: of a name libsndfile takes the ending for the format where it knows no other.
         sound = stack.enter_context(soundfile.SoundFile(os.open(path, os.O_RDONLY) if path else source))
-        # libsndfile takes an .au or .snd with a damaged header for raw samples.
-        if (sound.format, sound.subtype) != ("RAW", "ULAW") and layout.agrees(sound.frames / sound.samplerate):
+        # libsndfile takes an .au or .snd with a damaged header for raw samples; of an odd number of blocks of GSM 6.10
+        # in WAV it makes one more.
+        foreign = (sound.format, sound.subtype) in (("RAW", "ULAW"), ("WAV", "GSM610"))
+        if not foreign and layout.agrees(sound.frames / sound.samplerate):
             decoder = _SoundFile(clip, sound)
     except soundfile.LibsndfileError as error:
         malformed = error.code == 3
