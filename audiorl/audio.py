@@ -1,8 +1,8 @@
 """Reading audio: any file that libsndfile or FFmpeg decodes becomes mono float32 [T] at the wanted rate, or one error.
 
 libsndfile comes first: it is fast and seeks to `start` exactly. PyAV's FFmpeg takes over for the rest (m4a, webm,
-G.722, the sound of a video). Unusable audio raises `AudioError`; nothing is repaired silently, since the metrics of a
-policy that is trained on truncated clips do not show the reason.
+G.722, the sound of a video), and where a header does not know how long the file is. Unusable audio raises `AudioError`;
+nothing is repaired silently, since the metrics of a policy that is trained on truncated clips do not show the reason.
 """
 
 from __future__ import annotations
@@ -387,6 +387,7 @@ def _open(clip: AudioClip) -> Iterator[_SoundFile | _Container | _Joined]:
         try:
             if clip.path is not None and not os.path.isfile(clip.path):
                 missing = "missing; check the path, or the folder that relative paths start from"
+                missing = "missing; write paths with /, not with \\" if "\\" in clip.path else missing
                 missing = "a folder; name an audio file" if os.path.isdir(clip.path) else missing
                 raise AudioError(f"{name(clip)}: {missing}")
             file = _decoder(clip, clip.data, stack)
