@@ -119,10 +119,15 @@ def _readers(config: SpeechConfig) -> tuple[Callable[[str], Sequence[TextToSay]]
 
     def read(path: str, **options: Any) -> Loaded[TextToSay]:
         loaded = read_utterances(path, **options)
-        short = tuple(u for u in loaded.samples if u.recording is None or seconds(u.recording) <= config.max_seconds)
-        if len(short) < len(loaded.samples):
-            print(f"{path}: {len(loaded.samples) - len(short)} longer than {config.max_seconds:g} s", flush=True)
-        return replace(loaded, samples=short)
+        lengths = [0.0 if u.recording is None else seconds(u.recording) for u in loaded.samples]
+        long = sum(length > config.max_seconds for length in lengths)
+        if long:
+            print(f"{path}: {long} longer than {config.max_seconds:g} s", flush=True)
+        short = [
+            tuple(x for x, length in zip(held, lengths, strict=True) if length <= config.max_seconds)
+            for held in (loaded.samples, loaded.rows)
+        ]
+        return replace(loaded, samples=short[0], rows=short[1])
 
     return partial(bundled_utterances, max_seconds=config.max_seconds), read
 

@@ -37,7 +37,7 @@ from audiorl.recipes._common import (
 )
 from audiorl.rewards import WeightedSum, WordAccuracy
 from audiorl.run.folder import Run
-from audiorl.train.rl.distill import UNCHANGED, check_teacher_prompts
+from audiorl.train.rl.distill import SWAP, UNCHANGED, check_teacher_prompts
 from audiorl.types import Sample
 
 
@@ -96,7 +96,8 @@ def main(config: DistillSpeechConfig, run: Run) -> None:
     def uses(sample: Sample) -> list[Sample | Example]:
         if config.rl.distill.coef:
             check_teacher_prompts([sample], config.rl.distill)
-        return [sample, *([Example(sample, supervised_turn(sample, tags))] if sample.references else [])]
+        viewed = [] if view in (UNCHANGED, SWAP) else views_of([sample], view)
+        return [sample, *viewed, *([Example(sample, supervised_turn(sample, tags))] if sample.references else [])]
 
     check = replace(rl_check(config, reward, config.eval_tokens), trained=uses, measured=uses)
     if config.task == "questions":
