@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -54,8 +54,9 @@ class AudioClip:
 
     Exactly one of `path`, `data` (an encoded file's bytes) or `array` is set. `array` is float32, mono [T] or
     [T, channels], at `sample_rate` Hz. For `path` and `data` the file's own rate counts and `sample_rate` is what the
-    manifest claims (checked on load). `start` and `duration` (seconds) select a part. `context` seconds before `start`
-    are encoded with the part but give no tokens of their own: context for a chunk of a stream.
+    manifest claims (checked on load). `start` and `duration` (seconds) select a part, `channel` a channel, counted from
+    0, or the mean of several; by default it is the mean of all. `context` seconds before `start` are encoded with the
+    part but give no tokens of their own: context for a chunk of a stream.
 
     >>> import numpy as np
     >>> from audiorl import AudioClip
@@ -70,6 +71,7 @@ class AudioClip:
     start: float = 0.0
     duration: float | None = None
     context: float = 0.0
+    channel: int | tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         if not self.start >= 0:
@@ -78,10 +80,23 @@ class AudioClip:
             raise ValueError(f"AudioClip: context must be in 0..start, got {self.context} s before {self.start} s")
         if sum(x is not None for x in (self.path, self.data, self.array)) != 1:
             raise ValueError("AudioClip: give exactly one of path, data, array")
+        if self.channel == () or min(self.channels, default=0) < 0:
+            raise ValueError(f"AudioClip: channel must be a number from 0, or several of them, got {self.channel!r}")
         if self.array is not None and not self.sample_rate:
             raise ValueError("AudioClip: an array needs its sample_rate in Hz")
         if self.sample_rate is not None and not MIN_RATE <= self.sample_rate <= MAX_RATE:
             raise ValueError(f"AudioClip: sample_rate must be in Hz, {MIN_RATE} to {MAX_RATE}, got {self.sample_rate}")
+
+    @property
+    def channels(self) -> tuple[int, ...]:
+        """Return the channels that are selected; empty for all of them."""
+        return (self.channel,) if isinstance(self.channel, int) else self.channel or ()
+
+    @property
+    def part(self) -> dict[str, Any]:
+        """Return what selects a part, as rows of JSON hold it: `start` and `duration`, and `channel`; empty for all."""
+        span = {} if not self.start and self.duration is None else {"start": self.start, "duration": self.duration}
+        return span if self.channel is None else {**span, "channel": self.channel}
 
     def load(self, sample_rate: int = 16_000) -> np.ndarray:
         """Mono float32 samples [T] at `sample_rate` Hz. Raises `AudioError` for unusable audio."""
@@ -101,6 +116,8 @@ class AudioClip:
         part = f"{float(self.start)}+{'end' if self.duration is None else float(self.duration)}"
         if self.context:
             part += f" after {float(self.context)}"
+        if self.channels:
+            part += f" channel {'+'.join(map(str, sorted(self.channels)))}"
         if self.path is not None:
             return f"{os.path.abspath(self.path)}#{part}"
         if self not in _content_keys:
@@ -158,6 +175,11 @@ def load_clip(clip: AudioClip, sample_rate: int = 16_000, max_seconds: float | N
                 raise _truncated(clip, f"{len(wav) / rate:.2f} of {frames / rate:.2f} s decode")
     if wav.shape[0] == 0:
         raise AudioError(f"{name(clip)}: holds no samples; leave it out of the manifest")
+    if clip.channels:
+        if max(clip.channels) >= wav.shape[1]:
+            wrong = f"channel {max(clip.channels)} of {wav.shape[1]}, which count from 0; correct the row's channel"
+            raise AudioError(f"{name(clip)}: {wrong}")
+        wav = wav[:, list(clip.channels)]
     mono = wav[:, 0] if wav.shape[1] == 1 else wav.mean(axis=1, dtype=np.float32)
     if not np.isfinite(mono).all():
         bad = int(np.count_nonzero(~np.isfinite(mono)))
@@ -326,6 +348,7 @@ def _decoder(clip: AudioClip, stack: ExitStack) -> _SoundFile | _Container:
 
     if clip.path is not None and not os.path.isfile(clip.path):
         missing = "missing; check the path, or the folder that relative paths start from"
+        missing = "missing; write paths with /, not with \\" if "\\" in clip.path else missing
         raise AudioError(f"{name(clip)}: {'a folder; name an audio file' if os.path.isdir(clip.path) else missing}")
     size = os.path.getsize(clip.path) if clip.path is not None else len(clip.data or b"")
     if size == 0:

@@ -28,6 +28,7 @@ from audiorl.data.rows import (
     Row,
     converted,
     dataset_rows,
+    files_below,
     hub_rows,
     is_dataset,
     read_rows,
@@ -228,7 +229,7 @@ def _rows_and_kind(path: Path, kind: str) -> tuple[Iterator[AnyRow], str]:
     """Return the rows of a file or folder, and the kind where the container decides it."""
     if not path.exists():
         raise ValueError(f"{path}: missing; check the path")
-    transcribed = path.is_dir() and next(path.rglob("*.trans.txt"), None) is not None
+    transcribed = path.is_dir() and bool(files_below(path, ".trans.txt"))
     for name, rows_of, fits in (
         ("librispeech", containers.librispeech_rows, transcribed),
         ("kaldi", containers.kaldi_rows, containers.is_kaldi(path)),
@@ -236,9 +237,9 @@ def _rows_and_kind(path: Path, kind: str) -> tuple[Iterator[AnyRow], str]:
     ):
         if fits and kind in ("auto", "asr", name):
             return rows_of(path), "asr"
-    if path.suffix == ".tar" or path.name.endswith((".tar.gz", ".tgz")):
+    if path.name.lower().endswith((".tar", ".tar.gz", ".tgz")):
         return containers.webdataset_rows(path), "auto" if kind == "webdataset" else kind
-    if kind in ("auto", "asr", "wenetspeech") and path.suffix == ".json" and path.is_file():
+    if kind in ("auto", "asr", "wenetspeech") and path.suffix.lower() == ".json" and path.is_file():
         try:
             document = parse_json(path.read_bytes())
         except ValueError:

@@ -73,7 +73,7 @@ def check_limit(limit: int | None) -> None:
 def parse_json(text: str | bytes) -> Any:
     """Return the value of a JSON text. Raises ValueError for what is not JSON or UTF-8, and for half a surrogate
     pair."""
-    text = text.decode("utf-8") if isinstance(text, bytes) else text
+    text = text.decode("utf-8-sig") if isinstance(text, bytes) else text
     try:
         value = json.loads(text)
     except RecursionError:

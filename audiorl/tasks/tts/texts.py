@@ -48,8 +48,8 @@ def read_utterances(
     """
     path = Path(path)
     check_limit(limit)
-    if path.suffix in (".lst", ".txt"):
-        utterances = (read_meta(path) if path.suffix == ".lst" else read_texts(path))[:limit]
+    if path.suffix.lower() in (".lst", ".txt"):
+        utterances = (read_meta(path) if path.suffix.lower() == ".lst" else read_texts(path))[:limit]
         try:
             for u in utterances if check_audio else ():
                 _check(u.recording, "recording")
