@@ -102,8 +102,12 @@ class Loaded(Generic[T]):
                 if on_error == "raise":
                     raise ValueError(str(fault))
                 bad[index] = fault
-        samples, rows = (tuple(x for i, x in enumerate(held) if i not in bad) for held in (self.samples, self.rows))
-        return replace(self, samples=samples, rows=rows, skipped=(*self.skipped, *bad.values()))
+        return replace(self.kept(lambda index: index not in bad), skipped=(*self.skipped, *bad.values()))
+
+    def kept(self, wanted: Callable[[int], bool]) -> Loaded[T]:
+        """Return it with the samples at the indices that are wanted."""
+        samples = tuple(sample for i, sample in enumerate(self.samples) if wanted(i))
+        return replace(self, samples=samples, rows=tuple(row for i, row in enumerate(self.rows) if wanted(i)))
 
     def summary(self) -> str:
         """One line: how many samples, what was left out, how many rows were skipped, and the first reason."""
@@ -272,7 +276,7 @@ def _texts(value: Any) -> str:
     if isinstance(value, Mapping):
         value = list(value.values())
     if isinstance(value, list):
-        return "\n".join(filter(None, map(_texts, value))) if value and not isinstance(value[0], int | float) else ""
+        return "\n".join(filter(None, map(_texts, value))) if value and isinstance(value[0], str | Mapping) else ""
     return value if isinstance(value, str) else ""
 
 
@@ -284,7 +288,7 @@ def _column(row: Row, fault: FieldError) -> str:
         texts = {k: v.strip() for k, v in row.data.items() if k not in AUDIO_FIELDS and k not in ("id", "language")}
         held = [k for k, v in texts.items() if v and (fault.holding.strip() in v or v in fault.holding)]
         if held:
-            return max(held, key=lambda column: len(texts[column]))
+            return max(held, key=lambda column: (texts[column] == fault.holding.strip(), len(texts[column])))
     usual = {"prompt": ("prompt", "question"), "answer": ("answer", *TEXT_FIELDS)}.get(fault.field, ())
     return next((column for column in usual if column in row.data), fault.field)
 

@@ -144,9 +144,9 @@ def read_split(
     held_out = _loaded(given.held_out or config.held_out, config, bundled, read, **options)
     if check is not None and not held_out:
         check = replace(check, new_tokens=max(check.new_tokens, check.eval_tokens))
-    checks = (None, None) if check is None else (check.train, check.held_out)
-    sets = (_usable(part, config, asked) for part, asked in zip((train, held_out), checks, strict=True))
-    return split_held_out(*sets, config.held_out_count, config.data_seed)
+    trained = _usable(train, config, None if check is None else check.train)
+    measured = _usable(held_out, config, None if check is None else check.held_out)
+    return split_held_out(trained, measured, config.held_out_count, config.data_seed)
 
 
 def read_questions(

@@ -123,11 +123,7 @@ def _readers(config: SpeechConfig) -> tuple[Callable[[str], Sequence[TextToSay]]
         long = sum(length > config.max_seconds for length in lengths)
         if long:
             print(f"{path}: {long} longer than {config.max_seconds:g} s", flush=True)
-        short = [
-            tuple(x for x, length in zip(held, lengths, strict=True) if length <= config.max_seconds)
-            for held in (loaded.samples, loaded.rows)
-        ]
-        return replace(loaded, samples=short[0], rows=short[1])
+        return loaded.kept(lambda index: lengths[index] <= config.max_seconds)
 
     return partial(bundled_utterances, max_seconds=config.max_seconds), read
 
