@@ -25,11 +25,13 @@ T = TypeVar("T")
 
 
 class FieldError(ValueError):
-    """A field that cannot be used, with the reason and the remedy."""
+    """A field that cannot be used, with the reason and the remedy.
 
-    def __init__(self, field: str, message: str) -> None:
+    holding: a text of the field, where only the part of the sample is known that it became."""
+
+    def __init__(self, field: str, message: str, holding: str = "") -> None:
         super().__init__(message)
-        self.field, self.message = field, message
+        self.field, self.message, self.holding = field, message, holding
 
 
 def check(data: Any, schema: type[T], prefix: str = "", decode: Callable[[type, Any], Any] | None = None) -> T:
