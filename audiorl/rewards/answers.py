@@ -172,7 +172,6 @@ def _number_words() -> tuple[re.Pattern[str], Callable[[re.Match[str]], str]]:
     below_100 = f"(?:(?:{'|'.join(english.tens)})(?: (?:{ones}|{ordinals}))?|{'|'.join(english.ones)}|{ordinals})"
     below_1000 = f"(?:{below_100}(?: hundred(?:(?: and)? {below_100})?)?)"
     number = f"zero|{below_1000}(?: (?:thousand|million|billion)(?:(?: and)? {below_1000})?)*"
-
     return re.compile(rf"\b(?:{number})\b"), lambda m: " ".join(english.process_words(m[0].split()))
 
 
@@ -229,10 +228,10 @@ _LEAD = re.compile(
     r"""(?:\b(?:(?:the|my|your|so|final|correct|right|best|most\ likely)\ )*(?:answer|option|choice)\s*
         (?:\b(?:is|was|would\ be|should\ be|must\ be)\b|[:=])
     |\bI(?:\ would|\ will|'d|'ll)?\ (?:choose|pick|select|go\ with|say|believe|think)\b(?:\ that)?(?:\ it(?:\ i|')s\b)?
-    |\b(?:antwort|réponse|respuesta|resposta|risposta|ответ)\b(?:\ corr\w+)?\s*(?:(?:ist|lautet|est|es|é|è)\b|[:-])
+    |\b(?:antwort|réponse|respuesta|resposta|risposta|ответ)\b(?:\ corr\w+)?\s*(?:(?:ist|lautet|est|es|é|è)\b|:|-\s)
     |(?:答案|选项|選項|答え|选择|選擇)(?:应该|應該)?[是为為は:]?|[选選]
     |(?:정답|답)[은는:]
-    )[\s:-]*""",
+    )[\s:]*(?:-\s+)?""",
     re.VERBOSE | re.IGNORECASE,
 )
 _BARE_LEAD = re.compile(
@@ -468,10 +467,9 @@ class AnswerAccuracy:
     The answer is the text of the last well-formed <answer> outside the thinking. Without one, `fallback` decides:
     "none" scores 0, "text" takes all that follows the thinking, "last_line" its last line that is not empty.
 
-    With choices, an answer that names a choice by letter or by text is right exactly when it names the reference's
-    choice. Otherwise symbolic maths decides where both sides are expressions (`maths`), else equality of the texts up
-    to case, punctuation and whitespace. `strict` is the rule of Ke-Omni-R's released reward: symbolic maths, else exact
-    equality of the stripped texts. Raises ValueError for a sample without references.
+    An answer equals a reference by `same_answer`: it names the reference's choice, has its words however they are
+    written, or with `maths` is an expression of the same value. `strict` is the rule of Ke-Omni-R's released reward:
+    symbolic maths, else exact equality of the stripped texts. Raises ValueError for a sample without references.
     """
 
     strict: bool = False

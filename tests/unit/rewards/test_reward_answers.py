@@ -123,7 +123,14 @@ def test_every_choice_is_found_by_its_text_and_its_labelled_text(choices: list[s
 
 WRAPPERS = (
     *("{}", "**{}**", "__{}__", "*{}*", "`{}`", "<b>{}</b>", '"{}"', "“{}”", "«{}»", "「{}」", "{}.", "{}。", " {}\n"),
-    *("\ufeff{}", r"\boxed{{{}}}", r"$\boxed{{\text{{{}}}}}$", r"\textbf{{{}}}", "The answer is {}.", "**Answer:** {}"),
+    *(
+        "\ufeff{}",
+        r"\boxed{{{}}}",
+        r"\(\boxed{{\text{{{}}}}}\)",
+        r"\textbf{{{}}}",
+        "The answer is {}.",
+        "**Answer:** {}",
+    ),
     *("答案是{}", "So the correct answer is {}", "Option {}", "{} is correct.", "I choose {}"),
 )
 LABELS = ("({})", "[{}]", "【{}】", "（{}）", "{}.", "{}、", "{}:", "{}：", "{})", "{} -", "{} —")
@@ -172,10 +179,10 @@ def test_a_right_answer_in_any_wrapper_names_its_choice(choices: list[str], data
 TEXTS = st.text(alphabet="abcABC 12-.,:()#♭%é猫*$\\{}", min_size=1, max_size=8)
 
 
-@given(choices=st.lists(TEXTS, min_size=2, max_size=5, unique=True), wrapper=st.sampled_from(WRAPPERS))
+@given(choices=st.lists(TEXTS, min_size=2, max_size=5, unique_by=str.strip), wrapper=st.sampled_from(WRAPPERS))
 def test_no_two_choices_become_one(choices: list[str], wrapper: str) -> None:
     for i, choice in enumerate(choices):
-        if choice.strip() and sum(other.strip() == choice.strip() for other in choices) == 1:
+        if choice.strip():
             assert match_choice(choice, choices) == i
             assert [same_answer(choice, other, choices) for other in choices].count(True) == 1
     for text in (wrapper.format(choice) for choice in choices):
