@@ -105,7 +105,7 @@ def _row(u: Utterance, folder: Path) -> dict[str, Any]:
     audio = os.path.relpath(Path(str(u.clip.path)).absolute(), folder.absolute())
     row: dict[str, Any] = {"id": u.id, "key": u.key, "language": u.language, "text": u.text, "audio": audio}
     row |= {"duration": u.duration, "speaker": u.speaker, "translation": u.translation, "licence": u.licence}
-    return row | ({} if u.clip.duration is None else {"start": u.clip.start})
+    return row | {name: value for name, value in u.clip.part.items() if name != "duration"}
 
 
 def summary(parts: dict[str, list[Utterance]]) -> list[tuple[str, str, int, int, float]]:

@@ -82,7 +82,7 @@ def corpus(
     utterances = []
     for _, row in read_checked(manifest, lambda row: check(row, RecordingRow)):
         part: dict[str, Any] = {} if row.start is None else {"start": row.start, "duration": row.duration}
-        clip = AudioClip(path=str(folder / row.audio), **part)
+        clip = AudioClip(path=str(folder / row.audio), channel=row.channel, **part)
         about = (row.duration, row.speaker, row.translation, row.licence)
         utterances.append(Utterance(row.id, row.key or row.id, row.language, row.text, clip, *about))
     present = sorted({u.language for u in utterances})

@@ -29,7 +29,8 @@ from audiorl.types import Sample
 
 AUDIO_FIELDS = ("audio", "audio_path", "audio_filepath", "audio_id")
 TEXT_FIELDS = ("text", "transcript", "sentence")
-_PART = ("start", "offset", "duration", "sample_rate", "sampling_rate")
+PART = ("start", "offset", "duration", "channel", "channel_selector")
+"""Columns that select a part of the audio, ours and NeMo's."""
 
 
 @dataclass(frozen=True)
@@ -176,7 +177,8 @@ def audio_field(row: Row) -> str:
 
 def clip_of(row: Row, style: Style, field: str) -> AudioClip:
     """Return the row's audio by reference; the file is not looked at."""
-    return clip_from(check({name: row.data.get(name) for name in (field, *_PART)}, AudioColumns), style, field)
+    names = (field, *PART, "sample_rate", "sampling_rate")
+    return clip_from(check({name: row.data.get(name) for name in names}, AudioColumns), style, field)
 
 
 def clip_from(columns: AudioColumns, style: Style, field: str) -> AudioClip:
@@ -185,6 +187,9 @@ def clip_from(columns: AudioColumns, style: Style, field: str) -> AudioClip:
     part: dict[str, Any] = {} if start is None else {"start": start, "duration": columns.duration}
     if part and columns.duration == 0:
         raise FieldError("duration", "0 s; give how long the part lasts, or leave it out")
+    channel = columns.channel_selector if columns.channel is None else columns.channel
+    if channel is not None and channel != "average":
+        part["channel"] = channel
     rate = columns.sample_rate or columns.sampling_rate
     source = getattr(columns, field)
     if isinstance(source, AudioObject):

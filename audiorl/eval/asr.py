@@ -26,7 +26,7 @@ from audiorl.audio import seconds
 from audiorl.data import manifest
 from audiorl.data.no_speech import no_speech_samples
 from audiorl.data.prompts import TRANSLATE
-from audiorl.data.rows import write_json_lines
+from audiorl.data.rows import BadRow, write_json_lines
 from audiorl.eval._common import (
     InferenceOptions,
     Row,
@@ -112,7 +112,7 @@ def main(options: ASROptions, engine: RolloutEngine | None = None) -> Row:
     samples: Sequence[Sample] = ()
     about: Row = {}
     if options.score is not None:
-        systems: Systems = {"model": read_rows(options.score)}
+        systems: Systems = {"model": distinct_rows(options.score)}
         if not systems["model"]:
             raise ValueError(f"{options.score}: no rows")
     else:
@@ -120,7 +120,7 @@ def main(options: ASROptions, engine: RolloutEngine | None = None) -> Row:
         engine = engine or options.engine()
         systems = transcripts(options, engine, samples, "predictions")
     if options.baseline and recorded:
-        start = paired_rows(systems["model"], read_rows(options.baseline), options.baseline)
+        start = paired_rows(systems["model"], distinct_rows(options.baseline), options.baseline)
         systems = {"model": systems["model"], "baseline": start, **systems}
     if options.known_speakers:
         systems = with_groups(systems, options)
@@ -243,6 +243,16 @@ def with_groups(systems: Systems, options: ASROptions) -> Systems:
             raise ValueError(f"row {row['id']!r} names no speaker; give the column, or leave --known-speakers out")
         grouped[system].append({**row, "group": f"{'known' if row['speaker'] in known else 'unseen'} speakers"})
     return {**grouped}
+
+
+def distinct_rows(path: str | Path) -> Rows:
+    """Read a results file. Raises ValueError for an id that comes again: its errors would count twice."""
+    rows, first = read_rows(path), dict[str, int]()
+    for number, row in enumerate(rows, 1):
+        if (earlier := first.setdefault(str(row["id"]), number)) != number:
+            message = f"{row['id']!r} also names row {earlier}; give every row its own id"
+            raise ValueError(str(BadRow(str(path), number, "id", message)))
+    return rows
 
 
 def paired_rows(rows: Rows, baseline: Rows, name: str) -> Rows:

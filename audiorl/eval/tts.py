@@ -175,7 +175,8 @@ class SpokenText:
         """Return a digest of the recording as it is now: what was judged before must be the same."""
         assert self.clip is not None and self.clip.path is not None
         content = Path(self.clip.path).read_bytes()
-        return hashlib.sha256(content + f"{self.clip.start} {self.clip.duration}".encode()).hexdigest()[:16]
+        channel = "".join(f" {c}" for c in self.clip.channels)
+        return hashlib.sha256(content + f"{self.clip.start} {self.clip.duration}{channel}".encode()).hexdigest()[:16]
 
 
 Judged = tuple[SpokenText, Row, ErrorCounts]
@@ -425,7 +426,7 @@ def _playable(clip: AudioClip | None, out: Path) -> str | None:
     """Return the path of a recording; a part of one is written as a file for the page."""
     if clip is None or clip.path is None:
         return None
-    if clip.duration is None and not clip.start:
+    if not clip.part:
         return str(Path(clip.path).resolve())
     name = f"parts/{hashlib.sha256(clip.key.encode()).hexdigest()[:16]}.flac"
     (out / "parts").mkdir(exist_ok=True)

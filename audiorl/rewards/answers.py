@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from audiorl.data.schema import FieldError
 from audiorl.rewards.combine import check_options
 from audiorl.types import Rollout, Sample, Score
 
@@ -482,9 +483,12 @@ class AnswerAccuracy:
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
         return [Score(float(self.correct(r.text, r.sample))) for r in rollouts]
 
-    def correct(self, text: str, sample: Sample) -> bool:
+    def check(self, sample: Sample) -> None:
         if not sample.references:
-            raise ValueError(f"AnswerAccuracy: sample {sample.id!r} has no reference answer")
+            raise FieldError("answer", f"AnswerAccuracy: sample {sample.id!r} has no reference answer")
+
+    def correct(self, text: str, sample: Sample) -> bool:
+        self.check(sample)
         answer, rest = extract_answer(text), after_think(text).strip()
         if answer is None and self.fallback != "none" and "<think>" not in rest:  # else it was cut off while thinking
             lines = rest.splitlines()

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
+from audiorl.data.schema import FieldError
 from audiorl.eval.metrics.corpus import DocumentFrequencies, cider_d
 from audiorl.eval.metrics.text import Normalizer, normalize, script_counts, units
 from audiorl.rewards.answers import extract_answer, extract_think, final_text, strip_tags
@@ -31,12 +32,15 @@ class CaptionQuality:
         references = [[normalize(text, normalizer) for text in s.references] for s in samples]
         return cls(DocumentFrequencies.of(references), normalizer)
 
+    def check(self, sample: Sample) -> None:
+        if not sample.references:
+            raise FieldError("answer", f"CaptionQuality: sample {sample.id!r} has no reference caption")
+
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
         scores = []
         for rollout in rollouts:
+            self.check(rollout.sample)
             references = [normalize(text, self.normalizer) for text in rollout.sample.references]
-            if not references:
-                raise ValueError(f"CaptionQuality: sample {rollout.sample.id!r} has no reference caption")
             text = normalize(final_text(rollout.text), self.normalizer)
             scores.append(Score(cider_d(text, references, self.frequencies) / 10))
         return scores
@@ -83,14 +87,18 @@ class LanguageConsistency:
         part = {"all": strip_tags, "think": extract_think, "answer": extract_answer}[self.part]
         scores = []
         for rollout in rollouts:
-            language = self.language or rollout.sample.metadata.get("language")
-            if not isinstance(language, str) or not language:
-                name = repr(rollout.sample.id)
-                raise ValueError(
-                    f"LanguageConsistency: sample {name} has no metadata['language'] and no language was set"
-                )
-            scores.append(Score(self.value(part(rollout.text) or "", _code(language))))
+            scores.append(Score(self.value(part(rollout.text) or "", self._target(rollout.sample))))
         return scores
+
+    def check(self, sample: Sample) -> None:
+        self._target(sample)
+
+    def _target(self, sample: Sample) -> str:
+        language = self.language or sample.metadata.get("language")
+        if not isinstance(language, str) or not language:
+            no_target = f"sample {sample.id!r} has no metadata['language'] and no language was set"
+            raise FieldError("language", f"LanguageConsistency: {no_target}")
+        return _code(language)
 
     def value(self, text: str, target: str) -> float:
         """Return the value in [0, 1] of a text without tags."""

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import msgspec
 
+import audiorl
 from audiorl.audio import write_wav
 from audiorl.config import to_json
 from audiorl.data.rollout_rows import rollout_row
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
 
 KEPT_CHECKPOINTS = 2
 """Of each phase; older ones are removed."""
-VERSIONS = ("audiorl", "torch", "transformers", "peft", "numpy")
+VERSIONS = ("torch", "transformers", "peft", "numpy")
 
 
 def check_run_folder(folder: Path) -> None:
@@ -151,7 +152,9 @@ class Run:
         shutil.rmtree(partial, ignore_errors=True)
         for name in ("rollouts", "checkpoints", "eval"):
             (partial / name).mkdir(parents=True)
-        versions = {"python": platform.python_version()} | {name: version(name) for name in VERSIONS}
+        # A plain checkout on PYTHONPATH has no metadata of a package audiorl.
+        versions = {"python": platform.python_version(), "audiorl": audiorl.__version__}
+        versions |= {name: version(name) for name in VERSIONS}
         record = RunConfig(recipe, list(argv), to_json(config), versions)
         write_json(partial / "config.json", msgspec.to_builtins(record))
         write_json(partial / "state.json", msgspec.to_builtins(RunState(0, {}, {}, {})))

@@ -75,7 +75,7 @@ def _place(source: Source, span: Span, options: Annotate) -> Row:
     start, end = span
     first = round(source.clip.start + start, 3)
     row: Row = {"id": f"{source.id}@{first:.3f}", "audio": os.path.abspath(str(source.clip.path))}
-    row |= {"start": first, "duration": round(end - start, 3)}
+    row |= {**source.clip.part, "start": first, "duration": round(end - start, 3)}
     licence = {} if options.licence is None else {"licence": options.licence}
     return {**source.columns, **row, **licence}
 
@@ -156,7 +156,7 @@ def cut(rows: Sequence[Row], sources: Mapping[str, Source], out: Path) -> list[R
             partial = (out / name).with_suffix(".part")
             soundfile.write(partial, wav.clip(-1, 1), recording.rate, format="FLAC", subtype="PCM_16")
             os.replace(partial, out / name)
-        whole = {key: value for key, value in row.items() if key != "start"}
+        whole = {key: value for key, value in row.items() if key not in ("start", "channel")}
         result.append({**whole, "audio": name, "source": row["audio"], "source_start": row["start"]})
     for file in (out / "audio").rglob("*"):
         if file.is_file() and file.relative_to(out).as_posix() not in names:

@@ -18,6 +18,7 @@ from transformers import PreTrainedTokenizerBase, WhisperConfig, WhisperForCondi
 from audiorl.audio import AudioClip
 from audiorl.config import ModelConfig
 from audiorl.data.prompts import transcript_language
+from audiorl.data.schema import FieldError
 from audiorl.models.audio_encoder import check_min_frames, check_window, padded_mel
 from audiorl.models.backbone import Backbone
 from audiorl.models.cross_attention import CrossAttentionDecoder
@@ -59,12 +60,14 @@ class WhisperBackbone(Backbone):
             return f"<|startofprev|> {request}<|startoftranscript|><|notimestamps|>"
         if not self.multilingual:
             if language not in ("", "en"):
-                raise ValueError(f"this Whisper knows English only, the recording's language is {language!r}")
+                what = f"this Whisper knows English only, the recording's language is {language!r}"
+                raise FieldError("language", f"{what}; leave it out")
             return "<|startoftranscript|><|notimestamps|>"
         if not language:
-            raise ValueError('Whisper needs the language of a recording: give the row "language", for example "es"')
+            what = 'Whisper needs the language of a recording: give the row "language", for example "es"'
+            raise FieldError("language", what)
         if f"<|{language}|>" not in self.tokenizer.get_added_vocab():
-            raise ValueError(f"this Whisper has no language {language!r}; give its ISO code")
+            raise FieldError("language", f"this Whisper has no language {language!r}; give its ISO code")
         return f"<|startoftranscript|><|{language}|><|transcribe|><|notimestamps|>"
 
     def chunk(self, clip: AudioClip) -> list[str | AudioClip]:

@@ -267,4 +267,5 @@ def _part_of_clip(clip: AudioClip, start: float, duration: float, context: float
     first, begin = round((clip.start + start - context) * rate), round((clip.start + start) * rate)
     part = clip.array[first : round((clip.start + start + duration) * rate)]
     context = (begin - first) / rate
-    return AudioClip(array=part, sample_rate=rate, start=context, duration=len(part) / rate - context, context=context)
+    length = len(part) / rate - context
+    return replace(clip, array=part, start=context, duration=length, context=context)

@@ -28,7 +28,7 @@ from audiorl.data.manifest import Format, Loaded, read_values
 from audiorl.data.rows import Row
 from audiorl.data.schema import FieldError, check, check_limit
 from audiorl.data.schema.manifests import UtteranceColumns
-from audiorl.data.seedtts import TextToSay, read_meta, read_texts
+from audiorl.data.seedtts import TextToSay, line_numbers, read_meta, read_texts
 from audiorl.models import AudioPolicy
 from audiorl.types import Sample
 from tokenizers_audio import CodeShards, write_shards
@@ -48,15 +48,17 @@ def read_utterances(
     """
     path = Path(path)
     check_limit(limit)
-    if path.suffix in (".lst", ".txt"):
-        utterances = (read_meta(path) if path.suffix == ".lst" else read_texts(path))[:limit]
+    if path.suffix.lower() in (".lst", ".txt"):
+        utterances = (read_meta(path) if path.suffix.lower() == ".lst" else read_texts(path))[:limit]
         try:
             for u in utterances if check_audio else ():
                 _check(u.recording, "recording")
                 _check(u.prompt, "prompt")
         except FieldError as error:
             raise ValueError(f"{path}: {u.name!r}, field {error.field!r}: {error.message}") from error
-        return Loaded(tuple(utterances), (), str(path))
+        return Loaded(
+            tuple(utterances), (), str(path), {}, tuple(Row(str(path), n, {}) for n in line_numbers(path))[:limit]
+        )
 
     def of_row(row: Row, style: Style, format: Format) -> tuple[Sample, TextToSay]:
         utterance = _utterance(row, style)
