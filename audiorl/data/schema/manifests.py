@@ -110,10 +110,12 @@ class CutSource(Struct):
 
     type: Text
     source: AnyText
+    channels: tuple[int, ...] | None = None
 
 
 class CutRecording(Struct):
     sources: Annotated[list[CutSource], Meta(min_length=1, description="a list; give where the recording is")]
+    transforms: list[Any] | None = None
 
 
 class CutSupervision(Struct):
@@ -121,6 +123,7 @@ class CutSupervision(Struct):
     start: Annotated[float, Meta(ge=-1e9, le=1e9, description="a time; give seconds")] = 0.0
     language: Name | None = None
     speaker: Name | None = None
+    channel: Channel | None = None
 
 
 class Cut(Struct):
@@ -129,9 +132,12 @@ class Cut(Struct):
     id: Text
     start: Seconds
     duration: Seconds
-    recording: CutRecording
+    recording: Annotated[
+        CutRecording, Meta(description="a recording; cuts with features alone hold no audio: save them with recordings")
+    ]
     supervisions: list[CutSupervision]
-    type: Text = "MonoCut"
+    channel: Channel | None = None
+    transforms: list[Any] | None = None
     custom: dict[str, Any] | None = None
 
 
