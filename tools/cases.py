@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 import tempfile
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ def main(kinds: list[str]) -> int:
     wrong = 0
     print("| kind | source | input | right | before | now | |\n| --- | --- | --- | --- | --- | --- | --- |")
     for case in cases:
-        with tempfile.TemporaryDirectory() as folder:
+        with tempfile.TemporaryDirectory() as folder, redirect_stdout(sys.stderr):  # tables of commands that cases run
             outcome = case.outcome(Path(folder))
         held = case.holds(outcome)
         wrong += not held
