@@ -223,6 +223,12 @@ WHICH_AUDIO = [
         [("one", [1000]), ("two", [440, 2000]), ("all", [440, 1000, 2000])], "the mean of all three each time",
     ),
     Case(
+        "A3", "own", "rows without ids of two channels of one file are two samples",
+        lambda folder: [s.id for s in read_samples(put(folder, {"m.jsonl": json_lines(
+            *({"audio_filepath": "a.wav", "text": "x", "channel_selector": c} for c in (0, 1)))}) / "m.jsonl").samples],
+        ["a.wav#0", "a.wav#1"], "refused: 'a.wav' also names row 1",
+    ),
+    Case(
         "A3", "own", "our own rows: channel with start and duration",
         manifest({"audio": "a.wav", "text": "right", "start": 0.5, "duration": 0.5, "channel": 1}),
         [("right", [1000])], BOTH,
