@@ -432,6 +432,11 @@ FOLDERS = [
         archive(("a.txt", "one"), ("a.wav", SPOKEN), ("a_b.txt", "two"), ("a_b.wav", SPOKEN)), ["one", "two"], "right",
     ),
     Case(
+        "A20", "own", "two recordings under one key",
+        archive(("a.flac", SPOKEN), ("a.wav", SPOKEN), ("a.txt", "one")), Refused("two recordings of 'a'"),
+        "the last one",
+    ),
+    Case(
         "A20", "own", "texts with a BOM in a tar",
         archive(("a.wav", SPOKEN), ("a.txt", BOM + b"one"), ("b.json", BOM + b'{"text": "two"}'), ("b.wav", SPOKEN)),
         ["one", "two"], "'\\ufeffone', then refused: Unexpected UTF-8 BOM",
@@ -542,6 +547,10 @@ SMALLER = [
         "A28", "own", "a .CSV with a BOM, CRLF, a part, digits and the word null as text",
         table("t.CSV", BOM + b"id,audio,start,duration,text\r\n007,a.wav,0.5,0.25,null\r\n8,a.wav,,,0123\r\n"),
         ["null", "0123"], "refused: no data file",
+    ),
+    Case(
+        "A28", "own", "a .csv with nothing but a BOM", table("t.csv", BOM), Refused("no readable row"),
+        "refused: no data file",
     ),
     Case(
         "A28", "own", "a .tsv with a tab too many", table("t.tsv", "audio\ttext\na.wav\tone\ta.wav\n"),
