@@ -22,7 +22,7 @@ from audiorl.audio import AudioClip
 from audiorl.data.containers import AUDIO_SUFFIXES
 from audiorl.data.prompts import asr_prompt, choice_question, open_question
 from audiorl.data.rows import AnyRow, BadRow, LeftOut, Row, stored
-from audiorl.data.schema import FieldError, check
+from audiorl.data.schema import FieldError, check, check_language
 from audiorl.data.schema.manifests import AudioColumns, MMSUColumns, MusicBenchColumns, SampleColumns
 from audiorl.data.schema.types import AudioObject
 from audiorl.types import Sample
@@ -132,6 +132,8 @@ def asr(row: Row, style: Style) -> Sample:
     if not transcript and columns.task != "no_speech":
         raise FieldError(text, "empty; give the transcript")
     clip = clip_of(row, style, audio_field(row))
+    check_language(columns.language)
+    check_language(columns.lang, "lang")
     messages = asr_prompt(clip, columns.language or columns.lang or "", style.think, ask=style.question or "")
     metadata = {**_rest(row, text), "text": transcript}
     return Sample(_id(row, clip), messages, (transcript,), task=columns.task or "asr", metadata=metadata)

@@ -103,6 +103,11 @@ def read_texts(path: str | Path) -> list[TextToSay]:
     return [TextToSay(f"{path.stem}-{number:04d}", line.strip()) for number, line in _lines(path, "text")]
 
 
+def line_numbers(path: str | Path) -> list[int]:
+    """Return the number of the line of each utterance that `read_meta` or `read_texts` gives."""
+    return [number for number, _ in _lines(Path(path), "text")]
+
+
 def _lines(path: Path, what: str) -> list[tuple[int, str]]:
     """Return the lines that are not empty, numbered from 1."""
     if not path.is_file():

@@ -147,7 +147,7 @@ def _turn_logprobs(
 ) -> list[NDArray[np.float64]]:
     """Return the log-prob of each turn of each sample, in nats; the turns of a sample share its prompt."""
     both = zip(samples, turns, strict=True)
-    laid_out = [experience(policy, Example(s, turn), s.id) for s, own in both for turn in own]
+    laid_out = [experience(policy, Example(s, turn), s.id, sampled=True) for s, own in both for turn in own]
     logprobs = answer_logprobs(policy, laid_out, budget, share_prompts=True)
     totals = iter([float(values.double().sum()) for values in logprobs])
     return [np.array([next(totals) for _ in own]) for own in turns]

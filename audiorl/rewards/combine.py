@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from audiorl.protocols import Reward
-from audiorl.types import Rollout, Score
+from audiorl.types import Rollout, Sample, Score
 
 
 def check_options(owner: object, **allowed: tuple[Any, ...] | float) -> None:
@@ -46,6 +46,13 @@ def check_scores(name: str, scores: Any, rollouts: Sequence[Rollout], undefined:
         if score is not None:
             _check(f"reward {name!r}, sample {rollout.sample.id!r}", score, rollout, undefined)
     return list(scores)
+
+
+def check_sample(reward: Reward, sample: Sample) -> None:
+    """Raise ValueError for a sample that the reward cannot score, where it has a method `check` that says so."""
+    check = getattr(reward, "check", None)
+    if callable(check):
+        check(sample)
 
 
 def score_rollouts(reward: Reward, rollouts: Sequence[Rollout]) -> list[Score | None]:
@@ -137,6 +144,10 @@ class WeightedSum:
         columns = [check_scores(t.name, t.reward(rollouts), rollouts) for t in self.terms]
         return [self._combine(row, r) for row, r in zip(_rows(columns), rollouts, strict=True)]
 
+    def check(self, sample: Sample) -> None:
+        for term in self.terms:
+            check_sample(term.reward, sample)
+
     def _combine(self, scores: tuple[Score, ...] | None, rollout: Rollout) -> Score | None:
         if scores is None:
             return None
@@ -203,6 +214,10 @@ class Gated:
         gates = check_scores("gate", self.gate(rollouts), rollouts)
         return [None if s is None or g is None else self._gated(s, g) for s, g in zip(scores, gates, strict=True)]
 
+    def check(self, sample: Sample) -> None:
+        check_sample(self.reward, sample)
+        check_sample(self.gate, sample)
+
     def _gated(self, score: Score, gate: Score) -> Score:
         if gate.total >= self.at_least:
             return replace(score, parts={**score.parts, "open": 1.0})
@@ -233,6 +248,9 @@ class StandardisedSum:
     def of(cls, **rewards: Reward | tuple[Reward, float]) -> StandardisedSum:
         """Name each reward by keyword; give (reward, weight), or the reward alone for weight 1."""
         return cls(WeightedSum.of(**rewards).terms)
+
+    def check(self, sample: Sample) -> None:
+        WeightedSum(self.terms).check(sample)
 
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Score | None]:
         rows = _rows([check_scores(t.name, t.reward(rollouts), rollouts, undefined=True) for t in self.terms])

@@ -176,6 +176,7 @@ def read_streams(
         raise ValueError(f"audio_root {audio_root}: no such folder")
     defaults = StreamDefaults(source_language, target_language, None if audio_root is None else Path(audio_root))
     streams: list[Stream] = []
+    rows: list[Row] = []
     skipped: list[BadRow] = []
     by_id: dict[str, ParsedStream] = {}
     for parsed in (parsed for file in _files(path) for parsed in _parse_file(file, defaults)):
@@ -185,14 +186,17 @@ def read_streams(
             if not isinstance(parsed, BadRow):
                 stream = _stream(parsed, by_id, check_audio)
                 by_id[stream.id] = parsed
-                streams += [stream] if max_seconds is None else split_stream(stream, max_seconds)
+                parts = [stream] if max_seconds is None else split_stream(stream, max_seconds)
+                streams += parts
+                texts = {parsed.field: "", parsed.units_field: "\n".join(u.target for u in stream.units)}
+                rows += [Row(parsed.file, parsed.row, texts)] * len(parts)
                 continue
         except FieldError as error:
             parsed = BadRow(parsed.file, parsed.row, error.field, error.message)
         if on_error == "raise":
             raise ValueError(str(parsed))
         skipped.append(parsed)
-    return Loaded(tuple(streams[:limit]), tuple(skipped), str(path))
+    return Loaded(tuple(streams[:limit]), tuple(skipped), str(path), {}, tuple(rows[:limit]))
 
 
 def _files(path: Path) -> list[Path]:
