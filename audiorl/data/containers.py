@@ -271,7 +271,7 @@ def _members(path: Path, read: bool = True) -> Iterator[tuple[str, bytes]]:
     try:
         with tarfile.open(path) as archive:
             for member in archive:
-                archive.members = []  # or else it keeps the headers of all
+                archive.members = []  # type: ignore[attr-defined]  # it would keep the headers of all
                 file = archive.extractfile(member) if member.isfile() else None
                 name = PurePosixPath(member.name)
                 if file is not None and not (of_macos(name) or name.name.startswith(".")):
