@@ -11,6 +11,7 @@ import base64
 import hashlib
 import html
 import io
+import math
 import mmap
 import os
 import re
@@ -268,11 +269,9 @@ class _SoundFile:
         if "Seems to be a truncated file" in file.extra_info:  # of a .voc
             raise _truncated(clip, "its last block is cut")
         if match := re.search(r"Frame count read from 'COMM' chunk \((\d+)\) not equal", file.extra_info):  # AIFF
-            claimed = int(match[1])
-            if claimed > file.frames + SLACK * file.samplerate and not any(
-                _placeholder(claimed * width)
-                for width in range(1, 33)  # bytes of a frame
-            ):
+            claimed = int(match[1])  # or as many as fill the size that stands for an unknown one
+            unknown = any(_placeholder(claimed * width) for width in range(1, 33))
+            if claimed > file.frames + SLACK * file.samplerate and not unknown:
                 raise _truncated(clip, f"{file.frames} of {claimed} samples are there")
 
     def read(self, start: int, frames: int) -> np.ndarray:
@@ -466,7 +465,7 @@ class _Layout:
     """(place, content): sizes that were not known when they were written, or that go beyond the end."""
     declared: int = 0
     present: int = 0
-    """Bytes of sound, where the size is known and goes beyond the end."""
+    """Bytes of sound; 0 where nothing is missing or the size is not known."""
     claimed: float | None = None
     counted: float | None = None
     tolerance: float = SLACK
@@ -494,10 +493,16 @@ def _layout(content: bytes | mmap.mmap, path: str | None = None) -> _Layout:
     if magic == b"RIFF" and content[8:12] == b"AVI ":
         cut = len(content) < declared < 0xFFFF_FF00
         return _Layout(f"{len(content)} of {declared} bytes are there" if cut else None)
-    if magic in _CHUNKS or magic == b".snd":
+    if magic in (*_CHUNKS, b".snd", b"dns."):
         return _chunk_layout(content)
+    if magic == b"NIST":  # SPHERE, which libsndfile shortens without a word
+        sizes = dict(re.findall(rb"(?m)^(\w+) -i (\d+)", content[:1024]))
+        counts = (int(sizes.get(key, b"0")) for key in (b"sample_count", b"channel_count", b"sample_n_bytes"))
+        return _Layout(declared=math.prod(counts), present=len(content) - int(content[8:16]))
     if magic == b"fLaC":
-        parts = [0, *(match.start() for match in re.finditer(rb"(?s)(?<=.)fLaC\0\0\0\x22", content))]
+        parts = [0]
+        while (start := content.find(b"fLaC\0\0\0\x22", parts[-1] + 1)) > 0:
+            parts.append(start)
         packed = int.from_bytes(content[18:26], "big")
         rate, total = packed >> 44, packed & (2**36 - 1)
         claimed, tolerance = total / rate if rate and total else None, 0.5 / max(rate, 1)
@@ -536,9 +541,10 @@ def _xing(content: bytes | mmap.mmap) -> tuple[list[int], float | None]:
             if tag >= 0 and tag + 10 + sum(b << 21 - 7 * k for k, b in enumerate(content[tag + 6 : tag + 10])) == start:
                 start = tag
             flags, frames = struct.unpack(">II", content[match.end() : match.end() + 8].ljust(8, b"\0"))
-            if header or start > 4096:
+            # More than a frame since the last header; or sound without one before the first, which no tag explains.
+            if start - parts[-1] > 1500 if header else start > 4096 and content[0] == 0xFF:
                 parts.append(start)
-            elif flags & 1 and 0 < frames < 0xFFFF_FF00:
+            elif not header and flags & 1 and 0 < frames < 0xFFFF_FF00:
                 samples, rate = (1152, 44_100) if version == 3 else (576, 22_050 >> (version == 0))
                 claimed = frames * samples / (rate, rate * 480 // 441, rate * 320 // 441)[rate_index]
             header = True
@@ -547,6 +553,7 @@ def _xing(content: bytes | mmap.mmap) -> tuple[list[int], float | None]:
 
 _CHUNKS = {
     b"RIFF": (12, "<4sI", 2, b"data", 0, 0),
+    b"RIFX": (12, ">4sI", 2, b"data", 0, 0),
     b"RF64": (12, "<4sI", 2, b"data", 0, 0),
     b"BW64": (12, "<4sI", 2, b"data", 0, 0),
     b"FORM": (12, ">4sI", 2, b"SSND", 0, 8),
@@ -560,9 +567,9 @@ of the chunk with the sound; how much of its head a size counts; what precedes t
 def _chunk_layout(content: bytes | mmap.mmap) -> _Layout:
     """Compare the size of the sound with what is there; whoever writes to a pipe does not know it."""
     size, parts, follows, wide = len(content), [0], False, 0
-    if content[:4] == b".snd":
-        body, stored = struct.unpack(">II", content[4:12].ljust(8, b"\0"))
-        field, code, more = 8, ">I", 0
+    if content[:4] in (b".snd", b"dns."):
+        field, code, more = 8, ">I" if content[:4] == b".snd" else "<I", 0
+        body, stored = (struct.unpack(code, content[k : k + 4].ljust(4, b"\0"))[0] for k in (4, 8))
     else:
         first, head, multiple, sound, counted, before = _CHUNKS[content[:4]]
         width = struct.calcsize(head)

@@ -119,6 +119,8 @@ def _tokens(policy: Callable[[], Any], samples: int, rate: int) -> Callable[[Pat
 
 ONE, TWO = [1.0, 1.0], [2.0, 2.0]
 ID3 = b"ID3\3\0\0\0\0\1\0" + b"TIT2\0\0\0\x76\0\0\0" + b"Xing and Info" + bytes(104)
+PICTURE = b"ID3 in a picture" + bytes(12_758)
+ART = b"ID3\3\0\0\0\0\x64\0" + b"APIC" + struct.pack(">I", 12_790) + b"\0\0" + bytes(16) + PICTURE
 LIST = b"LIST" + struct.pack("<I", 12) + b"INFOISFT\0\0\0\0"
 
 
@@ -128,6 +130,12 @@ def _w64(size: int) -> bytes:
 
 def _rf64(size: int, samples: int = 0, magic: bytes = b"RF64") -> bytes:
     return magic + _patched(_file("RF64"), b"ds64", 16, struct.pack("<QQ", size, samples))[4:]
+
+
+def _big_endian() -> bytes:
+    buffer = io.BytesIO()
+    soundfile.write(buffer, TONE, RATE, format="WAV", subtype="PCM_16", endian="BIG")
+    return _patched(buffer.getvalue(), b"data", 4, bytes(4))
 
 
 def _aiff(size: int, samples: int) -> bytes:
@@ -497,4 +505,25 @@ CASES = [
     Case("C3", "own", "two WAV files in one", _seconds(lambda: _file("WAV") * 2), TWO, "1.0 s"),
     Case("C3", "own", "two AIFF files in one", _seconds(lambda: _file("AIFF") * 2, "aiff"), TWO, "1.0 s"),
     Case("C3", "own", "WAV with a title after its sound", _seconds(lambda: _wav(32_000, PCM + LIST)), ONE, "right"),
+    Case(
+        "A10",
+        "own",
+        "NIST SPHERE cut in half",
+        _seconds(lambda: _file("NIST")[:17_000], "sph"),
+        Refused("truncated (15976 of 32000 bytes are there)"),
+        "0.5 s",
+    ),
+    Case("A10", "own", "NIST SPHERE", _seconds(lambda: _file("NIST"), "sph"), ONE, "right"),
+    Case("A9", "own", "RIFX, size 0", _seconds(lambda: _big_endian()), ONE, EMPTY),
+    Case(
+        "C3",
+        "own",
+        "an MP3 file whose tag holds a large picture",
+        _seconds(lambda: ART + _mp3(_noise()), "mp3"),
+        [4.0, 4.0],
+        "right",
+    ),
+    Case(
+        "C3", "own", "two such files in one", _seconds(lambda: (ART + _mp3(_noise())) * 2, "mp3"), [8.0, 8.0], "4.0 s"
+    ),
 ]
