@@ -15,6 +15,7 @@ from typing import Any
 
 from audiorl.data.corpus import Utterance, normalised, split_by_key
 from audiorl.data.rows import write_json_lines
+from audiorl.languages import language_code
 from corpora.sources.synthetic import SPEAKER_PREFIX
 
 
@@ -29,7 +30,7 @@ class Selection:
 
     def refuses(self, u: Utterance) -> str | None:
         """Why an utterance takes no part; None if it does."""
-        if self.languages is not None and u.language not in self.languages:
+        if self.languages is not None and language_code(u.language) not in map(language_code, self.languages):
             return "another language"
         if not self.min_seconds <= u.duration <= self.max_seconds:
             return "too short or too long"

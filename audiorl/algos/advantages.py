@@ -232,7 +232,7 @@ def whiten(x: Tensor, mask: Tensor, reduce: Reduce = identity, eps: float = 1e-8
     mean = total / count.clamp(min=1)
     centred = torch.where(mask, masked - mean, 0.0)
     variance = reduce((centred**2).sum()) / (count - 1).clamp(min=1)
-    equal = variance <= (torch.finfo(x.dtype).eps * mean) ** 2
+    equal = variance <= (max(torch.finfo(x.dtype).eps, 1e-14) * mean) ** 2  # but for rounding, of x or of the sum
     return torch.where(equal, 0.0, centred / (variance + eps).sqrt()).to(x.dtype)
 
 

@@ -22,7 +22,7 @@ from audiorl.audio import AudioClip
 from audiorl.data.containers import AUDIO_SUFFIXES
 from audiorl.data.prompts import asr_prompt, choice_question, open_question
 from audiorl.data.rows import AnyRow, BadRow, LeftOut, Row, stored
-from audiorl.data.schema import FieldError, check
+from audiorl.data.schema import FieldError, check, check_language
 from audiorl.data.schema.manifests import AudioColumns, MMSUColumns, MusicBenchColumns, SampleColumns
 from audiorl.data.schema.types import AudioObject
 from audiorl.types import Sample
@@ -132,6 +132,8 @@ def asr(row: Row, style: Style) -> Sample:
     if not transcript and columns.task != "no_speech":
         raise FieldError(text, "empty; give the transcript")
     clip = clip_of(row, style, audio_field(row))
+    check_language(columns.language)
+    check_language(columns.lang, "lang")
     messages = asr_prompt(clip, columns.language or columns.lang or "", style.think, ask=style.question or "")
     metadata = {**_rest(row, text), "text": transcript}
     return Sample(_id(row, clip), messages, (transcript,), task=columns.task or "asr", metadata=metadata)
@@ -286,7 +288,7 @@ def _answers(row: Row, choices: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _id(row: Row, clip: AudioClip) -> str:
-    """Return the row's id; without one the audio's path as given with its start, or the row's number."""
+    """Return the row's id; without one the audio's path as given with its start and channel, or the row's number."""
     value = row.data.get("id")
     if value is not None:
         return str(value).strip()
@@ -295,7 +297,7 @@ def _id(row: Row, clip: AudioClip) -> str:
     given = row.data.get(audio_field(row))
     if clip.path is None or not isinstance(given, str):
         return f"{Path(row.file).stem}:{row.number}"
-    return f"{given}@{clip.start}" if clip.start else given
+    return given + (f"@{clip.start}" if clip.start else "") + "".join(f"#{channel}" for channel in clip.channels)
 
 
 def _rest(row: Row, *used: str) -> dict[str, Any]:

@@ -42,7 +42,16 @@ from audiorl.eval._common import (
     write_scores,
 )
 from audiorl.eval.metrics.corpus import Score, estimate, ratio, repeated, translation_counts
-from audiorl.eval.metrics.text import CorpusErrors, ErrorCounts, Normalizer, char_errors, normalize, units, word_errors
+from audiorl.eval.metrics.text import (
+    CorpusErrors,
+    ErrorCounts,
+    Normalizer,
+    char_errors,
+    normalize,
+    number_words,
+    units,
+    word_errors,
+)
 from audiorl.protocols import RolloutEngine
 from audiorl.report.listening import article, clips_page
 from audiorl.rewards.answers import final_text
@@ -296,7 +305,10 @@ def error_counts(row: Mapping[str, Any], normalizer: Normalizer, language: str |
         if not isinstance(row.get(key), str):
             raise ValueError(f"row {row.get('id')!r}: {key} is {row.get(key)!r}, expected text")
     errors = word_errors if metric == "wer" else char_errors
-    return errors(row["reference"], row["hypothesis"], normalizer, row.get("language") or language)
+    try:
+        return errors(row["reference"], row["hypothesis"], normalizer, row.get("language") or language)
+    except ValueError as error:
+        raise ValueError(f"row {row.get('id')!r}: {error}") from error
 
 
 class SystemScores:
@@ -374,6 +386,12 @@ def no_speech_scores(rows: Rows) -> dict[str, Row]:
     return result
 
 
+def numbers_of(rows: Rows, normalizer: Normalizer) -> dict[str, str]:
+    """Return how numbers were compared, by the language of rows: spelled out as "words", or as "digits"."""
+    languages = sorted({str(row.get("language") or "") for row in rows}) if normalizer == "basic" else []
+    return {name or "unknown": "words" if name and number_words(name) else "digits" for name in languages}
+
+
 def score_rows(corpus: SystemScores, options: ASROptions) -> tuple[list[Row], Row]:
     """Return the rows with their normalised texts, counts and rate, and the scores of the corpus.
 
@@ -388,6 +406,7 @@ def score_rows(corpus: SystemScores, options: ASROptions) -> tuple[list[Row], Ro
     scores = {
         "metric": options.metric,
         "normalizer": options.normalizer,
+        "numbers": numbers_of(corpus.rows, options.normalizer),
         options.metric: errors.rate,
         f"mean_{options.metric}": errors.mean,
         "files": len(results),

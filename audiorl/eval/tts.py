@@ -49,6 +49,7 @@ from audiorl.eval._win_rate import ListeningJudge, compare
 from audiorl.eval.metrics.prosody import MEASURES, slope_per_minute
 from audiorl.eval.metrics.speech import cosine, voice_cosines
 from audiorl.eval.metrics.text import CorpusErrors, ErrorCounts, compared, utterance_errors
+from audiorl.languages import language_code
 from audiorl.report.listening import Card, Take, listening_page
 from audiorl.report.summary import metric_name
 from audiorl.rollout.hf import HFEngine
@@ -91,7 +92,7 @@ class TTSOptions(JudgeOptions):
     pieces: PieceConfig = PieceConfig()
     """How --model says conversations and long turns: piece by piece."""
     language: str = "en"
-    """Language of the texts, an ISO code. Errors are counted in words, in scripts without spaces in characters."""
+    """Language of the texts. Errors are counted in words, in scripts without spaces in characters."""
 
 
 def main(options: TTSOptions) -> Row:
@@ -307,11 +308,11 @@ def _errors(item: SpokenText, row: Row, language: str) -> ErrorCounts:
     if not compared(item.text, language):
         raise ValueError(f"{item.id!r}: the text {item.text!r} is nothing but punctuation; no error rate exists")
     hypothesis = row.get("hypothesis", "")
-    if language == "zh" and hypothesis:  # in simplified characters, as the benchmark does
+    if language_code(language) == "zh" and hypothesis:  # in simplified characters, as the benchmark does
         try:
             from zhconv import convert
         except ImportError as error:
-            raise ImportError("Chinese needs zhconv: pip install 'audiorl[speech]'") from error
+            raise ImportError("Chinese needs zhconv: pip install 'audiorl[metrics]'") from error
         hypothesis = convert(hypothesis, "zh-cn")
     return utterance_errors(item.text, hypothesis, language)
 

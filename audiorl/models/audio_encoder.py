@@ -62,17 +62,21 @@ def padded_mel(mel: Tensor, frames: int) -> Tensor:
     """Return [mel bins, frames]: the clip's frames, then what the extractor gives for silence after it."""
     # The extractor clamps log10 to 8 decades below the loudest bin (and to 10^-10), then scales by (x + 4) / 4.
     padded = (mel.max() - 2.0).clamp(min=-1.5).repeat(mel.shape[0], frames)
-    padded[:, : mel.shape[1]] = mel
+    padded[:, : mel.shape[1]] = mel[:, :frames]
     return padded
 
 
-def check_window(frames: int, window: int, encoder: str) -> None:
-    """Raise ValueError, in seconds, for a clip of more frames than an encoder with a fixed window reads."""
-    if frames > window:
+def check_window(frames: int, window: int, encoder: str) -> int:
+    """Return how many of a clip's frames an encoder with a fixed window reads; ValueError, in seconds, for too many.
+
+    One frame more is not read: resampled to 16 kHz, 30 s and a sample at 22.05 kHz are 480,001 samples.
+    """
+    if frames > window + 1:
         raise ValueError(
-            f"audio of {frames / 100:.1f} s is longer than the {window / 100:.0f} s that {encoder} encodes; "
+            f"audio of {frames / 100:g} s is longer than the {window / 100:.0f} s that {encoder} encodes; "
             "cut the clip with start and duration"
         )
+    return min(frames, window)
 
 
 def check_min_frames(frames: int) -> None:

@@ -27,7 +27,7 @@ from audiorl.recipes._common import (
     rl_check,
     with_user_reward,
 )
-from audiorl.rewards.combine import scored_rollouts
+from audiorl.rewards.combine import all_equal, scored_rollouts
 from audiorl.rollout.hf import HFEngine
 from audiorl.run.folder import Run
 from audiorl.train.preference import prefer
@@ -117,7 +117,7 @@ def sampled_pairs(
             rows.append({"id": sample.id, "score": float(sum(total for total, _ in own)) / len(own) if own else None})
             if own:
                 (high, best), (low, worst) = (pick(own, key=lambda scored: scored[0]) for pick in (max, min))
-                if high > low and best.strip() and worst.strip() and best.strip() != worst.strip():
+                if not all_equal((high, low)) and best.strip() and worst.strip() and best.strip() != worst.strip():
                     rows[-1] |= {"chosen": best, "rejected": worst, "margin": high - low}
         return rows
 

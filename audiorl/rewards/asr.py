@@ -11,6 +11,7 @@ from typing import Literal
 from audiorl.audio import seconds
 from audiorl.data.schema import FieldError
 from audiorl.eval.metrics.text import ErrorCounts, Normalizer, char_errors, normalize, units, word_errors
+from audiorl.languages import language_code
 from audiorl.rewards.answers import after_think, final_text, strip_tags
 from audiorl.rewards.combine import check_options
 from audiorl.types import Rollout, Sample, Score
@@ -21,7 +22,7 @@ class WordAccuracy:
     """1 - WER of the response, or of its <answer> if it has one; the best over the sample's references.
 
     WER can exceed 1: `clip` keeps the reward in [0, 1]. `normalizer` is "english" (Whisper), "basic" (multilingual;
-    spells digits out where sample.metadata has a "language") or "none". The reference "" says that nobody speaks: an
+    spells numbers out where sample.metadata has a "language") or "none". The reference "" says that nobody speaks: an
     empty response gets 1 and any other 0. Babble costs no more than one wrong word: see `Hallucination`.
 
     Raises ValueError for a sample without references and for a text that is empty after normalisation.
@@ -91,9 +92,15 @@ def languages_of(samples: Sequence[Sample]) -> tuple[str, ...]:
 
 
 def language_of(sample: Sample) -> str | None:
-    """Return sample.metadata["language"], where it is a code."""
+    """Return sample.metadata["language"], if it has one. Raises ValueError for an unknown one."""
     language = sample.metadata.get("language")
-    return language if isinstance(language, str) and language else None
+    if not isinstance(language, str) or not language:
+        return None
+    try:
+        language_code(language)
+    except ValueError as error:
+        raise FieldError("language", f"sample {sample.id!r}: {error}") from error
+    return language
 
 
 _BRACKETS = re.compile(r"[<>()\[\]{}（）［］【】]")

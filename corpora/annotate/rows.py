@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from audiorl.data.no_speech import TASK
+from audiorl.languages import language_code
 from corpora.annotate.options import Annotate
 from corpora.annotate.recordings import Recording, Source, Span
 from corpora.annotate.speakers import decoded, speakers
@@ -107,7 +108,8 @@ def reason_against(row: Mapping[str, Any], options: Annotate) -> str:
     """Why a row is left out, "" for one that stays; the first of the filters that holds."""
     if row["duration"] < options.min_seconds:
         return f"shorter than {options.min_seconds:g} s"
-    if options.languages and row["language"] not in options.languages:
+    wanted = {language_code(language) for language in options.languages}
+    if wanted and (not row["language"] or language_code(row["language"]) not in wanted):
         return f"language {row['language']}"
     if not row["transcripts"]:
         return f"no recogniser for {row['language']}"

@@ -32,6 +32,7 @@ from audiorl.config.recipe import HeldOutOptions, RecipeConfig
 from audiorl.data.bundled import bundled_set, bundled_transcripts
 from audiorl.data.manifest import read_samples
 from audiorl.data.prompts import TRANSLATE, asr_prompt
+from audiorl.languages import language_code
 from audiorl.models import AudioPolicy, load_policy
 from audiorl.models.examples import Example
 from audiorl.recipes._common import (
@@ -179,7 +180,7 @@ def spoken_examples(sample: Sample) -> list[Example]:
     """Return the transcript, and the translation into English of a row that has one and is in another language."""
     examples = [Example(sample, sample.references[0])]
     translation = sample.metadata.get("translation")
-    if translation and sample.metadata.get("language") != "en":
+    if translation and language_code(sample.metadata.get("language") or "und") != "en":
         (clip,) = (c for m in sample.messages for c in m.content if isinstance(c, AudioClip))
         request = replace(sample, id=f"{sample.id}/en", messages=asr_prompt(clip, ask=TRANSLATE), task="translate")
         examples.append(Example(replace(request, references=(translation,)), translation))

@@ -21,6 +21,8 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 import msgspec
 from msgspec import Struct
 
+from audiorl.languages import language_code
+
 T = TypeVar("T")
 
 
@@ -62,6 +64,14 @@ def check(data: Any, schema: type[T], prefix: str = "", decode: Callable[[type, 
 def _field(prefix: str, path: Sequence[str | int]) -> str:
     steps = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path)
     return f"{prefix}{steps}".removeprefix(".")
+
+
+def check_language(language: str | None, field: str = "language") -> None:
+    """Raise FieldError for a language that nobody knows."""
+    try:
+        language_code(language or "und")
+    except ValueError as error:
+        raise FieldError(field, str(error)) from error
 
 
 def check_limit(limit: int | None) -> None:

@@ -26,7 +26,7 @@ from audiorl.data.corpus import bundled_speech
 from audiorl.data.formats import AUDIO_FIELDS, Style, audio_field, clip_of
 from audiorl.data.manifest import Format, Loaded, read_values
 from audiorl.data.rows import Row
-from audiorl.data.schema import FieldError, check, check_limit
+from audiorl.data.schema import FieldError, check, check_language, check_limit
 from audiorl.data.schema.manifests import UtteranceColumns
 from audiorl.data.seedtts import TextToSay, line_numbers, read_meta, read_texts
 from audiorl.models import AudioPolicy
@@ -88,6 +88,7 @@ def _utterance(row: Row, style: Style) -> TextToSay:
         raise FieldError("text", f"missing; give the text to say (the columns are {', '.join(row.data)})")
     name = f"{Path(row.file).stem}-{row.number:04d}" if columns.id is None else str(columns.id).strip()
     speaker, language = (str("" if value is None else value).strip() for value in (columns.speaker, columns.language))
+    check_language(language)
     utterance = TextToSay(name, text.strip(), speaker=speaker, language=language)
     if any(row.data.get(field) is not None for field in AUDIO_FIELDS):
         utterance = replace(utterance, recording=clip_of(row, style, audio_field(row)))
