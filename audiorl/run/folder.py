@@ -6,6 +6,7 @@ phase continues from its last checkpoint; what was logged after that checkpoint 
 
 from __future__ import annotations
 
+import os
 import platform
 import shutil
 import signal
@@ -108,6 +109,7 @@ class StopRequest:
             if self.received:
                 raise KeyboardInterrupt
             self.received = True
+            os.write(2, b"audiorl: stopping after this step; once more stops at once\n")  # print is not reentrant
 
         before = {s: signal.signal(s, handler) for s in (signal.SIGINT, signal.SIGTERM)}
         try:
