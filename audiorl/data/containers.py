@@ -17,12 +17,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from audiorl.data.rows import AnyRow, BadRow, Row, converted, read_rows, stored
+from audiorl.data.rows import AnyRow, BadRow, Row, check_unpacked, converted, read_rows, stored
 from audiorl.data.schema import FieldError, check, parse_json
 from audiorl.data.schema.manifests import Cut, WenetSpeechRecording, WenetSpeechSegment
 
 AUDIO_SUFFIXES = (".flac", ".wav", ".opus", ".ogg", ".mp3")
 SOUNDS = (*AUDIO_SUFFIXES, ".m4a", ".webm", ".aac")
+MAX_MEMBER = 2**32
+"""Bytes of a member: those that a WAV file can have."""
 MAX_TEXT = 2**20
 """Bytes of a member that may be a column."""
 
@@ -205,10 +207,15 @@ def _member_columns(suffix: str, content: bytes) -> dict[str, Any]:
 
 
 def _members(path: Path) -> Iterator[tuple[str, bytes]]:
-    """(name, content) of the regular files of a tar, one at a time."""
+    """(name, content) of the regular files of a tar, one at a time. Raises ValueError for a broken or huge one."""
+    total = 0
     try:
         with tarfile.open(path, "r|*") as archive:
             for member in archive:
+                total += member.size  # as it says itself, holes of sparse files included: before anything is read
+                check_unpacked(path, total)
+                if member.size > MAX_MEMBER:
+                    raise ValueError(f"{path}: {member.name} has {member.size:,} bytes, at most {MAX_MEMBER:,}; cut it")
                 file = archive.extractfile(member) if member.isfile() else None
                 if file is not None:
                     yield member.name, file.read()

@@ -30,6 +30,8 @@ HUB = "hf://"
 """How the name of a dataset of the hub begins."""
 CACHE = "AUDIORL_CACHE"
 """Environment variable: the folder where audio without a file of its own is kept; by default ~/.cache/audiorl."""
+MOST_UNPACKED, MOST_RATIO = 2**28, 200
+"""What an archive may become: so many bytes, or so many times its own size."""
 _JSON = (".jsonl", ".json", ".ndjson")
 _BUFFER = 2**20
 """Bytes of a column of a Parquet file that are read at once."""
@@ -97,17 +99,34 @@ def read_rows(path: Path) -> Iterator[Row | BadRow]:
         if number == 0:
             raise ValueError(f"{path}: holds no rows")
     elif path.with_suffix("").suffix in _JSON if path.suffix == ".gz" else path.suffix in (*_JSON, ""):
-        content = path.read_bytes()
-        if path.suffix == ".gz":
-            try:
-                content = gzip.decompress(content)
-            except (OSError, EOFError, zlib.error) as error:
-                raise ValueError(f"{path}: not readable as gzip ({error}); copy or download it again") from error
+        content = gunzipped(path) if path.suffix == ".gz" else path.read_bytes()
         if not content.strip():
             raise ValueError(f"{path}: empty; write one JSON object a line")
         yield from _objects(path, content)
     else:
         raise ValueError(f"{path}: no data file; give .jsonl, .json, .parquet, .arrow, .tar or a saved dataset")
+
+
+def gunzipped(path: Path) -> bytes:
+    """Return the content of a .gz file. Raises ValueError for a damaged file, and for one that becomes far too much."""
+    try:
+        with gzip.open(path) as file:
+            content = file.read(most_unpacked(path) + 1)
+    except (OSError, EOFError, zlib.error) as error:
+        raise ValueError(f"{path}: not readable as gzip ({error}); copy or download it again") from error
+    check_unpacked(path, len(content))
+    return content
+
+
+def most_unpacked(path: Path) -> int:
+    """Return how many bytes an archive may hold: text and silence shrink to a hundredth, zeros to a thousandth."""
+    return max(MOST_UNPACKED, MOST_RATIO * path.stat().st_size)
+
+
+def check_unpacked(path: Path, size: int) -> None:
+    if size > most_unpacked(path):
+        held = f"{path.stat().st_size:,} bytes become more than {most_unpacked(path):,}"
+        raise ValueError(f"{path}: {held}, as no data do; unpack it yourself if you trust it")
 
 
 def read_checked(path: Path, convert: Callable[[Mapping[str, Any]], T]) -> Iterator[tuple[int, T]]:
