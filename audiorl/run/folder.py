@@ -32,6 +32,7 @@ from audiorl.run.checkpoint import (
     begin_checkpoint,
     commit_checkpoint,
     load_into,
+    partial_folder,
     save_checkpoint,
     verify,
 )
@@ -139,7 +140,13 @@ class Run:
                 if "\0" in path or not (folder / path).resolve().is_relative_to(folder.resolve()):
                     outside = f"the checkpoint {path!r} lies outside of the run folder"
                     raise ValueError(f"{folder}/state.json: edited: {outside}")
+                meta = folder / path / META
+                if meta.is_file() and (logged := read_record(meta, TrainerMeta).seq) > self._state.seq:
+                    earlier = f"seq is {self._state.seq}, but {path} was saved after {logged} lines of metrics"
+                    raise ValueError(f"{folder}/state.json: edited or damaged: {earlier}; restore the file")
             self._log = MetricsLog(folder / "metrics.jsonl", self._state.seq)
+            for partial in folder.glob("checkpoints/*/.*.partial"):  # of a process that ended while it saved
+                shutil.rmtree(partial, ignore_errors=True)
             self._seq = self._state.seq
             self._lock = opened.pop_all()
 
@@ -151,13 +158,17 @@ class Run:
             raise ValueError(f"{out} exists already; choose another --out, or continue it with 'audiorl resume {out}'")
         partial = folder.with_name(folder.name + ".partial")  # a run folder is there whole or not at all
         shutil.rmtree(partial, ignore_errors=True)
-        for name in ("rollouts", "checkpoints", "eval"):
-            (partial / name).mkdir(parents=True)
         versions = {"python": platform.python_version()} | {name: version(name) for name in VERSIONS}
         record = RunConfig(recipe, list(argv), to_json(config), versions)
-        write_json(partial / "config.json", msgspec.to_builtins(record))
-        write_json(partial / "state.json", msgspec.to_builtins(RunState(0, {}, {}, {})))
-        partial.rename(folder)
+        try:
+            for name in ("rollouts", "checkpoints", "eval"):
+                (partial / name).mkdir(parents=True)
+            write_json(partial / "config.json", msgspec.to_builtins(record))
+            write_json(partial / "state.json", msgspec.to_builtins(RunState(0, {}, {}, {})))
+            partial.rename(folder)
+        except OSError:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise
         return cls(Path(out))
 
     @classmethod
@@ -177,6 +188,8 @@ class Run:
     def close(self) -> None:
         """Close the metrics log and the trackers, which send what they still hold, and unlock the folder."""
         self._closed = True
+        if self._saving is not None:  # the writing failed, on a full disk perhaps
+            shutil.rmtree(partial_folder(self._saving.folder), ignore_errors=True)
         with self._lock:
             self._log.close()
             for tracker in self._trackers:
