@@ -183,7 +183,9 @@ def _columns(terms: Sequence[Term], rollouts: Sequence[Rollout], undefined: bool
     for term in terms:
         columns.append(check_scores(term.name, term.reward(shared), shared, undefined))
         if _contents(shared) != before:
-            raise ValueError(f"reward {term.name!r}: writes to the rollouts, which other rewards see too; change copies")
+            raise ValueError(
+                f"reward {term.name!r}: writes to the rollouts, which other rewards see too; change copies"
+            )
     return columns
 
 
