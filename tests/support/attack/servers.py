@@ -174,5 +174,6 @@ TARGETS = [
     Target("server bodies", _post, _judge_answer, weight=1.5, more_seeds=_bodies, names=("server:",)),
     Target("judge answers", _rating, _judge_rating, weight=0.5, more_seeds=_answers, names=("judge:",)),
     Target("view requests", _request, _judge_request, weight=0.8,
-           more_seeds=lambda: [Input(f"{i}.json", json.dumps(r).encode()) for i, r in enumerate(REQUESTS)], names=("",)),
+           more_seeds=lambda: [Input(f"{i}.json", json.dumps(row).encode()) for i, row in enumerate(REQUESTS)],
+           names=("",)),
 ]  # fmt: skip
