@@ -49,6 +49,7 @@ for _group, _before, _members in (
     RENAMED |= {f"{_before}{member}": f"{_group}.{member}" for member in _members.split()}
     RENAMED |= {f"no-{_before}{member}": f"{_group}.no-{member}" for member in _members.split()}
 RENAMED |= {"audio-check": "listening.action", "audio-check-min": "listening.min-gain"}
+RENAMED |= {"sampling.compile": "sampling.cuda-graphs", "sampling.no-compile": "sampling.no-cuda-graphs"}
 RENAMED_VALUES = {
     "advantage": {"group": "grpo", "mean-relative": "maxrl", "decoupled": "gdpo", "leave-one-out": "rloo"},
     "loss": {"clip": "ppo"},

@@ -15,7 +15,8 @@ from audiorl.types import Rollout, Sample, Score
 class Reward(Protocol):
     """Scores all rollouts of a step at once, in order; one whose attribute `by_group` is true a group at a time.
 
-    None in place of a Score skips the rollout: it takes no part in its group's baseline nor in the update.
+    None in place of a Score skips the rollout: it takes no part in its group's baseline nor in the update. It may also
+    have a method `check(sample)`, which raises ValueError for a sample that it cannot score: recipes ask before step 1.
     """
 
     def __call__(self, rollouts: Sequence[Rollout]) -> Sequence[Score | None]: ...

@@ -133,7 +133,8 @@ class Score:
     weights: Mapping[str, float] = field(default_factory=dict)
     """Weights of the parts of a weighted sum, for advantages that treat them one by one."""
     step_ends: tuple[int, ...] | None = None
-    """Sampled tokens, from 0, that end a step (a word, a thought) of credit per token; None: it knows no steps."""
+    """Sampled tokens, from 0, that end a step (a word, a thought) of credit per token, one for each step: a token on
+    which two steps end stands twice. None: it knows no steps."""
 
 
 @dataclass(frozen=True, eq=False)

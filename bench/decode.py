@@ -13,10 +13,6 @@ one thread.
 `ending` and `full`: 8 prompts of 547 tokens x 8 samples of up to 512 tokens, together 64 x 1059, which is more than the
 default of `sampling.max_batch_tokens` (65,536). Answers of `ending` end after random numbers of tokens, those of `full`
 take all 512. The numbers are decoder calls after the prompts, rows times calls, CPU seconds, and the peak of the cache.
-
-    python bench/decode.py --compile
-
-`decode` with and without `sampling.compile`, alternately in one process; "first" is the call that compiles.
 """
 
 from __future__ import annotations
@@ -137,39 +133,6 @@ def child() -> None:
     print(json.dumps(numbers))
 
 
-def compiled(rounds: int) -> None:
-    """A table of `decode` with and without a compiled step."""
-    import torch
-
-    from audiorl.config import SamplingConfig
-    from audiorl.models.families import text
-    from audiorl.protocols import Request
-    from audiorl.rollout.hf import HFEngine
-    from audiorl.types import Message, Sample
-
-    torch.set_num_threads(1)
-    table = Table("CPU s", "first", "plain", "compiled", "compiled / plain")
-    policy = text.tiny([WORDS * 20], hidden=256, layers=4, vocab_size=2000)
-    samples = [Sample(f"{i}", (Message("user", (WORDS * 12,)),)) for i in range(8)]
-    requests = [Request(sample, 8, seed=1) for sample in samples]
-    seconds: list[tuple[float, float]] = []
-    for _ in range(rounds + 1):
-        times, ids = [], []
-        for on in (False, True):
-            engine = HFEngine(policy, SamplingConfig(max_new_tokens=96, compile=on))
-            before = sum(os.times()[:4])  # with the compiler, another process
-            rollouts = engine.generate(requests)
-            times.append(sum(os.times()[:4]) - before)
-            ids.append([r.segments[0].ids.tolist() for r in rollouts])
-        assert ids[0] == ids[1], "the compiled step samples different tokens"
-        seconds.append((times[0], times[1]))
-    ratios = [b / a for a, b in seconds[1:]]
-    plain, fast = (statistics.median(side) for side in zip(*seconds[1:], strict=True))
-    spread = f"{statistics.median(ratios):.2f} ({min(ratios):.2f}-{max(ratios):.2f})"
-    table.add_row("width 256, 4 layers", f"{seconds[0][1]:.1f}", f"{plain:.2f}", f"{fast:.2f}", spread)
-    Console().print(table)
-
-
 def measure(checkout: Path) -> dict[str, Any]:
     environment = {**os.environ, "PYTHONPATH": str(checkout), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     command = [sys.executable, str(Path(__file__).resolve()), "--child"]
@@ -182,14 +145,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--against", type=Path, help="another checkout")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--compile", action="store_true", help="with and without a compiled step")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
         child()
-        return
-    if options.compile:
-        compiled(options.rounds)
         return
     here = Path(__file__).resolve().parents[1]
     if options.against is None:

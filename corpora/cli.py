@@ -23,6 +23,7 @@ from tyro.conf import Positional
 
 from audiorl.config import require_ranges
 from audiorl.config.checks import require
+from audiorl.languages import language_code
 from audiorl.options import parse
 from corpora.annotate.options import Annotate
 
@@ -233,7 +234,8 @@ def run_build(options: BuildCorpus) -> None:
         texts = texts_of_rows(rows)
         if options.texts:
             texts += read_texts(options.texts, options.texts_licence)
-        texts = [t for t in texts if options.languages is None or t.language in options.languages]
+        wanted = None if options.languages is None else set(map(language_code, options.languages))
+        texts = [t for t in texts if wanted is None or language_code(t.language) in wanted]
         if not texts:
             raise ValueError(f"{options.out}: no texts to speak; add another source, or --texts FILE")
         voices = synthetic_voices(texts, options.synthetic_speakers, options.synthetic_clips)

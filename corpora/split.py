@@ -15,6 +15,7 @@ from typing import Any
 
 from audiorl.data.corpus import Utterance, normalised, split_by_key
 from audiorl.data.rows import write_json_lines
+from audiorl.languages import language_code
 from corpora.sources.synthetic import SPEAKER_PREFIX
 
 
@@ -29,7 +30,7 @@ class Selection:
 
     def refuses(self, u: Utterance) -> str | None:
         """Why an utterance takes no part; None if it does."""
-        if self.languages is not None and u.language not in self.languages:
+        if self.languages is not None and language_code(u.language) not in map(language_code, self.languages):
             return "another language"
         if not self.min_seconds <= u.duration <= self.max_seconds:
             return "too short or too long"
@@ -105,7 +106,7 @@ def _row(u: Utterance, folder: Path) -> dict[str, Any]:
     audio = os.path.relpath(Path(str(u.clip.path)).absolute(), folder.absolute())
     row: dict[str, Any] = {"id": u.id, "key": u.key, "language": u.language, "text": u.text, "audio": audio}
     row |= {"duration": u.duration, "speaker": u.speaker, "translation": u.translation, "licence": u.licence}
-    return row | ({} if u.clip.duration is None else {"start": u.clip.start})
+    return row | {name: value for name, value in u.clip.part.items() if name != "duration"}
 
 
 def summary(parts: dict[str, list[Utterance]]) -> list[tuple[str, str, int, int, float]]:

@@ -167,12 +167,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 EXTRAS = {
     **dict.fromkeys(("vllm",), "rollout-cpu"),
     **dict.fromkeys(("ray", "deepspeed"), "scale"),
-    **dict.fromkeys(("sacrebleu", "num2words"), "metrics"),
+    **dict.fromkeys(("sacrebleu", "zhconv"), "metrics"),
     **dict.fromkeys(("fastapi", "uvicorn", "starlette"), "serve"),
     **dict.fromkeys(("tensorboard", "wandb", "trackio", "mlflow"), "loggers"),
     **dict.fromkeys(("simuleval", "textgrid", "pydub"), "simuleval"),
     **dict.fromkeys(
-        ("pystoi", "pocketsphinx", "faster_whisper", "speechmos", "librosa", "requests", "scipy", "zhconv"), "speech"
+        ("pystoi", "pocketsphinx", "faster_whisper", "speechmos", "librosa", "requests", "scipy"), "speech"
     ),
     "pandas": "study",
     "gguf": "gguf",

@@ -40,6 +40,11 @@ def prepare(wav: Tensor | np.ndarray, sample_rate: int, codec: AudioTokenizer) -
     if (peak := float(np.abs(samples).max())) > OVERSHOOT:
         raise ValueError(f"samples reach {peak:.4g}, far beyond [-1, 1]; scale them (int16 by 1/32768)")
     mono = samples.astype(np.float32) if samples.ndim == 1 else samples.mean(axis=1, dtype=np.float32)
+    power, left = (float(np.mean(np.square(x, dtype=np.float64))) for x in (samples, mono))
+    if left < 0.01 * power and power > 1e-8:  # 20 dB below the channels
+        raise ValueError(
+            "the channels cancel each other out in their mean, as in stereo out of phase; give one of them"
+        )
     if sample_rate != codec.sample_rate:
         import soxr  # here: training on text needs torch and transformers only
 

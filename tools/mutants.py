@@ -23,7 +23,11 @@ ALGOS, RL, MODELS = "tests/unit/algos", "tests/unit/train/rl", "tests/unit/model
 
 # (name, file, text, its replacement, the tests that should fail)
 MUTANTS: tuple[tuple[str, str, str, str, str], ...] = (
-    ("grpo: no baseline", "algos/advantages.py", "return centred / (deviation[index] + eps)", "return rewards / (deviation[index] + eps)", ALGOS),
+    ("grpo: no baseline", "algos/advantages.py", "return centred / torch.where(scale > 0, scale, 1.0)", "return rewards / torch.where(scale > 0, scale, 1.0)", ALGOS),
+    ("grpo: equal rewards leave their rounding", "algos/advantages.py", "torch.where(differ(low, high)[index], rewards - mean[index], 0.0)", "rewards - mean[index]", f"{ALGOS} tests/cases"),
+    ("steps: those that end on one token are one", "algos/experience.py", "ends.index_add_(0, at, torch.ones_like(at))", "ends.index_fill_(0, at, 1)", f"{ALGOS} tests/cases"),
+    ("ppo: a clipped ratio overflows", "algos/losses.py", "torch.where(where, log_ratio.clamp(max=MAX_LOG_RATIO), log_ratio)", "log_ratio", f"{ALGOS} tests/cases"),
+    ("tis: a log-prob of nan stays nan", "algos/losses.py", "return weights.masked_fill(rollout_logprobs.isnan(), 1.0)", "return weights", "tests/cases"),
     ("rloo: own reward in the baseline", "algos/advantages.py", "return centred * (count / (count - 1).clamp(min=1))[index]", "return centred", ALGOS),
     ("gae: discounts twice", "algos/advantages.py", "- v, gamma * lam)", "- v, gamma * gamma * lam)", ALGOS),
     ("gae: bootstraps from the token itself", "algos/advantages.py", "r + gamma * following - v", "r + gamma * v - v", ALGOS),
@@ -36,7 +40,7 @@ MUTANTS: tuple[tuple[str, str, str, str, str], ...] = (
     ("dr.grpo: divides by the real length", "algos/losses.py", "return [1.0 / (sequences * constant_length)] * len(lengths)", "return [1.0 / (sequences * max(n, 1)) for n in lengths]", ALGOS),
     ("tis: ratio upside down", "algos/losses.py", "(old_logprobs - rollout_logprobs).detach().exp()", "(rollout_logprobs - old_logprobs).detach().exp()", ALGOS),
     ("kl: k3 of the wrong direction", "algos/losses.py", "return torch.expm1(-d) + d", "return torch.expm1(d) - d", ALGOS),
-    ("kl: the coefficient follows the wrong way", "algos/losses.py", "self.beta * (1 + change)", "self.beta * (1 - change)", ALGOS),
+    ("kl: the coefficient follows the wrong way", "algos/losses.py", "self.beta * max(1 + change, 0.1)", "self.beta * max(1 - change, 0.1)", ALGOS),
     ("packing: responses see each other", "algos/packing.py", "return (own | shared) & causal", "return causal", ALGOS),
     ("packing: positions of a response begin at 0", "algos/packing.py", "rows = add(e, slice(p, None), p, prompt_span", "rows = add(e, slice(p, None), 0, prompt_span", MODELS + "/test_model_backbones.py"),
     ("packing: prompts with other audio are shared", "algos/packing.py", "and [c.key for c in a.audio] == [c.key for c in b.audio]", "", f"{ALGOS} {MODELS} {RL}"),

@@ -88,6 +88,8 @@ def names_a_method(call: ast.Call) -> bool:
 
 def room_of(module: str) -> str:
     """Return the longest room of LAYERS that the module lies in; a new package of audiorl is its own room."""
+    if module.endswith(".__main__"):
+        return "audiorl.cli"
     rooms = [room for layer in LAYERS for room in layer if f"{module}.".startswith(f"{room}.")]
     room = max(rooms, key=len, default=module)
     if room == "audiorl" and (ROOT / Path(*module.split(".")[:2])).is_dir() and "." in module:

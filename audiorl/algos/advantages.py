@@ -5,8 +5,12 @@ arrives between two turns) and padding are False: they are skipped, so that the 
 the first token of the next. Rewards must lie on sampled tokens; what lies elsewhere does not count. Results are 0 where
 the mask is False.
 
-A *step* is a part of a rollout with a reward of its own: a word, a thought, a turn. `ends` [B, T] is True on the
-sampled token that ends one; the step's reward is the sum over its tokens, and may be 0.
+A *step* is a part of a rollout with a reward of its own: a word, a thought, a turn. `ends` [B, T] counts the steps that
+end on a sampled token, none on most; the step's reward is the sum over its tokens, and may be 0. Steps that end on one
+token share its reward equally, and the token has the mean of their advantages.
+
+Rewards that differ by no more than float32's rounding are equal: their centred values are 0, not the rounding, which a
+division by their spread would make as large as any signal.
 """
 
 from __future__ import annotations
@@ -20,11 +24,18 @@ from torch.nn.functional import pad
 from audiorl.algos.losses import check_shapes
 
 Reduce = Callable[[Tensor], Tensor]  # Sums a tensor over all ranks
+LARGEST_REWARD = 1e18
+"""Rewards stay below this: the squares of larger ones are infinite in float32, and the advantages then 0."""
 
 
 def identity(tensor: Tensor) -> Tensor:
     """Return the sum over one rank."""
     return tensor
+
+
+def differ(low: Tensor, high: Tensor) -> Tensor:
+    """Return whether the lowest and the highest of some rewards differ by more than a few roundings of their dtype."""
+    return high - low > 3 * torch.finfo(low.dtype).eps * torch.maximum(-low, high)
 
 
 def group_relative(rewards: Tensor, group_ids: Sequence[str] | Tensor, std: bool = True, eps: float = 1e-4) -> Tensor:
@@ -39,7 +50,8 @@ def group_relative(rewards: Tensor, group_ids: Sequence[str] | Tensor, std: bool
         return centred
     square = torch.zeros_like(count).index_add(0, index, centred**2)
     deviation = (square / (count - 1).clamp(min=1)).sqrt()
-    return centred / (deviation[index] + eps)
+    scale = deviation[index] + eps
+    return centred / torch.where(scale > 0, scale, 1.0)  # equal rewards and an eps of 0: 0 / 0
 
 
 def rloo(rewards: Tensor, group_ids: Sequence[str] | Tensor) -> Tensor:
@@ -99,9 +111,12 @@ def steps_of(ends: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
 
     What follows the last end has the number of the last step.
     """
-    ends = ends.bool() & mask.bool()
+    ends = ends.long() * mask.bool()
     counts_B = ends.sum(1)
-    return (ends.cumsum(1) - ends.long()).minimum((counts_B - 1).clamp(min=0)[:, None]), counts_B
+    first_BT = ends.cumsum(1) - ends.long()
+    # What follows the last end belongs to the first of the steps that end there.
+    last_B = torch.where(ends > 0, first_BT, 0).amax(1) if ends.shape[1] else counts_B
+    return first_BT.minimum(last_B[:, None]), counts_B
 
 
 def time_index_on_tokens(
@@ -120,9 +135,10 @@ def time_index_on_tokens(
     has.
     """
     check_shapes("time_index_on_tokens", rewards=rewards, mask=mask, steps=steps)
-    rewards_BS, present_BS = _sum_steps(torch.where(mask.bool(), rewards, 0.0), steps, counts)
+    rewards_BS, present_BS, place_BS, sharing_BS = _sum_steps(rewards, mask.bool(), steps, counts)
     advantages_BS = time_index_relative(rewards_BS, present_BS, group_ids, std, eps, gamma)
-    return torch.where(mask.bool(), advantages_BS.gather(1, steps), 0.0)
+    means_BS = torch.zeros_like(advantages_BS).scatter_add(1, place_BS, advantages_BS / sharing_BS)
+    return torch.where(mask.bool(), means_BS.gather(1, steps), 0.0)
 
 
 def process_relative(
@@ -137,7 +153,7 @@ def process_relative(
     check_shapes("process_relative", rewards=rewards, mask=mask, ends=ends)
     step_BT, counts_B = steps_of(ends, mask)
     inside_BT = mask.bool() & ((ends.bool() & mask.bool()).flip(1).cumsum(1).flip(1) > 0)
-    rewards_BS, present_BS = _sum_steps(torch.where(inside_BT, rewards, 0.0), step_BT, counts_B)
+    rewards_BS, present_BS, *_ = _sum_steps(rewards, inside_BT, step_BT, counts_B)
     group = _group_index(group_ids, mask.device)[0][:, None].expand_as(present_BS)
     normalised_BS = torch.zeros_like(rewards_BS)
     normalised_BS[present_BS] = group_relative(rewards_BS[present_BS], group[present_BS], std, eps)
@@ -145,11 +161,18 @@ def process_relative(
     return torch.where(inside_BT, later_BS.gather(1, step_BT), 0.0)
 
 
-def _sum_steps(rewards: Tensor, steps: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the rewards [B, T] summed over each step, [B, S] with S the most steps of a rollout, and which exist."""
-    most = max([*counts.tolist(), 1])
-    rewards_BS = rewards.new_zeros(len(rewards), most).scatter_add(1, steps, rewards)
-    return rewards_BS, torch.arange(most, device=rewards.device) < counts[:, None]
+def _sum_steps(rewards: Tensor, mask: Tensor, steps: Tensor, counts: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return the rewards [B, T] where `mask` is True summed over each step, [B, S] with S the most steps of a rollout;
+    which steps exist; the step whose tokens each of them shares, itself where it has some; and how many share them.
+    """
+    number_S = torch.arange(max([*counts.tolist(), 1]), device=rewards.device)
+    present_BS = number_S < counts[:, None]
+    sums_BS = rewards.new_zeros(present_BS.shape).scatter_add(1, steps, torch.where(mask, rewards, 0.0))
+    has_tokens_BS = torch.zeros_like(sums_BS).scatter_add(1, steps, mask.to(sums_BS.dtype)) > 0
+    place_BS = torch.where(has_tokens_BS, number_S, 0).cummax(1).values
+    sharing_BS = torch.zeros_like(sums_BS).scatter_add(1, place_BS, present_BS.to(sums_BS.dtype)).clamp(min=1)
+    sharing_BS = sharing_BS.gather(1, place_BS)
+    return sums_BS.gather(1, place_BS) / sharing_BS, present_BS, place_BS, sharing_BS
 
 
 def gae(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float = 1.0, lam: float = 0.95) -> tuple[Tensor, Tensor]:
@@ -209,7 +232,8 @@ def whiten(x: Tensor, mask: Tensor, reduce: Reduce = identity, eps: float = 1e-8
     mean = total / count.clamp(min=1)
     centred = torch.where(mask, masked - mean, 0.0)
     variance = reduce((centred**2).sum()) / (count - 1).clamp(min=1)
-    return (centred / (variance + eps).sqrt()).to(x.dtype)
+    equal = variance <= (max(torch.finfo(x.dtype).eps, 1e-14) * mean) ** 2  # but for rounding, of x or of the sum
+    return torch.where(equal, 0.0, centred / (variance + eps).sqrt()).to(x.dtype)
 
 
 def _discounted_sums(x: Tensor, decay: float) -> Tensor:
@@ -236,14 +260,22 @@ def _discounted_sums(x: Tensor, decay: float) -> Tensor:
 
 
 def centre_groups(rewards: Tensor, group_ids: Sequence[str] | Tensor, name: str) -> tuple[Tensor, Tensor, Tensor]:
-    """Return rewards less their group's mean [B], the group of each [B], and the groups' sizes."""
+    """Return rewards less their group's mean [B], 0 in a group of equal ones, the group of each [B], and the groups'
+    sizes. Raises ValueError for a reward that is not below `LARGEST_REWARD`."""
     index, size = _group_index(group_ids, rewards.device)
     if rewards.dim() != 1 or len(index) != len(rewards):
         raise ValueError(f"{name}: rewards of shape {list(rewards.shape)} but {len(index)} group ids")
     empty = torch.zeros(size, dtype=rewards.dtype, device=rewards.device)
+    if not bool((rewards.abs() < LARGEST_REWARD).all()):
+        wrong = float(rewards[~(rewards.abs() < LARGEST_REWARD)][0])
+        raise ValueError(f"{name}: a reward of {wrong:g}; they must be finite and below {LARGEST_REWARD:g}")
     count = empty.index_add(0, index, torch.ones_like(rewards))
+    low, high = (empty.scatter_reduce(0, index, rewards, how, include_self=False) for how in ("amin", "amax"))
+    # A large part that all share is taken off first: the mean would be rounded to its digits.
+    shared = torch.where(high - low < torch.maximum(-low, high) / 1024, low, 0.0)
+    rewards = rewards - shared[index]
     mean = empty.index_add(0, index, rewards) / count
-    return rewards - mean[index], index, count
+    return torch.where(differ(low, high)[index], rewards - mean[index], 0.0), index, count
 
 
 def _group_index(group_ids: Sequence[str] | Tensor, device: torch.device) -> tuple[Tensor, int]:

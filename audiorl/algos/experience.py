@@ -58,8 +58,9 @@ class Experience:
     """[L] float32: the reference; filled in by the trainer, or by processes that hold the reference."""
     rewards: Tensor | None = None  # [L] float32: the score placed on tokens
     step_ends: Tensor | None = None
-    """[L] bool: the sampled tokens that end a step with a reward of its own: those of `Score.step_ends`, else the last
-    of each segment that was scored, else the last of all. None without a score, or where credit knows no steps."""
+    """[L] int64: how many steps with a reward of their own end on a token: as `Score.step_ends` says, else one on the
+    last sampled token of each segment that was scored, else on the last of all. None without a score, or where credit
+    knows no steps."""
     values: Tensor | None = None  # [L] float32: the critic; filled in by the trainer
     advantages: Tensor | None = None  # [L] float32: filled in by the driver (group estimators) or by the trainer
     returns: Tensor | None = None  # [L] float32: filled in by the trainer with `gae`
@@ -133,13 +134,13 @@ def _in_columns(values: Tensor, width: int) -> Tensor:
 
 def _token_rewards(rollout: Rollout, score: Score, response: Tensor, mask: Tensor) -> tuple[Tensor, Tensor | None]:
     """Return the score on its tokens [L] (per token, else on the last one of each segment, else on the last of all) and
-    which tokens end a step, [L] bool or None.
+    how many steps end on each, [L] int64 or None.
 
     `response` [L] marks the tokens of the segments' responses, `mask` [L] those among them that were sampled. A reward
     that falls on a forced token, or on an empty segment, goes to the sampled token before it, or to the first one.
     Without any sampled token nothing is rewarded.
     """
-    rewards, ends = torch.zeros(len(mask)), torch.zeros(len(mask), dtype=torch.bool)
+    rewards, ends = torch.zeros(len(mask)), torch.zeros(len(mask), dtype=torch.long)
     if not bool(mask.any()):
         return rewards, ends
     places = response.nonzero().squeeze(-1)
@@ -157,8 +158,8 @@ def _token_rewards(rollout: Rollout, score: Score, response: Tensor, mask: Tenso
     rewards = rewards.index_add_(0, sampled[before], placed)
     if steps is None:
         return rewards, None
-    ends[sampled[before[list(steps)]]] = True
-    return rewards, ends
+    at = sampled[before[list(steps)]]
+    return rewards, ends.index_add_(0, at, torch.ones_like(at))
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from audiorl.algos.advantages import centre_groups, group_relative, identity
-from audiorl.algos.losses import Loss, LossInputs, check_shapes, ppo_clip_loss, ratio_sums, sequence_means
+from audiorl.algos.losses import Loss, LossInputs, bounded, check_shapes, ppo_clip_loss, ratio_sums, sequence_means
 
 # -- advantages --------------------------------------------------------------------------------------------------------
 
@@ -50,10 +50,13 @@ def gdpo(
         raise ValueError(f"gdpo: rewards of shape {list(rewards.shape)} but {len(weights)} weights")
     columns = [w * group_relative(r, group_ids, eps=eps) for r, w in zip(rewards.unbind(1), weights, strict=True)]
     total = torch.stack(columns, 1).sum(1)
+    # Terms that cancel leave rounding, which the division below would make a signal of.
+    rounding = 3 * torch.finfo(total.dtype).eps * torch.stack(columns, 1).abs().sum(1)
+    total = torch.where(total.abs() > rounding, total, 0.0)
     count, summed = reduce(torch.stack([total.new_tensor(float(len(total))), total.sum()]).double())
     centred = total.double() - summed / count.clamp(min=1)
     deviation = (reduce((centred**2).sum()) / (count - 1).clamp(min=1)).sqrt()
-    return (centred / (deviation + eps)).to(total.dtype)
+    return (centred / (deviation + eps if deviation > 0 else 1.0)).to(total.dtype)
 
 
 def remax(rewards: Tensor, greedy_rewards: Tensor) -> Tensor:
@@ -76,9 +79,9 @@ def gmpo_loss(x: LossInputs, clip_low: float = 0.4, clip_high: float = 0.4) -> L
     """
     log_ratio = x.log_ratio
     held = log_ratio.clamp(-clip_low, clip_high)
-    bounded = torch.where(x.advantages >= 0, torch.minimum(log_ratio, held), torch.maximum(log_ratio, held))
-    gain = sequence_means(bounded, x.sequence).exp() * x.advantages
-    return -(x.weights * gain).sum(), ratio_sums(log_ratio, bounded != log_ratio, x.weights)
+    clipped = torch.where(x.advantages >= 0, torch.minimum(log_ratio, held), torch.maximum(log_ratio, held))
+    gain = sequence_means(clipped, x.sequence).exp() * x.advantages
+    return -(x.weights * gain).sum(), ratio_sums(log_ratio, clipped != log_ratio, x.weights)
 
 
 def sapo_loss(x: LossInputs, positive: float = 1.0, negative: float = 1.05) -> Loss:
@@ -170,5 +173,6 @@ def kl_cov_loss(x: LossInputs, coef: float = 1.0) -> Loss:
     Nothing is clipped. At ratio 1, and so in the first update of a step, the penalty has no gradient.
     """
     log_ratio = x.log_ratio
-    loss = (x.weights * (coef * x.chosen * log_ratio.abs() - log_ratio.exp() * x.advantages)).sum()
+    ratio = bounded(log_ratio, (x.advantages == 0) | (x.weights == 0)).exp()
+    loss = (x.weights * (coef * x.chosen * log_ratio.abs() - ratio * x.advantages)).sum()
     return loss, ratio_sums(log_ratio, torch.zeros_like(x.weights), x.weights)

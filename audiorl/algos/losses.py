@@ -18,6 +18,9 @@ from torch import Tensor
 from audiorl.config import Aggregation, KLConfig, KLKind
 
 NONE = torch.zeros(0, dtype=torch.long)  # A tensor of `LossInputs` that the loss does not use
+MAX_LOG_RATIO = 80.0
+"""Where a loss does not depend on a ratio, larger log ratios count as this: e^89 is infinite in float32, and a clipped
+token's gradient would be 0 · ∞."""
 
 
 def check_shapes(function: str, **tensors: Tensor | None) -> None:
@@ -82,10 +85,11 @@ def token_weights(
 def ppo_clip_loss(x: LossInputs, clip_low: float = 0.2, clip_high: float = 0.2, dual_clip: float | None = None) -> Loss:
     """PPO's clipped surrogate (Schulman et al. 2017, eq. 7).
 
-    `dual_clip` c > 1 bounds the loss of tokens with negative advantage by -c·A (Ye et al. 2020).
+    `dual_clip` c > 1 bounds the loss of tokens with negative advantage by -c·A (Ye et al. 2020). Without it nothing
+    bounds these: a ratio that float32 cannot hold makes the loss infinite.
     """
     log_ratio = x.log_ratio
-    ratio = log_ratio.exp()
+    ratio = bounded(log_ratio, (x.advantages >= 0) | (x.weights == 0) | (dual_clip is not None)).exp()
     unclipped = ratio * x.advantages
     clipped = ratio.clamp(1 - clip_low, 1 + clip_high) * x.advantages
     gain = torch.minimum(unclipped, clipped)
@@ -94,9 +98,15 @@ def ppo_clip_loss(x: LossInputs, clip_low: float = 0.2, clip_high: float = 0.2, 
     return -(x.weights * gain).sum(), ratio_sums(log_ratio, clipped < unclipped, x.weights)
 
 
+def bounded(log_ratio: Tensor, where: Tensor) -> Tensor:
+    """Return log ratios, at most `MAX_LOG_RATIO` where `where` is True."""
+    return torch.where(where, log_ratio.clamp(max=MAX_LOG_RATIO), log_ratio)
+
+
 @torch.no_grad()
 def ratio_sums(log_ratio: Tensor, clipped: Tensor, weights: Tensor) -> dict[str, Tensor]:
     """Return what a loss on ratios reports; `clipped` [N] bool marks the tokens whose ratio was held back."""
+    log_ratio = log_ratio.clamp(max=MAX_LOG_RATIO)
     return {
         "clip_frac": (weights * clipped).sum(),
         "approx_kl": (weights * (torch.expm1(log_ratio) - log_ratio)).sum(),
@@ -142,10 +152,12 @@ def reinforce_loss(x: LossInputs) -> Loss:
 def tis_weights(old_logprobs: Tensor, rollout_logprobs: Tensor, cap: float = 2.0) -> Tensor:
     """Truncated importance sampling for an engine whose log-probs are not the trainer's (Yao et al. 2025).
 
-    min(exp(old - rollout), cap), elementwise and constant: multiplies the tokens' loss weights.
+    min(exp(old - rollout), cap), elementwise and constant: multiplies the tokens' loss weights. 1 where the engine gave
+    nan.
     """
     check_shapes("tis_weights", old_logprobs=old_logprobs, rollout_logprobs=rollout_logprobs)
-    return (old_logprobs - rollout_logprobs).detach().exp().clamp(max=cap)
+    weights = (old_logprobs - rollout_logprobs).detach().exp().clamp(max=cap)
+    return weights.masked_fill(rollout_logprobs.isnan(), 1.0)
 
 
 def value_loss(
@@ -175,7 +187,8 @@ def kl_estimate(logprobs: Tensor, ref_logprobs: Tensor, kind: KLKind = "k3") -> 
 
     Two tensors of one shape. With d = lp - ref: k1 = d, k2 = d^2 / 2, k3 = exp(-d) + d - 1.
 
-    k1 is unbiased; k3 is unbiased, never negative, and what GRPO puts into the loss.
+    k1 is unbiased; k3 is unbiased, never negative, and what GRPO puts into the loss. Of k3 a d below -80 counts as -80,
+    with gradient 0: float32 does not hold e^89.
     """
     check_shapes("kl_estimate", logprobs=logprobs, ref_logprobs=ref_logprobs)
     d = logprobs - ref_logprobs
@@ -183,7 +196,12 @@ def kl_estimate(logprobs: Tensor, ref_logprobs: Tensor, kind: KLKind = "k3") -> 
         return d
     if kind == "k2":
         return 0.5 * d**2
+    d = d.clamp(min=-MAX_LOG_RATIO)
     return torch.expm1(-d) + d
+
+
+BETAS = (1e-12, 1e12)
+"""Within which an adaptive β stays: at 0 or infinity it could never change again."""
 
 
 @dataclass(frozen=True)
@@ -192,6 +210,7 @@ class KLController:
 
     fixed: it stays. horizon: β ← β·(1 + e·samples/horizon), `samples` being those since the last update. log-space:
     β ← β·(1 + gain·e), proportional control of log β. Both from Ziegler et al. 2019, arXiv 1909.08593, 2.2 (gain: K_β).
+    β is divided by at most 10 at once, since the factor may be negative, and stays within `BETAS`.
     """
 
     beta: float
@@ -206,4 +225,5 @@ class KLController:
             raise ValueError(f"the observed KL is {observed}; the coefficient cannot follow it")
         error = min(max(observed / config.target - 1, -0.2), 0.2)
         change = config.gain * error if config.control == "log-space" else error * samples / config.horizon
-        return replace(self, beta=self.beta * (1 + change))
+        beta = self.beta * max(1 + change, 0.1)
+        return replace(self, beta=min(max(beta, BETAS[0]), BETAS[1]))

@@ -134,6 +134,7 @@ def _load(options: EncodeOptions | DecodeOptions) -> AudioTokenizer:
 def _files(paths: tuple[str, ...]) -> Iterator[tuple[str, Path]]:
     """(id, file): the name without its ending, for a folder's files the path below it."""
     from audiorl.data.recordings import AUDIO_SUFFIXES
+    from audiorl.data.rows import files_below
 
     if not paths:
         raise ValueError("encode: name audio files or folders of them")
@@ -141,7 +142,7 @@ def _files(paths: tuple[str, ...]) -> Iterator[tuple[str, Path]]:
         if not path.is_dir():
             yield path.stem, path
             continue
-        recordings = sorted(f for f in path.rglob("*") if f.suffix.lower() in AUDIO_SUFFIXES)
+        recordings = files_below(path, *AUDIO_SUFFIXES)
         if not recordings:
             raise ValueError(f"{path}: no audio files below it ({', '.join(AUDIO_SUFFIXES)})")
         yield from ((str(file.relative_to(path).with_suffix("")), file) for file in recordings)

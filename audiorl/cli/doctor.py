@@ -64,7 +64,7 @@ OPTIONAL = {
         "trackio": "curves in Trackio",
         "mlflow": "curves in MLflow",
     },
-    "metrics": {"sacrebleu": "BLEU and chrF", "num2words": "numbers in spoken form"},
+    "metrics": {"sacrebleu": "BLEU and chrF", "zhconv": "error rates of Chinese"},
     "speech": {
         "pystoi": "STOI",
         "pocketsphinx": "a small recogniser with its model",

@@ -9,6 +9,7 @@ from audiorl.config.checks import require_ranges
 from audiorl.config.model import LoraConfig, ModelConfig
 from audiorl.config.optim import OptimConfig
 from audiorl.config.rl import RLConfig
+from audiorl.config.sampling import SamplingConfig
 from audiorl.config.supervised import SFTConfig
 
 Training = TypeVar("Training")
@@ -54,6 +55,9 @@ class RecipeConfig:
         require_ranges(self, positive=("epochs", "max_steps"), not_negative=("held_out_count",))
         if not self.adapted.lora.rank and self.model.lora != ModelConfig().lora:
             raise ValueError("model.lora: there are no adapters to be shaped; add --lora, or give --model.lora.rank")
+        given = {type(value): value for value in vars(self).values()}
+        if RLConfig in given and SamplingConfig in given:  # before a model is loaded
+            given[RLConfig].check_sampling(given[SamplingConfig])
 
     @property
     def adapted(self) -> ModelConfig:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Literal
 
 from audiorl.config.checks import refuse, require, require_counts, require_ranges
 from audiorl.config.optim import OptimConfig
+from audiorl.config.sampling import SamplingConfig
 
 KLKind = Literal["k1", "k2", "k3"]
 Aggregation = Literal["sequence-mean-token-mean", "token-mean", "sequence-mean-token-sum"]
@@ -374,6 +375,16 @@ class RLConfig:
                 "one of the two out": self.critic.shared,
             }
         )
+
+    def check_sampling(self, sampling: SamplingConfig) -> None:
+        """Raise ValueError where `tis_cap` would compare the whole distribution with the part of it that is sampled."""
+        whole = replace(sampling, top_p=1.0, top_k=0, audio_top_p=1.0, audio_top_k=0)
+        name = next((f.name for f in fields(whole) if getattr(whole, f.name) != getattr(sampling, f.name)), "")
+        if self.tis_cap is not None and name:
+            raise ValueError(
+                f"tis_cap weighs tokens by their whole distribution, but sampling.{name} {getattr(sampling, name)} "
+                "samples from a part of it, whose probabilities are larger; leave one of the two out"
+            )
 
     @property
     def reference_prompts(self) -> int:

@@ -25,9 +25,8 @@ class SamplingConfig:
     max_batch_tokens: int = 65_536
     """Tokens that the key-value cache of the rows decoded together may hold, with the longest prompt and the maximum
     response counted for all of them. A single request may need more."""
-    compile: bool = False
-    """Compile the decode step of the `hf` engine, which takes a minute. Not for streams, models that speak, sliding
-    windows, linear attention and Whisper."""
+    cuda_graphs: bool = True
+    """Start a token of the `hf` engine's answers by one call on a GPU; not for speech, streams, Whisper and windows."""
     max_frames: int = 500
     """Codec frames of a response or of one turn of a stream; longer speech is cut there."""
     audio_temperature: float | None = None

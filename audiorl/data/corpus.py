@@ -23,6 +23,7 @@ from audiorl.data.rows import read_checked
 from audiorl.data.schema import check
 from audiorl.data.schema.results import RecordingRow
 from audiorl.data.sets import draw
+from audiorl.languages import language_code
 
 
 @dataclass(frozen=True)
@@ -82,17 +83,17 @@ def corpus(
     utterances = []
     for _, row in read_checked(manifest, lambda row: check(row, RecordingRow)):
         part: dict[str, Any] = {} if row.start is None else {"start": row.start, "duration": row.duration}
-        clip = AudioClip(path=str(folder / row.audio), **part)
+        clip = AudioClip(path=str(folder / row.audio), channel=row.channel, **part)
         about = (row.duration, row.speaker, row.translation, row.licence)
         utterances.append(Utterance(row.id, row.key or row.id, row.language, row.text, clip, *about))
     present = sorted({u.language for u in utterances})
-    wanted = present if languages is None else languages
-    for language in wanted:
-        if language not in present:
+    wanted = {language_code(language) for language in (present if languages is None else languages)}
+    for language in languages or ():
+        if language_code(language) not in map(language_code, present):
             known = ", ".join(present)
             raise ValueError(f"{manifest}: no language {language!r}, only {known}; `audiorl data build` builds others")
     longest = float("inf") if max_seconds is None else max_seconds
-    return [u for u in utterances if u.language in wanted and min_seconds <= u.duration <= longest]
+    return [u for u in utterances if language_code(u.language) in wanted and min_seconds <= u.duration <= longest]
 
 
 def parallel(utterances: Iterable[Utterance], source: str, target: str) -> list[tuple[Utterance, Utterance]]:

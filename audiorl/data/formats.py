@@ -22,14 +22,15 @@ from audiorl.audio import AudioClip
 from audiorl.data.containers import AUDIO_SUFFIXES
 from audiorl.data.prompts import asr_prompt, choice_question, open_question
 from audiorl.data.rows import AnyRow, BadRow, LeftOut, Row, stored
-from audiorl.data.schema import FieldError, check
+from audiorl.data.schema import FieldError, check, check_language
 from audiorl.data.schema.manifests import AudioColumns, MMSUColumns, MusicBenchColumns, SampleColumns
 from audiorl.data.schema.types import AudioObject
 from audiorl.types import Sample
 
 AUDIO_FIELDS = ("audio", "audio_path", "audio_filepath", "audio_id")
 TEXT_FIELDS = ("text", "transcript", "sentence")
-_PART = ("start", "offset", "duration", "sample_rate", "sampling_rate")
+PART = ("start", "offset", "duration", "channel", "channel_selector")
+"""Columns that select a part of the audio, ours and NeMo's."""
 
 
 @dataclass(frozen=True)
@@ -131,6 +132,8 @@ def asr(row: Row, style: Style) -> Sample:
     if not transcript and columns.task != "no_speech":
         raise FieldError(text, "empty; give the transcript")
     clip = clip_of(row, style, audio_field(row))
+    check_language(columns.language)
+    check_language(columns.lang, "lang")
     messages = asr_prompt(clip, columns.language or columns.lang or "", style.think, ask=style.question or "")
     metadata = {**_rest(row, text), "text": transcript}
     return Sample(_id(row, clip), messages, (transcript,), task=columns.task or "asr", metadata=metadata)
@@ -176,7 +179,8 @@ def audio_field(row: Row) -> str:
 
 def clip_of(row: Row, style: Style, field: str) -> AudioClip:
     """Return the row's audio by reference; the file is not looked at."""
-    return clip_from(check({name: row.data.get(name) for name in (field, *_PART)}, AudioColumns), style, field)
+    names = (field, *PART, "sample_rate", "sampling_rate")
+    return clip_from(check({name: row.data.get(name) for name in names}, AudioColumns), style, field)
 
 
 def clip_from(columns: AudioColumns, style: Style, field: str) -> AudioClip:
@@ -185,6 +189,9 @@ def clip_from(columns: AudioColumns, style: Style, field: str) -> AudioClip:
     part: dict[str, Any] = {} if start is None else {"start": start, "duration": columns.duration}
     if part and columns.duration == 0:
         raise FieldError("duration", "0 s; give how long the part lasts, or leave it out")
+    channel = columns.channel_selector if columns.channel is None else columns.channel
+    if channel is not None and channel != "average":
+        part["channel"] = channel
     rate = columns.sample_rate or columns.sampling_rate
     source = getattr(columns, field)
     if isinstance(source, AudioObject):

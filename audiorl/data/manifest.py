@@ -13,13 +13,13 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Generic, Literal, TypedDict, TypeVar, Unpack, get_args
 
 from audiorl.audio import AudioClip, AudioError, load_clip, probe
 from audiorl.data import containers
-from audiorl.data.formats import FORMATS, QUESTIONS_OF, Style, audio_field, detect
+from audiorl.data.formats import AUDIO_FIELDS, FORMATS, QUESTIONS_OF, TEXT_FIELDS, Style, audio_field, detect
 from audiorl.data.rows import (
     HUB,
     AnyRow,
@@ -28,6 +28,7 @@ from audiorl.data.rows import (
     Row,
     converted,
     dataset_rows,
+    files_below,
     hub_rows,
     is_dataset,
     read_rows,
@@ -68,13 +69,45 @@ class ReadOptions(TypedDict, total=False):
 class Loaded(Generic[T]):
     """What a manifest holds, in order: usable samples (or what another reader makes of a row), and skipped rows.
 
-    `left_out` counts the sound rows that its kind does not use, by the reason.
+    `left_out` counts the sound rows that its kind does not use, by the reason. `rows`: where each sample came from,
+    with the texts of its columns; empty where that is not known.
     """
 
     samples: tuple[T, ...]
     skipped: tuple[BadRow, ...]
     path: str
     left_out: Mapping[str, int] = field(default_factory=dict)
+    rows: tuple[Row, ...] = ()
+
+    def fault(self, index: int, check: Callable[[T], None]) -> BadRow | None:
+        """Return why `check` refuses a sample by a ValueError, as a row of its file; None where it does not."""
+        sample = self.samples[index]
+        try:
+            check(sample)
+            return None
+        except FieldError as error:
+            fault = error
+        except ValueError as error:
+            fault = FieldError("", str(error))
+        id = getattr(getattr(sample, "sample", sample), "id", None)
+        row = self.rows[index] if self.rows else Row(self.path, index + 1, {})
+        return BadRow(row.file, row.number, _column(row, fault), fault.message.removeprefix(f"sample {id!r}: "))
+
+    def checked(self, check: Callable[[T], None], on_error: str) -> Loaded[T]:
+        """Return it without the samples that `check` refuses by a ValueError. Raises the first, unless they are to be
+        skipped."""
+        bad: dict[int, BadRow] = {}
+        for index in range(len(self.samples)):
+            if fault := self.fault(index, check):
+                if on_error == "raise":
+                    raise ValueError(str(fault))
+                bad[index] = fault
+        return replace(self.kept(lambda index: index not in bad), skipped=(*self.skipped, *bad.values()))
+
+    def kept(self, wanted: Callable[[int], bool]) -> Loaded[T]:
+        """Return it with the samples at the indices that are wanted."""
+        samples = tuple(sample for i, sample in enumerate(self.samples) if wanted(i))
+        return replace(self, samples=samples, rows=tuple(row for i, row in enumerate(self.rows) if wanted(i)))
 
     def summary(self) -> str:
         """One line: how many samples, what was left out, how many rows were skipped, and the first reason."""
@@ -151,6 +184,7 @@ def read_values(
     style = Style(folder if root is None else Path(root), think, question, options.get("need_answer", True))
 
     values: list[T] = []
+    origins: list[Row] = []
     skipped: list[BadRow] = []
     left_out: Counter[str] = Counter()
     first: dict[str, tuple[int, Sample]] = {}  # not the row, which may hold the recording
@@ -174,11 +208,12 @@ def read_values(
             else:
                 first[sample.id] = (earlier, same)
                 values.append(value)
+                origins.append(Row(row.file, row.number, {k: t for k, v in row.data.items() if (t := _texts(v))}))
                 continue
         if on_error == "raise":
             raise ValueError(str(row))
         skipped.append(row)
-    return Loaded(tuple(values), tuple(skipped), name, left_out)
+    return Loaded(tuple(values), tuple(skipped), name, left_out, tuple(origins))
 
 
 def _source(data: Any, kind: str) -> tuple[str, Path, Iterator[AnyRow], str]:
@@ -198,7 +233,7 @@ def _rows_and_kind(path: Path, kind: str) -> tuple[Iterator[AnyRow], str]:
     """Return the rows of a file or folder, and the kind where the container decides it."""
     if not path.exists():
         raise ValueError(f"{path}: missing; check the path")
-    transcribed = path.is_dir() and next(path.rglob("*.trans.txt"), None) is not None
+    transcribed = path.is_dir() and bool(files_below(path, ".trans.txt"))
     for name, rows_of, fits in (
         ("librispeech", containers.librispeech_rows, transcribed),
         ("kaldi", containers.kaldi_rows, containers.is_kaldi(path)),
@@ -206,9 +241,9 @@ def _rows_and_kind(path: Path, kind: str) -> tuple[Iterator[AnyRow], str]:
     ):
         if fits and kind in ("auto", "asr", name):
             return rows_of(path), "asr"
-    if path.suffix == ".tar" or path.name.endswith((".tar.gz", ".tgz")):
+    if path.name.lower().endswith((".tar", ".tar.gz", ".tgz")):
         return containers.webdataset_rows(path), "auto" if kind == "webdataset" else kind
-    if kind in ("auto", "asr", "wenetspeech") and path.suffix == ".json" and path.is_file():
+    if kind in ("auto", "asr", "wenetspeech") and path.suffix.lower() == ".json" and path.is_file():
         try:
             document = parse_json(path.read_bytes())
         except ValueError:
@@ -234,6 +269,28 @@ def _renamed(data: Mapping[str, Any], columns: Mapping[str, str]) -> dict[str, A
             raise FieldError(name, f"missing; --columns names it, and the columns are {', '.join(data)}")
     rest = {name: value for name, value in data.items() if name not in {*columns.values(), *columns}}
     return {**{wanted: data[name] for wanted, name in columns.items()}, **rest}
+
+
+def _texts(value: Any) -> str:
+    """Return the texts in a column, without numbers and recordings, which are large."""
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, list):
+        return "\n".join(filter(None, map(_texts, value))) if value and isinstance(value[0], str | Mapping) else ""
+    return value if isinstance(value, str) else ""
+
+
+def _column(row: Row, fault: FieldError) -> str:
+    """Return the column that a fault of a sample is about: by the text that it holds, else by the part's usual name."""
+    if fault.field == "audio":
+        return next((column for column in (*AUDIO_FIELDS, "video_name", "prompt") if column in row.data), "audio")
+    if fault.holding:
+        texts = {k: v.strip() for k, v in row.data.items() if k not in AUDIO_FIELDS and k not in ("id", "language")}
+        held = [k for k, v in texts.items() if v and (fault.holding.strip() in v or v in fault.holding)]
+        if held:
+            return max(held, key=lambda column: (texts[column] == fault.holding.strip(), len(texts[column])))
+    usual = {"prompt": ("prompt", "question"), "answer": ("answer", *TEXT_FIELDS)}.get(fault.field, ())
+    return next((column for column in usual if column in row.data), fault.field)
 
 
 def _check_audio(row: Row, sample: Sample, value: Any) -> None:

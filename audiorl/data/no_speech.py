@@ -17,6 +17,7 @@ from audiorl.audio import AudioClip, seconds
 from audiorl.data.augment import add_noise
 from audiorl.data.containers import AUDIO_SUFFIXES
 from audiorl.data.prompts import asr_prompt
+from audiorl.data.rows import files_below
 from audiorl.types import Sample
 
 Kind = Literal["silence", "white", "pink", "hum", "clicks"]
@@ -49,7 +50,7 @@ def no_speech_samples(
         raise ValueError(f"no speech: give at least 1 clip, got {count}")
     pairs: list[tuple[Kind, float | None]] = [("silence", None)] if "silence" in kinds else []
     pairs += product((kind for kind in kinds if kind != "silence"), LEVELS)
-    files = sorted(p for p in Path(music).rglob("*") if p.suffix.lower() in AUDIO_SUFFIXES) if music else []
+    files = files_below(Path(music), *AUDIO_SUFFIXES) if music else []
     if music and not files:
         raise ValueError(f"{music}: no recordings ({', '.join(AUDIO_SUFFIXES)}) in this folder")
     samples: list[Sample] = []

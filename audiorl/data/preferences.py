@@ -188,8 +188,7 @@ def part_row(content: str | AudioClip) -> dict[str, Any]:
     if content.path is None:
         raise ValueError(f"{name(content)} has no path; write the audio to a file and refer to it by path")
     part: dict[str, Any] = {"type": "audio", "audio": os.path.abspath(content.path)}
-    if content.start or content.duration is not None:
-        part |= {"start": content.start, "duration": content.duration}
+    part |= content.part
     return part if content.sample_rate is None else {**part, "sample_rate": content.sample_rate}
 
 

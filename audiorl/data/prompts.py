@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from audiorl.audio import AudioClip
+from audiorl.languages import language_code
 from audiorl.types import Message
 
 _NAMES = """ar Arabic, be Belarusian, bg Bulgarian, ca Catalan, cs Czech, da Danish, de German, el Greek, en English,
@@ -40,12 +41,17 @@ def open_question(clip: AudioClip, question: str, think: bool = True) -> tuple[M
     return _turn(clip, _stated(question), think)
 
 
+def language_name(language: str) -> str:
+    """Return what prompts call a language. Raises ValueError for an unknown one."""
+    return LANGUAGES.get(language_code(language), language)
+
+
 def asr_prompt(clip: AudioClip, language: str = "", think: bool = False, ask: str = "") -> tuple[Message, ...]:
     """One user turn that asks for the transcript, without think with no tags. `language`: an ISO code or a name, or "".
 
     `ask` replaces the English request, for instance by one in the language of the recording.
     """
-    spoken = f" {LANGUAGES.get(language, language)}" if language else ""
+    spoken = f" {language_name(language)}" if language else ""
     ask = ask.strip() or _TRANSCRIBE.format(spoken)
     return _turn(clip, ask, think) if think else (Message("user", (clip, ask)),)
 

@@ -23,7 +23,7 @@ import numpy as np
 
 from audiorl.audio import AudioClip, AudioError, load_clip, name, probe, seconds
 from audiorl.data.formats import Style, audio_field, clip_of
-from audiorl.data.rows import BadRow, Row, read_rows
+from audiorl.data.rows import BadRow, Row, files_below, read_rows
 from audiorl.data.schema import FieldError
 
 AUDIO_SUFFIXES = (".wav", ".flac", ".opus", ".ogg", ".mp3", ".m4a", ".aiff", ".webm")
@@ -109,7 +109,7 @@ def _items(path: str) -> Iterable[AudioClip | Row | BadRow]:
     """Return the clips of a file or folder, or the rows of a manifest."""
     file = Path(path)
     if file.is_dir():
-        files = sorted(p for p in file.rglob("*") if p.suffix.lower() in AUDIO_SUFFIXES)
+        files = files_below(file, *AUDIO_SUFFIXES)
         if not files:
             raise ValueError(f"{path}: no audio files below it ({', '.join(AUDIO_SUFFIXES)})")
         return [AudioClip(path=str(p)) for p in files]
@@ -131,7 +131,7 @@ def _look(clip: AudioClip, sample_rate: int, decode: bool, noted: Counter[str]) 
             noted["clipped"] += 1
     if about.sample_rate != sample_rate:
         noted[f"resampled from {about.sample_rate} Hz"] += 1
-    if about.channels > 1:
+    if (len(clip.channels) or about.channels) > 1:
         noted["mixed down to mono"] += 1
     return None
 

@@ -12,7 +12,8 @@ A row is a `Rollout` field by field, as msgspec encodes it, with some fields mor
                    "num_tokens", "advantages"?, "entropies"?, "ratios"?}],
      "spoken_audio": {"path": "rollouts/step_000040/0000.wav"}}
 
-    CLIP     {"path", "start"?, "duration"?, "context"?, "sample_rate"?}; relative paths start from the run folder
+    CLIP     {"path", "start"?, "duration"?, "channel"?, "context"?, "sample_rate"?}; relative paths start from the run
+             folder
     TENSOR   {"dtype": "int64", "shape": [12], "data": base64 of little-endian values}
 
 The last three fields of a segment hold a 16-bit float a token (`audiorl.train.rl.trainer`); like "step", "text",
@@ -150,13 +151,14 @@ def _joined(clips: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     for clip in clips:
         path = None if clip["path"] == NOT_SENT else clip["path"]
         start, duration = clip.get("start", 0.0), clip.get("duration")
+        channel = {"channel": clip["channel"]} if "channel" in clip else {}
         last: dict[str, Any] = joined[-1] if joined else {"path": None}
         # A chunk continues the last clip if it is of the same file, both have an end, and it begins where that ends.
-        both_end = path is not None and path == last["path"] and duration is not None and last["duration"] is not None
-        if both_end and abs(last["start"] + last["duration"] - start) < 1e-3:
+        same = path is not None and path == last["path"] and channel.get("channel") == last.get("channel")
+        if same and None not in (duration, last["duration"]) and abs(last["start"] + last["duration"] - start) < 1e-3:
             last["duration"] = start + duration - last["start"]
         else:
-            joined.append({"path": path, "start": start, "duration": duration})
+            joined.append({"path": path, "start": start, "duration": duration, **channel})
     return joined
 
 
@@ -230,8 +232,8 @@ def replace_clips(value: Any, new: Callable[[AudioClip], Any]) -> Any:
 
 def clip_fields(clip: AudioClip, path: str) -> dict[str, Any]:
     """Return a clip as JSON, its audio called `path`."""
-    part = {name: getattr(clip, name) for name in ("start", "duration", "context", "sample_rate")}
-    return {"path": path, **{name: value for name, value in part.items() if value}}
+    part = {**clip.part, "context": clip.context, "sample_rate": clip.sample_rate}
+    return {"path": path, **{name: value for name, value in part.items() if value or name == "channel"}}
 
 
 def tensor_row(tensor: Tensor) -> dict[str, Any]:
@@ -386,8 +388,8 @@ def decode_metadata(sample: Sample, where: str) -> Sample:
 
 
 def file_key(clip: AudioClip) -> str:
-    """Return a key that is equal for clips of one file or array, whatever part of it they select."""
-    return replace(clip, start=0.0, duration=None, context=0.0).key
+    """Return a key that is equal for clips of one file or array, whatever part or channel of it they select."""
+    return replace(clip, start=0.0, duration=None, context=0.0, channel=None).key
 
 
 def file_bytes(clip: AudioClip) -> bytes:

@@ -1,5 +1,5 @@
-"""Rows of data as plain dictionaries, whatever holds them: JSON lines, a JSON list, Parquet, Arrow, a folder that the
-`datasets` library saved, a dataset of the hub or in memory (extra: `hub`).
+"""Rows of data as plain dictionaries, whatever holds them: JSON lines, a JSON list, CSV, TSV, Parquet, Arrow, a folder
+that the `datasets` library saved, a dataset of the hub or in memory (extra: `hub`).
 
 A row that cannot be read is a `BadRow` in the stream, so that the caller can skip it, count it or stop; a file that
 cannot be read at all is a ValueError.
@@ -7,8 +7,10 @@ cannot be read at all is a ValueError.
 
 from __future__ import annotations
 
+import csv
 import gzip
 import hashlib
+import io
 import itertools
 import json
 import os
@@ -17,7 +19,7 @@ import tempfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, TypeVar
 
 import pyarrow as pa
@@ -33,6 +35,11 @@ CACHE = "AUDIORL_CACHE"
 MOST_UNPACKED, MOST_RATIO = 2**28, 200
 """What an archive may become: so many bytes, or so many times its own size."""
 _JSON = (".jsonl", ".json", ".ndjson")
+_TABLES = (".csv", ".tsv")
+_NUMBERS = {"start", "offset", "duration", "seconds", "sample_rate", "sampling_rate", "channel", "channel_selector"}
+"""Columns of text files that hold numbers. What kind any other holds is not guessed: 007 and null are transcripts."""
+_COMMON_VOICE = {"path": "audio", "locale": "language", "client_id": "speaker"}
+"""Columns of Common Voice's files and what they are called here."""
 _BUFFER = 2**20
 """Bytes of a column of a Parquet file that are read at once."""
 
@@ -91,20 +98,24 @@ def read_rows(path: Path) -> Iterator[Row | BadRow]:
     """Yield the rows of a file or saved dataset. Raises ValueError when it is missing, empty or no known kind."""
     if not path.exists():
         raise ValueError(f"{path}: missing; check the path")
-    if path.is_dir() or path.suffix in (".parquet", ".arrow"):
+    kind = path.suffix.lower()
+    if kind == ".gz":
+        kind = Path(path.stem).suffix.lower() or ".gz"
+    if path.is_dir() or kind in (".parquet", ".arrow"):
         files = _dataset_files(path) if path.is_dir() else [path]
         number = 0
         for number, entry in enumerate(itertools.chain.from_iterable(map(_table, files)), 1):
             yield Row(str(path), number, entry)
         if number == 0:
             raise ValueError(f"{path}: holds no rows")
-    elif path.with_suffix("").suffix in _JSON if path.suffix == ".gz" else path.suffix in (*_JSON, ""):
-        content = gunzipped(path) if path.suffix == ".gz" else path.read_bytes()
+    elif kind in (*_JSON, *_TABLES, ""):
+        content = gunzipped(path) if path.suffix.lower() == ".gz" else path.read_bytes()
         if not content.strip():
-            raise ValueError(f"{path}: empty; write one JSON object a line")
-        yield from _objects(path, content)
+            raise ValueError(f"{path}: empty; write one {'sample' if kind in _TABLES else 'JSON object'} a line")
+        yield from _delimited(path, content, kind) if kind in _TABLES else _objects(path, content)
     else:
-        raise ValueError(f"{path}: no data file; give .jsonl, .json, .parquet, .arrow, .tar or a saved dataset")
+        known = ".jsonl, .json, .csv, .tsv, .parquet, .arrow, .tar or a saved dataset"
+        raise ValueError(f"{path}: no data file; give {known}")
 
 
 def gunzipped(path: Path) -> bytes:
@@ -146,7 +157,6 @@ def write_json_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 
 
 def _objects(path: Path, content: bytes) -> Iterator[Row | BadRow]:
-    content = content.removeprefix(b"\xef\xbb\xbf")
     escapes = re.search(rb"\\u[dD][89a-fA-F]", content) is not None  # of halves of characters
 
     def row(number: int, entry: Any) -> Row | BadRow:
@@ -160,9 +170,9 @@ def _objects(path: Path, content: bytes) -> Iterator[Row | BadRow]:
         return Row(str(path), number, entry)
 
     try:  # a list, or one object, perhaps over several lines
-        entries = json.loads(content.decode("utf-8"))
+        entries = json.loads(content.decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:
-        if content.lstrip().startswith(b"["):
+        if content.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"["):
             raise ValueError(f"{path}: not a JSON list ({error}); correct it, or write one object a line") from error
     else:
         if entries == []:
@@ -174,13 +184,59 @@ def _objects(path: Path, content: bytes) -> Iterator[Row | BadRow]:
         if not line.strip():
             continue
         try:
-            yield row(number, json.loads(line.decode("utf-8")))
+            yield row(number, json.loads(line.decode("utf-8-sig")))
         except UnicodeDecodeError as error:
             bad = f"byte {line[error.start]:#04x} at column {error.start + 1} is not UTF-8"
             yield BadRow(str(path), number, "", f"{bad}; save the file as UTF-8")
         except (ValueError, RecursionError) as error:
             reason = f"{error.msg} at column {error.colno}" if isinstance(error, json.JSONDecodeError) else error
             yield BadRow(str(path), number, "", f"not valid JSON ({reason}); write one object a line")
+
+
+def _delimited(path: Path, content: bytes, kind: str) -> Iterator[Row | BadRow]:
+    """Yield the rows of a .csv, or of a .tsv, in which quotes are characters like others, as Common Voice writes it."""
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content[: error.start].count(b"\n") + 1
+        raise ValueError(f"{path}, line {line}: not UTF-8 ({error.reason}); save the file as UTF-8") from error
+    style = {"delimiter": ","} if kind == ".csv" else {"delimiter": "\t", "quoting": csv.QUOTE_NONE}
+    entries = csv.reader(io.StringIO(text, newline=""), strict=True, **style)  # type: ignore[arg-type]
+    try:
+        names = [name.strip() for name in next(entries)]
+        if len(set(names)) < len(names):
+            raise ValueError(f"{path}: two columns of one name in {', '.join(names)}; rename one")
+        if common_voice := "audio" not in names and {"path", "sentence"} <= set(names):
+            renamed = {name: new for name, new in _COMMON_VOICE.items() if new not in names}
+            names = [renamed.get(name, name) for name in names]
+        for number, entry in enumerate((entry for entry in entries if entry), 1):
+            if len(entry) != len(names):
+                message = f"{len(entry)} fields under {len(names)} names ({', '.join(names)}); give one each"
+                yield BadRow(str(path), number, "", message)
+                continue
+            data: dict[str, Any] = {name: value for name, value in zip(names, entry, strict=True) if value.strip()}
+            for name in data.keys() & _NUMBERS:
+                value = data[name]
+                if re.fullmatch(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", value.strip()):  # or else no field takes it
+                    data[name] = int(value) if value.strip().isdecimal() else float(value)
+            if common_voice and not (path.parent / data.get("audio", "")).is_file():  # it leaves out the folder
+                data |= {"audio": str(Path("clips") / data["audio"])} if "audio" in data else {}
+            yield Row(str(path), number, data)
+    except csv.Error as error:
+        raise ValueError(
+            f"{path}, line {entries.line_num}: not readable as {kind[1:]} ({error}); correct it"
+        ) from error
+
+
+def files_below(folder: Path, *endings: str) -> list[Path]:
+    """Return the files below a folder with one of the endings, in any case, sorted; without `._name` and __MACOSX."""
+    files = (file for file in folder.rglob("*") if file.name.lower().endswith(endings) and file.is_file())
+    return sorted(file for file in files if not of_macos(file.relative_to(folder)))
+
+
+def of_macos(path: PurePath) -> bool:
+    """Tell if macOS keeps in this file what other systems have no place for: it is no file of the user's."""
+    return path.name.startswith("._") or path.name == ".DS_Store" or "__MACOSX" in path.parts
 
 
 def _table(path: Path) -> Iterator[dict[str, Any]]:
@@ -191,11 +247,11 @@ def _table(path: Path) -> Iterator[dict[str, Any]]:
             yield from batch.to_pylist()
     except (pa.ArrowException, ValueError, OSError, OverflowError, MemoryError) as error:
         reason = " ".join(str(error).split())
-        raise ValueError(f"{path}: not readable as {path.suffix[1:]} ({reason}); write it again") from error
+        raise ValueError(f"{path}: not readable as {path.suffix[1:].lower()} ({reason}); write it again") from error
 
 
 def _batches(path: Path) -> Iterator[pa.RecordBatch]:
-    if path.suffix == ".parquet":
+    if path.suffix.lower() == ".parquet":
         # Rows may carry whole recordings. Without a buffer a row group is read at once, and batches of several groups
         # keep those before them.
         with pq.ParquetFile(path, page_checksum_verification=True, buffer_size=_BUFFER) as file:

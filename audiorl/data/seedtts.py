@@ -6,8 +6,8 @@ meta.lst has a line an utterance, fields divided by "|", paths relative to its f
     name|text of the prompt|prompt.wav|text to say|recording of it
     name|text to say
 
-A conversation is a line of JSON, paths relative to the file's folder; turns are parts of one recording, or have their
-own::
+A text that has a prompt may hold "|" itself. A conversation is a line of JSON, paths relative to the file's folder; its
+turns are parts of one recording, or have their own; `channel`, from 0, says which channel is the speaker's::
 
     {"id": "d1", "audio": "d1.wav", "turns": [{"speaker": "A", "text": "Hi.", "start": 0.0, "duration": 1.2}, …]}
     {"id": "d2", "turns": [{"speaker": "A", "text": "Hi.", "audio": "d2_0.wav"}, …]}
@@ -23,8 +23,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from audiorl.audio import AudioClip
+from audiorl.data.recordings import AUDIO_SUFFIXES
 from audiorl.data.rows import BadRow, read_checked
 from audiorl.data.schema import check
 from audiorl.data.schema.results import ConversationRow
@@ -63,12 +65,21 @@ class Conversation:
 def read_meta(path: str | Path) -> list[TextToSay]:
     """Return the utterances of a meta.lst. Raises ValueError naming file and line; audio is not opened."""
     path = Path(path)
+
+    def is_recording(field: str) -> bool:
+        return Path(field).suffix.lower() in AUDIO_SUFFIXES or (bool(field) and (path.parent / field).is_file())
+
     utterances: list[TextToSay] = []
     names: dict[str, int] = {}
     for number, line in _lines(path, "utterance"):
-        fields = [field.strip() for field in line.split("|")]
-        name, text = fields[0].removesuffix(".wav"), fields[3] if len(fields) > 3 else fields[-1]
-        if len(fields) not in (2, 4, 5):
+        given = line.split("|")
+        fields = [field.strip() for field in given]
+        if recorded := len(fields) > 4 and (not fields[-1] or is_recording(fields[-1])):
+            del given[-1]
+        name, text = fields[0].removesuffix(".wav"), ("|".join(given[3:]) if len(fields) > 3 else fields[-1]).strip()
+        if len(fields) > 2 and fields[2] and not is_recording(fields[2]):
+            fault = f"field 3, {fields[2]!r}, is no recording; in front of it no text may hold '|'"
+        elif len(fields) in (1, 3):
             fault = f"{len(fields)} fields; expected name|prompt text|prompt wav|text, or name|text alone"
         elif not name or not text:
             fault = f"the {'text' if name else 'name'} is empty"
@@ -78,9 +89,8 @@ def read_meta(path: str | Path) -> list[TextToSay]:
             fault = f"{name!r} is also the name of line {names[name]}; give every line its own"
         else:
             names[name] = number
-            prompt, recording = (
-                AudioClip(path=str(path.parent / fields[i])) if len(fields) > i and fields[i] else None for i in (2, 4)
-            )
+            files = (fields[2] if len(fields) > 3 else "", fields[-1] if recorded else "")
+            prompt, recording = (AudioClip(path=str(path.parent / file)) if file else None for file in files)
             utterances.append(TextToSay(name, text, fields[1] if len(fields) > 2 else "", prompt, recording))
             continue
         raise ValueError(f"{path}, line {number}: {fault}")
@@ -91,6 +101,11 @@ def read_texts(path: str | Path) -> list[TextToSay]:
     """Return the lines of a text file, named FILE-0001 by their number. Raises ValueError for a file without any."""
     path = Path(path)
     return [TextToSay(f"{path.stem}-{number:04d}", line.strip()) for number, line in _lines(path, "text")]
+
+
+def line_numbers(path: str | Path) -> list[int]:
+    """Return the number of the line of each utterance that `read_meta` or `read_texts` gives."""
+    return [number for number, _ in _lines(Path(path), "text")]
 
 
 def _lines(path: Path, what: str) -> list[tuple[int, str]]:
@@ -135,14 +150,15 @@ def read_conversations(path: str | Path, script: bool = False) -> list[Conversat
                 fault = (missing, "missing; give seconds")
             else:
                 if not script:
-                    part = {} if turn.audio else {"start": turn.start, "duration": turn.duration}
-                    clip = AudioClip(path=str(path.parent / str(recording)), **part)  # type: ignore[arg-type]
+                    part: dict[str, Any] = {} if turn.audio else {"start": turn.start, "duration": turn.duration}
+                    part["channel"] = turn.channel
+                    clip = AudioClip(path=str(path.parent / str(recording)), **part)
                 turns.append(ConversationTurn(turn.speaker, turn.text, clip))
                 continue
             raise ValueError(str(BadRow(str(path), number, f"turns[{index}].{fault[0]}", fault[1])))
-        voices = {
-            name: (v.text, AudioClip(path=str(path.parent / v.audio), start=v.start or 0.0, duration=v.duration))
-            for name, v in row.voices.items()
-        }
+        voices = {}
+        for name, v in row.voices.items():
+            part = {"start": v.start or 0.0, "duration": v.duration, "channel": v.channel}
+            voices[name] = v.text, AudioClip(path=str(path.parent / v.audio), **part)
         conversations.append(Conversation(row.id, tuple(turns), voices))
     return conversations

@@ -1,11 +1,11 @@
 """Rollouts and scores as JSON, without loss: what travels between `RemoteReward` and a reward server.
 
-    {"version": 3,
+    {"version": 4,
      "audio":    [base64 of an audio file, …],
      "samples":  [{"id": "q", "messages": […], "metadata": {…}, "turns": […], …}, …],
      "rollouts": [{"sample": 0, "group_id": "3/1", "index": 0, "segments": […], "spoken_audio": null}, …]}
 
-    {"version": 3, "scores": [{"total": 1.0, "parts": {…}, "per_segment": [0.5, null], …}, null, …], …}
+    {"version": 4, "scores": [{"total": 1.0, "parts": {…}, "per_segment": [0.5, null], …}, null, …], …}
 
 Samples, segments, clips, tensors and scores are written as `audiorl.data.rollout_rows` shows. A clip whose path is
 "audio[0]" refers to the document's list. A score of null means that the reward skipped the rollout.
@@ -31,7 +31,7 @@ from audiorl.data import rollout_rows
 from audiorl.data.schema import FieldError
 from audiorl.types import Rollout, Sample, Score, Segment
 
-VERSION = 3
+VERSION = 4
 AudioMode = Literal["bytes", "path", "none"]
 """How audio is sent: its bytes, the names of files that both sides see, or not at all."""
 
@@ -164,7 +164,7 @@ def deserialize_rollouts(document: bytes, folders: Sequence[Path] = ()) -> list[
 
     def received(clip: AudioClip) -> AudioClip:
         path = str(clip.path)
-        key = (path, clip.sample_rate, clip.start, clip.duration, clip.context)
+        key = (path, clip.sample_rate, clip.start, clip.duration, clip.context, clip.channel)
         if key not in clips:
             if path in audio:
                 clip = replace(clip, path=None, data=audio[path])

@@ -41,9 +41,9 @@ def parse_set(given: str) -> tuple[str, int | None, float]:
     return path, None if count is None else int(count), float(weight or 1)
 
 
-def first_drawn(given: str, items: list[T], count: int, seed: int, usable: Callable[[T], bool]) -> list[T]:
-    """`count` rows in the order of the data: the first usable ones in the order of their draw keys."""
-    in_order = (i for i in _draw_order(items, seed) if usable(items[i]))
+def first_drawn(given: str, items: Sequence[T], count: int, seed: int, usable: Callable[[int], bool]) -> list[T]:
+    """`count` rows in the order of the data: the first usable ones, by their index, in the order of their draw keys."""
+    in_order = (i for i in _draw_order(items, seed) if usable(i))
     chosen = list(islice(in_order, count)) if count <= len(items) else []
     if not 1 <= count == len(chosen):
         rows = len(chosen) or len(items)

@@ -26,6 +26,8 @@ import espeakng_loader
 import numpy as np
 import soxr
 
+from audiorl.languages import language_code
+
 SPEEDS = (80, 450)  # words a minute
 PITCHES = (0, 99)
 
@@ -90,8 +92,10 @@ def voices(language: str) -> list[str]:
 @cache
 def accents(language: str) -> tuple[str, ...]:
     """Voices of a language without variant, the plain one first: ("en", "en-029", "en-gb-scotland", "en-us", …)."""
-    code = _NAMES.get(language, language).lower()
-    voices = [name for name in _voice_files() if name == code or name.startswith(f"{code}-")]
+    named = _NAMES.get(language, language).lower()  # also "en-us"
+    if not any(f"{name}-".startswith(f"{named}-") for name in _voice_files()):
+        named = _NAMES.get(language_code(language), language_code(language))
+    voices = [name for name in _voice_files() if f"{name}-".startswith(f"{named}-")]
     if not voices:
         raise ValueError(f"espeak-ng has no language {language!r}; it has {', '.join(_voice_files())}")
     return tuple(sorted(voices))

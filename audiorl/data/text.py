@@ -41,9 +41,9 @@ def read_passages(source: str | Path, limit: int | None = None) -> list[str]:
         paragraphs = (p for _, topic in sorted(topics.items()) for p in re.split(r"\n\s*\n", topic))
         prose = (" ".join(p.split()) for p in paragraphs if p[:1].isalpha() and not re.search(r"[=<>_*`|]|::", p))
         passages = [text for text in prose if text.endswith(".") and PASSAGE[0] <= len(text) <= PASSAGE[1]]
-    elif Path(source).suffix == ".txt":
+    elif Path(source).suffix.lower() == ".txt":
         try:
-            text = Path(source).read_text(encoding="utf-8")
+            text = Path(source).read_text(encoding="utf-8-sig")
         except UnicodeDecodeError as error:
             raise ValueError(f"{source}: not UTF-8 ({error.reason}); save the file as UTF-8") from error
         passages = [" ".join(p.split()) for p in re.split(r"\n\s*\n", text) if p.strip()]

@@ -145,8 +145,7 @@ def _join(
     name = f"{conversation.id}.wav"
     write_wav(folder / name, np.concatenate(waves) if waves else silence, rate)
     voices = {
-        speaker: {"audio": str(Path(clip.path or "").resolve()), "text": text}
-        | ({"start": clip.start, "duration": clip.duration} if clip.duration is not None else {})
+        speaker: {"audio": str(Path(clip.path or "").resolve()), "text": text} | clip.part
         for speaker, (text, clip) in conversation.voices.items()
     }
     return {"id": conversation.id, "audio": name, "voices": voices, "turns": turns}

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from audiorl.config import ModelConfig, torch_device
 from audiorl.data.bundled import bundled_set
-from audiorl.data.formats import audio_field
+from audiorl.data.formats import PART, audio_field
 from audiorl.data.manifest import read_values
 from audiorl.data.rows import cache_folder
 from audiorl.data.schema import check_limit
@@ -147,7 +147,7 @@ def _turn_logprobs(
 ) -> list[NDArray[np.float64]]:
     """Return the log-prob of each turn of each sample, in nats; the turns of a sample share its prompt."""
     both = zip(samples, turns, strict=True)
-    laid_out = [experience(policy, Example(s, turn), s.id) for s, own in both for turn in own]
+    laid_out = [experience(policy, Example(s, turn), s.id, sampled=True) for s, own in both for turn in own]
     logprobs = answer_logprobs(policy, laid_out, budget, share_prompts=True)
     totals = iter([float(values.double().sum()) for values in logprobs])
     return [np.array([next(totals) for _ in own]) for own in turns]
@@ -203,7 +203,7 @@ def write_manifest(
         else:  # inside of the data, or in the cache, which may be emptied
             name = f"{path.stem}-{number}.flac"
             soundfile.write(path.parent / name, clip.load(_RATE), _RATE)
-            row_out = {k: v for k, v in row_out.items() if k not in ("start", "offset", "duration")} | {field: name}
+            row_out = {k: v for k, v in row_out.items() if k not in PART} | {field: name}
         try:
             lines.append(json.dumps({**row_out, **columns[sample.id]}, ensure_ascii=False) + "\n")
         except TypeError as error:

@@ -196,7 +196,7 @@ def measure_speech(
 def _place(clip: AudioClip, folder: Path) -> dict[str, Any]:
     """Return where a recording lies; one without a file is written into `folder` once."""
     if clip.path is not None:
-        return {"path": clip.path, "start": clip.start, "duration": clip.duration}
+        return {"path": clip.path, **clip.part}
     path = Path("eval") / "reference" / f"{hashlib.sha256(clip.key.encode()).hexdigest()[:16]}.wav"
     if not (folder / path).exists():
         write_wav(folder / path, clip.load(RATE), RATE)

@@ -26,7 +26,7 @@ from audiorl.audio import seconds
 from audiorl.data import manifest
 from audiorl.data.no_speech import no_speech_samples
 from audiorl.data.prompts import TRANSLATE
-from audiorl.data.rows import write_json_lines
+from audiorl.data.rows import BadRow, write_json_lines
 from audiorl.eval._common import (
     InferenceOptions,
     Row,
@@ -42,7 +42,16 @@ from audiorl.eval._common import (
     write_scores,
 )
 from audiorl.eval.metrics.corpus import Score, estimate, ratio, repeated, translation_counts
-from audiorl.eval.metrics.text import CorpusErrors, ErrorCounts, Normalizer, char_errors, normalize, units, word_errors
+from audiorl.eval.metrics.text import (
+    CorpusErrors,
+    ErrorCounts,
+    Normalizer,
+    char_errors,
+    normalize,
+    number_words,
+    units,
+    word_errors,
+)
 from audiorl.protocols import RolloutEngine
 from audiorl.report.listening import article, clips_page
 from audiorl.rewards.answers import final_text
@@ -112,7 +121,7 @@ def main(options: ASROptions, engine: RolloutEngine | None = None) -> Row:
     samples: Sequence[Sample] = ()
     about: Row = {}
     if options.score is not None:
-        systems: Systems = {"model": read_rows(options.score)}
+        systems: Systems = {"model": distinct_rows(options.score)}
         if not systems["model"]:
             raise ValueError(f"{options.score}: no rows")
     else:
@@ -120,7 +129,7 @@ def main(options: ASROptions, engine: RolloutEngine | None = None) -> Row:
         engine = engine or options.engine()
         systems = transcripts(options, engine, samples, "predictions")
     if options.baseline and recorded:
-        start = paired_rows(systems["model"], read_rows(options.baseline), options.baseline)
+        start = paired_rows(systems["model"], distinct_rows(options.baseline), options.baseline)
         systems = {"model": systems["model"], "baseline": start, **systems}
     if options.known_speakers:
         systems = with_groups(systems, options)
@@ -245,6 +254,16 @@ def with_groups(systems: Systems, options: ASROptions) -> Systems:
     return {**grouped}
 
 
+def distinct_rows(path: str | Path) -> Rows:
+    """Read a results file. Raises ValueError for an id that comes again: its errors would count twice."""
+    rows, first = read_rows(path), dict[str, int]()
+    for number, row in enumerate(rows, 1):
+        if (earlier := first.setdefault(str(row["id"]), number)) != number:
+            message = f"{row['id']!r} also names row {earlier}; give every row its own id"
+            raise ValueError(str(BadRow(str(path), number, "id", message)))
+    return rows
+
+
 def paired_rows(rows: Rows, baseline: Rows, name: str) -> Rows:
     """Return the rows of `baseline` in the order of `rows`. Raises ValueError for other ids or other references."""
     others, own = ({row["id"]: row.get("reference") for row in part} for part in (baseline, rows))
@@ -286,7 +305,10 @@ def error_counts(row: Mapping[str, Any], normalizer: Normalizer, language: str |
         if not isinstance(row.get(key), str):
             raise ValueError(f"row {row.get('id')!r}: {key} is {row.get(key)!r}, expected text")
     errors = word_errors if metric == "wer" else char_errors
-    return errors(row["reference"], row["hypothesis"], normalizer, row.get("language") or language)
+    try:
+        return errors(row["reference"], row["hypothesis"], normalizer, row.get("language") or language)
+    except ValueError as error:
+        raise ValueError(f"row {row.get('id')!r}: {error}") from error
 
 
 class SystemScores:
@@ -364,6 +386,12 @@ def no_speech_scores(rows: Rows) -> dict[str, Row]:
     return result
 
 
+def numbers_of(rows: Rows, normalizer: Normalizer) -> dict[str, str]:
+    """Return how numbers were compared, by the language of rows: spelled out as "words", or as "digits"."""
+    languages = sorted({str(row.get("language") or "") for row in rows}) if normalizer == "basic" else []
+    return {name or "unknown": "words" if name and number_words(name) else "digits" for name in languages}
+
+
 def score_rows(corpus: SystemScores, options: ASROptions) -> tuple[list[Row], Row]:
     """Return the rows with their normalised texts, counts and rate, and the scores of the corpus.
 
@@ -378,6 +406,7 @@ def score_rows(corpus: SystemScores, options: ASROptions) -> tuple[list[Row], Ro
     scores = {
         "metric": options.metric,
         "normalizer": options.normalizer,
+        "numbers": numbers_of(corpus.rows, options.normalizer),
         options.metric: errors.rate,
         f"mean_{options.metric}": errors.mean,
         "files": len(results),

@@ -33,6 +33,7 @@ from audiorl.audio import AudioClip, AudioError, probe
 from audiorl.config import torch_device
 from audiorl.data.corpus import bundled_speech, split_by_key
 from audiorl.data.manifest import read_samples
+from audiorl.data.rows import files_below
 from audiorl.eval._common import (
     JudgeOptions,
     Judges,
@@ -204,10 +205,10 @@ def _listed(audio: str) -> Iterator[CodecRecording]:
     path = Path(audio)
     if not path.exists():
         raise ValueError(f"{audio}: missing; give bundled, a folder of audio files, or a manifest")
-    if path.is_dir() and not any(path.rglob("*.trans.txt")):
-        for file in sorted(f for f in path.rglob("*") if f.suffix.lower() in SUFFIXES):
+    if path.is_dir() and not files_below(path, ".trans.txt"):
+        for file in files_below(path, *SUFFIXES):
             text = file.with_suffix(".txt")
-            said = text.read_text(encoding="utf-8").strip() if text.is_file() else None
+            said = text.read_text(encoding="utf-8-sig").strip() if text.is_file() else None
             yield CodecRecording(str(file.relative_to(path)), AudioClip(path=str(file)), said or None)
         return
     for sample in read_samples(path, "asr").samples:

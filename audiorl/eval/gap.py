@@ -50,7 +50,7 @@ from audiorl.eval._questions import (
 from audiorl.eval.metrics.choice import jensen_shannon, kl_divergence
 from audiorl.models import AudioPolicy
 from audiorl.report.kit import eval_page, number_table
-from audiorl.rewards.answers import final_text, match_choice, normalize_text
+from audiorl.rewards.answers import final_text, normalize_text, same_answer
 from audiorl.rollout.hf import HFEngine
 from audiorl.types import Sample
 
@@ -158,7 +158,7 @@ def gap_rows(
         row["alike"] = float(_alike(audio_answers[i], text_answers[i], sample))
         p_C, q_C = text_logprobs[i], audio_logprobs[i]
         if p_C is not None and q_C is not None:
-            best = [float(sample.choices[int(np.argmax(values_C))] in sample.references) for values_C in (q_C, p_C)]
+            best = [float(ACCURACY.correct(sample.choices[np.argmax(v_C)], sample)) for v_C in (q_C, p_C)]
             row |= {"kl": kl_divergence(p_C, q_C), "jsd": jensen_shannon(p_C, q_C)}
             row |= {"choice_audio": best[0], "choice_text": best[1], "choice_gap": best[1] - best[0]}
             row |= {"probabilities_audio": np.exp(q_C).tolist(), "probabilities_text": np.exp(p_C).tolist()}
@@ -169,10 +169,7 @@ def gap_rows(
 def _alike(a: str, b: str, sample: Sample) -> bool:
     """Return whether two answers name one choice, or read the same; answers without a word are never alike."""
     a, b = final_text(a), final_text(b)
-    named = [match_choice(text, sample.choices) for text in (a, b)] if sample.choices else [None, None]
-    if named[0] is not None or named[1] is not None:
-        return named[0] == named[1]
-    return bool(normalize_text(a)) and normalize_text(a) == normalize_text(b)
+    return bool(normalize_text(a)) and same_answer(a, b, sample.choices)
 
 
 def gap_scores(rows: Sequence[Mapping[str, Any]], baseline: Sequence[Mapping[str, Any]] = ()) -> Row:

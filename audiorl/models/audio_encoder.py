@@ -62,23 +62,28 @@ def padded_mel(mel: Tensor, frames: int) -> Tensor:
     """Return [mel bins, frames]: the clip's frames, then what the extractor gives for silence after it."""
     # The extractor clamps log10 to 8 decades below the loudest bin (and to 10^-10), then scales by (x + 4) / 4.
     padded = (mel.max() - 2.0).clamp(min=-1.5).repeat(mel.shape[0], frames)
-    padded[:, : mel.shape[1]] = mel
+    padded[:, : mel.shape[1]] = mel[:, :frames]
     return padded
 
 
-def check_window(frames: int, window: int, encoder: str) -> None:
-    """Raise ValueError, in seconds, for a clip of more frames than an encoder with a fixed window reads."""
-    if frames > window:
+def check_window(frames: int, window: int, encoder: str) -> int:
+    """Return how many of a clip's frames an encoder with a fixed window reads; ValueError, in seconds, for too many.
+
+    One frame more is not read: resampled to 16 kHz, 30 s and a sample at 22.05 kHz are 480,001 samples.
+    """
+    if frames > window + 1:
         raise ValueError(
-            f"audio of {frames / 100:.1f} s is longer than the {window / 100:.0f} s that {encoder} encodes; "
+            f"audio of {frames / 100:g} s is longer than the {window / 100:.0f} s that {encoder} encodes; "
             "cut the clip with start and duration"
         )
+    return min(frames, window)
 
 
 def check_min_frames(frames: int) -> None:
     """Raise ValueError for a clip that gives no audio token."""
     if frames < MIN_FRAMES:
-        raise ValueError(f"audio of {frames * 10} ms is too short; at least {MIN_FRAMES * 10} ms")
+        least = f"at least {MIN_FRAMES * 10} ms"
+        raise ValueError(f"audio of {frames * 10} ms is too short; {least} make an audio token: leave it out")
 
 
 class ClipCache:
@@ -149,6 +154,12 @@ class AudioEncoder:
             raise ValueError(f"{clip_name(clip)}: the clip is too short for the audio encoder")
         return tokens
 
+    def expected_tokens(self, clip: AudioClip) -> int:
+        """Return `num_tokens` by the clip's header. Raises ValueError for one that the encoder cannot read."""
+        length = seconds(clip)
+        check_min_frames(self._frames(clip.context + length))
+        return self._tokens_in(clip.context + length) - (self._tokens_in(clip.context) if clip.context else 0)
+
     def mel(self, clip: AudioClip) -> tuple[Tensor, int]:
         """Return [mel bins, frames] of the clip with its context, on the CPU, and the context's audio tokens."""
         assert self.extractor is not None
@@ -161,9 +172,11 @@ class AudioEncoder:
 
     def _tokens_in(self, duration: float) -> int:
         """Return the number of audio tokens of `duration` seconds."""
+        return self.backbone.tokens(self.model, self._frames(duration))
+
+    def _frames(self, duration: float) -> int:
         assert self.extractor is not None
-        hop = self.extractor.hop_length / self.extractor.sampling_rate
-        return self.backbone.tokens(self.model, math.ceil(duration / hop - 1e-6))
+        return math.ceil(duration * self.extractor.sampling_rate / self.extractor.hop_length - 1e-6)
 
     @contextmanager
     def once(self) -> Iterator[None]:

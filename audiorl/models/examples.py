@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from audiorl.algos.experience import Experience
 from audiorl.algos.packing import micro_batches, pack_experiences
 from audiorl.audio import AudioClip
+from audiorl.data.schema import FieldError
 from audiorl.models import AudioPolicy
 from audiorl.models.prompts import Prompt, wants_speech
 from audiorl.types import Rollout, Sample, Segment
@@ -40,22 +41,40 @@ def answer_after(prompt: Prompt, ids: Tensor, answer: Experience | Rollout) -> E
     return Experience(whole.ids, sampled, len(prompt), prompt.audio, answer.group_id, name=answer.name)
 
 
-def experience(policy: AudioPolicy, example: Example, group_id: str = "") -> Experience:
+def experience(policy: AudioPolicy, example: Example, group_id: str = "", *, sampled: bool = False) -> Experience:
     """Return the tokens of a prompt and an answer, with the loss on the answer and on the token that ends the turn.
 
     Speech is the token that opens it, the frames of its recordings in the policy's codec, and the token that closes it;
-    where the prompt opens it already (`wants_speech`), it is the whole answer.
+    where the prompt opens it already (`wants_speech`), it is the whole answer. Raises ValueError, naming the sample,
+    for a reserved token in the answer, unless a policy `sampled` it, and for more tokens than the model reads.
     """
     try:
-        return _experience(policy, example, group_id)
+        return _experience(policy, example, group_id, sampled)
     except ValueError as error:
         name = repr(example.sample.id)
         raise error if name in str(error) else ValueError(f"sample {name}: {error}") from error
 
 
-def _experience(policy: AudioPolicy, example: Example, group_id: str) -> Experience:
-    sample = example.sample
-    prompt = policy.prompt(sample)
+def check_example(policy: AudioPolicy, example: Example) -> None:
+    """Raise FieldError where `experience` would refuse the example, as far as texts and headers tell."""
+    turns, speaks = example.sample.turns, policy.speech is not None
+    answers = [turn.reference for turn in turns] if turns else [example.target]
+    speech = [clip for turn in turns if speaks for clip in turn.speech] if turns else example.speech
+    prefix = policy.backbone.answer_prefix
+    policy.prompts.check(example.sample, answers=[prefix + answer for answer in answers], speech=speech)
+    if turns:
+        return
+    try:
+        _check_speech(policy, example.target, example.speech, wants_speech(example.sample))
+    except ValueError as error:
+        raise FieldError("audio", str(error)) from error
+
+
+def _experience(policy: AudioPolicy, example: Example, group_id: str, sampled: bool) -> Experience:
+    sample, prompts = example.sample, policy.prompts
+    for text in () if sampled else [turn.reference for turn in sample.turns] or [example.target]:
+        prompts.check_learned(text)
+    prompt = prompts.encode(sample)
     if sample.turns:
         segments = [
             replace(
@@ -79,6 +98,9 @@ def _experience(policy: AudioPolicy, example: Example, group_id: str) -> Experie
         answer = _answer(policy, example.target, example.speech, opened=wants_speech(sample))
         segments = [replace(answer, prompt_ids=prompt.ids, prompt_codes=prompt.codes, audio=prompt.audio)]
     laid_out = Experience.from_rollout(Rollout(sample, tuple(segments), group_id))
+    placeholders = 0 if prompts.counts_audio else int(policy.is_audio(laid_out.ids, laid_out.loss_mask).sum())
+    learned = int(laid_out.loss_mask.sum())
+    prompts.check_length(len(laid_out.ids) - placeholders - learned, learned)
     return laid_out.replace(rollout_logprobs=None, name=repr(sample.id))
 
 
@@ -88,15 +110,10 @@ def _answer(policy: AudioPolicy, text: str, speech: tuple[AudioClip, ...], opene
     written = torch.tensor(policy.tokenizer.encode(text, add_special_tokens=False), dtype=torch.long)
     end = torch.tensor([policy.end_id])
     nothing = torch.zeros(0, dtype=torch.long)
-    if not speech:
-        if opened:
-            raise ValueError("an answer that is to be spoken needs a recording to learn from")
-        return Segment(nothing, torch.cat([written, end]), torch.zeros(len(written) + 1))
+    _check_speech(policy, text, speech, opened)
     layout = policy.speech
-    if layout is None:
-        raise ValueError("speech to learn from, but the model writes text only; dualize it")
-    if opened and len(written):
-        raise ValueError("an answer that is to be spoken has no text before its speech; leave the target out")
+    if not speech or layout is None:
+        return Segment(nothing, torch.cat([written, end]), torch.zeros(len(written) + 1))
     rows = layout.tokens(torch.cat([policy.codes(clip) for clip in speech], 1))
     before = nothing if opened else torch.cat([written, torch.tensor([layout.begin_id])])
     after = nothing if opened else end
@@ -108,6 +125,16 @@ def _answer(policy: AudioPolicy, text: str, speech: tuple[AudioClip, ...], opene
         codes=nn.functional.pad(rows.codes, (0, 0, len(before), len(after)), value=-1),
         code_mask=torch.cat([_tokens(before, layout.codebooks), rows.code_mask, _tokens(after, layout.codebooks)]),
     )
+
+
+def _check_speech(policy: AudioPolicy, text: str, speech: Sequence[AudioClip], opened: bool) -> None:
+    """Raise ValueError for an answer that does not fit the model or its prompt, which opens speech already or not."""
+    if opened and not speech:
+        raise ValueError("an answer that is to be spoken needs a recording to learn from")
+    if speech and policy.speech is None:
+        raise ValueError("speech to learn from, but the model writes text only; dualize it")
+    if opened and text:
+        raise ValueError("an answer that is to be spoken has no text before its speech; leave the target out")
 
 
 def _tokens(ids: Tensor, codebooks: int) -> Tensor:

@@ -43,7 +43,7 @@ from audiorl.models.audio_encoder import AudioEncoder, ClipCodes
 from audiorl.models.backbone import Backbone
 from audiorl.models.cross_attention import CrossAttentionCache, CrossAttentionDecoder
 from audiorl.models.lora import add_lora, save_adapter
-from audiorl.models.prompts import Prompt, PromptEncoder
+from audiorl.models.prompts import Prompt, PromptEncoder, reserved_tokens
 from audiorl.models.speech import CODEC_KEY, FrameLayout, Routing, add_branch, add_speech_tokens, init_branch
 from audiorl.models.weights import ModelSource, Weights, copy_weights, remove_vision, save_processor
 from audiorl.types import Sample
@@ -85,6 +85,7 @@ class AudioPolicy(nn.Module):
         self.audio = AudioEncoder(model, extractor, backbone, self.config)
         set_attention(backbone.decoder(model), self.config.attention)
         self._clip_codes: ClipCodes | None = None
+        self._reserved: tuple[int, re.Pattern[str]] | None = None
         self.source = ModelSource(copied=remove_vision(model))
         self._set_trainable()
 
@@ -193,17 +194,34 @@ class AudioPolicy(nn.Module):
 
     # -- prompts and audio -----------------------------------------------------------------------------------------
 
-    def _prompts(self) -> PromptEncoder:
-        positions = getattr(self.backbone.decoder(self.model).config, "max_position_embeddings", None)
-        return PromptEncoder(self.tokenizer, self.backbone, self.audio, self.speech, self.codes, positions)
+    @property
+    def prompts(self) -> PromptEncoder:
+        """Writes samples as prompts, and checks them."""
+        decoder = self.backbone.decoder(self.model)
+        positions = [
+            getattr(decoder.config, f"max_{name}", None) for name in ("target_positions", "position_embeddings")
+        ]
+        if self._reserved is None or self._reserved[0] != len(self.tokenizer):  # `dualize` adds tokens
+            self._reserved = len(self.tokenizer), reserved_tokens(self.tokenizer)
+        return PromptEncoder(
+            self.tokenizer,
+            self.backbone,
+            self.audio,
+            self.speech,
+            self.codes,
+            codec=lambda: self.clip_codes.codec,
+            reserved=self._reserved[1],
+            max_tokens=positions[0] or positions[1],
+            counts_audio=not isinstance(decoder, CrossAttentionDecoder),
+        )
 
     def prompt(self, sample: Sample) -> Prompt:
         """Return the sample's messages as the model reads them; see `PromptEncoder.encode`."""
-        return self._prompts().encode(sample)
+        return self.prompts.encode(sample)
 
     def chunk_ids(self, clip: AudioClip) -> Tensor:
         """Return [P] int64: a chunk of a stream with its delimiters."""
-        return self._prompts().encode_chunk(clip)
+        return self.prompts.encode_chunk(clip)
 
     @property
     def end_id(self) -> int:

@@ -42,8 +42,9 @@ class ProcessRewardModel:
         if self.label_ids[0] == self.label_ids[1]:
             raise ValueError(f"{good!r} and {bad!r} begin with the same token; choose two that differ")
 
-    def mark(self, sample: Sample, steps: Sequence[str]) -> MarkedAnswer:
-        """Return the prompt, then each step with the marker. Raises ValueError for streams and prompts of speech."""
+    def mark(self, sample: Sample, steps: Sequence[str], *, sampled: bool = False) -> MarkedAnswer:
+        """Return the prompt, then each step with the marker. Raises ValueError for streams and prompts of speech, and
+        for reserved tokens in steps, unless a policy `sampled` them."""
         if sample.turns or wants_speech(sample):
             what = "a stream" if sample.turns else "a prompt that opens speech"
             raise ValueError(f"sample {sample.id!r}: {what} is not answered in steps of text; leave it out")
@@ -51,6 +52,8 @@ class ProcessRewardModel:
         written: list[int] = []
         ends = []
         for step in steps:
+            if not sampled:
+                self.policy.prompts.check_learned(step)
             written += [*self.policy.tokenizer.encode(step, add_special_tokens=False), *self.marker]
             ends.append(len(prompt) + len(written) - 1)
         whole = prompt.followed_by(torch.tensor(written), ())
@@ -79,7 +82,7 @@ class ProcessRewardModel:
     @torch.no_grad()
     def score_steps(self, items: Sequence[tuple[Sample, Sequence[str]]], budget: int = 8192) -> list[list[float]]:
         """Score each step: the probability that it is good. Neighbours with the same sample share their prompt."""
-        answers = [self.mark(sample, steps) for sample, steps in items]
+        answers = [self.mark(sample, steps, sampled=True) for sample, steps in items]
         out: list[list[float]] = [[] for _ in answers]
         for indices in micro_batches([a.experience for a in answers], budget):
             part = [answers[i] for i in indices]

@@ -5,6 +5,8 @@ Shapes: P tokens of a prompt, N tokens and frames of a speech, Q codebooks.
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -12,11 +14,13 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from audiorl.audio import AudioClip
+from audiorl.audio import AudioClip, AudioError, seconds
+from audiorl.data.schema import FieldError
 from audiorl.models.audio_encoder import AudioEncoder
 from audiorl.models.backbone import Backbone
 from audiorl.models.speech import FrameLayout
 from audiorl.types import Message, Sample
+from tokenizers_audio.protocol import AudioTokenizer
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,14 +45,21 @@ class Prompt:
 
 @dataclass(frozen=True)
 class PromptEncoder:
-    """Write samples as prompts. `codes`: a clip in codec codes [Q, F]. `max_tokens`: the model's positions."""
+    """Write samples as prompts, or tell from headers that one cannot be written."""
 
     tokenizer: PreTrainedTokenizerBase
     backbone: Backbone
     audio: AudioEncoder
     speech: FrameLayout | None
     codes: Callable[[AudioClip], Tensor]
+    """A clip in codec codes [Q, F]."""
+    codec: Callable[[], AudioTokenizer]
+    reserved: re.Pattern[str]
+    """Finds a token that no text may hold."""
     max_tokens: int | None
+    """The model's positions."""
+    counts_audio: bool
+    """Whether audio takes positions; of Whisper only text does."""
 
     def encode(self, sample: Sample) -> Prompt:
         """Return the sample's messages as the model reads them.
@@ -57,34 +68,95 @@ class PromptEncoder:
         clips are speech, in frames; without an audio encoder all clips are. Where the answer is to be spoken
         (`wants_speech`), the prompt ends with the token that opens speech. Raises ValueError that names the sample.
         """
-        # Special tokens such as <|im_start|> would let a message end its own turn.
-        reserved = tuple(t for t in self.tokenizer.get_added_vocab() if t.startswith("<|"))
-        for message in sample.messages:
-            texts = [content for content in message.content if isinstance(content, str)]
-            if any(token in text for text in texts for token in reserved):
-                what = "a message contains a reserved token such as <|im_start|>"
-                raise ValueError(f"sample {sample.id!r}: {what}; remove it")
         frames: list[Tensor] = []
+
+        def spoken(clip: AudioClip) -> str:
+            speech = self._layout.tokens(self.codes(clip))
+            frames.append(speech.codes[:-1])
+            return "".join(self._token(i) for i in (self._layout.begin_id, *speech.ids.tolist()))
+
         try:
-            pieces = self.backbone.chat([self._speech_as_text(m, frames) for m in sample.messages])
-            text = self._with_placeholders(pieces)
+            pieces = self._pieces(sample, spoken)
+            ids = self._ids(self._with_placeholders(pieces))
+            audio = 0 if self.counts_audio else sum(self.audio.num_tokens(p) for p in pieces if not isinstance(p, str))
+            self.check_length(len(ids) - audio)
         except ValueError as error:
-            raise ValueError(f"sample {sample.id!r}: {error}") from error
-        if wants_speech(sample):
-            if self.speech is None:
-                raise ValueError(f"sample {sample.id!r} asks for speech, but the model writes text only; dualize it")
-            text += self._token(self.speech.begin_id)
-        ids = self._ids(text)
-        if self.max_tokens is not None and len(ids) > self.max_tokens:
-            raise ValueError(
-                f"sample {sample.id!r}: its prompt has {len(ids)} tokens, the model reads at most {self.max_tokens}; "
-                "shorten the text, or cut the clip with start and duration"
-            )
+            name = f"sample {sample.id!r}: "
+            raise ValueError(f"{name}{str(error).removeprefix(name)}") from error
         codes = None
         if self.speech is not None and frames:
             codes = torch.full((len(ids), self.speech.codebooks), -1)
             codes[(ids == self.speech.frame_id) | (ids == self.speech.delay_id)] = torch.cat(frames)
         return Prompt(ids, codes, tuple(p for p in pieces if isinstance(p, AudioClip)))
+
+    def check(
+        self, sample: Sample, new_tokens: int = 0, answers: Sequence[str] = (), speech: Sequence[AudioClip] = ()
+    ) -> None:
+        """Raise FieldError for a sample that `encode` refuses, or that has no room for what is written after it.
+
+        That is `new_tokens`, or `answers` to be learned and recordings of `speech`. It takes lengths from the clips'
+        headers and encodes nothing. `field` is "audio", "prompt", "answer" or a column that the message is about.
+        """
+        frames = 0
+
+        def spoken(clip: AudioClip) -> str:
+            nonlocal frames
+            frames += math.ceil(seconds(clip) * self.codec().frame_rate) + self._layout.codebooks
+            return self._token(self._layout.begin_id) + self._token(self._layout.end_id)
+
+        try:
+            pieces = self._pieces(sample, spoken)
+            for turn in sample.turns:
+                pieces += self.backbone.chunk(turn.audio)
+        except FieldError:
+            raise
+        except ValueError as error:
+            field = "audio" if isinstance(error, AudioError) else "prompt"
+            raise FieldError(field, str(error).removeprefix(f"sample {sample.id!r}: ")) from error
+        try:
+            audio = sum(self.audio.expected_tokens(p) for p in pieces if isinstance(p, AudioClip))
+            for clip in speech if self.speech is not None else ():
+                spoken(clip)
+        except ValueError as error:
+            raise FieldError("audio", str(error)) from error
+        for answer in answers:
+            self.check_learned(answer)
+        if self.max_tokens is None:
+            return
+        text = "".join(p for p in pieces if isinstance(p, str))
+        others = frames + (audio if self.counts_audio else 0)
+        # A token has a byte or more of the normalised text, which in NFC is at most three times as long.
+        if 3 * sum(len(t.encode()) for t in (text, *answers)) + others + new_tokens <= self.max_tokens:
+            return
+        prompt = len(self._ids(text)) + others
+        longest = max((p for m in sample.messages for p in m.content if isinstance(p, str)), key=len, default="")
+        in_audio = others > prompt - others
+        self.check_length(prompt, holding="" if in_audio else longest, field="audio" if in_audio else "prompt")
+        learned = sum(len(self._ids(answer)) + 1 for answer in answers)
+        self.check_length(prompt, learned, new_tokens, holding=max(answers, key=len, default=longest))
+
+    def check_length(
+        self, prompt: int, learned: int = 0, new_tokens: int = 0, holding: str = "", field: str = "prompt"
+    ) -> None:
+        """Raise FieldError for a prompt, with the tokens learned or written after it, beyond the model's positions."""
+        if self.max_tokens is None or prompt + learned + new_tokens <= self.max_tokens:
+            return
+        reads = f"the model reads at most {self.max_tokens}{'' if self.counts_audio else ' of text'}"
+        if prompt > self.max_tokens or not (learned or new_tokens):
+            cut = "shorten the text, or cut the clip with start and duration"
+            raise FieldError(field, f"its prompt has {prompt} tokens, {reads}; {cut}", holding)
+        if prompt + learned > self.max_tokens:
+            what = f"its prompt has {prompt} tokens and the transcript or answer to learn {learned}, {reads}"
+            raise FieldError("answer", f"{what}; shorten the transcript or answer, or divide the recording", holding)
+        what = f"its prompt has {prompt} tokens and {new_tokens} may be written after it, {reads}"
+        options = "--sampling.max-new-tokens, of held-out rows --eval-tokens"
+        raise FieldError("prompt", f"{what}; shorten the text, or let fewer be written ({options})", holding)
+
+    def check_learned(self, text: str) -> None:
+        """Raise FieldError for a text to be learned with a reserved token, which would be learned as that token."""
+        if match := self.reserved.search(text):
+            what = f"a text to be learned contains the reserved token {match[0]}"
+            raise FieldError("answer", f"{what}; remove it", match[0])
 
     def encode_chunk(self, clip: AudioClip) -> Tensor:
         """Return [P] int64: a chunk of a stream with its delimiters, ready for the policy's turn."""
@@ -100,20 +172,44 @@ class PromptEncoder:
         placeholder = str(self.backbone.audio_token)
         return "".join(placeholder * self.audio.num_tokens(p) if isinstance(p, AudioClip) else p for p in pieces)
 
-    def _speech_as_text(self, message: Message, frames: list[Tensor]) -> Message:
-        """Write the message's speech as tokens; its codes [N, Q] are appended to `frames`."""
-        layout = self.speech
-        # With an audio encoder only the assistant speaks; without one every clip is read as frames.
-        if layout is None or (message.role != "assistant" and self.backbone.audio_token is not None):
-            return message
-        content: list[str | AudioClip] = []
-        for piece in message.content:
-            if isinstance(piece, AudioClip):
-                speech = layout.tokens(self.codes(piece))
-                frames.append(speech.codes[:-1])
-                piece = "".join(self._token(i) for i in (layout.begin_id, *speech.ids.tolist()))
-            content.append(piece)
-        return replace(message, content=tuple(content))
+    @property
+    def _layout(self) -> FrameLayout:
+        assert self.speech is not None
+        return self.speech
+
+    def _pieces(self, sample: Sample, spoken: Callable[[AudioClip], str]) -> list[str | AudioClip]:
+        """Return the prompt as text and clips; `spoken` writes a clip that is read as frames."""
+        messages = []
+        for message in sample.messages:
+            # A special token such as <|im_start|> would let a message end its own turn, also one in two pieces, which
+            # a template may join without the space around them.
+            for text in _joined(message), _joined(message, str.strip):
+                if match := self.reserved.search(text):
+                    what = f"a message contains a reserved token such as <|im_start|>: {match[0]}"
+                    raise FieldError("prompt", f"{what}; remove it", match[0])
+            # With an audio encoder only the assistant speaks; without one every clip is read as frames.
+            if self.speech is not None and (message.role == "assistant" or self.backbone.audio_token is None):
+                content = tuple(spoken(c) if isinstance(c, AudioClip) else c for c in message.content)
+                message = replace(message, content=content)
+            messages.append(message)
+        pieces = list(self.backbone.chat(messages))
+        if wants_speech(sample):
+            if self.speech is None:
+                raise ValueError("asks for speech, but the model writes text only; dualize it")
+            pieces.append(self._token(self.speech.begin_id))
+        return pieces
+
+
+def _joined(message: Message, change: Callable[[str], str] = str) -> str:
+    """Return the texts of a message as templates join them; a clip lies between the texts around it."""
+    return "".join(change(c) if isinstance(c, str) else "\n" for c in message.content)
+
+
+def reserved_tokens(tokenizer: PreTrainedTokenizerBase) -> re.Pattern[str]:
+    """Find, in a text, a token that the tokenizer reserves: it would be read as that token and not as its letters."""
+    special = {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special}
+    tokens = special | {token for token in tokenizer.get_added_vocab() if token.startswith("<|")}
+    return re.compile("|".join(map(re.escape, sorted(tokens, key=len, reverse=True))) or r"(?!)")
 
 
 def wants_speech(sample: Sample) -> bool:

@@ -143,7 +143,7 @@ def load_value_model(
 @torch.no_grad()
 def score_answers(model: ValueModel, examples: Sequence[Example], budget: int = 8192) -> list[float]:
     """Score each answer. Neighbours with the same sample share their prompt."""
-    experiences = [experience(model.trunk, e, e.sample.id) for e in examples]
+    experiences = [experience(model.trunk, e, e.sample.id, sampled=True) for e in examples]
     scores = [0.0] * len(examples)
     for indices in micro_batches(experiences, budget):
         values = model.scores(pack_experiences([experiences[i] for i in indices]))

@@ -3,19 +3,21 @@
 A recipe is its settings and one training call between two measurements. Those that train on the scores of a reward
 share all of it, `train_with_reward`; the others call `evaluate_around_training` themselves::
 
-    samples, held_out = read_questions(config, think=True)
-    policy, reward = policy_from(config), answer_reward(think=True)
-    evaluation = evaluation_of(config, samples, held_out, reward, config.eval_tokens, think=True)
+    reward = answer_reward(think=True)
+    check = RowCheck.of(config, reward, eval_tokens=config.eval_tokens, trained=lambda s: [Example(s, turn_of(s))])
+    samples, held_out = read_questions(config, think=True, check=check)
+    policy = check.policy()
+    evaluation = evaluation_of(config, samples, held_out, reward, config.eval_tokens, think=True, check=check)
     with evaluate_around_training(run, policy, evaluation):
         sft(policy, examples, run, config=config.with_steps_for(config.sft, len(examples)), optim=config.optim)
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,17 +28,19 @@ from audiorl.config import ModelConfig, RLConfig, torch_device
 from audiorl.config.recipe import ControlOptions, HeldOutOptions, RecipeConfig, RewardOptions
 from audiorl.data.bundled import bundled_set
 from audiorl.data.manifest import Loaded, check_clip, read_samples
+from audiorl.data.schema import FieldError
 from audiorl.data.sets import first_drawn, identity, parse_set, split_held_out, weighted
 from audiorl.data.text import BUNDLED, TextQuestion, read_passages
 from audiorl.data.text import read_questions as read_text_questions
 from audiorl.eval._phases import Evaluation
 from audiorl.eval.metrics.corpus import UNSEEN
 from audiorl.models import AudioPolicy, dualize, load_policy
-from audiorl.models.examples import Example
+from audiorl.models.examples import Example, check_example
 from audiorl.models.families.qwen_omni import tiny as tiny_qwen_omni
 from audiorl.protocols import Reward
 from audiorl.report import write_report
 from audiorl.rewards import AnswerAccuracy, AnswerFormat, StandardisedSum, Term, ThinkFormat, WeightedSum, load_reward
+from audiorl.rewards.combine import check_sample
 from audiorl.rollout.speech import CodecSpeechDecoder
 from audiorl.run.folder import Run
 from audiorl.train.rl.hooks import Evaluate
@@ -66,25 +70,91 @@ NOTHING = Given()
 # -- data --------------------------------------------------------------------------------------------------------------
 
 
+def of_row(item: Any) -> Iterable[Sample | Example]:
+    """Return the prompt of a sample, pair or other row."""
+    return [getattr(item, "sample", item)]
+
+
+@dataclass(frozen=True)
+class RowCheck:
+    """Asks the model and the reward of every row, before step 1, whether they can use it; see `PromptEncoder.check`."""
+
+    policy: Callable[[], AudioPolicy]
+    """Loads the model, once: it is called after the files have been read, so that a mistake in them shows at once."""
+    reward: Reward | None = None
+    """Asked about what is prompted; see `audiorl.protocols.Reward`."""
+    new_tokens: int = 0
+    """Most tokens that are written after a training prompt."""
+    eval_tokens: int = 0
+    """Most tokens that are written after a held-out prompt."""
+    trained: Callable[[Any], Iterable[Sample | Example]] = of_row
+    """The prompts and the examples to learn that training makes of a row; it may raise ValueError itself."""
+    measured: Callable[[Any], Iterable[Sample | Example]] = of_row
+    """Likewise of a held-out row."""
+
+    @classmethod
+    def of(
+        cls, config: RecipeConfig, reward: Reward | None = None, policy: AudioPolicy | None = None, **options: Any
+    ) -> RowCheck:
+        """Make it for the model of the options, or one in memory."""
+        return cls(cache(lambda: policy or policy_from(config)), reward, **options)
+
+    def train(self, item: Any) -> None:
+        self._ask(self.trained(item), self.new_tokens)
+
+    def held_out(self, item: Any) -> None:
+        self._ask(self.measured(item), self.eval_tokens)
+
+    def _ask(self, uses: Iterable[Sample | Example], new_tokens: int) -> None:
+        for use in uses:
+            if isinstance(use, Example):
+                check_example(self.policy(), use)
+            else:
+                self.policy().prompts.check(use, new_tokens)
+                if self.reward is not None:
+                    check_sample(self.reward, use)
+
+
+def rl_check(
+    config: Any, reward: Reward, eval_tokens: int, *, tags: bool = True, policy: AudioPolicy | None = None
+) -> RowCheck:
+    """Return the check of rows for `train_with_reward`, whose control learns answers in <answer> tags if `tags`."""
+
+    def trained(sample: Sample) -> list[Sample | Example]:
+        control = isinstance(config, ControlOptions) and config.control
+        return [sample, *([Example(sample, supervised_turn(sample, tags))] if control else [])]
+
+    new_tokens = config.sampling.max_new_tokens
+    return RowCheck.of(config, reward, policy, new_tokens=new_tokens, eval_tokens=eval_tokens, trained=trained)
+
+
 def read_split(
     config: RecipeConfig,
     bundled: Callable[[str], Sequence[T]],
     read: Callable[..., Loaded[T]],
     given: Given = NOTHING,
+    check: RowCheck | None = None,
     **options: Any,
 ) -> tuple[list[T], list[T]]:
-    """Return the (training, held-out) rows of `data` and `held_out`; see `read_sets` and `split_held_out`."""
-    train = read_sets(given.data or config.data, config, bundled, read, **options)
-    held_out = read_sets(given.held_out or config.held_out, config, bundled, read, **options)
-    return split_held_out(train, held_out, config.held_out_count, config.data_seed)
+    """Return the (training, held-out) rows of `data` and `held_out`; see `read_sets` and `split_held_out`.
+
+    Without a set to measure on, a row may come to either use: there is to be room for the longer answer.
+    """
+    train = _loaded(given.data or config.data, config, bundled, read, **options)
+    held_out = _loaded(given.held_out or config.held_out, config, bundled, read, **options)
+    if check is not None and not held_out:
+        check = replace(check, new_tokens=max(check.new_tokens, check.eval_tokens))
+    trained = _usable(train, config, None if check is None else check.train)
+    measured = _usable(held_out, config, None if check is None else check.held_out)
+    return split_held_out(trained, measured, config.held_out_count, config.data_seed)
 
 
 def read_questions(
-    config: RecipeConfig, *, think: bool, given: Given = NOTHING, **options: Any
+    config: RecipeConfig, *, think: bool, given: Given = NOTHING, check: RowCheck | None = None, **options: Any
 ) -> tuple[list[Sample], list[Sample]]:
     """Return (training, held-out) questions about audio, whose prompts ask for thoughts if `think`."""
     bundled = partial(bundled_set, think=think, seed=config.seed)
-    return read_split(config, bundled, read_samples, given, think=think, **options)
+    return read_split(config, bundled, read_samples, given, check, think=think, **options)
 
 
 def read_sets(
@@ -92,43 +162,87 @@ def read_sets(
     config: RecipeConfig,
     bundled: Callable[[str], Sequence[T]],
     read: Callable[..., Loaded[T]],
+    check: Callable[[T], None] | None = None,
     **options: Any,
 ) -> list[tuple[str, list[T]]]:
     """Return (name, rows) of each set: a path, rows in memory, or `bundled(name)` for a name that begins so.
 
     `read` is `read_samples`, `read_pairs` or another reader with their options; `options` are passed on to it. A row
-    whose id occurs in an earlier set gets the set's number before its id: answers are told apart by id. Prints what was
-    read and skipped.
+    that `check` refuses by a ValueError cannot be used: `on_error` says what then. A row whose id occurs in an earlier
+    set gets the set's number before its id: answers are told apart by id. Prints what was read and skipped.
     """
-    found: list[tuple[str, list[T]]] = []
-    ids: set[str] = set()
+    return _usable(_loaded(sets, config, bundled, read, **options), config, check)
+
+
+def _loaded(
+    sets: Sequence[Any],
+    config: RecipeConfig,
+    bundled: Callable[[str], Sequence[T]],
+    read: Callable[..., Loaded[T]],
+    **options: Any,
+) -> list[tuple[str, Loaded[T], bool]]:
+    """(name, content, whether clips are still to be decoded, those of drawn rows only) of each set."""
     if config.columns:
         options |= {"columns": column_names(config.columns, read)}
+    found: list[tuple[str, Loaded[T], bool]] = []
     for number, source in enumerate(sets, 1):
         name = source if isinstance(source, str) else f"rows {number}"
         path, count, _ = parse_set(name)
-        # Of a large set only the clips of the rows that are drawn are decoded.
-        check_drawn = config.check_audio and count is not None and read is read_samples
         if path.startswith("bundled"):
-            items, check_drawn = list(bundled(path)), False
-        else:
-            loaded = read(
-                path if isinstance(source, str) else source,
-                audio_root=config.audio_root,
-                on_error=config.on_error,
-                check_audio=config.check_audio and not check_drawn,
-                **options,
-            )
+            found.append((name, Loaded(tuple(bundled(path)), (), path), False))
+            continue
+        check_drawn = config.check_audio and count is not None and read is read_samples
+        loaded = read(
+            path if isinstance(source, str) else source,
+            audio_root=config.audio_root,
+            on_error=config.on_error,
+            check_audio=config.check_audio and not check_drawn,
+            **options,
+        )
+        found.append((name, loaded, check_drawn))
+    return found
+
+
+def _usable(
+    sets: Sequence[tuple[str, Loaded[T], bool]], config: RecipeConfig, check: Callable[[T], None] | None
+) -> list[tuple[str, list[T]]]:
+    """Return the rows that can be used, of a large set those that are drawn: only they are checked."""
+    found: list[tuple[str, list[T]]] = []
+    ids: set[str] = set()
+    for number, (name, loaded, check_drawn) in enumerate(sets, 1):
+        path, count, _ = parse_set(name)
+        if count is None and check is not None:
+            loaded = loaded.checked(check, config.on_error)
+        if loaded.skipped or not path.startswith("bundled"):
             print("\n".join([loaded.summary(), *([loaded.listing()] if loaded.skipped else [])]), flush=True)
-            items = list(loaded.samples)
+        items = list(loaded.samples)
         if count is not None:
-            usable = partial(_usable, on_error=config.on_error) if check_drawn else lambda item: True
+
+            def usable(index: int, loaded: Loaded[T] = loaded, decode: bool = check_drawn) -> bool:
+                fault = loaded.fault(index, partial(_use, check, decode))
+                if fault and config.on_error == "raise":
+                    raise ValueError(str(fault))
+                if fault:
+                    print(f"  skipped {identity(loaded.samples[index])[0]}: {fault}", flush=True)
+                return not fault
+
             items = first_drawn(name, items, count, config.data_seed, usable)
         if any(identity(item)[0] in ids for item in items):
             items = [_with_id(item, f"{number}:{identity(item)[0]}") for item in items]
         ids |= {identity(item)[0] for item in items}
         found.append((name, items))
     return found
+
+
+def _use(check: Callable[[Any], None] | None, decode: bool, item: Any) -> None:
+    """Check a row that is drawn, if `decode` after its clips have been decoded."""
+    try:
+        for clip in item.audio if decode else ():
+            check_clip(clip)
+    except AudioError as error:
+        raise FieldError("audio", str(error)) from error
+    if check is not None:
+        check(item)
 
 
 def column_names(given: Sequence[str], read: Callable[..., Any]) -> dict[str, str]:
@@ -147,19 +261,6 @@ def column_names(given: Sequence[str], read: Callable[..., Any]) -> dict[str, st
     return names
 
 
-def _usable(item: Any, on_error: str) -> bool:
-    """Tell if the clips of a sample can be decoded; else raise AudioError, or print the reason."""
-    try:
-        for clip in item.audio:
-            check_clip(clip)
-        return True
-    except AudioError as error:
-        if on_error == "raise":
-            raise
-        print(f"  skipped {item.id}: {error}", flush=True)
-        return False
-
-
 def _with_id(item: Any, new: str) -> Any:
     if hasattr(item, "sample"):
         return replace(item, sample=replace(item.sample, id=new))
@@ -175,18 +276,23 @@ def check_ptx(paths: Sequence[str], *trainings: RLConfig) -> None:
         raise ValueError("--ptx-data: nothing learns from these rows; set the weight of their loss, ptx.coef")
 
 
-def ptx_examples(config: RecipeConfig, paths: Sequence[str], *trainings: RLConfig) -> list[Example]:
+def ptx_examples(
+    config: RecipeConfig, paths: Sequence[str], *trainings: RLConfig, check: RowCheck | None = None
+) -> list[Example]:
     """Return the rows of `ptx_data` with the turn to learn, for the phases `trainings`; see `check_ptx`.
 
     An answer is in tags where its prompt has choices or asks for them.
     """
     check_ptx(paths, *trainings)
-    bundled = partial(bundled_set, think=False, seed=config.seed)
-    examples = []
-    for sample in weighted(read_sets(paths, config, bundled, read_samples, think=False), config.data_seed):
+
+    def learned(sample: Sample) -> list[Example]:
         prompt = "".join(part for m in sample.messages for part in m.content if isinstance(part, str))
-        examples.append(Example(sample, supervised_turn(sample, bool(sample.choices) or "<answer>" in prompt)))
-    return examples
+        return [Example(sample, supervised_turn(sample, bool(sample.choices) or "<answer>" in prompt))]
+
+    bundled = partial(bundled_set, think=False, seed=config.seed)
+    asked = None if check is None else replace(check, trained=learned).train
+    samples = weighted(read_sets(paths, config, bundled, read_samples, asked, think=False), config.data_seed)
+    return [example for sample in samples for example in learned(sample)]
 
 
 def supervised_turn(sample: Sample, tags: bool = True, thought: str | None = None) -> str:
@@ -195,13 +301,13 @@ def supervised_turn(sample: Sample, tags: bool = True, thought: str | None = Non
     Raises ValueError naming a sample without a reference or a thought.
     """
     if not sample.references:
-        raise ValueError(f"sample {sample.id!r}: no reference to learn")
+        raise FieldError("answer", f"sample {sample.id!r}: no reference to learn")
     answer = f"<answer>{sample.references[0]}</answer>" if tags else sample.references[0]
     if thought is None:
         return answer
     text = sample.metadata.get(thought)
     if not isinstance(text, str) or not text.strip():
-        raise ValueError(f"sample {sample.id!r}: its row has no text in the field {thought!r}")
+        raise FieldError(thought, f"sample {sample.id!r}: its row has no text in the field {thought!r}")
     return f"<think>{text.strip()}</think>{answer}"
 
 
@@ -259,13 +365,15 @@ def evaluation_of(
     reward: Reward,
     max_new_tokens: int,
     *,
+    check: RowCheck | None = None,
     think: bool = False,
     bundled: Callable[[str], Sequence[Sample]] | None = None,
     outside: WeightedSum | None = None,
     sets: Mapping[str, Sequence[Sample]] | None = None,
     metric: str = "accuracy",
 ) -> Evaluation:
-    """Return what the run measures: `held_out`, `sets` by name, and the speakers of `--unseen`, read like questions.
+    """Return what the run measures: `held_out`, `sets` by name, and the speakers of `--unseen`, read like questions and
+    checked like held-out rows.
 
     `samples`: the training rows. Raises ValueError for a speaker of `--unseen` that they have too.
     """
@@ -274,7 +382,9 @@ def evaluation_of(
     questions: list[TextQuestion] = []
     if isinstance(config, HeldOutOptions):
         reader = bundled or partial(bundled_set, think=think, seed=config.seed)
-        unseen = [s for _, items in read_sets(config.unseen, config, reader, read_samples, think=think) for s in items]
+        asked = None if check is None else replace(check, measured=of_row).held_out
+        rows_of = read_sets(config.unseen, config, reader, read_samples, asked, think=think)
+        unseen = [sample for _, items in rows_of for sample in items]
         if unseen:
             rows = [getattr(item, "sample", item) for item in samples]
             check_unseen_speakers(*([(s.id, s.metadata.get("speaker", "")) for s in part] for part in (rows, unseen)))
@@ -335,6 +445,7 @@ def train_with_reward(
     learns answers in <answer> tags if `tags`.
     """
     rl = config.with_steps_for(config.rl, len(samples))
+    supervised = ptx_examples(config, config.ptx_data, config.rl, check=RowCheck(lambda: policy))
     with evaluate_around_training(run, policy, evaluation) as evaluate:
         train_rl(
             policy,
@@ -347,7 +458,7 @@ def train_with_reward(
             seed=config.seed,
             phase=phase,
             evaluate=evaluate,
-            supervised=ptx_examples(config, config.ptx_data, config.rl),
+            supervised=supervised,
             answers=answers,
         )
         control_wanted: bool = isinstance(config, ControlOptions) and config.control

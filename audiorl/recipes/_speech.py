@@ -25,14 +25,24 @@ from audiorl.eval.metrics.corpus import UNSEEN
 from audiorl.eval.metrics.text import Normalizer, normalize
 from audiorl.models import AudioPolicy
 from audiorl.models.families import higgs
-from audiorl.recipes._common import check_ptx, check_unseen_speakers, policy_from, read_sets, read_split, with_voice
+from audiorl.recipes._common import (
+    RowCheck,
+    check_ptx,
+    check_unseen_speakers,
+    policy_from,
+    read_sets,
+    read_split,
+    with_voice,
+)
+from audiorl.rewards.asr import language_of, references_of
 from audiorl.run.folder import Run
 from audiorl.speech_models.character_ctc import CharacterCTC, Head
 from audiorl.speech_models.loading import GE2E
 from audiorl.speech_models.speakers import GE2ENetwork
-from audiorl.tasks.tts.prompts import utterance_sample
+from audiorl.tasks.tts.prompts import utterance_example, utterance_sample
 from audiorl.tasks.tts.texts import bundled_utterances, read_utterances
 from audiorl.train.rl.hooks import Evaluate
+from audiorl.types import Sample
 from tokenizers_audio.unified import UnifiedConfig, UnifiedTokenizer
 
 Speaking = TypeVar("Speaking", bound="SpeechConfig")
@@ -76,9 +86,9 @@ class SpeechConfig(RecipeConfig):
     """How texts are said; 750 frames are 30 s of Higgs's codec."""
 
 
-def texts_of(config: SpeechConfig) -> tuple[list[TextToSay], list[TextToSay]]:
+def texts_of(config: SpeechConfig, check: RowCheck | None = None) -> tuple[list[TextToSay], list[TextToSay]]:
     """Return texts (to train on, held out), each with its voice. Held-out texts are trained on in nobody's voice."""
-    train, held_out = read_split(config, *_readers(config))
+    train, held_out = read_split(config, *_readers(config), check=check)
     measured = {normalize(u.text, "basic") for u in held_out}
     trained = [u for u in train if normalize(u.text, "basic") not in measured]
     if not trained:
@@ -88,10 +98,19 @@ def texts_of(config: SpeechConfig) -> tuple[list[TextToSay], list[TextToSay]]:
     return _with_voices(trained, trained, config), _with_voices(held_out, [*trained, *held_out], config)
 
 
-def ptx_utterances(config: SpeechConfig, paths: Sequence[str], training: RLConfig) -> list[TextToSay]:
+def spoken_text(u: TextToSay, config: SpeechConfig, normalizer: Normalizer | None) -> Sample:
+    """Return the prompt of a text, which with a `normalizer` is compared with what is understood: it needs words."""
+    sample = utterance_sample(u, config.tags)
+    if normalizer is not None:
+        references_of(sample, normalizer, language_of(sample))
+    return sample
+
+
+def ptx_utterances(config: SpeechConfig, paths: Sequence[str], training: RLConfig, check: RowCheck) -> list[TextToSay]:
     """Return the texts of `ptx_data` with their recordings and voices; [] where `training` uses none."""
     check_ptx(paths, training)
-    utterances = weighted(read_sets(paths, config, *_readers(config)), config.data_seed)
+    asked = replace(check, trained=lambda u: [utterance_example(u, config.tags)]).train
+    utterances = weighted(read_sets(paths, config, *_readers(config), asked), config.data_seed)
     return _with_voices(utterances, utterances, config)
 
 
@@ -100,10 +119,11 @@ def _readers(config: SpeechConfig) -> tuple[Callable[[str], Sequence[TextToSay]]
 
     def read(path: str, **options: Any) -> Loaded[TextToSay]:
         loaded = read_utterances(path, **options)
-        short = tuple(u for u in loaded.samples if u.recording is None or seconds(u.recording) <= config.max_seconds)
-        if len(short) < len(loaded.samples):
-            print(f"{path}: {len(loaded.samples) - len(short)} longer than {config.max_seconds:g} s", flush=True)
-        return replace(loaded, samples=short)
+        lengths = [0.0 if u.recording is None else seconds(u.recording) for u in loaded.samples]
+        long = sum(length > config.max_seconds for length in lengths)
+        if long:
+            print(f"{path}: {long} longer than {config.max_seconds:g} s", flush=True)
+        return loaded.kept(lambda index: lengths[index] <= config.max_seconds)
 
     return partial(bundled_utterances, max_seconds=config.max_seconds), read
 
@@ -166,7 +186,8 @@ class Measurement:
         train: Sequence[TextToSay],
         held_out: Sequence[TextToSay],
     ):
-        unseen = [u for _, items in read_sets(config.unseen, config, *_readers(config)) for u in items]
+        check = RowCheck(lambda: policy, measured=lambda u: [spoken_text(u, config, config.normalizer)])
+        unseen = [u for _, items in read_sets(config.unseen, config, *_readers(config), check.held_out) for u in items]
         if unseen:
             check_unseen_speakers([(u.name, u.speaker) for u in train], [(u.name, u.speaker) for u in unseen])
         self.run, self.policy = run, policy

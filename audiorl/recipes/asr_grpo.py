@@ -32,9 +32,9 @@ from audiorl.data.sets import stratified
 from audiorl.protocols import Reward
 from audiorl.recipes._common import (
     evaluation_of,
-    policy_from,
     read_sets,
     read_split,
+    rl_check,
     train_with_reward,
     with_user_reward,
 )
@@ -108,24 +108,27 @@ def main(config: ASRConfig, run: Run) -> None:
     rewarded = (config.unit, config.normalizer) == ("char", "none")
     outside = WeightedSum.of(as_written=WordAccuracy("none") if rewarded else CharAccuracy("none"))
 
+    reward = with_user_reward(config, reward)
+    check = rl_check(config, reward, config.sampling.max_new_tokens, tags=False)
     source: dict[str, Any] = {"bundled": lambda _: bundled_transcripts(), "read": read_samples, "think": False}
-    samples, held_out = read_split(config, **source)
+    samples, held_out = read_split(config, check=check, **source)
     languages = languages_of(samples)
     sets: dict[str, list[Sample]] = {}
     if config.retention:
-        retained = stratified(read_sets(config.retention, config, **source), config.held_out_count, config.data_seed)[1]
-        sets["retention"] = retained
+        retained = read_sets(config.retention, config, check=check.held_out, **source)
+        sets["retention"] = stratified(retained, config.held_out_count, config.data_seed)[1]
     if count := config.no_speech_held_out:
         sets["no_speech"] = no_speech_samples(count, seed=config.data_seed + 1, languages=languages)
-    policy = policy_from(config)
+    policy = check.policy()
     if config.no_speech:
         samples += no_speech_samples(config.no_speech, TRAINED, seed=config.data_seed, languages=languages)
     evaluation = evaluation_of(
         config,
         samples,
         held_out,
-        with_user_reward(config, reward),
+        reward,
         config.sampling.max_new_tokens,
+        check=check,
         bundled=source["bundled"],
         outside=outside,
         sets=sets,

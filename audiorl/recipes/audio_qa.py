@@ -37,8 +37,8 @@ from audiorl.recipes._common import (
     Given,
     answer_reward,
     evaluation_of,
-    policy_from,
     read_questions,
+    rl_check,
     train_with_reward,
     with_user_reward,
 )
@@ -107,27 +107,30 @@ def tiny(preset: str = "grpo") -> AudioQAConfig:
 
 def main(config: AudioQAConfig, run: Run, given: Given = NOTHING) -> AudioPolicy:
     """Train on the questions and return the policy. A reward of the caller's replaces accuracy and format."""
-    samples, held_out = read_questions(
-        config, think=config.think, given=given, **({} if given.reward is None else {"need_answer": False})
-    )
-    policy = given.policy or policy_from(config)
     reward, outside, metric = answer_reward(config.think), None, "accuracy"
-    if given.reward is not None:
-        own = given.reward
+    own = given.reward
+    if own is not None:
         reward = own if isinstance(own, WeightedSum) else WeightedSum.of(reward=own)
         metric = reward.terms[0].name
-        # Accuracy is reported next to any other reward, where the rows have answers.
-        if all(s.references for s in held_out) and all(t.reward != AnswerAccuracy() for t in reward.terms):
-            outside = WeightedSum.of(accuracy=AnswerAccuracy())
     if config.reward_model is not None:
         model = ModelReward(config.reward_model, device=config.model.device)
         reward = WeightedSum((*reward.terms, Term("model", model, config.reward_model_weight)))
+    reward = with_user_reward(config, reward)
+    check = rl_check(config, reward, config.eval_tokens, policy=given.policy)
+    samples, held_out = read_questions(
+        config, think=config.think, given=given, check=check, **({} if own is None else {"need_answer": False})
+    )
+    if own is not None and all(t.reward != AnswerAccuracy() for t in reward.terms):
+        # Accuracy is reported next to any other reward, where the rows have answers.
+        outside = WeightedSum.of(accuracy=AnswerAccuracy()) if all(s.references for s in held_out) else None
+    policy = check.policy()
     evaluation = evaluation_of(
         config,
         samples,
         held_out,
-        with_user_reward(config, reward),
+        reward,
         config.eval_tokens,
+        check=check,
         think=config.think,
         outside=outside,
         metric=metric,

@@ -28,16 +28,17 @@ from audiorl.models.examples import Example
 from audiorl.recipes._common import (
     answer_reward,
     evaluation_of,
-    policy_from,
     read_questions,
     read_split,
+    rl_check,
     supervised_turn,
     train_with_reward,
     with_user_reward,
 )
 from audiorl.rewards import WeightedSum, WordAccuracy
 from audiorl.run.folder import Run
-from audiorl.train.rl.distill import UNCHANGED, check_teacher_prompts
+from audiorl.train.rl.distill import SWAP, UNCHANGED, check_teacher_prompts
+from audiorl.types import Sample
 
 
 @dataclass(frozen=True)
@@ -86,26 +87,34 @@ def main(config: DistillSpeechConfig, run: Run) -> None:
         raise ValueError("--control: is compared with distillation, which --rl.distill.coef 0 turns off")
     source: dict[str, Any] = {"think": config.think}
     if config.task == "questions":
-        samples, held_out = read_questions(config, **source)
         reward = answer_reward(config.think)
     else:
         source["bundled"] = lambda _: bundled_transcripts(think=config.think)
-        samples, held_out = read_split(config, read=read_samples, **source)
         reward = WeightedSum.of(accuracy=WordAccuracy(normalizer="basic"))
-    view = config.rl.distill.view
-    if config.rl.distill.coef:
-        check_teacher_prompts([*samples, *held_out], config.rl.distill)
-    policy = policy_from(config)
+    reward, tags, view = with_user_reward(config, reward), config.task == "questions", config.rl.distill.view
+
+    def uses(sample: Sample) -> list[Sample | Example]:
+        if config.rl.distill.coef:
+            check_teacher_prompts([sample], config.rl.distill)
+        viewed = [] if view in (UNCHANGED, SWAP) else views_of([sample], view)
+        return [sample, *viewed, *([Example(sample, supervised_turn(sample, tags))] if sample.references else [])]
+
+    check = replace(rl_check(config, reward, config.eval_tokens), trained=uses, measured=uses)
+    if config.task == "questions":
+        samples, held_out = read_questions(config, check=check, **source)
+    else:
+        samples, held_out = read_split(config, read=read_samples, check=check, **source)
+    policy = check.policy()
     evaluation = evaluation_of(
         config,
         samples,
         held_out,
-        with_user_reward(config, reward),
+        reward,
         config.eval_tokens,
+        check=check,
         sets={} if view == UNCHANGED else {"view": views_of(held_out, view)},
         **source,
     )
-    tags = config.task == "questions"
     answers = [Example(s, supervised_turn(s, tags)) for s in samples if s.references]
     train_with_reward(config, run, policy, samples, evaluation, phase="distill", answers=answers, tags=tags)
     if view != UNCHANGED:

@@ -24,14 +24,14 @@ from audiorl.models import AudioPolicy
 from audiorl.recipes._common import (
     NOTHING,
     Given,
+    RowCheck,
     answer_reward,
     evaluate_around_training,
     evaluation_of,
-    policy_from,
     read_sets,
 )
 from audiorl.run.folder import Run
-from audiorl.train.preference import prefer
+from audiorl.train.preference import pair_examples, prefer
 from audiorl.types import Sample
 
 
@@ -61,11 +61,12 @@ def tiny() -> DPOConfig:
 
 def main(config: DPOConfig, run: Run, given: Given = NOTHING) -> AudioPolicy:
     """Train on the pairs and return the policy."""
-    pairs, held_out = read(config, given)
-    items: list[Pair] | list[Judged] = pairs_to_judged(pairs) if config.dpo.loss == "kto" else pairs
-    policy = given.policy or policy_from(config)
     reward = answer_reward(config.think)
-    evaluation = evaluation_of(config, items, held_out, reward, config.eval_tokens, think=config.think)
+    check = RowCheck.of(config, reward, given.policy, eval_tokens=config.eval_tokens, trained=pair_examples)
+    pairs, held_out = read(config, given, check)
+    items: list[Pair] | list[Judged] = pairs_to_judged(pairs) if config.dpo.loss == "kto" else pairs
+    policy = check.policy()
+    evaluation = evaluation_of(config, items, held_out, reward, config.eval_tokens, check=check, think=config.think)
     with evaluate_around_training(run, policy, evaluation) as evaluate:
         prefer(
             policy,
@@ -80,13 +81,14 @@ def main(config: DPOConfig, run: Run, given: Given = NOTHING) -> AudioPolicy:
     return policy
 
 
-def read(config: DPOConfig, given: Given) -> tuple[list[Pair], list[Sample]]:
+def read(config: DPOConfig, given: Given, check: RowCheck) -> tuple[list[Pair], list[Sample]]:
     """Return (training pairs, held-out questions): those of held-out pairs, where no set of questions is given."""
     think, seed = config.think, config.seed
     pairs_of = partial(bundled_pairs, think=think, seed=seed)
-    sets = read_sets(given.data or config.data, config, pairs_of, read_pairs, think=think)
+    sets = read_sets(given.data or config.data, config, pairs_of, read_pairs, check.train, think=think)
     bundled = partial(bundled_set, think=think, seed=seed)
-    questions = read_sets(given.held_out or config.held_out, config, bundled, read_samples, think=think)
+    measured = given.held_out or config.held_out
+    questions = read_sets(measured, config, bundled, read_samples, check.held_out, think=think)
     if questions:
         return weighted(sets, config.data_seed), [s for _, samples in questions for s in samples]
     pairs, held_out = split_held_out(sets, [], config.held_out_count, config.data_seed)

@@ -23,11 +23,11 @@ from audiorl.recipes._common import (
     answer_reward,
     evaluate_around_training,
     evaluation_of,
-    policy_from,
     read_questions,
+    rl_check,
     with_user_reward,
 )
-from audiorl.rewards.combine import scored_rollouts
+from audiorl.rewards.combine import all_equal, scored_rollouts
 from audiorl.rollout.hf import HFEngine
 from audiorl.run.folder import Run
 from audiorl.train.preference import prefer
@@ -74,10 +74,11 @@ def tiny() -> OnlineDPOConfig:
 
 
 def main(config: OnlineDPOConfig, run: Run) -> None:
-    samples, held_out = read_questions(config, think=config.think)
-    policy = policy_from(config)
     reward = with_user_reward(config, answer_reward(config.think))
-    evaluation = evaluation_of(config, samples, held_out, reward, config.eval_tokens, think=config.think)
+    check = rl_check(config, reward, config.eval_tokens)
+    samples, held_out = read_questions(config, think=config.think, check=check)
+    policy = check.policy()
+    evaluation = evaluation_of(config, samples, held_out, reward, config.eval_tokens, check=check, think=config.think)
     with evaluate_around_training(run, policy, evaluation):
         for k in range(1, config.rounds + 1):
             phase = f"round_{k}"
@@ -89,6 +90,9 @@ def main(config: OnlineDPOConfig, run: Run) -> None:
                 pairs = sampled_pairs(
                     run, phase, engine, list(prompts.values()), reward, config.answers, config.seed + k
                 )
+                # An answer may spell a reserved token in letters; learned as a text it would be that token.
+                spelled = policy.prompts.reserved.search
+                pairs = [p for p in pairs if not any(spelled(str(text)) for text in (p.chosen, p.rejected))]
                 items = pairs_to_judged(pairs) if config.dpo.loss == "kto" else pairs
                 dpo = config.with_steps_for(config.dpo, len(items))
                 prefer(policy, items, run, config=dpo, optim=config.optim, seed=config.seed, phase=phase)
@@ -113,7 +117,7 @@ def sampled_pairs(
             rows.append({"id": sample.id, "score": float(sum(total for total, _ in own)) / len(own) if own else None})
             if own:
                 (high, best), (low, worst) = (pick(own, key=lambda scored: scored[0]) for pick in (max, min))
-                if high > low and best.strip() and worst.strip() and best.strip() != worst.strip():
+                if not all_equal((high, low)) and best.strip() and worst.strip() and best.strip() != worst.strip():
                     rows[-1] |= {"chosen": best, "rejected": worst, "margin": high - low}
         return rows
 

@@ -17,14 +17,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from audiorl.config import ModelConfig, OptimConfig, PreferenceConfig, SamplingConfig, SFTConfig
 from audiorl.config.recipe import HeldOutOptions, RecipeConfig
 from audiorl.data.preferences import Pair
 from audiorl.eval._common import generate_all
 from audiorl.models.examples import Example
-from audiorl.recipes._common import answer_reward, evaluate_around_training, evaluation_of, policy_from, read_questions
+from audiorl.recipes._common import (
+    answer_reward,
+    evaluate_around_training,
+    evaluation_of,
+    read_questions,
+    rl_check,
+    supervised_turn,
+)
 from audiorl.rollout.hf import HFEngine
 from audiorl.run.folder import Run
 from audiorl.train.preference import prefer
@@ -72,17 +79,26 @@ def tiny() -> OPADPOConfig:
 
 
 def main(config: OPADPOConfig, run: Run) -> None:
-    samples, held_out = read_questions(config, think=config.think)
+    reward = answer_reward(config.think)
+
+    def uses(sample: Sample) -> list[Sample | Example]:
+        return [sample, Example(sample, supervised_turn(sample))]
+
+    check = replace(rl_check(config, reward, config.eval_tokens), trained=uses)
+    samples, held_out = read_questions(config, think=config.think, check=check)
     if config.max_steps is not None:  # answers to what will not be trained on are not needed
         samples = samples[: config.max_steps * max(config.sft.batch_size, config.dpo.batch_size)]
     revise: Callable[[Sample, str], str] = correct if config.expert is None else load_function(config.expert, "revise")
-    policy = policy_from(config)
-    reward = answer_reward(config.think)
-    evaluation = evaluation_of(config, samples, held_out, reward, config.eval_tokens, think=config.think)
+    policy = check.policy()
+    evaluation = evaluation_of(config, samples, held_out, reward, config.eval_tokens, check=check, think=config.think)
     with evaluate_around_training(run, policy, evaluation):
         engine, path = HFEngine(policy, config.sampling), run.dir / "answers" / "own.jsonl"
         rows = generate_all(engine, samples, path, batch_size=16, seed=config.seed)
         examples, pairs = learned(samples, [str(row["text"]) for row in rows], revise)
+        # An answer may spell a reserved token in letters; learned as a text it would be that token.
+        spelled = policy.prompts.reserved.search
+        examples = [e for e in examples if not spelled(e.target)]
+        pairs = [p for p in pairs if not any(spelled(str(text)) for text in (p.chosen, p.rejected))]
         print(f"{len(examples)} answers to learn, {len(pairs)} pairs", flush=True)
         training = config.with_steps_for(config.sft, len(examples))
         sft(policy, examples, run, config=training, optim=config.sft_optim, seed=config.seed)

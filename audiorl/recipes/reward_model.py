@@ -21,13 +21,15 @@ import torch
 from audiorl.config import ModelConfig, OptimConfig, ProcessRewardConfig, RewardModelConfig
 from audiorl.config.recipe import RecipeConfig
 from audiorl.data.bundled import bundled_pairs, bundled_steps
-from audiorl.data.preferences import read_pairs, read_steps
+from audiorl.data.preferences import Steps, read_pairs, read_steps
 from audiorl.eval._phases import measure_phase
+from audiorl.models.examples import Example
 from audiorl.models.process_reward import ProcessRewardModel
 from audiorl.models.value import ValueModel
-from audiorl.recipes._common import policy_from, read_split
+from audiorl.recipes._common import RowCheck, read_split
 from audiorl.report import write_report
 from audiorl.run.folder import Run
+from audiorl.train.preference import pair_examples
 from audiorl.train.reward_model import judged_right, ranked_right, train_process_reward, train_reward_model
 
 
@@ -64,8 +66,9 @@ def main(config: RewardModelRecipeConfig, run: Run) -> None:
 
 def outcome(config: RewardModelRecipeConfig, run: Run) -> None:
     bundled = partial(bundled_pairs, think=config.think, seed=config.seed)
-    pairs, held_out = read_split(config, bundled, read_pairs, think=config.think)
-    policy = policy_from(config)
+    check = RowCheck.of(config, trained=pair_examples, measured=pair_examples)
+    pairs, held_out = read_split(config, bundled, read_pairs, check=check, think=config.think)
+    policy = check.policy()
     torch.manual_seed(config.seed)
     model = ValueModel(policy, spread=1.0)
     training = config.with_steps_for(config.outcome, len(pairs))
@@ -76,8 +79,13 @@ def outcome(config: RewardModelRecipeConfig, run: Run) -> None:
 
 def process(config: RewardModelRecipeConfig, run: Run) -> None:
     bundled = partial(bundled_steps, seed=config.seed)
-    answers, held_out = read_split(config, bundled, read_steps, think=config.think)
-    policy = policy_from(config)
+
+    def marked(item: Steps) -> list[Example]:
+        return [Example(item.sample, "\n\n".join(item.steps))]
+
+    check = RowCheck.of(config, trained=marked, measured=marked)
+    answers, held_out = read_split(config, bundled, read_steps, check=check, think=config.think)
+    policy = check.policy()
     judge = ProcessRewardModel(policy, config.process.marker, config.process.good, config.process.bad)
     training = config.with_steps_for(config.process, len(answers))
     measure_phase(run, "before", lambda: judged_right(judge, held_out))

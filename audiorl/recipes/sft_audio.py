@@ -12,6 +12,7 @@ loss weighting. `--path tiny --data bundled` tries the recipe without any downlo
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 from audiorl.config import ModelConfig, OptimConfig, SFTConfig
@@ -23,10 +24,10 @@ from audiorl.models.examples import Example
 from audiorl.recipes._common import (
     NOTHING,
     Given,
+    RowCheck,
     answer_reward,
     evaluate_around_training,
     evaluation_of,
-    policy_from,
     read_questions,
     read_split,
     supervised_turn,
@@ -34,6 +35,7 @@ from audiorl.recipes._common import (
 from audiorl.rewards import WeightedSum, WordAccuracy
 from audiorl.run.folder import Run
 from audiorl.train.sft import sft
+from audiorl.types import Sample
 
 
 @dataclass(frozen=True)
@@ -66,17 +68,23 @@ def main(config: SFTAudioConfig, run: Run, given: Given = NOTHING) -> AudioPolic
     """Train on the rows and return the policy."""
     if config.task == "questions":
         source: dict[str, Any] = {"think": config.thought is not None}
-        samples, held_out = read_questions(config, given=given, **source)
+        read: Any = partial(read_questions, config, given=given, **source)
         reward = answer_reward(**source)
     elif config.thought is not None:
         raise ValueError("--thought: belongs to --task questions; transcripts are learned without thoughts")
     else:
         source = {"bundled": lambda _: bundled_transcripts(), "think": False}
-        samples, held_out = read_split(config, read=read_samples, given=given, **source)
+        read = partial(read_split, config, read=read_samples, given=given, **source)
         reward = WeightedSum.of(accuracy=WordAccuracy(normalizer="basic"))
-    examples = [Example(s, supervised_turn(s, config.task == "questions", config.thought)) for s in samples]
-    policy = given.policy or policy_from(config)
-    evaluation = evaluation_of(config, samples, held_out, reward, config.eval_tokens, **source)
+
+    def learned(sample: Sample) -> list[Example]:
+        return [Example(sample, supervised_turn(sample, config.task == "questions", config.thought))]
+
+    check = RowCheck.of(config, reward, given.policy, eval_tokens=config.eval_tokens, trained=learned)
+    samples, held_out = read(check=check)
+    examples = [example for sample in samples for example in learned(sample)]
+    policy = check.policy()
+    evaluation = evaluation_of(config, samples, held_out, reward, config.eval_tokens, check=check, **source)
     with evaluate_around_training(run, policy, evaluation):
         training = config.with_steps_for(config.sft, len(examples))
         sft(policy, examples, run, config=training, optim=config.optim, seed=config.seed)

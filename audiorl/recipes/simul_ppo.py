@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from audiorl.config import (
@@ -28,9 +28,12 @@ from audiorl.config import (
     SFTConfig,
 )
 from audiorl.config.recipe import PtxOptions, RecipeConfig, RewardOptions
+from audiorl.data.schema import FieldError
 from audiorl.eval._streams import measure_streams
+from audiorl.models import AudioPolicy
 from audiorl.models.examples import Example
 from audiorl.recipes._common import (
+    RowCheck,
     policy_from,
     ptx_examples,
     read_split,
@@ -39,11 +42,13 @@ from audiorl.recipes._common import (
 )
 from audiorl.recipes._simul import SimulStage, StreamRewards, train_stages
 from audiorl.report import write_report
+from audiorl.rollout.speech import CodecSpeechDecoder
 from audiorl.run.folder import Run
 from audiorl.tasks.simul.bundled import bundled_streams
 from audiorl.tasks.simul.formats import read_streams
 from audiorl.tasks.simul.streams import ChunkConfig, Stream, interpretation_sample, random_lags
 from audiorl.train.sft import sft
+from audiorl.types import Sample
 
 PPO = RLConfig(
     steps=200,
@@ -120,9 +125,25 @@ def tiny() -> SimulPPOConfig:
 def main(config: SimulPPOConfig, run: Run) -> None:
     if config.epochs != 1:
         raise ValueError("--epochs: the stages count steps; set --stage1.steps, --stage2.steps or --sft-epochs")
-    train, held_out = read(config)
-    policy = policy_from(config)
-    speech_decoder = with_voice(policy, config.codec, config.seed) if config.codec else None
+
+    @cache
+    def parts() -> tuple[AudioPolicy, CodecSpeechDecoder | None]:
+        policy = policy_from(config)
+        return policy, with_voice(policy, config.codec, config.seed) if config.codec else None
+
+    def uses(stream: Stream) -> list[Sample | Example]:
+        if not stream.units:
+            what = f"stream {stream.id!r} has no units: without references there is nothing to reward"
+            raise FieldError("units", f"{what}; give them, or leave it out")
+        if not stream.reference.strip():
+            what = f"stream {stream.id!r}: no unit has a translation, so there is nothing to reward"
+            raise FieldError("units", f"{what}; give targets, or leave it out")
+        sample = interpretation_sample(stream, config.chunks)
+        return [sample, *([Example(sample)] if config.sft_epochs else [])]
+
+    check = RowCheck(lambda: parts()[0], trained=uses, measured=lambda stream: uses(stream)[:1])
+    train, held_out = read(config, check)
+    policy, speech_decoder = parts()
     frame_rate = speech_decoder.codec.frame_rate if speech_decoder else None
     single, both = (with_user_reward(config, reward) for reward in config.rewards.of_stages(frame_rate))
     measure = partial(
@@ -136,13 +157,14 @@ def main(config: SimulPPOConfig, run: Run) -> None:
         speech_decoder=speech_decoder,
         optimised=config.rewards.quality,
     )
+    stages = config.stage1, config.stage2
     if config.sft_epochs:
         rng = random.Random(config.seed)
         examples = [Example(interpretation_sample(s, config.chunks, random_lags(s, rng, config.lag))) for s in train]
         training = replace(config, epochs=config.sft_epochs, max_steps=None).with_steps_for(config.sft, len(train))
         sft(policy, examples, run, config=training, optim=config.sft_optim, seed=config.seed)
+    supervised = ptx_examples(config, config.ptx_data, *stages, check=check)
     measure("before")
-    stages = config.stage1, config.stage2
     first, second = (replace(s, steps=min(s.steps, config.max_steps or s.steps)) for s in stages)
     train_stages(
         policy,
@@ -155,13 +177,13 @@ def main(config: SimulPPOConfig, run: Run) -> None:
         sampling=config.sampling,
         measure=measure,
         seed=config.seed,
-        supervised=ptx_examples(config, config.ptx_data, *stages),
+        supervised=supervised,
         speech_decoder=speech_decoder,
     )
     print(write_report(run.dir))
 
 
-def read(config: SimulPPOConfig) -> tuple[list[Stream], list[Stream]]:
+def read(config: SimulPPOConfig, check: RowCheck) -> tuple[list[Stream], list[Stream]]:
     """Return (training, held-out) streams, all with references."""
 
     def bundled(name: str) -> list[Stream]:
@@ -170,8 +192,4 @@ def read(config: SimulPPOConfig) -> tuple[list[Stream], list[Stream]]:
         return bundled_streams("train", config.target_language or "es", count=8, seconds=(3.0, config.max_seconds))
 
     languages: dict[str, Any] = {"source_language": config.source_language, "target_language": config.target_language}
-    train, held_out = read_split(config, bundled, read_streams, max_seconds=config.max_seconds, **languages)
-    for stream in (*train, *held_out):
-        if not stream.units:
-            raise ValueError(f"stream {stream.id!r} has no units: without references there is nothing to reward")
-    return train, held_out
+    return read_split(config, bundled, read_streams, check=check, max_seconds=config.max_seconds, **languages)

@@ -16,16 +16,18 @@ rloo`, `--rl.advantage gae`, … (`RLConfig`). `--tiny` tries the recipe without
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cache
 
 from audiorl.config import KLConfig, OptimConfig, RLConfig, SamplingConfig
 from audiorl.config.recipe import PtxOptions, RewardOptions
-from audiorl.recipes._common import with_user_reward
+from audiorl.recipes._common import RowCheck, with_user_reward
 from audiorl.recipes._speech import (
     TINY,
     Measurement,
     SpeechConfig,
     ptx_utterances,
     speaking_policy,
+    spoken_text,
     texts_of,
     tiny_part,
     with_tiny_parts,
@@ -67,16 +69,25 @@ def tiny() -> TTSGRPOConfig:
 
 
 def main(config: TTSGRPOConfig, run: Run) -> None:
-    train, held_out = texts_of(config)
+    folder, sampling = run.dir / "tiny", config.sampling
+    policy_of = cache(lambda: speaking_policy(with_tiny_parts(config, folder)))
+    understood = config.rewards.normalizer if config.rewards.understood or config.rewards.gate is not None else None
+    check = RowCheck(
+        policy_of,
+        new_tokens=sampling.max_new_tokens + (sampling.max_frames or 0),
+        eval_tokens=sampling.max_new_tokens + (sampling.max_frames or 0),
+        trained=lambda u: [spoken_text(u, config, understood)],
+        measured=lambda u: [spoken_text(u, config, None if config.judge is None else config.normalizer)],
+    )
+    train, held_out = texts_of(config, check)
     samples = [utterance_sample(u, config.tags) for u in train]
-    folder = run.dir / "tiny"
     config = with_tiny_parts(config, folder)
     asr, speaker = config.rewards.asr, config.rewards.speaker
     options = replace(config.rewards, asr=tiny_part(folder, "asr", asr), speaker=tiny_part(folder, "speaker", speaker))
     if config.judge is not None and config.judge == options.asr and (options.understood or options.likelihood):
         raise ValueError(f"--judge {config.judge}: the reward asks it, too; measure with another, or with none")
-    supervised = ptx_utterances(config, config.ptx_data, config.rl)
-    policy = speaking_policy(config)
+    supervised = ptx_utterances(config, config.ptx_data, config.rl, check)
+    policy = policy_of()
     if supervised:
         encode_corpus(policy, [clip for u in supervised for clip in (u.recording, u.prompt) if clip], run.dir / "codes")
     speech_decoder = CodecSpeechDecoder.of(policy)

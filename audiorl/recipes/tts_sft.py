@@ -17,13 +17,24 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from functools import cache
 
 from audiorl.audio import AudioClip, seconds
 from audiorl.config import OptimConfig, SamplingConfig, SFTConfig, require_ranges
+from audiorl.data.schema import FieldError
 from audiorl.data.seedtts import read_conversations
 from audiorl.eval.metrics.text import normalize
-from audiorl.models.examples import Example
-from audiorl.recipes._speech import TINY, Measurement, SpeechConfig, speaking_policy, texts_of, with_tiny_parts
+from audiorl.models.examples import Example, check_example
+from audiorl.recipes._common import RowCheck
+from audiorl.recipes._speech import (
+    TINY,
+    Measurement,
+    SpeechConfig,
+    speaking_policy,
+    spoken_text,
+    texts_of,
+    with_tiny_parts,
+)
 from audiorl.report import write_report
 from audiorl.run.folder import Run
 from audiorl.tasks.tts.prompts import check_voices, conversation_examples, utterance_example
@@ -58,11 +69,22 @@ def tiny() -> TTSSFTConfig:
 
 
 def main(config: TTSSFTConfig, run: Run) -> None:
-    train, held_out = texts_of(config)
-    examples = [utterance_example(u, config.tags) for u in train]
-    examples += conversation_turns(config, held_out={normalize(u.text, "basic") for u in held_out})
+    policy_of = cache(lambda: speaking_policy(with_tiny_parts(config, run.dir / "tiny"), teach=True))
+    check = RowCheck(
+        policy_of,
+        trained=lambda u: [utterance_example(u, config.tags)],
+        measured=lambda u: [spoken_text(u, config, None if config.judge is None else config.normalizer)],
+    )
+    train, held_out = texts_of(config, check)
+    turns = conversation_turns(config, held_out={normalize(u.text, "basic") for u in held_out})
+    policy = policy_of()
+    for example in turns:
+        try:
+            check_example(policy, example)
+        except FieldError as error:
+            raise ValueError(f"conversation turn {example.sample.id!r}, {error.field}: {error}") from error
+    examples = [*(utterance_example(u, config.tags) for u in train), *turns]
     config = with_tiny_parts(config, run.dir / "tiny")
-    policy = speaking_policy(config, teach=True)
     measure = Measurement(config, run, policy, train, held_out)
     prompts = [(c for m in e.sample.messages if m.role == "assistant" for c in m.content) for e in examples]
     spoken = [c for e, prompt in zip(examples, prompts, strict=True) for c in (*prompt, *e.speech)]

@@ -111,8 +111,7 @@ class Players:
     `max_file`, are decoded and encoded again as 16 kHz mono Opus. Files that are not in `allowed`, by default those
     below `run_dir`, are not read.
 
-    `link`: the address of (file, start, duration) on a server that sends the sound. Then nothing is embedded, and there
-    are no limits.
+    `link`: the address of a clip on a server that sends its sound. Then nothing is embedded, and there are no limits.
     """
 
     run_dir: Path
@@ -120,18 +119,21 @@ class Players:
     max_bytes: int = 12_000_000
     max_file: int = MAX_FILE
     allowed: Allowed | None = None
-    link: Callable[[Path, float, float | None], str] | None = None
+    link: Callable[[AudioClip], str] | None = None
     embedded: int = 0
     skipped: int = 0
     bytes_used: int = 0
-    _cache: dict[tuple[str, float, float | None], tuple[str, bytes]] = field(default_factory=dict, repr=False)
+    _cache: dict[str, tuple[str, bytes]] = field(default_factory=dict, repr=False)
 
     def player(self, clip: Mapping[str, Any] | None) -> str:
-        """Return HTML for {"path", "start", "duration"}. A clip that cannot be read says so in its place."""
+        """Return HTML for {"path", "start", "duration", "channel"}. A clip that cannot be read says so in its place."""
         if not clip or not clip.get("path"):
             return note("♪ audio was not kept with the run", "span")
-        path, start, duration = self._part(clip)
-        label = path.name + (f" from {start:.1f} s" if start else "") + (f", {duration:.1f} s" if duration else "")
+        path, part = self._part(clip)
+        label = path.name + (f" from {part.start:.1f} s" if part.start else "")
+        label += (f", {part.duration:.1f} s" if part.duration else "") + "".join(
+            f", channel {c}" for c in part.channels
+        )
         full = self.link is None and (self.embedded >= self.max_clips or self.bytes_used >= self.max_bytes)
         self.skipped += full
         for wrong, why in (
@@ -141,13 +143,13 @@ class Players:
         ):
             if wrong:
                 return note(f"♪ {why}: {label}", "span")
-        title, key = html.escape(label), (str(path), start, duration)
+        title, key = html.escape(label), part.key
         if self.link is not None:
-            source = html.escape(self.link(path, start, duration))
+            source = html.escape(self.link(part))
             return f'<audio controls preload="none" title="{title}" src="{source}"></audio>'
         if key not in self._cache:
             try:
-                self._cache[key] = playable(AudioClip(path=key[0], start=start, duration=duration), self.max_file)
+                self._cache[key] = playable(part, self.max_file)
             except AudioError as error:
                 return note(f"♪ cannot be played: {error}", "span")
         mime, content = self._cache[key]
@@ -162,17 +164,20 @@ class Players:
 
     def samples(self, clip: Mapping[str, Any] | None) -> NDArray[np.float32] | None:
         """Return the clip's sound, mono float32 [T] at 16 kHz; None where there is none to read."""
-        path, start, duration = self._part(clip or {})
+        path, part = self._part(clip or {})
         if clip is None or not self._may_read(path) or not os.path.isfile(path):
             return None
         try:
-            return AudioClip(path=str(path), start=start, duration=duration).load(RATE)
+            return part.load(RATE)
         except AudioError:
             return None  # the player in its place says why
 
-    def _part(self, clip: Mapping[str, Any]) -> tuple[Path, float, float | None]:
+    def _part(self, clip: Mapping[str, Any]) -> tuple[Path, AudioClip]:
         path = self.run_dir / str(clip.get("path") or "")  # an absolute path replaces run_dir
-        return path, float(clip.get("start") or 0.0), clip.get("duration")
+        channel = clip.get("channel")
+        channel = tuple(channel) if isinstance(channel, list) else channel
+        start, duration = float(clip.get("start") or 0.0), clip.get("duration")
+        return path, AudioClip(path=str(path), start=start, duration=duration, channel=channel)
 
     def _may_read(self, path: Path) -> bool:
         return path in (self.allowed or Allowed((self.run_dir,)))
@@ -192,7 +197,7 @@ def playable(clip: AudioClip, max_file: int) -> tuple[str, bytes]:
     """Return (MIME type, content) of a clip for a browser, see `Players`; AudioError when it cannot be decoded."""
     path = Path(clip.path or "")
     kind = _TYPES.get(path.suffix.lower())
-    if kind and not clip.start and clip.duration is None and path.is_file() and path.stat().st_size <= max_file:
+    if kind and not clip.part and path.is_file() and path.stat().st_size <= max_file:
         probe(clip)  # raises for a file that only has the name of audio
         return f"audio/{kind}", path.read_bytes()
     samples, buffer = clip.load(RATE), io.BytesIO()

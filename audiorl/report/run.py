@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta, Struct
 
-from audiorl.data.schema.types import Finite
+from audiorl.data.schema.types import Channel, Finite
 from audiorl.report.summary import Row, read_json_object
 from audiorl.run.metrics_log import numbered_rows, read_metrics
 from audiorl.run.records import RunConfig
@@ -32,6 +32,7 @@ class ShownClip(Struct):
     path: str | None = None
     start: _Seconds | None = None
     duration: _Seconds | None = None
+    channel: Channel | None = None
 
 
 class ShownTurn(Struct):

@@ -15,6 +15,7 @@ from audiorl.rewards.answers import (
     match_choice,
     maths_equal,
     normalize_text,
+    same_answer,
     strip_tags,
 )
 from audiorl.rewards.asr import CharAccuracy, Hallucination, WordAccuracy
@@ -77,5 +78,6 @@ __all__ = [
     "match_choice",
     "maths_equal",
     "normalize_text",
+    "same_answer",
     "strip_tags",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import re
 import threading
@@ -10,17 +11,24 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from audiorl.data.schema import FieldError
 from audiorl.rewards.combine import check_options
 from audiorl.types import Rollout, Sample, Score
 
 _ANSWER = re.compile(r"<answer>((?:(?!<answer>).)*?)</answer>", re.DOTALL)
 _THINK_BLOCK = re.compile(r"<think>.*?</think>", re.DOTALL)
 _TAG = re.compile(r"</?(?:think|answer)>")
+_LOOSE_TAG = re.compile(r"<\s*(/?)\s*(think|answer)\s*>", re.IGNORECASE)
+
+
+def _with_plain_tags(text: str) -> str:
+    """Return the text with "<Answer>" and "</answer >" as tags are written."""
+    return _LOOSE_TAG.sub(lambda tag: f"<{tag[1]}{tag[2].lower()}>", text)
 
 
 def after_think(text: str) -> str:
     """Return what follows the thinking. Also where the prompt opened the think tag and the response only closes it."""
-    return _THINK_BLOCK.sub("", text).rpartition("</think>")[2]
+    return _THINK_BLOCK.sub("", _with_plain_tags(text)).rpartition("</think>")[2]
 
 
 def extract_answer(text: str) -> str | None:
@@ -39,13 +47,13 @@ def extract_think(text: str) -> str | None:
     >>> extract_think("<think> a dog </think><answer>B</answer>")
     'a dog'
     """
-    before, closed, _ = text.partition("</think>")
+    before, closed, _ = _with_plain_tags(text).partition("</think>")
     return before.rpartition("<think>")[2].strip() if closed else None
 
 
 def strip_tags(text: str) -> str:
     """Return the response without its think and answer tags, their contents kept."""
-    return _TAG.sub(" ", text).strip()
+    return _TAG.sub(" ", _with_plain_tags(text)).strip()
 
 
 def final_text(text: str) -> str:
@@ -56,9 +64,70 @@ def final_text(text: str) -> str:
     return "" if "<think>" in rest else strip_tags(rest)
 
 
-_LETTER = re.compile(r"\(?([A-Za-z])\)?[.:)]?")
-_LETTER_TEXT = re.compile(r"(?:\(([A-Za-z])\)|([A-Za-z])[.:)])[.:]?\s*(\S.*)", re.DOTALL)
-_LETTER_SPACE_TEXT = re.compile(r"([A-Za-z])\s+(\S.*)", re.DOTALL)
+# -- one text, however it is written -----------------------------------------------------------------------------------
+
+# What shows nothing beside category Cf, and the frame of keycaps.
+_INVISIBLE = re.compile(r"[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u20e3\u3164\ufe00-\ufe0f\U000e0100-\U000e01ef]")
+_SAME = str.maketrans(
+    {"♯": "#", "♭": "b", "♮": " natural", "⁄": "/", "∕": "/", "−": "-"}
+    | dict.fromkeys("‐‑‒–—―", "-")
+    | dict.fromkeys("’‘ʼʻ′´", "'")
+)
+
+
+@functools.lru_cache(4096)
+def _plain(text: str) -> str:
+    """Return the text in NFKC with ASCII signs and nothing invisible; ② is "(2) ", Ⓑ and 🅱 are "(B) "."""
+
+    if text.isascii():
+        return text
+
+    def ringed(char: str) -> str:
+        name = unicodedata.name(char, "") if unicodedata.category(char) in ("So", "No") else ""
+        value = unicodedata.numeric(char, 0.5) if "CIRCLED" in name else 0.5
+        letter = re.search(r"LETTER ([A-Z])$", name)
+        return f"({letter[1]}) " if letter else f"({value:.0f}) " if value % 1 == 0 else char
+
+    text = "".join(ringed(c) for c in _INVISIBLE.sub("", text) if unicodedata.category(c) != "Cf")
+    # NFKC alone makes 31/2 of 3½, 102 of 10², and two numbers of 1 000 with a narrow space.
+    text = re.sub(r"(?<=\d)(?=[¼-¾⅐-⅞])", " ", text)
+    text = re.sub(r"(?<=[0-9])(?=[⁰¹²³⁴-⁹⁻])", "^", text)
+    text = re.sub(r"(?<=\d)[\u00a0\u2009\u202f](?=\d{3}(?!\d))", "", text)
+    return unicodedata.normalize("NFKC", text.translate(_SAME)).translate(_SAME)
+
+
+_BRACES = r"\s*\{((?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*)\}"
+_WRAPPERS = tuple(
+    (re.compile(pattern, re.DOTALL | re.IGNORECASE), inside)
+    for pattern, inside in (
+        (r"(\$\$?)(?=[^\s$])([^$]*?)(?<=[^\s$])\1(?!\d)", r"\2"),  # not the prices of "$5 and $6"
+        (
+            r"\\(?:mbox|text(?:bf|it|rm|sf|tt|normal)?|math(?:bf|it|rm|sf|tt)|emph|underline|bm|boldsymbol)" + _BRACES,
+            r"\1",
+        ),
+        (r"\\(?:boxed|fbox)" + _BRACES, r" answer: \1\n"),  # where a text has a box, it gives the answer there
+        (r"(\^?)\\(sharp|flat|circ)(?![a-z])", lambda m: {"sharp": "#", "flat": "b", "circ": "°"}[m[2].lower()]),
+        (r"```(?:\w*\n)?(.*?)```", r"\1"),
+        (r"`([^`]*)`", r"\1"),
+        (r"<(b|strong|i|em|u|p|span|code|mark|font)(?:\s[^<>]*)?>(.*?)</\1\s*>", r"\2"),
+        (r"(?<![\w*])(\*{1,3})(?=[^\s*])(.*?)(?<=[^\s*])\1(?![\d*])", r"\2"),  # not the products of 2*3*4 and 2**3
+        (r"(?<!\w)(_{1,3})(?=[^\s_])(.*?)(?<=[^\s_])\1(?!\w)", r"\2"),
+        (r"\\[()\[\],;:! ]|\\q?quad(?![a-z])|\\(?:left|right|displaystyle)(?![a-z])", " "),
+        (r"\\([%$#&_*.-])", r"\1"),
+        (r"^\s*(?:#{1,6}|[-*•>](?!\s*\.?\d))\s+", ""),  # a heading, an item of a list, a quotation
+    )
+)
+
+
+@functools.lru_cache(4096)
+def _unwrapped(text: str) -> str:
+    """Return the plain text without the marks of Markdown, LaTeX and HTML around words; a box is "answer: …"."""
+    text, before = re.sub(r"\s+", lambda space: "\n" if "\n" in space[0] else " ", _plain(text)), None
+    while text != before:  # "$\boxed{\text{**B**}}$"; each turn makes it shorter, but for boxes, which it uses up
+        before = text
+        for pattern, inside in _WRAPPERS:
+            text = pattern.sub(inside, text)
+    return text.strip()
 
 
 def normalize_text(text: str) -> str:
@@ -66,56 +135,263 @@ def normalize_text(text: str) -> str:
 
     What carries meaning stays: signs, points and slashes of numbers ("-5", "3/4"), "%", and the sharp of "C#".
     """
-    padded = " " + re.sub(r"['’]", "", unicodedata.normalize("NFKC", text).casefold()) + " "  # don't -> dont
+    padded = " " + _plain(text).casefold().replace("'", "") + " "  # don't -> dont
     kept = []
     for before, char, after in zip(padded, padded[1:], padded[2:], strict=False):
-        numeric = after.isdigit() and (before.isdigit() or (before.isspace() and char in "-."))
+        numeric = after.isdigit() and (before.isdigit() or (not before.isalnum() and char in "-."))
         kept.append(char if char in "%#" or numeric or not unicodedata.category(char).startswith("P") else " ")
     return " ".join("".join(kept).split())
 
 
-def _casefold(text: str) -> str:
-    return " ".join(text.casefold().split())
+@functools.lru_cache(4096)
+def _folded(text: str) -> str:
+    return re.sub(r"^- (?=\d)", "-", " ".join(_unwrapped(text).casefold().split()))
+
+
+@functools.lru_cache(4096)
+def _normal(text: str) -> str:
+    return normalize_text(_folded(text))
+
+
+@functools.lru_cache(4096)
+def _without_article(text: str) -> str:
+    """Return the normal text without an article in front; "A minor" is a key."""
+    text = re.sub(r"^(?:an?|the)\s+(?=[\w\"'])(?!(?:major|minor|maj|min|sharp|flat)\b)", "", _folded(text))
+    return normalize_text(text)
+
+
+@functools.cache
+def _number_words() -> tuple[re.Pattern[str], Callable[[re.Match[str]], str]]:
+    """Return a pattern of one English number in words, and its digits.
+
+    Whisper's normaliser alone makes 34 of "three four", the time signature, and leaves "one" as a pronoun.
+    """
+    from whisper_normalizer.english import EnglishNumberNormalizer
+
+    english = EnglishNumberNormalizer()
+    ones, ordinals = "|".join(w for w, value in english.ones.items() if value < 10), "|".join(english.ones_ordinal)
+    below_100 = f"(?:(?:{'|'.join(english.tens)})(?: (?:{ones}|{ordinals}))?|{'|'.join(english.ones)}|{ordinals})"
+    below_1000 = f"(?:{below_100}(?: hundred(?:(?: and)? {below_100})?)?)"
+    number = f"zero|{below_1000}(?: (?:thousand|million|billion)(?:(?: and)? {below_1000})?)*"
+    return re.compile(rf"\b(?:{number})\b"), lambda m: " ".join(english.process_words(m[0].split()))
+
+
+def _han_number(match: re.Match[str]) -> str:
+    """Return the digits of 二十一 or 二〇二四."""
+    values = [int(unicodedata.numeric(char)) for char in match[0]]
+    if max(values) < 10:
+        return "".join(map(str, values))
+    total, digit = 0, 0
+    for value in values:
+        total, digit = (total + (digit or 1) * value, 0) if value >= 10 else (total, value)
+    return str(total + digit)
+
+
+@functools.lru_cache(4096)
+def _loose(text: str) -> str:
+    """Return the normal text with numbers as digits, notes with # and b, and no space before a unit."""
+    text = _folded(text).replace("&", " and ")
+    text = re.sub(r"(?<![\d,.])\d{1,3}(?:,\d{3})+(?![\d,])", lambda m: m[0].replace(",", ""), text)
+    text = _without_article(re.sub(r"\ba (?=hundred|thousand|million)", "one ", text))
+    text = re.sub(r"\b([a-g]) (sharp|flat)\b", lambda m: m[1] + ("#" if m[2] == "sharp" else "b"), text)
+    number, digits = _number_words()
+    text = number.sub(digits, text.replace("ninth", "nineth"))  # the table's spelling
+    text = re.sub(r"[〇零一二两兩三四五六七八九十百千]+", _han_number, text)
+    for pattern, written in (
+        (r"(?<=\d) point (?=\d)", "."),
+        (r"\b(?:minus|negative) (?=\d)", "-"),
+        (r"(?<=\d) ?(?:percent|per cent|pct)\b", "%"),
+        (r"100分之(\d+)", r"\1%"),
+        (r"(?<=\d) (?=[^\W\d]|[%°])", ""),  # 5dB, 20 °C
+    ):
+        text = re.sub(pattern, written, text)
+    return text
+
+
+@functools.lru_cache(4096)
+def _unaccented(text: str) -> str:
+    """Return the loose text without the accents of Latin letters."""
+    return re.sub(r"(?<=[a-z])[\u0300-\u036f]+", "", unicodedata.normalize("NFD", _loose(text)))
+
+
+# From the text itself to what only its sense has in common with it. The first under which a text equals a choice
+# decides: two choices that differ never become one.
+_FORMS: tuple[Callable[[str], str], ...] = (str.strip, _folded, _normal, _without_article, _loose, _unaccented)
+
+
+# -- which choice a text names -----------------------------------------------------------------------------------------
+
+# What stands before a label, the label, the marks up to a word or a signed number, and the rest.
+_LABEL = re.compile(
+    r"([\W_]*)([A-Za-z](?![A-Za-z])|\d{1,2}(?!\d))((?:(?![-+]\.?\d|(?<=\s)\.\d)[^\w#+$€£¥%@&°=≠~^<\\])*)(.*)", re.DOTALL
+)
+_LEAD = re.compile(
+    r"""(?:\b(?:(?:the|my|your|so|final|correct|right|best|most\ likely)\ )*(?:answer|option|choice)\s*
+        (?:\b(?:is|was|would\ be|should\ be|must\ be)\b|[:=])
+    |\bI(?:\ would|\ will|'d|'ll)?\ (?:choose|pick|select|go\ with|say|believe|think)\b(?:\ that)?(?:\ it(?:\ i|')s\b)?
+    |\b(?:antwort|réponse|respuesta|resposta|risposta|ответ)\b(?:\ corr\w+)?\s*(?:(?:ist|lautet|est|es|é|è)\b|:|-\s)
+    |(?:答案|选项|選項|答え|选择|選擇)(?:应该|應該)?[是为為は:]?|[选選]
+    |(?:정답|답)[은는:]
+    )[\s:]*(?:-\s+)?""",
+    re.VERBOSE | re.IGNORECASE,
+)
+_BARE_LEAD = re.compile(
+    r"(?:(?:it is|it's|that's|this is) |(?:the )?(?:(?:correct|right|final|best) )?(?:answer|option|choice|letter) )+",
+    re.IGNORECASE,
+)
+_CONFIRMED = re.compile(
+    r"(?:\s+is\s+(?:the\s+)?(?:(?:most likely|best|only)\s+)?(?:correct|right|answer|option|choice)"
+    r"(?:\s+(?:answer|option|choice|one))?|\s*是?(?:正确|正確|对|對)(?:的|答案|选项)*|\s*(?:입니다|です))\W*$",
+    re.IGNORECASE,
+)
+_EXPLAINED = re.compile(
+    r"(.+?)(?:[,;:.!]\s+|\s+-\s+|\n\s*|\s+(?=because\b|since\b))"
+    r"((?:it|it's|i|he|she|they|this|that|there|because|since|as|explanation|reason)\b.*)",
+    re.DOTALL | re.IGNORECASE,
+)
+_NOT = re.compile(
+    r"\b(?:not|no|never|cannot|wrong|incorrect|false|unlikely|except|nicht|keine?|pas|нет|не)\b|n't\b|[不非没沒未错錯]",
+    re.IGNORECASE,
+)
+_OR = re.compile(
+    r"\b(?:or|either|neither|nor|both|maybe|perhaps|possibly|might|may|could|but)\b|或|还是|還是", re.IGNORECASE
+)
+_CONTRADICTION = -1
+_LONGEST = 1000  # characters that are searched: what declares an answer stands at the end of a longer text
+
+
+class _Choices:
+    """The choices of a question, by what they are called."""
+
+    def __init__(self, choices: tuple[str, ...]) -> None:
+        self.count = len(choices)
+        # A label is one only where all choices have theirs: "J. Smith" has an initial, "A-flat" and "1:30" have none.
+        parts = [part for part in map(_split_label, map(_unwrapped, choices)) if part and part[1] and part[2]]
+        labels = [label.upper() for label, _, _ in parts]
+        self.numbered = self.count > 1 and labels == [str(i + 1) for i in range(self.count)]
+        lettered = self.count > 1 and labels == [chr(ord("A") + i) for i in range(self.count)]
+        bare = [rest for _, _, rest in parts] if self.numbered or lettered else []
+        self.texts = (choices, tuple(bare))
+        self.words = [_loose(text) for text in bare or choices]
+
+    def by_text(self, text: str, first: int, end: int) -> int | None:
+        """Return the choice that equals a text under the first form under which one does."""
+        for form in _FORMS[first:end]:
+            wanted = form(text)
+            for texts in self.texts:
+                named = [i for i, choice in enumerate(texts) if form(choice) == wanted != ""]
+                if named:
+                    return named[0] if len(named) == 1 else None
+        return None
+
+    def by_label(self, label: str) -> int | None:
+        """Return the choice of a letter, or of a number where the choices have numbers."""
+        index = ord(label.upper()) - ord("A") if label.isalpha() else int(label) - 1 if self.numbered else -1
+        return index if 0 <= index < self.count else None
+
+    def named(self, text: str, depth: int = 0) -> int | None:
+        """Return the choice that a text names, `_CONTRADICTION` for a label with the words of another choice."""
+        if (index := self.by_text(text, 0, 2)) is not None or not (text := _unwrapped(text)) or depth == 6:
+            return index
+        depth, label, clear, rest = depth + 1, None, False, ""
+        if (parts := _split_label(text)) and (label := self.by_label(parts[0])) is not None:
+            _, clear, rest = parts
+            said = self.named(rest, depth) if rest else None
+            if said == label or (clear and said is not None):
+                return label if said == label else _CONTRADICTION
+        if (index := self.by_text(text, 2, 6)) is not None:
+            return index
+        if label is not None and (not rest or (clear and self.fits(rest, label))):
+            return label
+        match = re.fullmatch(r"(.*\S)\s*[(\[【]([A-Za-z])[)\]】]\W*", text, re.DOTALL)  # cat (B)
+        if match and (index := self.named(match[1], depth)) is not None:
+            return index if index == self.by_label(match[2]) else _CONTRADICTION
+        if (match := _EXPLAINED.fullmatch(text)) and (index := self.named(match[1], depth)) is not None:
+            return index if index == _CONTRADICTION or self.fits(match[2], index) else None
+        if match := _CONFIRMED.search(text):
+            return self.named(text[: match.start()], depth)
+        if (answer := _declared(text)) != text:
+            return self.named(answer, depth)
+        if match := _BARE_LEAD.match(text):
+            return self.named(text[match.end() :], depth)
+        return None
+
+    def fits(self, rest: str, index: int) -> bool:
+        """Return whether what follows a choice may explain it: no "not", no "or", no other choice."""
+        if _OR.search(rest) or (_NOT.search(rest) and not _NOT.match(self.words[index])):  # but "No, it is not"
+            return False
+        letters = re.findall(r"(?<![\w'])[A-Z](?![\w'+#])|\b[a-z](?=\))", re.sub(r"\b[AI](?= [a-z])", "", rest))
+        if not {letter.upper() for letter in letters} <= {chr(ord("A") + index)}:
+            return False
+        left = f" {_loose(rest)} "
+        for i in sorted(range(self.count), key=lambda i: -len(self.words[i])):  # "dog barking" before "dog"
+            if self.words[i] and f" {self.words[i]} " in left:
+                if i != index:
+                    return False
+                left = left.replace(f" {self.words[i]} ", " | ")
+        return True
+
+
+def _split_label(text: str) -> tuple[str, bool, str] | None:
+    """Return (label, whether its marks make it clearly one, rest), None for a text without a label in front."""
+    match = _LABEL.fullmatch(text)
+    if match is None:
+        return None
+    before, label, marks, rest = match.groups()
+    if not all(c.isspace() or c in "\"'<|-*•>.:" or unicodedata.category(c) in ("Ps", "Pi") for c in before):
+        return None  # "!B" denies
+    letter = unicodedata.category(rest[:1] or " ") == "Lo"  # of a script without case: "B猫" has a label, "Bé" has none
+    if rest and not marks and not letter:
+        return None
+    closed = any(unicodedata.category(c) in ("Pe", "Pf") or c in ">|\n" for c in marks)
+    marked = marks.strip(" '/-") != "" and not rest[:1].isdigit()
+    return label, closed or marked or (bool(marks.strip()) and marks[-1].isspace()), rest
+
+
+def _declared(text: str) -> str:
+    """Return what follows the last "the answer is", or the text; "I don't think the answer is B" declares nothing."""
+    leads = list(_LEAD.finditer(text))
+    if not leads:
+        return text
+    clause = re.split(r"[.,;:!?。，；！？\n]", text[: leads[-1].start()])[-1]
+    return "" if _NOT.search(clause) or _OR.search(clause) else text[leads[-1].end() :]
+
+
+@functools.lru_cache(1024)
+def _choices(choices: tuple[str, ...]) -> _Choices:
+    return _Choices(choices)
 
 
 def match_choice(text: str, choices: Sequence[str]) -> int | None:
     """Return the index of the choice that `text` names, None if it names none or more than one.
 
-    The choice's own words come first, so a choice that happens to be called "A" is found by name; comparison goes from
-    exact to normalised, which keeps "C" and "C#" apart. A letter together with the words of another choice names none.
+    A choice is named by its words or its letter in any brackets and marks of Markdown and LaTeX, with "the answer is"
+    or an explanation around it. Its own words come first, so a choice that happens to be called "A" is found by name;
+    comparison goes from exact to loose, which keeps "C" and "C#" apart. A letter with the words of another choice, "not
+    B" and "B or C" name none.
     """
-    text, plain = text.strip(), list(choices)
-    for i, choice in enumerate(choices):  # sometimes written with their letter: "(B) cat" is "cat" as the second one
-        match = _LETTER_TEXT.fullmatch(choice.strip())
-        if match and _index(match[1] or match[2], choices) == i:
-            plain[i] = match[3]
-    for texts in (choices, plain):
-        if (named := _by_text(text, texts)) is not None:
-            return named
-    if match := _LETTER.fullmatch(text):
-        return _index(match[1], choices)
-    if match := _LETTER_TEXT.fullmatch(text):
-        index, spoken = _index(match[1] or match[2], choices), _by_text(match[3], plain)
-        return index if spoken in (None, index) else None
-    if match := _LETTER_SPACE_TEXT.fullmatch(text):  # "B cat"; but "A cat" alone may well be an article
-        index, spoken = _index(match[1], choices), _by_text(match[2], plain)
-        return index if index is not None and spoken == index else None
-    return None
+    index = _choices(tuple(choices)).named(text[-_LONGEST:])
+    return None if index == _CONTRADICTION else index
 
 
-def _by_text(text: str, choices: Sequence[str]) -> int | None:
-    forms: tuple[Callable[[str], str], ...] = (str.strip, _casefold, normalize_text)
-    for form in forms:
-        wanted = form(text)
-        hits = [i for i, choice in enumerate(choices) if wanted and form(choice) == wanted]
-        if hits:
-            return hits[0] if len(hits) == 1 else None
-    return None
+def same_answer(answer: str, gold: str, choices: Sequence[str] = (), maths: bool = True) -> bool:
+    """Return whether an answer says what `gold` says: the rule of rewards and evaluations.
 
-
-def _index(letter: str, choices: Sequence[str]) -> int | None:
-    index = ord(letter.upper()) - ord("A")
-    return index if index < len(choices) else None
+    With choices, an answer that names one is right exactly when it names gold's. Otherwise texts that are equal up to
+    their writing are equal, and with `maths` expressions that are so symbolically; among choices only one may be.
+    """
+    named, wanted = (match_choice(text, choices) if choices else None for text in (answer, gold))
+    if named is not None:
+        if wanted is not None:
+            return named == wanted
+        answer = choices[named]
+    if wanted is not None:
+        plain = _unwrapped(answer)
+        return maths and [i for i, choice in enumerate(choices) if maths_equal(plain, _plain(choice))] == [wanted]
+    if answer.strip() == gold.strip():
+        return bool(answer.strip())
+    answer, gold = _declared(_unwrapped(answer[-_LONGEST - 4 * len(gold) :])), _unwrapped(gold)
+    return any(form(answer) == form(gold) != "" for form in _FORMS[:-1]) or (maths and maths_equal(answer, gold))
 
 
 MAX_LENGTH = 100
@@ -168,7 +444,9 @@ def maths_equal(a: str, b: str) -> bool:
     try:
         # Only the LaTeX reader, without fallback: the others would read "1/" as 1.
         config = [LatexExtractionConfig()]
-        texts = (x.strip().strip("$").removesuffix(".").replace("**", "^") for x in (a, b))
+        # The library takes 50% for 50 as well as for 0.5.
+        shares = (re.sub(r"(\d[\d,.]*)\s*\\?%", r"(\1/100)", x) for x in (a, b))
+        texts = (x.strip().strip("$").removesuffix(".").replace("**", "^") for x in shares)
         left, right = (parse(f"${x}$", config, fallback_mode="no_fallback", parsing_timeout=seconds) for x in texts)
         if not left or not right:
             return False
@@ -190,10 +468,9 @@ class AnswerAccuracy:
     The answer is the text of the last well-formed <answer> outside the thinking. Without one, `fallback` decides:
     "none" scores 0, "text" takes all that follows the thinking, "last_line" its last line that is not empty.
 
-    With choices, an answer that names a choice by letter or by text is right exactly when it names the reference's
-    choice. Otherwise symbolic maths decides where both sides are expressions (`maths`), else equality of the texts up
-    to case, punctuation and whitespace. `strict` is the rule of Ke-Omni-R's released reward: symbolic maths, else exact
-    equality of the stripped texts. Raises ValueError for a sample without references.
+    An answer equals a reference by `same_answer`: it names the reference's choice, has its words however they are
+    written, or with `maths` is an expression of the same value. `strict` is the rule of Ke-Omni-R's released reward:
+    symbolic maths, else exact equality of the stripped texts. Raises ValueError for a sample without references.
     """
 
     strict: bool = False
@@ -206,22 +483,20 @@ class AnswerAccuracy:
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
         return [Score(float(self.correct(r.text, r.sample))) for r in rollouts]
 
-    def correct(self, text: str, sample: Sample) -> bool:
+    def check(self, sample: Sample) -> None:
         if not sample.references:
-            raise ValueError(f"AnswerAccuracy: sample {sample.id!r} has no reference answer")
+            raise FieldError("answer", f"AnswerAccuracy: sample {sample.id!r} has no reference answer")
+
+    def correct(self, text: str, sample: Sample) -> bool:
+        self.check(sample)
         answer, rest = extract_answer(text), after_think(text).strip()
         if answer is None and self.fallback != "none" and "<think>" not in rest:  # else it was cut off while thinking
             lines = rest.splitlines()
             answer = rest if self.fallback == "text" or not lines else lines[-1].strip()
-        return bool(answer) and any(self._equal(str(answer), gold, sample.choices) for gold in sample.references)
-
-    def _equal(self, answer: str, gold: str, choices: Sequence[str]) -> bool:
-        if not self.strict and choices:
-            named, wanted = match_choice(answer, choices), match_choice(gold, choices)
-            if wanted is not None and named is not None:
-                return named == wanted
-            gold = gold if wanted is None else choices[wanted]
-        gold = gold.strip()
-        if answer == gold or (self.maths and maths_equal(answer, gold)):
-            return True
-        return not self.strict and (normalize_text(answer) or answer) == (normalize_text(gold) or gold)
+        if not answer:
+            return False
+        if self.strict:
+            return any(
+                answer == gold.strip() or (self.maths and maths_equal(answer, gold)) for gold in sample.references
+            )
+        return any(same_answer(answer, gold, sample.choices, self.maths) for gold in sample.references)

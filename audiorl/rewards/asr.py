@@ -5,10 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 from audiorl.audio import seconds
+from audiorl.data.schema import FieldError
 from audiorl.eval.metrics.text import ErrorCounts, Normalizer, char_errors, normalize, units, word_errors
+from audiorl.languages import language_code
 from audiorl.rewards.answers import after_think, final_text, strip_tags
 from audiorl.rewards.combine import check_options
 from audiorl.types import Rollout, Sample, Score
@@ -19,7 +22,7 @@ class WordAccuracy:
     """1 - WER of the response, or of its <answer> if it has one; the best over the sample's references.
 
     WER can exceed 1: `clip` keeps the reward in [0, 1]. `normalizer` is "english" (Whisper), "basic" (multilingual;
-    spells digits out where sample.metadata has a "language") or "none". The reference "" says that nobody speaks: an
+    spells numbers out where sample.metadata has a "language") or "none". The reference "" says that nobody speaks: an
     empty response gets 1 and any other 0. Babble costs no more than one wrong word: see `Hallucination`.
 
     Raises ValueError for a sample without references and for a text that is empty after normalisation.
@@ -31,6 +34,9 @@ class WordAccuracy:
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
         return [Score(_accuracy(r, word_errors, self.normalizer, self.clip)) for r in rollouts]
 
+    def check(self, sample: Sample) -> None:
+        references_of(sample, self.normalizer, language_of(sample))
+
 
 @dataclass(frozen=True)
 class CharAccuracy:
@@ -41,6 +47,9 @@ class CharAccuracy:
 
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
         return [Score(_accuracy(r, char_errors, self.normalizer, self.clip)) for r in rollouts]
+
+    def check(self, sample: Sample) -> None:
+        references_of(sample, self.normalizer, language_of(sample))
 
 
 def _accuracy(rollout: Rollout, errors: Callable[..., ErrorCounts], normalizer: Normalizer, clip: bool) -> float:
@@ -63,14 +72,18 @@ def error_rate(
 def references_of(sample: Sample, normalizer: Normalizer, language: str | None) -> tuple[str, ...]:
     """Return sample.references; "" stays (nobody speaks), other texts must not be empty after normalisation."""
     if not sample.references:
-        raise ValueError(f"sample {sample.id!r} has no reference transcript")
+        raise FieldError("answer", f"sample {sample.id!r} has no reference transcript")
     for reference in sample.references:
-        if reference and not normalize(reference, normalizer, language):
-            raise ValueError(
-                f"sample {sample.id!r}: the reference transcript {reference!r} is empty after "
-                f"{normalizer!r} normalisation; its word error rate is undefined"
-            )
+        if reference and _is_empty(reference, normalizer, language):
+            what = f"the reference transcript {reference!r} is empty after {normalizer!r} normalisation"
+            remedy = "its word error rate is undefined; correct it, or leave the row out"
+            raise FieldError("answer", f"sample {sample.id!r}: {what}; {remedy}", reference)
     return sample.references
+
+
+@lru_cache(maxsize=65_536)
+def _is_empty(text: str, normalizer: Normalizer, language: str | None) -> bool:
+    return not normalize(text, normalizer, language)
 
 
 def languages_of(samples: Sequence[Sample]) -> tuple[str, ...]:
@@ -79,9 +92,15 @@ def languages_of(samples: Sequence[Sample]) -> tuple[str, ...]:
 
 
 def language_of(sample: Sample) -> str | None:
-    """Return sample.metadata["language"], where it is a code."""
+    """Return sample.metadata["language"], if it has one. Raises ValueError for an unknown one."""
     language = sample.metadata.get("language")
-    return language if isinstance(language, str) and language else None
+    if not isinstance(language, str) or not language:
+        return None
+    try:
+        language_code(language)
+    except ValueError as error:
+        raise FieldError("language", f"sample {sample.id!r}: {error}") from error
+    return language
 
 
 _BRACKETS = re.compile(r"[<>()\[\]{}（）［］【】]")
@@ -110,9 +129,13 @@ class Hallucination:
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
         return [self._score(r.sample, _BRACKETS.sub(" ", strip_tags(after_think(r.text)))) for r in rollouts]
 
-    def _score(self, sample: Sample, text: str) -> Score:
+    def check(self, sample: Sample) -> None:
         if not sample.audio:
             raise ValueError(f"Hallucination: sample {sample.id!r} has no audio, so nothing can have been said")
+        references_of(sample, self.normalizer, language_of(sample))
+
+    def _score(self, sample: Sample, text: str) -> Score:
+        self.check(sample)
         errors, language = word_errors if self.unit == "word" else char_errors, language_of(sample)
         counts = [errors(r, text, self.normalizer, language) for r in references_of(sample, self.normalizer, language)]
         insertions = min(min(1.0, c.insertions / max(c.reference_length, SHORTEST[self.unit])) for c in counts)

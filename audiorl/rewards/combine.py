@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from functools import reduce
+from operator import or_
 from typing import Any
 
 from torch import Tensor
 
 from audiorl.protocols import Reward
-from audiorl.types import Rollout, Score
+from audiorl.types import Rollout, Sample, Score
 
 
 def check_options(owner: object, **allowed: tuple[Any, ...] | float) -> None:
@@ -22,6 +25,11 @@ def check_options(owner: object, **allowed: tuple[Any, ...] | float) -> None:
                 raise ValueError(f"{where}: {name} {value!r} is not one of {', '.join(map(repr, wanted))}")
         elif value is not None and not wanted <= value < math.inf:
             raise ValueError(f"{where}: {name} is {value}; it must be at least {wanted}")
+
+
+def all_equal(values: Sequence[float]) -> bool:
+    """Return whether values, at least one, differ by no more than the rounding of a few sums."""
+    return max(values) - min(values) <= 1e-12 * max(map(abs, values))
 
 
 def check_scores(name: str, scores: Any, rollouts: Sequence[Rollout], undefined: bool = False) -> list[Score | None]:
@@ -38,6 +46,13 @@ def check_scores(name: str, scores: Any, rollouts: Sequence[Rollout], undefined:
         if score is not None:
             _check(f"reward {name!r}, sample {rollout.sample.id!r}", score, rollout, undefined)
     return list(scores)
+
+
+def check_sample(reward: Reward, sample: Sample) -> None:
+    """Raise ValueError for a sample that the reward cannot score, where it has a method `check` that says so."""
+    check = getattr(reward, "check", None)
+    if callable(check):
+        check(sample)
 
 
 def score_rollouts(reward: Reward, rollouts: Sequence[Rollout]) -> list[Score | None]:
@@ -140,6 +155,10 @@ class WeightedSum:
         columns = _columns(self.terms, rollouts)
         return [self._combine(row, r) for row, r in zip(_rows(columns), rollouts, strict=True)]
 
+    def check(self, sample: Sample) -> None:
+        for term in self.terms:
+            check_sample(term.reward, sample)
+
     def _combine(self, scores: tuple[Score, ...] | None, rollout: Rollout) -> Score | None:
         if scores is None:
             return None
@@ -161,8 +180,11 @@ class WeightedSum:
         per_token = summed([s.per_token for s in scores], rollout.num_sampled)
         step_ends = None
         if per_token is not None and not any(s.per_token is not None and s.step_ends is None for s in scores):
-            # A term with credit per token ends steps of its own; another one is placed on the last token.
-            step_ends = tuple(sorted({i for s in scores for i in (s.step_ends or (rollout.num_sampled - 1,))}))
+            # A term with credit per token ends steps of its own; another one is placed on the last token. Terms that
+            # end a step on the same token end the same one.
+            last = (rollout.num_sampled - 1,)
+            ends = [Counter(last if s.step_ends is None else s.step_ends) for s in scores]
+            step_ends = tuple(sorted(reduce(or_, ends).elements()))
         return Score(
             sum(w * s.total for w, s in zip(weights.values(), scores, strict=True)),
             parts,
@@ -225,6 +247,10 @@ class Gated:
         scores, gates = _columns((Term("reward", self.reward), Term("gate", self.gate)), rollouts)
         return [None if s is None or g is None else self._gated(s, g) for s, g in zip(scores, gates, strict=True)]
 
+    def check(self, sample: Sample) -> None:
+        check_sample(self.reward, sample)
+        check_sample(self.gate, sample)
+
     def _gated(self, score: Score, gate: Score) -> Score:
         if gate.total >= self.at_least:
             return replace(score, parts={**score.parts, "open": 1.0})
@@ -256,6 +282,9 @@ class StandardisedSum:
         """Name each reward by keyword; give (reward, weight), or the reward alone for weight 1."""
         return cls(WeightedSum.of(**rewards).terms)
 
+    def check(self, sample: Sample) -> None:
+        WeightedSum(self.terms).check(sample)
+
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Score | None]:
         rows = _rows(_columns(self.terms, rollouts, undefined=True))
         scored = [i for i, row in enumerate(rows) if row is not None]
@@ -286,8 +315,10 @@ def _standardised_values(column: Sequence[Score]) -> list[list[float]]:
     """Return per rollout the standardised values of one term: one per segment, or the total alone."""
     rows = [[s.total] if s.per_segment is None else list(s.per_segment) for s in column]
     defined = [x for row in rows for x in row if not math.isnan(x)]
-    mean = sum(defined) / len(defined) if defined else 0.0
-    deviation = math.sqrt(sum((x - mean) ** 2 for x in defined) / len(defined)) if defined else 0.0
-    if deviation <= 1e-8 * max(abs(mean), 1.0):
+    if not defined or all_equal(defined):
         return [[0.0] * len(row) for row in rows]
+    if max(map(abs, defined)) > 1e150:
+        raise ValueError(f"StandardisedSum: a reward of {max(defined, key=abs):g} is too large; its square is infinite")
+    mean = sum(defined) / len(defined)
+    deviation = math.sqrt(sum((x - mean) ** 2 for x in defined) / len(defined))
     return [[0.0 if math.isnan(x) else (x - mean) / deviation for x in row] for row in rows]

@@ -39,7 +39,7 @@ class Checkpoint:
         """Return the summed log-prob in nats of each answer after the prompt of its sample."""
         from audiorl.models.examples import Example, answer_logprobs, experience
 
-        laid_out = [experience(self.policy, Example(sample, text), sample.id) for sample, text in items]
+        laid_out = [experience(self.policy, Example(s, text), s.id, sampled=True) for s, text in items]
         values = answer_logprobs(self.policy, laid_out, self.max_batch_tokens, share_prompts=True)
         return [float(x.sum()) for x in values]
 
@@ -67,6 +67,9 @@ class ModelReward:
         from audiorl.models.value import load_value_model
 
         return load_value_model(self.path, ModelConfig(dtype="auto", device=self.device)).requires_grad_(False)
+
+    def check(self, sample: Sample) -> None:
+        self.model.trunk.prompts.check(sample)
 
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
         from audiorl.models.examples import Example

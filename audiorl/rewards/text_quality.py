@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
+from audiorl.data.schema import FieldError, check_language
 from audiorl.eval.metrics.corpus import DocumentFrequencies, cider_d
 from audiorl.eval.metrics.text import Normalizer, normalize, script_counts, units
+from audiorl.languages import language_code, written_in
 from audiorl.rewards.answers import extract_answer, extract_think, final_text, strip_tags
 from audiorl.rewards.combine import check_options
 from audiorl.types import Rollout, Sample, Score
@@ -31,12 +33,15 @@ class CaptionQuality:
         references = [[normalize(text, normalizer) for text in s.references] for s in samples]
         return cls(DocumentFrequencies.of(references), normalizer)
 
+    def check(self, sample: Sample) -> None:
+        if not sample.references:
+            raise FieldError("answer", f"CaptionQuality: sample {sample.id!r} has no reference caption")
+
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
         scores = []
         for rollout in rollouts:
+            self.check(rollout.sample)
             references = [normalize(text, self.normalizer) for text in rollout.sample.references]
-            if not references:
-                raise ValueError(f"CaptionQuality: sample {rollout.sample.id!r} has no reference caption")
             text = normalize(final_text(rollout.text), self.normalizer)
             scores.append(Score(cider_d(text, references, self.frequencies) / 10))
         return scores
@@ -44,31 +49,20 @@ class CaptionQuality:
 
 Part = Literal["all", "think", "answer"]
 
-# The scripts a language is written in; every language not listed is written in Latin letters.
-_WRITTEN_IN = (
-    "han: zh yue wuu, han kana: ja, hangul: ko, cyrillic: ru uk be bg mk sr kk ky mn tg tt ba, greek: el, hebrew: he, "
-    "arabic: ar fa ur ps ug, devanagari: hi mr ne sa, bengali: bn as, gurmukhi: pa, gujarati: gu, tamil: ta, thai: th, "
-    "telugu: te, kannada: kn, malayalam: ml, lao: lo, myanmar: my, georgian: ka, ethiopic: am, khmer: km, armenian: hy"
-)
-LANGUAGE_SCRIPTS: dict[str, tuple[str, ...]] = {
-    language: tuple(scripts.split())
-    for scripts, _, languages in (entry.partition(":") for entry in _WRITTEN_IN.split(","))
-    for language in languages.split()
-}
-
 
 @dataclass(frozen=True)
 class LanguageConsistency:
     """Share of letters in the target language's script, and 0 if the text is identified as another language.
 
-    The target is `language` or else sample.metadata["language"] ("en", "zh-CN", …). Between languages that share a
-    script py3langid decides among `languages` and the target, for texts of at least `min_letters` letters; shorter ones
-    are judged by script alone. Japanese of that length must contain kana.
+    The target is `language` or else sample.metadata["language"] ("en", "zh-CN", "Chinese", …). Between languages that
+    share a script py3langid decides among `languages` and the target, for texts of at least `min_letters` letters.
+    Shorter ones, and languages that py3langid does not know, are judged by script alone. Japanese of that length must
+    contain kana.
 
     `part` is the text judged: the thinking, the answer, or all without tags. A missing or empty part scores 0; a part
     without letters ("42") fits every language and scores 1.
 
-    Raises ValueError when no target is known, or when py3langid does not know a language.
+    Raises ValueError when no target is known, and for an unknown language.
     """
 
     language: str | None = None
@@ -78,19 +72,26 @@ class LanguageConsistency:
 
     def __post_init__(self) -> None:
         check_options(self, part=get_args(Part), min_letters=1)
+        for language in (*self.languages, *filter(None, [self.language])):
+            language_code(language)
 
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
         part = {"all": strip_tags, "think": extract_think, "answer": extract_answer}[self.part]
         scores = []
         for rollout in rollouts:
-            language = self.language or rollout.sample.metadata.get("language")
-            if not isinstance(language, str) or not language:
-                name = repr(rollout.sample.id)
-                raise ValueError(
-                    f"LanguageConsistency: sample {name} has no metadata['language'] and no language was set"
-                )
-            scores.append(Score(self.value(part(rollout.text) or "", _code(language))))
+            scores.append(Score(self.value(part(rollout.text) or "", self._target(rollout.sample))))
         return scores
+
+    def check(self, sample: Sample) -> None:
+        self._target(sample)
+
+    def _target(self, sample: Sample) -> str:
+        language = self.language or sample.metadata.get("language")
+        if not isinstance(language, str) or not language:
+            no_target = f"sample {sample.id!r} has no metadata['language'] and no language was set"
+            raise FieldError("language", f"LanguageConsistency: {no_target}")
+        check_language(language)
+        return language
 
     def value(self, text: str, target: str) -> float:
         """Return the value in [0, 1] of a text without tags."""
@@ -100,16 +101,17 @@ class LanguageConsistency:
         letters = sum(counts.values())
         if not letters:
             return 1.0
-        scripts = _scripts(target)
+        scripts = written_in(target)
         share = sum(counts.get(s, 0) for s in scripts) / letters
         if letters < self.min_letters:
             return share
+        target = language_code(target)
         if target == "ja" and not counts.get("kana"):
             return 0.0
-        rivals = {code for code in map(_code, self.languages) if _scripts(code) == scripts} | {target}
-        if len(rivals) > 1 and identify(text, tuple(sorted(rivals))) != target:
-            return 0.0
-        return share
+        rivals = {language_code(name) for name in self.languages if written_in(name) == scripts} | {target}
+        rivals &= identified()
+        told = target in rivals and len(rivals) > 1
+        return 0.0 if told and identify(text, tuple(sorted(rivals))) != target else share
 
 
 def identify(text: str, languages: tuple[str, ...]) -> str:
@@ -118,23 +120,19 @@ def identify(text: str, languages: tuple[str, ...]) -> str:
 
 
 @functools.cache
+def identified() -> frozenset[str]:
+    """Return the codes of the languages that py3langid knows."""
+    return frozenset(_identifier(()).labels)
+
+
+@functools.cache
 def _identifier(languages: tuple[str, ...]):
     from py3langid.langid import MODEL_FILE, LanguageIdentifier
 
     identifier = LanguageIdentifier.from_model_file(MODEL_FILE)
-    unknown = sorted(set(languages) - set(identifier.labels))
-    if unknown:
-        raise ValueError(f"LanguageConsistency: py3langid does not know {', '.join(unknown)}")
-    identifier.set_languages(list(languages))
+    if languages:
+        identifier.set_languages(list(languages))
     return identifier
-
-
-def _code(language: str) -> str:
-    return language.replace("_", "-").split("-")[0].lower()
-
-
-def _scripts(code: str) -> tuple[str, ...]:
-    return LANGUAGE_SCRIPTS.get(code, ("latin",))
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from audiorl.data.schema import FieldError
 from audiorl.data.views import SWAP_ALIKE, view_of, views_of
 from audiorl.eval.metrics.text import char_errors, normalize, units
 from audiorl.rewards.answers import extract_answer, extract_think, match_choice
@@ -103,11 +104,19 @@ class ThinkTranscript:
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
         return [self._score(r.sample, extract_think(r.text) or "") for r in rollouts]
 
-    def _score(self, sample: Sample, thought: str) -> Score:
+    def check(self, sample: Sample) -> None:
+        self._transcript(sample)
+
+    def _transcript(self, sample: Sample) -> str:
         text = sample.metadata.get("text")
         transcript = normalize(text, "basic", language_of(sample)) if isinstance(text, str) else ""
         if not transcript:
-            raise ValueError(f'sample {sample.id!r}: metadata has no transcript "text" to compare the thought with')
+            what = 'metadata has no transcript "text" to compare the thought with'
+            raise FieldError("text", f"sample {sample.id!r}: {what}")
+        return transcript
+
+    def _score(self, sample: Sample, thought: str) -> Score:
+        transcript = self._transcript(sample)
         said = transcript.split()
         thought = normalize(thought, "basic", language_of(sample))
         errors = char_errors(" ".join(said[: self.words]), thought, "none")
@@ -130,13 +139,17 @@ class ThoughtConsistency(Checkpoint):
     view: str = "text"
     """What the judge is given in place of the audio: a view of `audiorl.data.views`, or FILE.py:FUNCTION."""
 
+    def check(self, sample: Sample) -> None:
+        if not sample.choices:
+            what = "has no choices, among which an answer could follow"
+            raise FieldError("choices", f"sample {sample.id!r} {what}")
+
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
         chosen: list[int | None] = []
         items: list[tuple[Sample, str]] = []
         for rollout in rollouts:
             sample, thought = rollout.sample, extract_think(rollout.text)
-            if not sample.choices:
-                raise ValueError(f"sample {sample.id!r} has no choices, among which an answer could follow")
+            self.check(sample)
             named = match_choice(extract_answer(rollout.text) or "", sample.choices)
             chosen.append(named if thought else None)
             if chosen[-1] is not None:

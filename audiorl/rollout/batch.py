@@ -5,10 +5,8 @@ pass copies nothing but the new tokens. `GroupBatch` holds a prompt once for all
 `RowBatch` holds it in every row: for a single answer to each prompt, for a few groups among many single answers, and
 for models whose layers keep something else than all keys and values or whose attention is not to be replaced.
 
-Under `torch.compile` (`SamplingConfig.compile`) shapes are symbolic: a compiled step serves any number of answers and
-prompts, but one answer, one prompt and one answer to a prompt are cases of their own, each compiled when it first
-occurs. On CUDA the mode is "reduce-overhead": steps are recorded as CUDA graphs, one for each shape, so the columns of
-the cache that they read grow by `WIDTH` at a time.
+A step runs on tensors that stay in place until rows join or leave, and asks the device for nothing, so that it can be
+captured as a CUDA graph (`graphs.py`).
 
 Shapes: R prompts that were prefilled, P prompts of the batch, B rows of the cache, L new tokens, S columns in use (of
 the prompts in `GroupBatch`), W columns that the buffers hold, H decoder width, D head width.
@@ -17,9 +15,8 @@ the prompts in `GroupBatch`), W columns that the buffers hold, H decoder width, 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
 from typing import Any, cast
 
 import torch
@@ -32,10 +29,6 @@ from audiorl.algos.varlen import compute_dtype
 from audiorl.models.attention import as_mask, no_mask, takes_prompts
 from audiorl.models.policy import AudioPolicy
 
-WIDTH = 128
-"""Columns of the rows' own tokens by which a compiled step grows."""
-RECOMPILES = 64
-"""Compiled steps of one process. Beyond it torch runs steps as they are, and says so."""
 _COLUMNS = 64  # buffers grow by multiples of this
 
 # -- the cache ---------------------------------------------------------------------------------------------------------
@@ -229,7 +222,7 @@ class Batch:
         """[B, H]: what the next token is sampled from."""
         self._cache = RowCache(self.policy.new_cache())
         self._counts: list[int] = []  # columns of each row in use
-        self._room = 0  # columns that the longest row may come to
+        self.room = 0  # columns that the longest row may come to
         self._begins = torch.zeros(0, dtype=torch.long)  # [B]
         self._written = torch.zeros(0, dtype=torch.long)  # [B]
 
@@ -264,6 +257,16 @@ class Batch:
 
     def forward(self, inputs: dict[str, Any]) -> None:
         """Run one token of every row through the decoder."""
+        self.run(inputs, *self.advance())
+
+    def advance(self) -> tuple[int, bool]:
+        """Count the next token of every row: the columns then in use, and whether all rows write to the last one."""
+        self._counts = [min(count + 1, self.room) for count in self._counts]
+        width = max(self._counts)
+        return width, min(self._counts) == width
+
+    def run(self, inputs: dict[str, Any], width: int, together: bool) -> None:
+        """Run the token that `advance` counted, with the rows' first `width` columns, or more up to `room`."""
         raise NotImplementedError
 
 
@@ -275,7 +278,7 @@ class RowBatch(Batch):
         self.aligned = self._cache.aligned
 
     def tokens(self, active: Sequence[int], joining: PendingBatch) -> int:
-        room = max(self._room if active else 0, joining.max_prompt_len + joining.max_new_tokens)
+        room = max(self.room if active else 0, joining.max_prompt_len + joining.max_new_tokens)
         return (len(active) + joining.rows) * room
 
     def join(self, prefill: Prefill, repeat: Sequence[int], rollouts: Sequence[int], most: int) -> None:
@@ -283,21 +286,19 @@ class RowBatch(Batch):
         rows = torch.tensor(repeat, device=device)
         begins = torch.tensor([columns - prefill.lengths[r] for r in repeat], device=device)
         self._append(prefill.hidden[rows], begins, torch.full_like(begins, columns - 1), rollouts, columns)
-        self._room = max(self._room, columns + most)
-        self._cache.join(prefill.cache, rows, self._room)
+        self.room = max(self.room, columns + most)
+        self._cache.join(prefill.cache, rows, self.room)
 
-    def forward(self, inputs: dict[str, Any]) -> None:
+    def run(self, inputs: dict[str, Any], width: int, together: bool) -> None:
         # A row that has ended may go on beyond its room; what it writes there is never read.
-        last = self._written = (self._written + 1).clamp(max=self._room - 1)
-        self._counts = [min(count + 1, self._room) for count in self._counts]
-        width = max(self._counts)
+        last = self._written.add_(1).clamp_(max=self.room - 1)
         columns = torch.arange(width, device=last.device)
         mask = columns >= self._begins[:, None]
         if self.aligned:
             self._cache.after_all()
             mask = mask.long()
         else:
-            self._cache.at(last[:, None], width, together=min(self._counts) == width)
+            self._cache.at(last[:, None], width, together)
             visible = (mask & (columns <= last[:, None]))[:, None, None]
             mask = as_mask(self._decoder, visible, inputs["inputs_embeds"].dtype)
         out = self._decoder(
@@ -313,14 +314,8 @@ class RowBatch(Batch):
 class GroupBatch(Batch):
     """The cache holds each prompt once, padded on the left, and in every row what was sampled, from column 0 on.
 
-    The rows of a prompt follow one another; `_begins` is the length of each row's prompt. `compiled`: steps run under
-    `torch.compile`, with fewer shapes.
+    The rows of a prompt follow one another; `_begins` is the length of each row's prompt.
     """
-
-    def __init__(self, policy: AudioPolicy, compiled: bool = False):
-        self._compiled = compiled
-        self._step = compiled_step(policy.device.type) if compiled else decode_step
-        super().__init__(policy)
 
     def _empty(self) -> None:
         super()._empty()
@@ -333,7 +328,7 @@ class GroupBatch(Batch):
     def tokens(self, active: Sequence[int], joining: PendingBatch) -> int:
         stay = {self._prompts[b] for b in active}
         longest = max([joining.max_prompt_len, *(self._lengths[p] for p in stay)])
-        room = max(self._room if active else 0, joining.max_new_tokens)
+        room = max(self.room if active else 0, joining.max_new_tokens)
         return (len(stay) + joining.prompts) * longest + (len(active) + joining.rows) * room
 
     def keep(self, rows: Sequence[int]) -> None:
@@ -356,7 +351,7 @@ class GroupBatch(Batch):
         self._append(prefill.hidden[rows], begins, torch.zeros_like(begins), rollouts, 0)
         self._prompts += [len(self._lengths) + r for r in repeat]
         self._lengths += prefill.lengths
-        self._room = max(self._room, most)
+        self.room = max(self.room, most)
         for i, (layer, new) in enumerate(zip(self._cache.rows, prefill.cache.layers, strict=True)):
             for states, x in ((self._keys, new.keys.to(dtype)), (self._values, new.values.to(dtype))):
                 if i == len(states):
@@ -368,51 +363,52 @@ class GroupBatch(Batch):
                 both[len(before) :, :, width - x.shape[2] :] = x
                 states[i] = both
             keys, values = (x[i][: len(prefill.lengths), :, :0] for x in (self._keys, self._values))
-            layer.join(keys, values, rows, self._room)
+            layer.join(keys, values, rows, self.room)
         self._attention = None
 
-    def forward(self, inputs: dict[str, Any]) -> None:
+    def advance(self) -> tuple[int, bool]:
+        if self._attention is None:
+            self._attention = self._prompt_attention()
+        return super().advance()
+
+    def run(self, inputs: dict[str, Any], width: int, together: bool) -> None:
+        assert self._attention is not None
         # A row that has ended may go on beyond its room; what it writes there is never read.
-        columns = self._written.clamp(max=self._room - 1)
-        self._counts = [min(count + 1, self._room) for count in self._counts]
-        width = max(self._counts)
-        together = min(self._counts) == width and not self._compiled
-        if self._compiled:
-            width = min(-(-width // WIDTH) * WIDTH, self._room)
+        columns = self._written.clamp(max=self.room - 1)
         self._cache.at(columns[:, None], width, together)
         row_mask = None
         if not together:
             row_mask = _added(torch.arange(width, device=columns.device) > columns[:, None], self._keys[0].dtype)
-        if self._attention is None:
-            self._attention = self._prompt_attention()
-        attention = replace(self._attention, row_mask=row_mask)
-        positions = (self._begins + columns)[:, None]
-        self.hidden = self._step(self._decoder, inputs, self._cache.layers, attention, positions)
-        self._written = columns + 1
+        out = self._decoder(
+            **inputs,
+            attention_mask=no_mask(columns.device),
+            prompts=replace(self._attention, row_mask=row_mask),
+            position_ids=(self._begins + columns)[:, None],
+            past_key_values=self._cache.layers,
+            use_cache=True,
+        )
+        self.hidden = out.last_hidden_state[:, -1]
+        self._written.copy_(columns + 1)
 
     def _prompt_attention(self) -> PromptAttention:
         device, width = self._written.device, self._keys[0].shape[2]
         mask = None
-        if self._compiled or min(self._lengths) < width:
+        if min(self._lengths) < width:
             padding = width - torch.tensor(self._lengths, device=device)
             mask = _added(torch.arange(width, device=device) < padding[:, None], self._keys[0].dtype)
         sizes = Counter(self._prompts)
-        most = max(*sizes.values(), 2 if self._compiled else 1)  # torch compiles a size of 1 separately
+        most = max(sizes.values())
         slots = places = None
-        if self._compiled or min(sizes.values()) < most:
+        if min(sizes.values()) < most:
             filled = [[b for b, of in enumerate(self._prompts) if of == p] for p in range(len(self._lengths))]
             by_slot = [b for rows in filled for b in rows + rows[:1] * (most - len(rows))]
             by_row = [p * most + k for p, rows in enumerate(filled) for k in range(len(rows))]
             slots, places = torch.tensor(by_slot, device=device), torch.tensor(by_row, device=device)
-        if self._compiled:
-            mark_static([*self._keys, *self._values, *(b for layer in self._cache.rows for b in layer.buffers)])
         return PromptAttention(self._keys, self._values, mask, None, slots, places)
 
 
-def new_batch(policy: AudioPolicy, answers: Sequence[int], compiled: bool = False) -> Batch:
-    """Return an empty batch for prompts with so many answers each. `compiled`: see `check_compiles`."""
-    if compiled:
-        return GroupBatch(policy, compiled=True)
+def new_batch(policy: AudioPolicy, answers: Sequence[int]) -> Batch:
+    """Return an empty batch for prompts with so many answers each."""
     rows = RowBatch(policy)
     if rows.aligned or not takes_prompts(policy.backbone.decoder(policy.model)):
         return rows
@@ -424,77 +420,3 @@ def new_batch(policy: AudioPolicy, answers: Sequence[int], compiled: bool = Fals
 def _added(hidden: Tensor, dtype: torch.dtype) -> Tensor:
     """hidden [R, columns] bool -> [R, 1, 1, columns], to be added to scores."""
     return torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill(hidden, -torch.inf)[:, None, None]
-
-
-# -- the step ----------------------------------------------------------------------------------------------------------
-
-
-def decode_step(
-    decoder: Any, inputs: dict[str, Any], cache: Any, prompts: PromptAttention, positions: Tensor
-) -> Tensor:
-    """Run one token of every row through the decoder: hidden states [B, H] from positions [B, 1]."""
-    hidden: Tensor = decoder(
-        **inputs,
-        attention_mask=no_mask(positions.device),
-        prompts=prompts,
-        position_ids=positions,
-        past_key_values=cache,
-        use_cache=True,
-    ).last_hidden_state
-    return hidden[:, -1]
-
-
-@cache
-def compiled_step(device: str) -> Callable[..., Tensor]:
-    """Return `decode_step`, compiled for a type of device at its first call."""
-    # torch._dynamo takes a second to import
-    from torch._dynamo.config import patch as patch_dynamo  # type: ignore[attr-defined]
-    from torch.fx.experimental._config import patch as patch_shapes  # type: ignore[attr-defined]
-
-    graphs = device == "cuda"
-    mode = "reduce-overhead" if graphs else None
-    run = torch.compile(decode_step, dynamic=True, mode=mode)
-
-    def step(*args: Any) -> Tensor:
-        if graphs:
-            torch.compiler.cudagraph_mark_step_begin()
-        # Equal sizes of one call, such as 64 rows and 64 columns, are not equal in the next.
-        with patch_dynamo(recompile_limit=RECOMPILES), patch_shapes(use_duck_shape=False):
-            return run(*args)
-
-    return step
-
-
-def mark_static(tensors: Iterable[Tensor]) -> None:
-    """Mark what CUDA graphs read and write in place; else a step that writes to its arguments is not recorded."""
-    for x in tensors:
-        if x.is_cuda:
-            torch._dynamo.mark_static_address(x)
-
-
-def check_compiles(policy: AudioPolicy) -> None:
-    """Raise ValueError where the decode step of a policy cannot be compiled."""
-    decoder = policy.backbone.decoder(policy.model)
-    if policy.speech is not None:
-        raise ValueError("sampling.compile: the step of a model that speaks is not compiled; turn it off")
-    if RowCache(policy.new_cache()).aligned or not takes_prompts(decoder):
-        raise ValueError(
-            f"sampling.compile: {type(decoder).__name__} has sliding windows, linear attention, cross-attention or "
-            "eager attention, whose step is not compiled; turn it off"
-        )
-    if policy.device.type == "cuda":
-        from torch.utils._triton import has_triton
-
-        if not has_triton():
-            raise ValueError("sampling.compile: torch compiles for this GPU with triton, which is missing or too old")
-        return
-    from torch._inductor.cpp_builder import get_cpp_compiler
-    from torch._inductor.exc import InvalidCxxCompiler
-
-    try:
-        get_cpp_compiler()
-    except InvalidCxxCompiler:
-        raise ValueError(
-            "sampling.compile: torch compiles for the CPU with a C++ compiler, and none was found; install g++, or "
-            "name one in CXX"
-        ) from None

@@ -3,7 +3,7 @@
 Each prompt is encoded and prefilled once; its key-value cache then serves all n answers (`batch.py`). Answers that have
 ended make room for the next prompts as soon as these fit, and leave the batch at the latest when half of it is idle. A
 sampler decides what each answer gets next, a token or a frame (`samplers.py`). A step waits for the device once, to
-read what was sampled.
+read what was sampled. On a GPU steps are captured as CUDA graphs (`graphs.py`), and each is read while the next runs.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ from audiorl.models.prompts import Prompt, wants_speech
 from audiorl.models.speech import pad_codes
 from audiorl.models.weights import Weights
 from audiorl.protocols import Ended, Request
-from audiorl.rollout.batch import Batch, PendingBatch, Prefill, check_compiles, new_batch
-from audiorl.rollout.samplers import RolloutKey, Sampler, SegmentBuffer, StepOutput, sampler_for
+from audiorl.rollout.batch import Batch, PendingBatch, Prefill, new_batch
+from audiorl.rollout.graphs import CapturedSteps, GraphRecorder, can_capture
+from audiorl.rollout.samplers import RolloutKey, Sampler, SegmentBuffer, StepOutput, TextSampler, sampler_for
 from audiorl.rollout.streams import StreamDecoder
 from audiorl.types import Rollout, Segment, StopReason
 
@@ -93,9 +94,10 @@ class HFEngine:
     ):
         self.policy = policy
         self.sampling = sampling or SamplingConfig()
-        if self.sampling.compile:
-            check_compiles(policy)
         self.on_step = on_step
+        self._recorder: GraphRecorder | None = None
+        if self.sampling.cuda_graphs and policy.device.type == "cuda":
+            self._recorder = GraphRecorder(policy.device)
         self.policy_version = 0
 
     def update_weights(self, weights: Weights, version: int) -> None:
@@ -145,33 +147,43 @@ class HFEngine:
         for answer in answers:
             by_request[id(answer.request)].append(answer)
         sampler = sampler_for(self.policy, self.sampling, [answer.key() for answer in answers])
-        batch = new_batch(self.policy, [len(group.answers) for group in groups], self.sampling.compile)
+        batch = new_batch(self.policy, [len(group.answers) for group in groups])
         started = 0  # prompts whose answers are in the batch or have ended
         output: StepOutput | None = None
+        steps: CapturedSteps | None = None  # of the batch as it is
+        ahead: StepOutput | None = None  # started before the step before it was read
         while True:
             active = [b for b, i in enumerate(batch.rollouts) if answers[i].stop_reason is None]
             joining = self._joining(groups[started:], active, batch, sampler)
             # Dropping ended answers copies the cache: only when others join, or when half of the batch is idle.
             changes = bool(joining) or len(active) * 2 <= len(batch.rollouts)
-            stay: Tensor | None = None  # all
-            if changes and len(active) < len(batch.rollouts):
-                stay = torch.tensor(active, dtype=torch.long)
-                batch.keep(active)
-            if batch.rollouts:
-                assert output is not None
-                batch.forward(output.next_inputs(self.policy, stay))
-            if joining:
-                new = groups[started : started + joining]
-                before = sum(len(group.answers) for group in groups[:started])
-                repeat = [i for i, group in enumerate(new) for _ in group.answers]
-                most = max(group.answers[0].room(sampler.max_rows) for group in new)
-                batch.join(self._prefill(new), repeat, range(before, before + len(repeat)), most)
-                started += joining
-            if not batch.rollouts:
-                return answers
-            if changes:
-                sampler.select(batch.rollouts)
-            output = sampler.step(batch.hidden)
+            if steps is not None and (not changes or ahead is not None):
+                # What was started for these rows is read before they change.
+                output = steps.launch() if ahead is None else ahead
+                ahead = None if changes else steps.launch()
+            else:
+                stay: Tensor | None = None  # all
+                if changes and len(active) < len(batch.rollouts):
+                    stay = torch.tensor(active, dtype=torch.long)
+                    batch.keep(active)
+                if batch.rollouts:
+                    assert output is not None
+                    batch.forward(output.next_inputs(self.policy, stay))
+                if joining:
+                    new = groups[started : started + joining]
+                    before = sum(len(group.answers) for group in groups[:started])
+                    repeat = [i for i, group in enumerate(new) for _ in group.answers]
+                    most = max(group.answers[0].room(sampler.max_rows) for group in new)
+                    batch.join(self._prefill(new), repeat, range(before, before + len(repeat)), most)
+                    started += joining
+                if not batch.rollouts:
+                    return answers
+                if changes:
+                    sampler.select(batch.rollouts)
+                output = sampler.step(batch.hidden)
+                if self._recorder is not None and can_capture(batch, sampler):
+                    assert isinstance(sampler, TextSampler)
+                    steps = CapturedSteps(self._recorder, batch, sampler, output.ids, warm=not joining)
             for i, numbers in zip(batch.rollouts, output.rows(), strict=True):
                 answer = answers[i]
                 if answer.stop_reason is not None:

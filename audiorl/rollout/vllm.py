@@ -7,6 +7,7 @@ random numbers, and log-probs by the rounding of other kernels.
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import sys
@@ -96,8 +97,6 @@ class VLLMEngine:
         self, folder: str | Path, sampling: SamplingConfig | None = None, config: VLLMConfig | None = None
     ) -> None:
         self.sampling = sampling or SamplingConfig()
-        if self.sampling.compile:
-            raise ValueError("sampling.compile is for the engine hf; vLLM compiles its steps itself: turn it off")
         self.policy_version = 0
         base = adapted_model(folder) or folder
         saved = read_config(base)
@@ -290,7 +289,8 @@ class VLLMEngine:
                     number, (answer,) = numbers[out.request_id], out.outputs
                     buffer = SegmentBuffer()
                     for id, logprobs in zip(answer.token_ids, answer.logprobs, strict=True):
-                        buffer.add(id, logprobs[id].logprob)
+                        found = logprobs[id].logprob  # None or nan for some near-certain tokens
+                        buffer.add(id, math.nan if found is None else found)
                     reason: StopReason = "length"
                     if answer.finish_reason != "length":
                         assert answer.finish_reason == "stop", answer.finish_reason

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import msgspec
 
+import audiorl
 from audiorl.audio import write_wav
 from audiorl.config import to_json
 from audiorl.data.rollout_rows import rollout_row
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
 
 KEPT_CHECKPOINTS = 2
 """Of each phase; older ones are removed."""
-VERSIONS = ("audiorl", "torch", "transformers", "peft", "numpy")
+VERSIONS = ("torch", "transformers", "peft", "numpy")
 
 
 def check_run_folder(folder: Path) -> None:
@@ -158,7 +159,9 @@ class Run:
             raise ValueError(f"{out} exists already; choose another --out, or continue it with 'audiorl resume {out}'")
         partial = folder.with_name(folder.name + ".partial")  # a run folder is there whole or not at all
         shutil.rmtree(partial, ignore_errors=True)
-        versions = {"python": platform.python_version()} | {name: version(name) for name in VERSIONS}
+        # A plain checkout on PYTHONPATH has no metadata of a package audiorl.
+        versions = {"python": platform.python_version(), "audiorl": audiorl.__version__}
+        versions |= {name: version(name) for name in VERSIONS}
         record = RunConfig(recipe, list(argv), to_json(config), versions)
         try:
             for name in ("rollouts", "checkpoints", "eval"):

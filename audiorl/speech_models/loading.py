@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 from typing import Any, Literal
 
+from audiorl.languages import whisper_code
 from audiorl.speech_models.protocol import CHARACTER_CTC, QualityModel, Recogniser, SpeakerEncoder, SpeechDetector
 from audiorl.user_files import load_function
 
@@ -33,12 +34,13 @@ def load_recogniser(
     path: a transformers folder (or a cached hub id) of Whisper or of any model with a CTC head; a CTranslate2 folder of
     Whisper, which needs faster-whisper; "pocketsphinx" for the recogniser of that package; a folder that
     `tts-quickstart` trained; or FILE.py:FOLDER, whose function `load(folder, device)` returns the recogniser.
-    language: a code for multilingual Whisper, which otherwise detects it for each clip. task: multilingual Whisper can
+    language: for multilingual Whisper, which otherwise detects it for each clip. task: multilingual Whisper can
     also "translate" into English; others raise ValueError. numerals: False makes Whisper of transformers write numbers
     as words.
     """
     from audiorl.speech_models import recognisers
 
+    language = whisper_code(language) if language else None
     if (Path(path) / "model.bin").is_file():
         return recognisers.FasterWhisper(str(path), language, device, task=task)
     kind = "" if str(path) == POCKETSPHINX else model_type(path)

@@ -9,6 +9,8 @@ from typing import Literal
 
 from tyro.conf import Positional
 
+from audiorl.languages import language_code
+
 CAPTION = "Describe the sounds of this recording in one sentence."
 
 
@@ -114,7 +116,8 @@ class Annotate:
             raise ValueError("annotate: --min-mos needs --quality dnsmos")
         if self.min_speaker_seconds > 0 and self.speaker is None:
             raise ValueError("annotate: --min-speaker-seconds needs --speaker ENCODER")
-        if self.language and self.languages and self.language not in self.languages:
+        codes = {language_code(language) for language in self.languages}
+        if self.language and codes and language_code(self.language) not in codes:
             raise ValueError(f"annotate: --language {self.language} is not among --languages; no row would be left")
         if self.address and self.runtime != "ray":
             raise ValueError("annotate: --address is that of a Ray cluster; add --runtime ray")

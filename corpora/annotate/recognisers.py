@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from audiorl.data.prompts import asr_prompt, open_question
+from audiorl.languages import language_code
 from audiorl.models.lora import is_adapter
 from audiorl.protocols import Request, RolloutEngine
 from audiorl.rewards.answers import extract_answer, strip_tags
@@ -64,7 +65,9 @@ class NamedRecogniser:
         return self.multilingual or isinstance(self.model, PolicyRecogniser)
 
     def covers(self, language: str | None) -> bool:
-        return language is None or self.languages is None or language in self.languages
+        return (
+            language is None or self.languages is None or language_code(language) in map(language_code, self.languages)
+        )
 
     def transcribe(self, waves: Sequence[Waveform], rate: int, languages: Sequence[str] | None) -> list[str]:
         if languages is not None and self.takes_languages:
@@ -137,6 +140,7 @@ def recognisers(asr: Sequence[str], language: str | None, device: str) -> list[N
     """Return those of the option `asr`. Raises ValueError for one that cannot be loaded here, or that has not the
     language."""
     result = []
+    language = language_code(language) if language else None
     for entry in asr:
         path, equals, codes = entry.rpartition("=") if "=" in entry else (entry, "", "")
         languages = tuple(code.strip() for code in codes.split(",") if code.strip()) or None

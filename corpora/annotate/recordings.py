@@ -6,7 +6,7 @@ import math
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -45,7 +45,7 @@ IN_MEMORY = 900.0
 WRITTEN = (
     "id", "key", "audio", "audio_path", "audio_filepath", "audio_id", "start", "offset", "duration", "text",
     "transcript", "sentence", "language", "lang", "speaker", "question", "choices", "answer", "task",
-    "sample_rate", "sampling_rate",
+    "sample_rate", "sampling_rate", "channel", "channel_selector",
 )  # fmt: skip
 """Columns of an input manifest that do not pass into the rows: those that the rows have themselves, and questions."""
 
@@ -65,7 +65,12 @@ class Source:
     def mark(self) -> dict[str, Any]:
         """What tells whether it is still the same audio: the path, its size and time of change, and the part."""
         path = os.path.abspath(str(self.clip.path))
-        mark: dict[str, Any] = {"path": path, "start": self.clip.start, "duration": self.clip.duration}
+        mark: dict[str, Any] = {
+            "path": path,
+            "start": self.clip.start,
+            "duration": self.clip.duration,
+            **self.clip.part,
+        }
         if os.path.isfile(path):
             status = os.stat(path)
             mark |= {"bytes": status.st_size, "changed": status.st_mtime_ns}
@@ -129,12 +134,9 @@ def _source(row: Row, style: Style, format: Format) -> tuple[Sample, Source]:
 
 
 def _stored(clip: AudioClip) -> Path:
-    """Return a file for audio that came inside a manifest."""
-    if clip.data is not None:
-        suffixes = {b"RIFF": ".wav", b"fLaC": ".flac", b"OggS": ".ogg"}
-        return stored(clip.data, suffixes.get(clip.data[:4], ".audio"))
+    """Return a mono file for an array inside a manifest, of which the clip may select a part."""
     rate = probe(clip).sample_rate
-    return stored(wav_bytes(load_clip(AudioClip(array=clip.array, sample_rate=rate), rate), rate), ".wav")
+    return stored(wav_bytes(load_clip(replace(clip, start=0.0, duration=None), rate), rate), ".wav")
 
 
 def _is_plain(value: Any) -> bool:
@@ -178,4 +180,4 @@ class Recording:
     def part(self, span: Span) -> AudioClip:
         start, end = span
         clip = self.source.clip
-        return AudioClip(path=clip.path, start=round(clip.start + start, 3), duration=round(end - start, 3))
+        return replace(clip, start=round(clip.start + start, 3), duration=round(end - start, 3))

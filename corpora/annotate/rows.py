@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from audiorl.data.no_speech import TASK
+from audiorl.languages import language_code
 from corpora.annotate.options import Annotate
 from corpora.annotate.recordings import Recording, Source, Span
 from corpora.annotate.speakers import decoded, speakers
@@ -75,7 +76,7 @@ def _place(source: Source, span: Span, options: Annotate) -> Row:
     start, end = span
     first = round(source.clip.start + start, 3)
     row: Row = {"id": f"{source.id}@{first:.3f}", "audio": os.path.abspath(str(source.clip.path))}
-    row |= {"start": first, "duration": round(end - start, 3)}
+    row |= {**source.clip.part, "start": first, "duration": round(end - start, 3)}
     licence = {} if options.licence is None else {"licence": options.licence}
     return {**source.columns, **row, **licence}
 
@@ -107,7 +108,8 @@ def reason_against(row: Mapping[str, Any], options: Annotate) -> str:
     """Why a row is left out, "" for one that stays; the first of the filters that holds."""
     if row["duration"] < options.min_seconds:
         return f"shorter than {options.min_seconds:g} s"
-    if options.languages and row["language"] not in options.languages:
+    wanted = {language_code(language) for language in options.languages}
+    if wanted and (not row["language"] or language_code(row["language"]) not in wanted):
         return f"language {row['language']}"
     if not row["transcripts"]:
         return f"no recogniser for {row['language']}"
@@ -156,7 +158,7 @@ def cut(rows: Sequence[Row], sources: Mapping[str, Source], out: Path) -> list[R
             partial = (out / name).with_suffix(".part")
             soundfile.write(partial, wav.clip(-1, 1), recording.rate, format="FLAC", subtype="PCM_16")
             os.replace(partial, out / name)
-        whole = {key: value for key, value in row.items() if key != "start"}
+        whole = {key: value for key, value in row.items() if key not in ("start", "channel")}
         result.append({**whole, "audio": name, "source": row["audio"], "source_start": row["start"]})
     for file in (out / "audio").rglob("*"):
         if file.is_file() and file.relative_to(out).as_posix() not in names:

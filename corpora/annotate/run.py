@@ -20,6 +20,7 @@ from typing import Any
 
 from audiorl.data.rows import write_json_lines
 from audiorl.errors import Interrupted
+from audiorl.languages import whisper_code
 from audiorl.run.progress import Progress
 from audiorl.run.records import locked
 from audiorl.speech_models import load_quality_model, load_speaker_encoder, load_speech_detector
@@ -113,15 +114,17 @@ def stages(options: Annotate) -> list[Stage]:
 
 
 def _language_and_transcripts(options: Annotate, named: Sequence[NamedRecogniser]) -> list[Stage]:
+    language = whisper_code(options.language) if options.language else None
+
     def of(recogniser: NamedRecogniser, after_language: bool = True) -> list[Stage]:
-        return [Transcripts(recogniser, speed, options.language, after_language) for speed in options.speeds]
+        return [Transcripts(recogniser, speed, language, after_language) for speed in options.speeds]
 
     if options.language is not None:
         return [step for recogniser in named for step in of(recogniser) if recogniser.covers(options.language)]
     identifier = next((recogniser for recogniser in named if recogniser.multilingual), None)
     if identifier is not None:
-        language: Stage = LanguageOfAudio(identifier, options.one_language)
-        return [language, *(step for recogniser in named for step in of(recogniser))]
+        identified: Stage = LanguageOfAudio(identifier, options.one_language)
+        return [identified, *(step for recogniser in named for step in of(recogniser))]
     first, *others = named
     own = of(first, after_language=False)
     return [

@@ -89,7 +89,7 @@ def annotate(folder: Path, source: Source, stages: Sequence[Stage]) -> Annotated
 
 def _file(folder: Path, source: Source) -> Path:
     clip = source.clip
-    name = f"{os.path.abspath(str(clip.path))} {clip.start} {clip.duration}"
+    name = " ".join(map(str, (os.path.abspath(str(clip.path)), clip.start, clip.duration, *clip.channels)))
     digest = hashlib.sha256(name.encode()).hexdigest()[:24]
     return folder / digest[:2] / f"{digest}.json"
 

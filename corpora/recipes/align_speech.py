@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from typing import Any, Literal
 
 from audiorl.audio import AudioClip
@@ -32,9 +32,11 @@ from audiorl.config.recipe import HeldOutOptions, RecipeConfig
 from audiorl.data.bundled import bundled_set, bundled_transcripts
 from audiorl.data.manifest import read_samples
 from audiorl.data.prompts import TRANSLATE, asr_prompt
+from audiorl.languages import language_code
 from audiorl.models import AudioPolicy, load_policy
 from audiorl.models.examples import Example
 from audiorl.recipes._common import (
+    RowCheck,
     evaluate_around_training,
     evaluation_of,
     policy_from,
@@ -109,31 +111,45 @@ def tiny() -> AlignSpeechConfig:
 
 def main(config: AlignSpeechConfig, run: Run) -> None:
     source: dict[str, Any] = {"bundled": lambda _: bundled_transcripts(), "think": False}
-    transcripts, held_out = read_split(config, read=partial(read_samples, kind="asr"), **source)
-    questions = read_sets(config.questions, config, partial(bundled_set, think=False), read_samples, think=False)
+    reward = WeightedSum.of(accuracy=WordAccuracy(normalizer="basic"))
+    aligned = run.model("ctc", "aligned")
+    check = RowCheck(
+        cache(lambda: load_policy(aligned.resolve(), config.adapted) if aligned.is_dir() else start(config)),
+        reward,
+        eval_tokens=config.eval_tokens,
+        trained=spoken_examples,
+    )
+    transcripts, held_out = read_split(config, read=partial(read_samples, kind="asr"), check=check, **source)
+    learned = replace(check, trained=lambda s: [Example(s, supervised_turn(s))]).train
+    bundled = partial(bundled_set, think=False)
+    questions = read_sets(config.questions, config, bundled, read_samples, learned, think=False)
     examples = [e for s in transcripts for e in spoken_examples(s)]
     examples += [Example(s, supervised_turn(s)) for _, rows in questions for s in rows]
-    reward = WeightedSum.of(accuracy=WordAccuracy(normalizer="basic"))
     as_written = WeightedSum.of(as_written=CharAccuracy(normalizer="none"))
-    evaluation = evaluation_of(config, transcripts, held_out, reward, config.eval_tokens, outside=as_written, **source)
-    learn_ctc(config, run, transcripts, held_out)
+    evaluation = evaluation_of(
+        config, transcripts, held_out, reward, config.eval_tokens, check=check, outside=as_written, **source
+    )
+    if not aligned.is_dir():
+        learn_ctc(config, run, check.policy(), transcripts, held_out)
 
-    policy = load_policy(run.model("ctc", "aligned").resolve(), config.adapted)
+    policy = load_policy(aligned.resolve(), config.adapted)
     with evaluate_around_training(run, policy, evaluation):
         training = config.with_steps_for(config.sft, len(examples))
         sft(policy, examples, run, config=training, optim=config.optim, seed=config.seed)
 
 
-def learn_ctc(config: AlignSpeechConfig, run: Run, transcripts: Sequence[Sample], held_out: Sequence[Sample]) -> None:
-    """Run the phases `ctc` and `encoder`: they write checkpoints/ctc/aligned, a whole model, unless it is there."""
-    if run.model("ctc", "aligned").is_dir():
-        return
+def start(
+    config: AlignSpeechConfig, audio: Literal["projector", "full"] = "projector", only: tuple[str, ...] = ()
+) -> AudioPolicy:
+    """Load the model without adapters."""
+    model = replace(config.model, lora=LoraConfig(rank=0), dtype="float32", audio=audio, only=only)
+    return policy_from(replace(config, model=model, lora=False))
 
-    def start(audio: Literal["projector", "full"], only: tuple[str, ...] = ()) -> AudioPolicy:
-        model = replace(config.model, lora=LoraConfig(rank=0), dtype="float32", audio=audio, only=only)
-        return policy_from(replace(config, model=model, lora=False))
 
-    policy = start("projector")
+def learn_ctc(
+    config: AlignSpeechConfig, run: Run, policy: AudioPolicy, transcripts: Sequence[Sample], held_out: Sequence[Sample]
+) -> None:
+    """Run the phases `ctc`, of `policy`, and `encoder`: they write checkpoints/ctc/aligned, a whole model."""
     examples = fitting(policy, [Example(s, s.references[0]) for s in transcripts], config.on_error)
     rest = fitting(policy, [Example(s, s.references[0]) for s in held_out], "skip")
     training = replace(config, epochs=config.ctc_epochs, max_steps=config.ctc_max_steps)
@@ -143,7 +159,7 @@ def learn_ctc(config: AlignSpeechConfig, run: Run, transcripts: Sequence[Sample]
         policy, examples, run, config=batches, optim=config.ctc_optim, seed=seed, phase="ctc", held_out=rest
     )
     if config.encoder_epochs:
-        policy = start("full", config.encoder_only)
+        policy = start(config, "full", config.encoder_only)
         training = replace(config, epochs=config.encoder_epochs, max_steps=config.encoder_max_steps)
         batches = training.with_steps_for(config.encoder, len(examples))
         train_ctc(
@@ -164,7 +180,7 @@ def spoken_examples(sample: Sample) -> list[Example]:
     """Return the transcript, and the translation into English of a row that has one and is in another language."""
     examples = [Example(sample, sample.references[0])]
     translation = sample.metadata.get("translation")
-    if translation and sample.metadata.get("language") != "en":
+    if translation and language_code(sample.metadata.get("language") or "und") != "en":
         (clip,) = (c for m in sample.messages for c in m.content if isinstance(c, AudioClip))
         request = replace(sample, id=f"{sample.id}/en", messages=asr_prompt(clip, ask=TRANSLATE), task="translate")
         examples.append(Example(replace(request, references=(translation,)), translation))

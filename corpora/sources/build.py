@@ -32,6 +32,7 @@ from rich.table import Table
 from audiorl.data.corpus import normalised
 from audiorl.data.rows import write_json_lines
 from audiorl.data.schema import check, parse_json
+from audiorl.languages import language_code
 from corpora.sources import asterisk, other_prompts, synthetic, tuxpaint
 from corpora.sources.packages import package_files
 from corpora.sources.voices import RATE, SourceRecording, Voice, confirmed
@@ -102,6 +103,7 @@ def select_voices(sources: Sequence[str], languages: Sequence[str] | None = None
         if source not in SOURCES:
             raise ValueError(f"no source is called {source!r}; choose from {', '.join(SOURCES)}")
     voices = [v for v in VOICES if v.source in sources]
+    languages = None if languages is None else [language_code(language) for language in languages]
     for language in languages or ():
         if all(v.language != language for v in voices):
             present = ", ".join(sorted({v.language for v in voices}))

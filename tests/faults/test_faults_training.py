@@ -14,7 +14,7 @@ from audiorl.algos.experience import Experience
 from audiorl.config import CriticConfig, KLConfig, OptimConfig, PtxConfig, RLConfig
 from audiorl.models import AudioPolicy
 from audiorl.run.folder import Run
-from audiorl.train.rl.trainer import TrainBatch, Trainer
+from audiorl.train.rl.trainer import TrainBatch, Trainer, with_logprobs
 from audiorl.types import Sample
 from tests.conftest import make_omni
 from tests.support.experiences import batch_of, with_advantage
@@ -72,12 +72,27 @@ def test_an_engines_logprob_that_is_not_finite(samples: list[Sample], config: di
     batch = batch_of(learner.policy, samples)
     learner.step(TrainBatch(batch))
     before = everything(learner)
-    for value, text in ((NAN, "nan"), (INF, "inf"), (-INF, "-inf")):
+    for value, text in ((INF, "inf"), (-INF, "-inf")):
         wrong = [*batch[:4], spoiled(batch[4], "rollout_logprobs", value), batch[5]]
         with pytest.raises(FloatingPointError, match=rf"'sample-1': the engine's log-prob is {text} at .* token 1;"):
             learner.step(TrainBatch(wrong))
         assert_untouched(learner, before)
     learner.step(TrainBatch(batch))  # it goes on as if nothing had been
+
+
+@KINDS
+def test_an_engines_logprob_that_is_nan_has_ratio_1(samples: list[Sample], config: dict[str, object]) -> None:
+    """As if the engine had said what the trainer says: the same loss, gradient and metrics."""
+    own, other = worker(**config), worker(**config)
+    batch = batch_of(own.policy, samples)
+    (filled,) = with_logprobs(batch[4:5], "old_logprobs", own.policy, own.config, own.temperatures)
+    assert filled.old_logprobs is not None
+    same = batch[4].replace(rollout_logprobs=filled.old_logprobs)
+    unknown = spoiled(same, "rollout_logprobs", NAN)
+    made = [w.step(TrainBatch([*batch[:4], e, batch[5]])).metrics for w, e in ((own, same), (other, unknown))]
+    assert made[1] == pytest.approx(made[0], abs=1e-6)
+    for name, tensor in everything(own).items():
+        torch.testing.assert_close(tensor, everything(other)[name], rtol=1e-5, atol=1e-7, msg=name)
 
 
 @KINDS

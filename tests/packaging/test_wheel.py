@@ -69,6 +69,20 @@ def test_from_an_empty_folder_the_quickstart_runs(installed: Path, tmp_path: Pat
     assert "Ready to train" in run([installed / "audiorl", "doctor"], tmp_path)
 
 
+@pytest.mark.slow
+def test_from_a_plain_checkout_it_trains(tmp_path: Path) -> None:
+    """The packages on PYTHONPATH, without the metadata of an installed one."""
+    site = tmp_path / "site"
+    site.mkdir()
+    others = [e for e in Path(sysconfig.get_path("purelib")).iterdir() if "audiorl" not in e.name]
+    for entry in (ROOT / "audiorl", ROOT / "tokenizers_audio", *others):
+        (site / entry.name).symlink_to(entry)
+    command = [sys.executable, "-S", "-m", "audiorl", "train", "sft-audio", "--tiny", "--out", "x"]
+    environment = dict(os.environ, PYTHONPATH=str(site), OMP_NUM_THREADS="1")
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+
+
 def test_mypy_finds_the_types_of_the_installed_package(installed: Path, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         "from audiorl.eval.metrics.corpus import bootstrap_interval\n"

@@ -89,7 +89,7 @@ def test_a_torn_file_is_finished(samples: list[Sample], tmp_path: Path) -> None:
 
 def test_equal_rewards_leave_nothing_to_prefer(samples: list[Sample], tmp_path: Path) -> None:
     def same(rollouts: Sequence[Rollout]) -> list[Score]:
-        return [Score(1.0) for _ in rollouts]
+        return [Score((0.3, 0.1 + 0.2)[r.index % 2]) for r in rollouts]  # they differ by one rounding
 
     with pytest.raises(ValueError, match=r"round_1: the answers to each of 7 prompts were all rewarded the same"):
         sampled_pairs(new_run(tmp_path / "run"), "round_1", CountingEngine(), questions(samples), same, 3, 0)

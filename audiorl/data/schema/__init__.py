@@ -21,15 +21,19 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 import msgspec
 from msgspec import Struct
 
+from audiorl.languages import language_code
+
 T = TypeVar("T")
 
 
 class FieldError(ValueError):
-    """A field that cannot be used, with the reason and the remedy."""
+    """A field that cannot be used, with the reason and the remedy.
 
-    def __init__(self, field: str, message: str) -> None:
+    holding: a text of the field, where only the part of the sample is known that it became."""
+
+    def __init__(self, field: str, message: str, holding: str = "") -> None:
         super().__init__(message)
-        self.field, self.message = field, message
+        self.field, self.message, self.holding = field, message, holding
 
 
 def check(data: Any, schema: type[T], prefix: str = "", decode: Callable[[type, Any], Any] | None = None) -> T:
@@ -62,6 +66,14 @@ def _field(prefix: str, path: Sequence[str | int]) -> str:
     return f"{prefix}{steps}".removeprefix(".")
 
 
+def check_language(language: str | None, field: str = "language") -> None:
+    """Raise FieldError for a language that nobody knows."""
+    try:
+        language_code(language or "und")
+    except ValueError as error:
+        raise FieldError(field, str(error)) from error
+
+
 def check_limit(limit: int | None) -> None:
     """Raise ValueError for a number of rows below 1."""
     if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
@@ -71,7 +83,7 @@ def check_limit(limit: int | None) -> None:
 def parse_json(text: str | bytes) -> Any:
     """Return the value of a JSON text. Raises ValueError for what is not JSON or UTF-8, and for half a surrogate
     pair."""
-    text = text.decode("utf-8") if isinstance(text, bytes) else text
+    text = text.decode("utf-8-sig") if isinstance(text, bytes) else text
     try:
         value = json.loads(text)
     except RecursionError:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
@@ -10,6 +10,7 @@ from audiorl.data.schema.types import (
     Answer,
     AnyText,
     Audio,
+    Channel,
     Choices,
     Id,
     Language,
@@ -37,6 +38,8 @@ class AudioColumns(Struct):
     start: Seconds | None = None
     offset: Seconds | None = None
     duration: Seconds | None = None
+    channel: Channel | None = None
+    channel_selector: Channel | Literal["average"] | None = None
     sample_rate: Rate | None = None
     sampling_rate: Rate | None = None
 
@@ -107,10 +110,12 @@ class CutSource(Struct):
 
     type: Text
     source: AnyText
+    channels: tuple[int, ...] | None = None
 
 
 class CutRecording(Struct):
     sources: Annotated[list[CutSource], Meta(min_length=1, description="a list; give where the recording is")]
+    transforms: list[Any] | None = None
 
 
 class CutSupervision(Struct):
@@ -118,6 +123,7 @@ class CutSupervision(Struct):
     start: Annotated[float, Meta(ge=-1e9, le=1e9, description="a time; give seconds")] = 0.0
     language: Name | None = None
     speaker: Name | None = None
+    channel: Channel | None = None
 
 
 class Cut(Struct):
@@ -126,9 +132,12 @@ class Cut(Struct):
     id: Text
     start: Seconds
     duration: Seconds
-    recording: CutRecording
+    recording: Annotated[
+        CutRecording, Meta(description="a recording; cuts with features alone hold no audio: save them with recordings")
+    ]
     supervisions: list[CutSupervision]
-    type: Text = "MonoCut"
+    channel: Channel | None = None
+    transforms: list[Any] | None = None
     custom: dict[str, Any] | None = None
 
 

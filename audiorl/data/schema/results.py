@@ -7,7 +7,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta, Struct
 
-from audiorl.data.schema.types import AnyText, Choices, Finite, Id, Language, Name, Seconds, Text
+from audiorl.data.schema.types import AnyText, Channel, Choices, Finite, Id, Language, Name, Seconds, Text
 
 Group = Annotated[str | list[str], Meta(description="a name; give a text or a list of texts")]
 
@@ -73,6 +73,7 @@ class RecordingRow(Struct):
     key: AnyText = ""
     translation: AnyText = ""
     start: Seconds | None = None
+    channel: Channel | None = None
 
 
 class CaseRow(Struct):
@@ -96,6 +97,7 @@ class TurnRow(Struct):
     audio: Text | None = None
     start: Seconds | None = None
     duration: Annotated[float, Meta(gt=0, le=1e9, description="a duration; give seconds, more than 0")] | None = None
+    channel: Channel | None = None
 
 
 class VoiceRow(Struct):
@@ -105,6 +107,7 @@ class VoiceRow(Struct):
     text: Text
     start: Seconds | None = None
     duration: Annotated[float, Meta(gt=0, le=1e9, description="a duration; give seconds, more than 0")] | None = None
+    channel: Channel | None = None
 
 
 class ConversationRow(Struct):

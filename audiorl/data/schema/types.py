@@ -20,6 +20,11 @@ LogTime = Annotated[
 Rate = Annotated[
     int, Meta(ge=1000, le=1_000_000, description="a sampling rate; give Hz as a whole number, 1000 to 1000000")
 ]
+_Channel = Annotated[int, Meta(ge=0, lt=2**16)]
+Channel = Annotated[
+    _Channel | Annotated[tuple[_Channel, ...], Meta(min_length=1)],
+    Meta(description="a channel; give its number from 0, or a list of those whose mean is meant"),
+]
 Id = Annotated[
     Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | Text,
     Meta(description="an id; give a text or a whole number, or leave the column out"),

@@ -14,14 +14,14 @@ from collections.abc import Sequence
 from itertools import accumulate, groupby, takewhile
 from typing import Literal
 
-Unit = Literal["word", "char"]
+from audiorl.languages import written_in
 
-_UNSPACED_LANGUAGES = frozenset({"zh", "cmn", "yue", "ja", "jpn", "zho"})
+Unit = Literal["word", "char"]
 
 
 def latency_unit(language: str) -> Unit:
-    """Return the unit of a target language's delays: "char" for Chinese and Japanese, else "word"."""
-    return "char" if language.replace("_", "-").split("-")[0].lower() in _UNSPACED_LANGUAGES else "word"
+    """Return the unit of a target language's delays: "char" for Chinese and Japanese, else "word", also for ""."""
+    return "char" if language and "han" in written_in(language) else "word"
 
 
 def separator(language: str) -> str:

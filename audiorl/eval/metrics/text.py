@@ -9,6 +9,7 @@ corpus its insertions count as errors and its length as zero.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import operator
 import re
@@ -16,9 +17,15 @@ import string
 import unicodedata
 from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass
-from typing import Literal
+from decimal import Decimal
+from typing import TYPE_CHECKING, Literal
 
 import jiwer
+
+from audiorl.languages import language_code, written_in
+
+if TYPE_CHECKING:
+    from babel import Locale
 
 # -- scripts -----------------------------------------------------------------------------------------------------------
 
@@ -35,12 +42,15 @@ SCRIPTS: dict[str, str] = {
     "bengali": "\u0980-\u09ff",
     "gurmukhi": "\u0a00-\u0a7f",
     "gujarati": "\u0a80-\u0aff",
+    "odia": "\u0b00-\u0b7f",
     "tamil": "\u0b80-\u0bff",
     "telugu": "\u0c00-\u0c7f",
     "kannada": "\u0c80-\u0cff",
     "malayalam": "\u0d00-\u0d7f",
+    "sinhala": "\u0d80-\u0dff",
     "thai": "\u0e00-\u0e7f",
     "lao": "\u0e80-\u0eff",
+    "tibetan": "\u0f00-\u0fff",
     "myanmar": "\u1000-\u109f",
     "georgian": "\u10a0-\u10ff",
     "hangul": "\u1100-\u11ff\u3130-\u318f\uac00-\ud7af",
@@ -81,13 +91,41 @@ def script_counts(text: str) -> dict[str, int]:
     return counts
 
 
-# -- normalisers and error rates ---------------------------------------------------------------------------------------
+# -- normalisers -----------------------------------------------------------------------------------------------------
 
 
 Normalizer = Literal["english", "basic", "none"]
 
-# Plain numbers up to six digits: num2words takes forever on larger ones in some languages. Not the 2 of "2nd" or "mp3".
-_NUMBER = re.compile(r"(?<![A-Za-z0-9])(?<![0-9]\.)[0-9]{1,6}(?:\.[0-9]{1,2})?(?!\.?[0-9]|[A-Za-z])")
+# What takes no room: zero-width characters, soft hyphens, marks of direction, selectors of variants; not the joiners,
+# which change how letters of Persian and Indic scripts are drawn.
+_INVISIBLE = re.compile(
+    "[\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b\u200e\u200f\u202a-\u202e\u2060-\u206f\u3164"
+    "\ufe00-\ufe0f\ufeff\uffa0\U000e0000-\U000e0fff]"
+)
+_JOINERS = re.compile("[\u200c\u200d]")
+_APOSTROPHES = str.maketrans(dict.fromkeys("‘’‛ʼʻ´`＇", "'"))
+# Vowel marks that Arabic and Hebrew may leave out, tatweel, and stress marks of Cyrillic. NFC has composed the marks
+# that make another letter.
+_VOWEL_MARKS = re.compile(
+    "[\u0591-\u05bd\u05bf\u05c1\u05c2\u05c4\u05c5\u05c7\u0610-\u061a\u0640\u064b-\u065f\u0670\u06d6-\u06dc\u06df-\u06e8"
+    f"\u06ea-\u06ed\u08ca-\u08e1\u08e3-\u08ff]|(?<=[{SCRIPTS['cyrillic']}])[\u0300\u0301]"
+)
+_MARKS_ARE_LETTERS = ("ks", "yi")  # Kashmiri and Yiddish always write them
+_RAISED = re.compile("(?<=[0-9])(?=[²³¹⁰⁴-⁹₀-₉¼-¾⅐-⅞])")  # NFKC would make "10²" 102 and "1½" 11/2
+# Thousands divided by spaces that do not break, thin ones, an apostrophe or Arabic's sign, in any language.
+_GROUPED = re.compile("(?<![0-9.,])[1-9][0-9]{0,2}([\u00a0\u2007-\u2009\u202f'٬])[0-9]{3}(?:\\1[0-9]{3})*(?![0-9])")
+_SPACED = re.compile("(?<![0-9.,])(?<![0-9] )[1-9][0-9]{0,2}(?: [0-9]{3})+(?! ?[0-9])")
+_LETTERS = "".join(SCRIPTS[name] for name in ("latin", "greek", "cyrillic", "armenian", "georgian"))
+# Not the 2 of "2nd" or "mp3", nor parts of "1.5km".
+_NUMBER = re.compile(
+    rf"(?<![{_LETTERS}0-9])(?<![0-9][.,])(?P<minus>(?<![^\s(\[])[-−])?(?P<digits>[0-9]+(?:[.,][0-9]+)*)"
+    rf"(?![.,]?[0-9]|[{_LETTERS}])(?P<percent> ?%)?"
+)
+# English says 105 with and without "and".
+_HUNDRED_AND = re.compile(
+    r"\b(hundred|[mb]illion|thousand) and (?=(?:one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|\w+teen|"
+    r"(?:twen|thir|for|fif|six|seven|eigh|nine)ty)\b)"
+)
 
 
 @functools.cache
@@ -102,42 +140,283 @@ def _whisper_normalizer(name: Literal["english", "basic"]) -> Callable[[str], st
     return BasicTextNormalizer(preserve_marks=True)
 
 
-def spell_numbers(text: str, language: str) -> str:
-    """Spell digits out ("21" -> "einundzwanzig" for "de"), for numbers below a million.
-
-    Unchanged where num2words is not installed or cannot say the number in the language.
-    """
-    try:
-        from num2words import num2words
-    except ImportError:
-        return text
-
-    def spell(match: re.Match[str]) -> str:
-        number = match.group()
-        try:
-            return num2words(float(number) if "." in number else int(number), lang=language)
-        except (NotImplementedError, OverflowError, KeyError):
-            return number
-
-    return _NUMBER.sub(spell, text)
-
-
 def normalize(text: str, normalizer: Normalizer = "basic", language: str | None = None) -> str:
     """Return text that is ready to compare, whitespace collapsed.
 
     "english": Whisper's English normaliser (contractions, British spelling, numbers as digits, fillers dropped).
     "basic": Whisper's multilingual one (case, punctuation, bracketed remarks), with combining marks kept; given a
-    `language` code, digits are spelled out first, as the multilingual Open ASR leaderboard does.
-    "none": the text as it is.
-    Source: Radford et al. 2022, appendix C.
+    `language` as `language_code` takes it, numbers are spelled out first, as the multilingual Open ASR leaderboard does
+    (see `spell_numbers`), and Chinese is written in simplified characters.
+    "none": the text as one sees it: composed (NFC) and without invisible characters.
+
+    Both of Whisper's get ' for every apostrophe, ASCII for full-width forms and for digits of other scripts, and no
+    invisible characters, joiners, tatweel, vowel marks of Arabic and Hebrew.
+    Raises ValueError for an unknown language. Source: Radford et al. 2022, appendix C.
     """
     if normalizer not in ("english", "basic", "none"):
         raise ValueError(f"normalizer: {normalizer!r} is not one of 'english', 'basic', 'none'")
-    if normalizer == "basic" and language:
-        text = spell_numbers(text, language.replace("_", "-").split("-")[0].lower())
-    if normalizer != "none":
-        text = _whisper_normalizer(normalizer)(text)
+    text = unicodedata.normalize("NFC", _INVISIBLE.sub("", text))
+    if normalizer == "none":
+        return " ".join(text.split())
+    code = language_code(language) if language and normalizer == "basic" else ""
+    text = _JOINERS.sub("", text).translate(_APOSTROPHES)
+    text = "".join(str(unicodedata.decimal(c)) if c.isdecimal() else c for c in text)
+    text = _GROUPED.sub(lambda number: re.sub("[^0-9]", "", number[0]), text)
+    text = unicodedata.normalize("NFKC", _RAISED.sub(" ", text)).replace("٪", "%")
+    if code not in _MARKS_ARE_LETTERS:
+        text = _VOWEL_MARKS.sub("", text)
+    if normalizer == "english":
+        text = re.sub(r"(?<![^\s(\[])[-−](?=[0-9])", "minus ", text)
+        return " ".join(_whisper_normalizer("english")(text).split())
+    if language:
+        text = spell_numbers(_simplified(text) if written_in(code) == ("han",) else text, language)
+    if code in ("tr", "az"):
+        text = text.replace("I", "ı").replace("İ", "i")
+    text = _whisper_normalizer("basic")(text).casefold()  # "ß" is "ss"
+    if code == "en":
+        text = _HUNDRED_AND.sub(r"\1 ", re.sub(r"\bper cent\b", "percent", text))
     return " ".join(text.split())
+
+
+def _simplified(text: str) -> str:
+    try:
+        from zhconv import convert
+    except ImportError as error:
+        raise ImportError("error rates of Chinese need zhconv: pip install 'audiorl[metrics]'") from error
+    return convert(text, "zh-hans")
+
+
+# -- numbers -----------------------------------------------------------------------------------------------------------
+
+
+# num2words says less than it knows: it never ends for large numbers in Amharic, and takes the first two letters of an
+# unknown code, Finnish for Filipino.
+_LONGEST, _LONGEST_AMHARIC = 12, 6
+_NUM2WORDS = {"nb": "no", "nn": "no", "kk": "kz"}
+# Where it says decimals wrongly (Persian 2.05 as two and a half), or a point where the language has a comma.
+_POINTS = {
+    "ar": "فاصلة",
+    "bn": "দশমিক",
+    "ca": "coma",
+    "es": "coma",
+    "fa": "ممیز",
+    "hi": "दशमलव",
+    "id": "koma",
+    "it": "virgola",
+}
+_POINTS |= {"cs": "celá", "tr": "virgül", "vi": "phẩy"}
+
+
+def spell_numbers(text: str, language: str) -> str:
+    """Spell the numbers of a text out ("21" -> "einundzwanzig" for "de"), with their minus and percent signs.
+
+    Separators are read as the language, or the region of a tag like "es-MX", writes them: "1.250" and "1 250" are 1250
+    in German, "1,00,000" is a hundred thousand in English. "1.2.3", "24.12.2024" and "2nd" stay. Numbers stay digits,
+    without separators, from 12 digits on and in languages without words for them: see `number_words`.
+    """
+    code, locale = language_code(language), _locale(language)
+    comma = locale is not None and locale.number_symbols.get("latn", {}).get("decimal", ".") == ","
+    text = text.replace("٫", "," if comma else ".")
+    if comma:
+        text = _SPACED.sub(lambda number: number[0].replace(" ", ""), text)
+    if written_in(code) == ("han",):
+        return _chinese_numbers(text)
+    if code == "ja":
+        text = re.sub(rf"[{_HAN_DIGITS}〇]{{3,}}", lambda match: match[0].translate(_HAN_TO_ASCII), text)
+
+    def spell(match: re.Match[str]) -> str:
+        digits, after = match["digits"], text[match.end() :][:1]
+        number = read_number(digits, comma)
+        if number is None or (comma and after == "." and re.fullmatch(r"[0-9]+\.[0-9]", digits)):  # the first of May
+            if "." in digits:
+                return match[0]
+            return re.sub("[0-9]+", lambda part: _said(part[0], "", language) or part[0], match[0])  # a list: "1,5"
+        whole, fraction = number
+        if len(digits) == 2 and (after in (":", "/", "-") or text[: match.start()][-1:] in (":", "/", "-")):
+            whole = str(int(whole))  # 09:05, 2024-01-02
+        said = _said(whole, fraction, language, minus=bool(match["minus"]))
+        if said is None:
+            said = (match["minus"] or "") + whole + ("." + fraction if fraction else "")
+        return _percent(number, said, locale) if match["percent"] else said
+
+    return _NUMBER.sub(spell, text)
+
+
+def number_words(language: str) -> bool:
+    """Return whether numbers are spelled out in a language; if not, "21" and the word for it differ."""
+    return written_in(language_code(language)) == ("han",) or _said("21", "", language) is not None
+
+
+def read_number(digits: str, comma: bool) -> tuple[str, str] | None:
+    """Return the digits before and after the decimal sign, `comma` or point; None for what is no number, as "1.2.3".
+
+    >>> read_number("1.250", comma=True), read_number("1,00,000.5", comma=False), read_number("1.2.3", comma=True)
+    (('1250', ''), ('100000', '5'), None)
+    """
+    signs, parts = re.findall("[.,]", digits), re.split("[.,]", digits)
+
+    def grouped(parts: list[str]) -> bool:
+        first, *middle, last = map(len, parts)
+        indian = not comma and middle and first <= 2 and set(middle) == {2}
+        return parts[0][0] != "0" and first <= 3 and last == 3 and (set(middle) <= {3} or bool(indian))
+
+    if not signs:
+        return digits, ""
+    if len(set(signs)) == 1:
+        if grouped(parts) and (len(signs) > 1 or (signs[0] == ".") == comma):
+            return "".join(parts), ""
+        if len(signs) == 1 and ((signs[0] == ",") == comma or (signs[0] == "." and len(parts[1]) == 1)):
+            return parts[0], parts[1]
+    elif len(set(signs[:-1])) == 1 and grouped(parts[:-1]):
+        return "".join(parts[:-1]), parts[-1]
+    return None
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def _said(whole: str, fraction: str, language: str, minus: bool = False) -> str | None:
+    """Return the words of a number; None where there are none."""
+    from num2words import CONVERTER_CLASSES, num2words
+
+    code, locale = language_code(language), _locale(language)
+    code = _NUM2WORDS.get(code, code)
+    regional = f"{code}_{locale.territory}" if locale else ""
+    key = regional if regional in CONVERTER_CLASSES else code
+
+    def cardinal(number: int | Decimal) -> str:
+        if key in CONVERTER_CLASSES:
+            return num2words(number, lang=key).strip()
+        from indic_numtowords import num2words as indic
+
+        return indic(number, lang=key).strip()
+
+    if len(whole) > (_LONGEST_AMHARIC if key == "am" else _LONGEST):
+        return None
+    try:
+        zero, digits = cardinal(0), whole.lstrip("0") or "0"
+        words = [zero] * (len(whole) - len(digits)) + [cardinal(int(digits))]
+        if code == "ar":
+            words = [word.replace(" و ", " و") for word in words]
+        if fraction and key in ("ru", "hu") and len(fraction) <= 3:  # five tenths
+            words = [cardinal(Decimal(f"{digits}.{fraction}"))]
+        elif fraction:
+            point = _POINTS.get(code) or getattr(CONVERTER_CLASSES.get(key), "pointword", None)
+            point = point[0] if isinstance(point, tuple) else point
+            if not point:
+                return None
+            words += [point.strip(), *(cardinal(int(digit)) for digit in fraction)]
+        if minus:
+            one, less = cardinal(1), ""
+            with contextlib.suppress(ValueError):  # Polish, Czech and Slovak
+                less = cardinal(-1).removesuffix(one)
+            less = less or getattr(CONVERTER_CLASSES.get(key), "negword", None) or ""
+            words = [less.strip(" ()-"), *words]
+    except (NotImplementedError, OverflowError, KeyError, IndexError, TypeError, ValueError):
+        return None
+    return ("" if key in ("ja", "th") else " ").join(filter(None, words))
+
+
+@functools.cache
+def _locale(language: str) -> Locale | None:
+    """Return how CLDR writes a language, in the region that the tag names; None where it does not know."""
+    from babel import Locale, UnknownLocaleError
+
+    code = language_code(language)
+    regions = [part for part in re.split("[-_]", language)[1:] if re.fullmatch("[A-Za-z]{2}|[0-9]{3}", part)]
+    for name in (*(f"{code}_{region.upper()}" for region in regions), code):
+        with contextlib.suppress(UnknownLocaleError):
+            return Locale.parse(name)
+    return None
+
+
+def _percent(number: tuple[str, str], said: str, locale: Locale | None) -> str:
+    """Return "fifty percent" in the words and the order of the language."""
+    if locale is None:
+        return said
+    from babel.units import format_unit
+
+    value = Decimal(".".join(filter(None, number)))
+    written = format_unit(value, "concentr-percent", "long", format="0.####", locale=locale)
+    return re.sub("[0-9][0-9.,]*", lambda _: f" {said} ", written, count=1)
+
+
+_HAN_DIGITS = "零一二三四五六七八九"
+_HAN_TO_ASCII, _HAN_FROM_ASCII = (
+    str.maketrans(*pair) for pair in ((_HAN_DIGITS + "两〇", "012345678920"), ("0123456789", _HAN_DIGITS))
+)
+_HAN_UNITS = {"十": 10, "百": 100, "千": 1000, "万": 10**4, "亿": 10**8}
+_HAN_NUMBER = re.compile(
+    rf"(?P<minus>(?<![0-9A-Za-z月日年号点])[-−](?=[0-9]))?(?P<whole>[0-9两〇{_HAN_DIGITS}{''.join(_HAN_UNITS)}]+)"
+    # Not the time "三点五十分", nor "三点15分".
+    rf"(?:(?:\.(?P<ascii>[0-9]+)|点(?P<han>[{_HAN_DIGITS}]++)(?![十百千](?![万亿])))(?P<unit>[百千]?[万亿])?)?"
+    r"(?P<percent> ?%)?(?=(?P<year>年)?)"
+)
+
+
+def _chinese_numbers(text: str) -> str:
+    """Write each number of a text in simplified Chinese as one says it: "315", "三一五" and "三百一十五" as the last.
+
+    Words with numerals stay: 千万, 万一, 七八个.
+    """
+
+    def say(match: re.Match[str]) -> str:
+        whole = match["whole"]
+        fraction = (match["ascii"] or match["han"] or "").translate(_HAN_TO_ASCII)
+        value = _han_value(whole, bool(match["year"]))
+        said = whole.translate(_HAN_FROM_ASCII) if value is None else _han_said(value)
+        if fraction:
+            unit = functools.reduce(operator.mul, (_HAN_UNITS[u] for u in match["unit"] or ""), 1)
+            scaled = Decimal(f"{value or 0}.{fraction}") * unit
+            whole_value = unit > 1 and scaled == int(scaled)
+            said = (
+                _han_said(int(scaled))
+                if whole_value
+                else f"{said}点{fraction.translate(_HAN_FROM_ASCII)}{match['unit'] or ''}"
+            )
+        return ("负" if match["minus"] else "") + ("百分之" if match["percent"] else "") + said
+
+    def ungrouped(match: re.Match[str]) -> str:
+        number = read_number(match[0], comma=False)
+        return ".".join(filter(None, number)) if number else match[0].replace(".", " ")
+
+    text = re.sub("[0-9]+(?:[.,][0-9]+)+", ungrouped, text)
+    return _HAN_NUMBER.sub(say, text).replace("百分之百", "百分之一百")
+
+
+def _han_value(text: str, year: bool) -> int | None:
+    """Return the number that numerals write; None for words and for what is read digit by digit."""
+    plain = text.translate(_HAN_TO_ASCII)
+    if plain.isdecimal():
+        several = text.isascii() or len(plain) != 2 or "0" in plain or year  # 七八个 are no 78
+        return int(plain) if several and len(plain) < 10 and (plain[0] != "0" or plain == "0") else None
+    if text[0] in "百千万亿" or re.search("[两一二三四五六七八九]{2}", text):  # 千万, 二三十
+        return None
+
+    def value(plain: str) -> int:
+        for name, unit in reversed(_HAN_UNITS.items()):
+            head, found, rest = plain.rpartition(name)
+            if found and len(rest) == 1 and rest != "0" and unit > 10:  # 三万五
+                return value(head) * unit + int(rest) * unit // 10
+            if found:
+                return value(head or "1") * unit + value(rest.lstrip("0") or "0")
+        return int(plain)
+
+    return value(plain)
+
+
+def _han_said(number: int) -> str:
+    """Return 二千零五 for 2005."""
+
+    def said(number: int) -> str:
+        for name, unit in reversed(_HAN_UNITS.items()):
+            if number >= unit:
+                head, rest = divmod(number, unit)
+                return said(head) + name + ("零" if 0 < rest < unit // 10 else "") + (said(rest) if rest else "")
+        return _HAN_DIGITS[number]
+
+    return said(number).removeprefix("一") if 10 <= number < 20 or 10**5 <= number < 2 * 10**5 else said(number)
+
+
+# -- error rates -------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -256,6 +535,7 @@ def compared(text: str, language: str) -> str:
     ("don't please stop", '你 好 世 界', 'qué dice')
     """
     text = text.translate(_REMOVED)
+    language = language_code(language)
     if language == "zh":
         return " ".join(character for character in text if not character.isspace())
     if language == "en":

@@ -93,7 +93,7 @@ class Qwen2Audio(Backbone):
 
     def _lengths(self, model: Any, frames: int) -> tuple[int, int]:
         """Return the frames after the convolutions, and the audio tokens."""
-        check_window(frames, self._window(model), "Qwen2-Audio")
+        frames = check_window(frames, self._window(model), "Qwen2-Audio")
         after_conv, tokens = self.audio_encoder(model)._get_feat_extract_output_lengths(torch.tensor(frames))
         return int(after_conv), int(tokens)
 

@@ -18,6 +18,8 @@ from transformers import PreTrainedTokenizerBase, WhisperConfig, WhisperForCondi
 from audiorl.audio import AudioClip
 from audiorl.config import ModelConfig
 from audiorl.data.prompts import transcript_language
+from audiorl.data.schema import FieldError
+from audiorl.languages import whisper_code
 from audiorl.models.audio_encoder import check_min_frames, check_window, padded_mel
 from audiorl.models.backbone import Backbone
 from audiorl.models.cross_attention import CrossAttentionDecoder
@@ -57,15 +59,18 @@ class WhisperBackbone(Backbone):
         language = transcript_language(request)
         if language is None:
             return f"<|startofprev|> {request}<|startoftranscript|><|notimestamps|>"
+        code = whisper_code(language) if language else ""
         if not self.multilingual:
-            if language not in ("", "en"):
-                raise ValueError(f"this Whisper knows English only, the recording's language is {language!r}")
+            if code not in ("", "en"):
+                what = f"this Whisper knows English only, the recording's language is {language!r}"
+                raise FieldError("language", f"{what}; leave it out")
             return "<|startoftranscript|><|notimestamps|>"
         if not language:
-            raise ValueError('Whisper needs the language of a recording: give the row "language", for example "es"')
-        if f"<|{language}|>" not in self.tokenizer.get_added_vocab():
-            raise ValueError(f"this Whisper has no language {language!r}; give its ISO code")
-        return f"<|startoftranscript|><|{language}|><|transcribe|><|notimestamps|>"
+            what = 'Whisper needs the language of a recording: give the row "language", for example "es"'
+            raise FieldError("language", what)
+        if f"<|{code}|>" not in self.tokenizer.get_added_vocab():
+            raise FieldError("language", f"this Whisper has no language {language!r}")
+        return f"<|startoftranscript|><|{code}|><|transcribe|><|notimestamps|>"
 
     def chunk(self, clip: AudioClip) -> list[str | AudioClip]:
         raise ValueError("Whisper reads one recording before it writes; streams need a decoder-only model")

@@ -26,7 +26,7 @@ class Sound:
 
     def __init__(self) -> None:
         self._clips: dict[str, AudioClip] = {}
-        self._keys: dict[tuple[Path, float, float | None], str] = {}
+        self._keys: dict[str, str] = {}
         self.content = lru_cache(maxsize=32)(self._content)
         self.spectrogram = lru_cache(maxsize=128)(self._spectrogram)
 
@@ -34,9 +34,9 @@ class Sound:
         """Return what makes players for the records of a run."""
         return Players(run_folder, allowed=EVERYTHING, link=self.link)
 
-    def link(self, path: Path, start: float, duration: float | None) -> str:
-        key = self._keys.setdefault((path, start, duration), secrets.token_urlsafe(12))
-        self._clips[key] = AudioClip(path=str(path), start=start, duration=duration)
+    def link(self, clip: AudioClip) -> str:
+        key = self._keys.setdefault(clip.key, secrets.token_urlsafe(12))
+        self._clips[key] = clip
         return f"audio/{key}"
 
     def _content(self, key: str) -> tuple[str, bytes]:

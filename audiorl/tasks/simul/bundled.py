@@ -21,6 +21,7 @@ from audiorl.audio import AudioClip
 from audiorl.audio import seconds as clip_seconds
 from audiorl.data.corpus import Utterance, bundled_speech, corpus, parallel, split_by_key
 from audiorl.data.silence import RATE, speech_in, trimmed
+from audiorl.languages import language_code
 from audiorl.tasks.simul.streams import Stream, Unit
 
 Split = Literal["train", "test", "all"]
@@ -117,6 +118,7 @@ def prompt_pairs(
         return sum(c.isalnum() for c in text)
 
     speech = bundled_speech() if folder is None else corpus(folder)
+    source, target = language_code(source), language_code(target)
     for language in (source, target):
         if not any(u.language == language for u in speech):
             languages = ", ".join(sorted({u.language for u in speech}))

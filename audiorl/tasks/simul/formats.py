@@ -21,15 +21,15 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 import soundfile
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, structs
 
 from audiorl.audio import AudioClip, AudioError, load_clip, probe
 from audiorl.data.formats import Style, audio_field, clip_of
 from audiorl.data.manifest import Loaded
-from audiorl.data.rows import BadRow, Row, read_rows
+from audiorl.data.rows import BadRow, Row, of_macos, read_rows
 from audiorl.data.schema import FieldError, check, check_limit, parse_json
 from audiorl.data.schema.manifests import AudioColumns
-from audiorl.data.schema.types import AnyText, Id, Language, Object, Seconds, Text
+from audiorl.data.schema.types import AnyText, Channel, Id, Language, Object, Seconds, Text
 from audiorl.tasks.simul.streams import Stream, Unit, split_stream
 from audiorl.tasks.simul.talks import ParsedStream, StreamDefaults, is_realsi, mustc, realsi
 
@@ -43,6 +43,7 @@ class TargetAudio(Struct):
     path: Text
     start: Seconds = 0.0
     duration: Seconds | None = None
+    channel: Channel | None = None
 
 
 class UnitColumns(Struct):
@@ -175,6 +176,7 @@ def read_streams(
         raise ValueError(f"audio_root {audio_root}: no such folder")
     defaults = StreamDefaults(source_language, target_language, None if audio_root is None else Path(audio_root))
     streams: list[Stream] = []
+    rows: list[Row] = []
     skipped: list[BadRow] = []
     by_id: dict[str, ParsedStream] = {}
     for parsed in (parsed for file in _files(path) for parsed in _parse_file(file, defaults)):
@@ -184,14 +186,17 @@ def read_streams(
             if not isinstance(parsed, BadRow):
                 stream = _stream(parsed, by_id, check_audio)
                 by_id[stream.id] = parsed
-                streams += [stream] if max_seconds is None else split_stream(stream, max_seconds)
+                parts = [stream] if max_seconds is None else split_stream(stream, max_seconds)
+                streams += parts
+                texts = {parsed.field: "", parsed.units_field: "\n".join(u.target for u in stream.units)}
+                rows += [Row(parsed.file, parsed.row, texts)] * len(parts)
                 continue
         except FieldError as error:
             parsed = BadRow(parsed.file, parsed.row, error.field, error.message)
         if on_error == "raise":
             raise ValueError(str(parsed))
         skipped.append(parsed)
-    return Loaded(tuple(streams[:limit]), tuple(skipped), str(path))
+    return Loaded(tuple(streams[:limit]), tuple(skipped), str(path), {}, tuple(rows[:limit]))
 
 
 def _files(path: Path) -> list[Path]:
@@ -201,7 +206,8 @@ def _files(path: Path) -> list[Path]:
         return [path]
     if (path / "streams.jsonl").exists():
         return [path / "streams.jsonl"]
-    files = sorted(path.glob("*.yaml")) or sorted(path.glob("*.json"))
+    found = {end: [f for f in sorted(path.glob(f"*{end}")) if not of_macos(f)] for end in (".yaml", ".json")}
+    files = found[".yaml"] or found[".json"]
     if not files or (files[0].suffix == ".yaml" and len(files) > 1):
         held = ", ".join(f.name for f in files) or "none of them"
         raise ValueError(f"{path}: give a folder with streams.jsonl, one .yaml or RealSI's .json; it holds {held}")
@@ -213,7 +219,7 @@ def _parse_file(path: Path, defaults: StreamDefaults) -> Iterator[ParsedStream |
         yield from mustc(path, defaults)
         return
     try:
-        document = parse_json(path.read_bytes().removeprefix(b"\xef\xbb\xbf")) if path.suffix == ".json" else None
+        document = parse_json(path.read_bytes()) if path.suffix == ".json" else None
     except ValueError:  # JSON lines
         document = None
     if is_realsi(document):
@@ -254,7 +260,7 @@ def _parse_row(row: Row, defaults: StreamDefaults) -> ParsedStream:
 
 def _unit(unit: UnitColumns, root: Path) -> Unit:
     held = unit.target_audio  # not opened
-    clip = None if held is None else AudioClip(path=str(root / held.path), start=held.start, duration=held.duration)
+    clip = None if held is None else AudioClip(**{**structs.asdict(held), "path": str(root / held.path)})
     source, target, speaker = ((text or "").strip() for text in (unit.source, unit.target, unit.speaker))
     return Unit(unit.start, unit.end, target, source, unit.target_seconds, clip, speaker)
 
@@ -354,8 +360,7 @@ def _in_file(clip: AudioClip, path: str) -> AudioClip:
 def _as_row(stream: Stream, folder: Path) -> dict[str, Any]:
     def part(clip: AudioClip, name: str) -> dict[str, Any]:
         row: dict[str, Any] = {name: Path(os.path.relpath(str(clip.path), folder)).as_posix()}
-        whole = not clip.start and clip.duration is None
-        return row if whole else row | {"start": clip.start, "duration": clip.duration}
+        return row | clip.part
 
     units: list[dict[str, Any]] = []
     for unit in stream.units:

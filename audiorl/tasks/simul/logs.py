@@ -23,7 +23,7 @@ from msgspec import Meta
 from audiorl.audio import write_wav
 from audiorl.data.schema import FieldError, check, parse_json
 from audiorl.data.schema.types import AnyText, LogTime
-from audiorl.eval.metrics.latency import Interval, play, text_units
+from audiorl.eval.metrics.latency import Interval, Unit, play, text_units
 from audiorl.rollout.speech import CodecSpeechDecoder
 from audiorl.types import Rollout
 
@@ -66,6 +66,17 @@ class Instance:
     def speech(self) -> bool:
         """Tell if the output is speech."""
         return self.durations is not None
+
+    def units(self, unit: Unit) -> list[str]:
+        """Return the words or characters of the prediction, each of which has a delay.
+
+        Words stand between blanks of any kind, as in SimulEval. Where their number is another one they stand between
+        spaces: other programs keep "10\u202f000" and "Bonjour\u00a0!" together.
+        """
+        units = text_units(self.prediction, unit)
+        others = self.prediction.split(" ") if unit == "word" else self.prediction
+        others = [part for part in others if part.strip()]
+        return others if len(units) != len(self.delays) == len(others) else units
 
     @property
     def timed(self) -> bool:
@@ -146,7 +157,7 @@ def write_log(
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")
     except FileNotFoundError as error:
         needed = f"a log is a folder with {LOG} and {CONFIG} (source_type and target_type)"
         raise ValueError(f"{path}: no such file; {needed}") from error
@@ -204,7 +215,7 @@ def _check(instance: Instance, where: str, counted: bool = True) -> None:
                 )
             end = start + duration
     elif counted:
-        words, characters = (len(text_units(instance.prediction, unit)) for unit in ("word", "char"))
+        words, characters = len(instance.units("word")), len(instance.units("char"))
         if count not in (words, characters):
             raise ValueError(
                 f"{where}: delays: {count} for {words} words ({characters} characters) of prediction; give one delay "

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from audiorl.eval.metrics.corpus import TRANSLATION, Score, ratio, translation_counts
 from audiorl.eval.metrics.latency import latency_unit, text_units
 from audiorl.eval.metrics.longform import chunks, mwer_cuts
+from audiorl.languages import language_code
 from audiorl.speech_models.sentence import INSTALL, installed_encoder
 
 Similarity = Callable[[str, str], float]
@@ -126,11 +127,11 @@ def bleu_tokenizer(language: str) -> str:
     """Return SacreBLEU's tokenizer: "zh" for Chinese, "char" for Japanese (needs no MeCab), else "13a"."""
     if latency_unit(language) == "word":
         return "13a"
-    return "char" if language.lower().startswith(("ja", "jpn")) else "zh"
+    return "char" if language_code(language) == "ja" else "zh"
 
 
 def is_english(language: str) -> bool:
-    return language.lower().replace("_", "-").split("-")[0] in ("en", "eng")
+    return language_code(language) == "en"
 
 
 def default_quality(language: str) -> tuple[Quality, ...]:

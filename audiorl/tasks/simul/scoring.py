@@ -119,7 +119,7 @@ def _check(instances: Sequence[Instance], target_type: TargetType, unit: Unit, l
         where = f"instance {instance.index}"
         if instance.speech != (target_type == "speech"):
             raise ValueError(f"{where}: durations: speech output has them, text output does not")
-        count = len(text_units(instance.prediction, unit))
+        count = len(instance.units(unit))
         if target_type == "text" and count != len(instance.delays):
             raise ValueError(
                 f"{where}: delays: {len(instance.delays)} for {count} {what} of prediction; delays in {language!r} are "
@@ -148,7 +148,7 @@ def _cut(instance: Instance, segments: Sequence[ReferenceSegment], unit: Unit) -
     """Return the stream, with the references of its segments joined where it has none of its own."""
     if not segments:
         raise ValueError(f"instance {instance.index}: no segments; give the reference segments of every instance")
-    units = text_units(instance.prediction, unit)
+    units = instance.units(unit)
     references = [text_units(segment.reference, unit) for segment in segments]
     if not any(references):
         raise ValueError(f"instance {instance.index}: reference: empty in every segment; the output cannot be cut")

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from audiorl.audio import AudioClip
-from audiorl.data.prompts import LANGUAGES
+from audiorl.data.prompts import language_name
 from audiorl.eval.metrics.latency import join_texts, separator
 from audiorl.types import Message, Sample, Turn
 
@@ -221,7 +221,7 @@ def interpretation_sample(stream: Stream, chunks: ChunkConfig = ChunkConfig(), l
 
 def instruction_sample(id: str, source_language: str, target_language: str) -> Sample:
     """Return the instruction to interpret, without audio."""
-    spoken, written = (LANGUAGES.get(code, code) for code in (source_language, target_language))
+    spoken, written = map(language_name, (source_language, target_language))
     return Sample(
         id=id,
         messages=(Message("user", (f"Translate the {spoken} speech into {written} while you hear it.",)),),
@@ -267,4 +267,5 @@ def _part_of_clip(clip: AudioClip, start: float, duration: float, context: float
     first, begin = round((clip.start + start - context) * rate), round((clip.start + start) * rate)
     part = clip.array[first : round((clip.start + start + duration) * rate)]
     context = (begin - first) / rate
-    return AudioClip(array=part, sample_rate=rate, start=context, duration=len(part) / rate - context, context=context)
+    length = len(part) / rate - context
+    return replace(clip, array=part, start=context, duration=length, context=context)

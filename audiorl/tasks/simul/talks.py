@@ -23,9 +23,10 @@ from msgspec import Meta, Struct
 
 from audiorl.audio import AudioClip
 from audiorl.data.rows import BadRow, read_rows
-from audiorl.data.schema import FieldError, check, check_characters
+from audiorl.data.schema import FieldError, check, check_characters, check_language
 from audiorl.data.schema.types import AnyText, Milliseconds, Name, Seconds, Text
 from audiorl.eval.metrics.longform import ReferenceSegment
+from audiorl.languages import language_code
 from audiorl.tasks.simul.logs import Instance
 from audiorl.tasks.simul.streams import Unit
 
@@ -48,9 +49,11 @@ class StreamDefaults:
     root: Path | None = None
 
     def language(self, given: str | None, field: str) -> str:
-        """Return the language of a row whose own field is `given`; FieldError if it differs or is missing."""
+        """Return the language of a row whose own field is `given`; FieldError if it differs, is missing or unknown."""
         wanted = getattr(self, field)
-        if given and wanted and given != wanted:
+        check_language(given, field)
+        check_language(wanted, field)
+        if given and wanted and language_code(given) != language_code(wanted):
             raise FieldError(field, f"{given!r} where {wanted!r} was asked for; leave {field} out to take all streams")
         if not given and not wanted:
             raise FieldError(field, f"missing; give it in the file or as {field}=…")

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from audiorl.audio import AudioClip, AudioError, seconds
+from audiorl.data.schema import FieldError
 from audiorl.data.seedtts import Conversation, TextToSay
 from audiorl.models.examples import Example
 from audiorl.types import Message, Sample
@@ -66,7 +67,7 @@ def utterance_sample(utterance: TextToSay, tag: bool = False) -> Sample:
 def utterance_example(utterance: TextToSay, tag: bool = False) -> Example:
     """Return the prompt of an utterance with its recording. Raises ValueError where there is none."""
     if utterance.recording is None:
-        raise ValueError(f"{utterance.name!r}: has no recording to train on; give the row's audio")
+        raise FieldError("audio", f"{utterance.name!r}: has no recording to train on; give the row's audio")
     return Example(utterance_sample(utterance, tag), speech=(utterance.recording,))
 
 

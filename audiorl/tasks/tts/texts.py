@@ -26,9 +26,9 @@ from audiorl.data.corpus import bundled_speech
 from audiorl.data.formats import AUDIO_FIELDS, Style, audio_field, clip_of
 from audiorl.data.manifest import Format, Loaded, read_values
 from audiorl.data.rows import Row
-from audiorl.data.schema import FieldError, check, check_limit
+from audiorl.data.schema import FieldError, check, check_language, check_limit
 from audiorl.data.schema.manifests import UtteranceColumns
-from audiorl.data.seedtts import TextToSay, read_meta, read_texts
+from audiorl.data.seedtts import TextToSay, line_numbers, read_meta, read_texts
 from audiorl.models import AudioPolicy
 from audiorl.types import Sample
 from tokenizers_audio import CodeShards, write_shards
@@ -48,15 +48,17 @@ def read_utterances(
     """
     path = Path(path)
     check_limit(limit)
-    if path.suffix in (".lst", ".txt"):
-        utterances = (read_meta(path) if path.suffix == ".lst" else read_texts(path))[:limit]
+    if path.suffix.lower() in (".lst", ".txt"):
+        utterances = (read_meta(path) if path.suffix.lower() == ".lst" else read_texts(path))[:limit]
         try:
             for u in utterances if check_audio else ():
                 _check(u.recording, "recording")
                 _check(u.prompt, "prompt")
         except FieldError as error:
             raise ValueError(f"{path}: {u.name!r}, field {error.field!r}: {error.message}") from error
-        return Loaded(tuple(utterances), (), str(path))
+        return Loaded(
+            tuple(utterances), (), str(path), {}, tuple(Row(str(path), n, {}) for n in line_numbers(path))[:limit]
+        )
 
     def of_row(row: Row, style: Style, format: Format) -> tuple[Sample, TextToSay]:
         utterance = _utterance(row, style)
@@ -86,6 +88,7 @@ def _utterance(row: Row, style: Style) -> TextToSay:
         raise FieldError("text", f"missing; give the text to say (the columns are {', '.join(row.data)})")
     name = f"{Path(row.file).stem}-{row.number:04d}" if columns.id is None else str(columns.id).strip()
     speaker, language = (str("" if value is None else value).strip() for value in (columns.speaker, columns.language))
+    check_language(language)
     utterance = TextToSay(name, text.strip(), speaker=speaker, language=language)
     if any(row.data.get(field) is not None for field in AUDIO_FIELDS):
         utterance = replace(utterance, recording=clip_of(row, style, audio_field(row)))

@@ -9,6 +9,7 @@ Shapes: B experiences, padded to T tokens here and nowhere else; K terms of a we
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -18,6 +19,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from audiorl.algos.advantages import (
+    LARGEST_REWARD,
     Reduce,
     gae,
     group_relative,
@@ -35,21 +37,25 @@ from audiorl.algos.experience import Experience
 from audiorl.algos.experimental import gdpo, maxrl, remax
 from audiorl.algos.losses import kl_estimate
 from audiorl.config import EstimatorConfig, RLConfig
+from audiorl.rewards.combine import all_equal
 from audiorl.train.batches import widened
 from audiorl.types import Score
 from audiorl.user_files import load_function
 
 
-def normalize_scores(scores: Sequence[Score], clip: float | None, normalize: bool) -> list[Score]:
+def normalize_scores(
+    scores: Sequence[Score], clip: float | None, normalize: bool, by_step: bool = False
+) -> list[Score]:
     """Return scores clipped to ± `clip`, then brought to mean 0 and standard deviation 1 over the step.
 
     Values per segment or token are clipped and scaled likewise; the shift to mean 0 goes onto the last of them, where
-    an outcome belongs. Equal scores become 0. `parts` are logged, never normalised.
+    an outcome belongs, or with `by_step` nowhere: where steps are compared with each other it would set last steps
+    apart. Equal scores become 0. `parts` are logged, never normalised.
     """
 
     def changed(score: Score, f: Callable[[float], float], shift: float = 0.0) -> Score:
         segments, tokens = (
-            None if v is None else tuple([*map(f, v[:-1]), *(f(x) + shift for x in v[-1:])])
+            None if v is None else tuple([*map(f, v[:-1]), *(f(x) + (0.0 if by_step else shift) for x in v[-1:])])
             for v in (score.per_segment, score.per_token)
         )
         return replace(score, total=f(score.total) + shift, per_segment=segments, per_token=tokens)
@@ -58,9 +64,9 @@ def normalize_scores(scores: Sequence[Score], clip: float | None, normalize: boo
     if clip is not None:
         out = [changed(s, lambda x: min(max(x, -clip), clip)) for s in out]
     if normalize and out:
-        totals = torch.tensor([s.total for s in out], dtype=torch.float64)
-        mean, std = float(totals.mean()), float(totals.std(unbiased=False))
-        scale = 1 / std if std > 1e-8 else 0.0
+        totals = [s.total for s in out]
+        mean = statistics.fmean(totals)
+        scale = 0.0 if all_equal(totals) else 1 / statistics.pstdev(totals)
         out = [changed(s, lambda x: x * scale, -mean * scale) for s in out]
     return out
 
@@ -83,7 +89,7 @@ class AdvantageInputs:
 
     @cached_property
     def step_ends_BT(self) -> Tensor:
-        """[B, T] bool: the tokens that end a step, see `Experience.step_ends`."""
+        """[B, T] int64: how many steps end on a token, see `Experience.step_ends`."""
         without = next((e.name for e in self.experiences if e.step_ends is None), None)
         if without is not None:
             raise ValueError(
@@ -154,12 +160,19 @@ def compute_advantages(
     """Return experiences with `advantages` [L], 0 on observed tokens, and for `gae` with `returns` [L].
 
     With the KL in the reward each sampled token costs `beta`·KL, from old and reference log-probs; `gae` needs values.
-    Experiences that all have advantages come back as they are.
+    Experiences that all have advantages come back as they are. Raises ValueError for a reward that is too large.
     """
     if experiences and all(e.advantages is not None for e in experiences):
         return list(experiences)
     if not experiences and config.advantage not in SUMS_OVER_RANKS:
         return []
+    for e in experiences:
+        largest = max(abs(e.score), float(_field(e, "rewards").abs().max()), *(abs(x) for x, _ in e.score_terms))
+        if largest >= LARGEST_REWARD:
+            raise ValueError(
+                f"{e.name}: a reward of {largest:g} is too large, float32 does not hold its square; keep rewards below "
+                f"{LARGEST_REWARD:g}, or set scores.clip"
+            )
     mask_BT = padded([e.loss_mask for e in experiences])
     rewards_BT = padded([_field(e, "rewards") for e in experiences])
     scores_B = torch.tensor([e.score for e in experiences], dtype=torch.float32)

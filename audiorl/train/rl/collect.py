@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from audiorl.algos.advantages import differ
 from audiorl.algos.experience import Experience
 from audiorl.config import RLConfig
 from audiorl.data.schedule import batch_of_step
@@ -183,7 +184,9 @@ def collect(
             continued, asked, left = paused[:half], [], [*paused[half:], *left]
         waiting = [*left, *paused] if attempt else [*paused, *left]
         first_round = first_round if attempt else ended
-        with_signal = [g for g in ended if _has_signal(g)] if config.dynamic_sampling else ended
+        with_signal = ended
+        if config.dynamic_sampling:
+            with_signal = [g for g in ended if _has_signal([r.score.total for r in g if r.score])]
         groups += with_signal
         dropped += len(ended) - len(with_signal)
         if len(groups) >= config.sampled_prompts:
@@ -233,16 +236,17 @@ def _answer(
     return by_group, [g for g in groups if not g.has_ended], len(whole) - len(scored)
 
 
-def _has_signal(group: Sequence[Rollout]) -> bool:
-    totals = [r.score.total for r in group if r.score]
-    return max(totals) - min(totals) > 1e-6
+def _has_signal(totals: Sequence[float]) -> bool:
+    """Return whether advantages of a group with these scores are not all 0."""
+    return bool(differ(*torch.tensor([min(totals), max(totals)], dtype=torch.float32)))
 
 
 def scored_experiences(batch: RolloutBatch, config: RLConfig) -> list[Experience]:
     """Return the experiences of a step; their scores, and those of greedy answers, are clipped and normalised
     together."""
     scores = [r.score for r in batch.rollouts if r.score]
-    normalized = normalize_scores([*scores, *batch.greedy], config.scores.clip, config.scores.normalize)
+    by_step = config.advantage in ("process", "step-index", "time-index")
+    normalized = normalize_scores([*scores, *batch.greedy], config.scores.clip, config.scores.normalize, by_step)
     out = [Experience.from_rollout(r.with_score(s)) for r, s in zip(batch.rollouts, normalized, strict=False)]
     if not batch.greedy:
         return out
@@ -273,11 +277,14 @@ def step_metrics(batch: RolloutBatch, step: int, config: RLConfig) -> dict[str, 
             sets[str(r.sample.metadata[SET])].append(total)
     out["response/length"] = _mean([r.num_sampled for r in rollouts])
     out["response/cut"] = _mean([r.segments[-1].stop_reason == "length" for r in rollouts])
-    out["group/without_signal"] = _mean([max(values) - min(values) < 1e-6 for values in groups.values()])
+    out["group/without_signal"] = _mean([not _has_signal(values) for values in groups.values()])
     for name, values in sets.items():
         out |= {f"data/{name}/share": len(values) / len(totals), f"data/{name}/reward": _mean(values)}
     if batch.skipped:
         out["reward/skipped"] = batch.skipped / (batch.skipped + len(rollouts))
+    unknown = sum(int(s.logprobs[:, None].flatten(1).isnan().any(1).sum()) for r in rollouts for s in r.segments)
+    if unknown:
+        out["rollout/unknown_logprobs"] = unknown
     if config.dynamic_sampling:
         out |= {"group/dropped": batch.dropped, "group/refilled": batch.refilled, "group/trained": len(groups)}
     versions = [token_versions(s) for r in rollouts for s in r.segments if len(s.ids)]

@@ -65,7 +65,7 @@ def policy_loss(
         "policy/clip_frac": sums["clip_frac"],
         "policy/approx_kl": sums["approx_kl"],
         "policy/ratio": sums["ratio"],
-        "policy/logprob_gap": (micro.mean_weights * (old_N - rollout_N).abs()).sum(),
+        "policy/logprob_gap": (micro.mean_weights * (old_N - rollout_N).abs().nan_to_num(nan=0.0)).sum(),
         **micro.means("policy/entropy", output.entropy.detach()),
     }
     if micro.ref_logprobs is not None and config.kl.place == "loss":

@@ -163,7 +163,10 @@ def choose_by_covariance(experiences: Sequence[Experience], config: RLConfig, wo
         old, rollout, advantages = (gather(experiences, n) for n in ("old_logprobs", "rollout_logprobs", "advantages"))
         logprobs = rollout if old is None else old
         assert logprobs is not None and advantages is not None
-        pairs = list(zip(sum_codebooks(logprobs).tolist(), advantages.tolist(), strict=True))
+        # A token whose log-prob the engine does not know (nan) counts as one at the mean.
+        logprobs_N = sum_codebooks(logprobs)
+        logprobs_N = torch.where(logprobs_N.isnan(), logprobs_N.nanmean(), logprobs_N).nan_to_num(nan=0.0)
+        pairs = list(zip(logprobs_N.tolist(), advantages.tolist(), strict=True))
     tokens, own = world.gather_list(pairs)
     if not tokens:
         return torch.zeros(0, dtype=torch.bool)

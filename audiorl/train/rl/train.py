@@ -61,6 +61,7 @@ def train_rl(
         run.load_result(phase, policy)
         return
     check_given(samples, config, supervised, answers)
+    config.check_sampling(sampling)
     check_can_pause(policy, samples, config)
     # Reference and critic start as copies of the policy, so the workers are made before its weights are restored.
     workers = start_workers(run, phase, policy, config, optim, sampling, reference)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from audiorl.algos.experience import Experience, PackedBatch, PolicyOutput
-from audiorl.algos.losses import KLController, kl_estimate, token_weights
+from audiorl.algos.losses import KLController, kl_estimate, tis_weights, token_weights
 from audiorl.algos.packing import micro_batches, pack_experiences
 from audiorl.config import OptimConfig, RLConfig
 from audiorl.distributed.local import World, changes_worker
@@ -166,7 +166,8 @@ class Trainer:
             return prepared
         rollout = gather(experiences, "rollout_logprobs")
         assert rollout is not None
-        check_finite(experiences, rollout, "the engine's log-prob")
+        # An engine may give nan for a token; `tis_weights` and the metrics know it, nothing else reads it.
+        check_finite(experiences, rollout.masked_fill(rollout.isnan(), 0.0), "the engine's log-prob")
 
         def missing(name: str) -> bool:
             return any(getattr(e, name) is None for e in prepared)
@@ -409,8 +410,7 @@ class TokenRecord:
                 flat["advantages"] = advantages_N
             if id(e) in self._passes:
                 logprobs_N, flat["entropies"] = self._passes[id(e)]
-                gap_N = logprobs_N - sum_codebooks(e.rollout_logprobs[e.loss_mask].float())
-                flat["ratios"] = gap_N.exp().clamp(max=1e4)
+                flat["ratios"] = tis_weights(logprobs_N, sum_codebooks(e.rollout_logprobs[e.loss_mask].float()), 1e4)
             streams = {name: torch.zeros(len(e), dtype=torch.float16) for name in flat}
             for name, values_N in flat.items():
                 streams[name][e.loss_mask] = values_N.half()

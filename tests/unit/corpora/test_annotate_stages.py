@@ -140,7 +140,6 @@ def test_votes_of_one_and_of_two_transcripts() -> None:
 
 
 def test_numbers_and_scripts_without_spaces() -> None:
-    pytest.importorskip("num2words")
     assert distance("Chapter 2", "chapter two", "en") == 0
     assert distance("我 喜欢 音乐", "我喜欢音乐。") == 0
 

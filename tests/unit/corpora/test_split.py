@@ -64,7 +64,7 @@ def test_every_utterance_is_in_a_set_or_counted(tmp_path: Path) -> None:
 
 def test_bad_input(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"no training utterances are left, of \d+: \d+ another language"):
-        split(bundled_speech(), [], 0.1, Selection(("xx",)))
+        split(bundled_speech(), [], 0.1, Selection(("de",)))
     with pytest.raises(ValueError, match="no held-out utterances"):
         split(bundled_speech(), [], 0.0)
     with pytest.raises(ValueError, match="no unseen utterances"):

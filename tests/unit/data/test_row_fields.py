@@ -185,7 +185,7 @@ def test_a_limit_below_one(folder: Path, read: Callable[..., object], limit: Any
         ("empty.jsonl", "\n", {}, r"empty\.jsonl: empty"),
         ("list.json", "[]", {}, "an empty list"),
         ("list.json", '[{"id": 1},', {}, "not a JSON list"),
-        ("m.csv", "id,audio\n", {}, r"m\.csv: no data file; give \.jsonl"),
+        ("m.xlsx", "id,audio\n", {}, r"m\.xlsx: no data file; give \.jsonl"),
         ("m.jsonl", '{"name": "x"}\n', {}, "row 1: no known kind of manifest has the columns name"),
         ("m.jsonl", "{\n{\n", {"on_error": "skip"}, "no readable row"),
         (

@@ -53,6 +53,22 @@ def test_scores_by_hand() -> None:
     assert scores["total"]["low"] <= 2 / 6 <= scores["total"]["high"]
 
 
+def test_where_the_two_rules_differ(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said = ["dog", "A", "I hear a dog", "(B) cat", *["**A**"] * 11]
+    file = tmp_path / "predictions.json"
+    file.write_text(json.dumps([question(f"q{i}", model_output=text) for i, text in enumerate(said)]))
+    total = main(MMAUOptions(score=file))["total"]
+    assert (total["accuracy"], total["rewarded"]["accuracy"]) == (2 / 15, 13 / 15)
+    assert total["differ"]["official"] == {"n": 1, "ids": ["q2"]}
+    assert total["differ"]["rewarded"] == {"n": 12, "ids": ["q1", *(f"q{i}" for i in range(4, 13))]}
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "as rewarded" in printed and "86.67" in printed
+    assert "the official rule alone: 1 (ids q2)" in printed and "rule of rewards alone: 12 (ids q1, q4," in printed
+    letters = {"choice_a": "dog", "choice_b": "", "choice_c": "cat", "choice_d": "", "answer_gt": "cat"}
+    (tmp_path / "mmsu.json").write_text(json.dumps([letters | {"id": "1", "question": "?", "response": "C"}]))
+    assert main(MMAUOptions(score=tmp_path / "mmsu.json", kind="mmsu"))["total"]["rewarded"]["accuracy"] == 1
+
+
 def official_score(rows: list[dict]) -> tuple[dict[str, list[int]], int]:
     """The benchmark's scorer from its description: [correct, total] per task, and how many rows it skips."""
 

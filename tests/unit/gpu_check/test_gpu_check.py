@@ -6,6 +6,7 @@ import importlib.util
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -35,7 +36,7 @@ def test_all_checks_run_on_the_cpu(tmp_path: Path, capsys: pytest.CaptureFixture
     report = json.loads(out.read_text())
     states = {name: check["state"] for name, check in report["checks"].items()}
     assert states["packed = shared = single"] == states["kernel sdpa, fp32"] == states["gradients in bf16"] == "pass"
-    assert states["decoding, compiled"] == "pass"
+    assert states["decoding, captured"] == "skipped"
     assert states["kernel torch varlen, bf16"] == states["memory against the plan"] == "skipped"
     assert report["checks"]["packed update"]["numbers"]["tokens_per_second"] > 0
     printed = capsys.readouterr().out
@@ -97,6 +98,35 @@ def test_a_check_that_raises_is_a_failure_and_the_others_run(capsys: pytest.Capt
     assert [o["state"] for o in outcomes.values()] == ["fail", "pass"]
     assert outcomes["broken"]["detail"] == "RuntimeError: CUDA error: an illegal memory access"
     assert "FAIL broken" in capsys.readouterr().out
+
+
+def test_the_report_is_there_whatever_comes_after(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A check that hangs ends at its limit; when the time is over the others are skipped."""
+    monkeypatch.setattr(run, "LIMIT", 0.2)
+    written: list[dict[str, str]] = []
+
+    def hangs(_: Setup) -> Outcome:
+        while True:
+            time.sleep(0.01)
+
+    checks = {"hangs": hangs, "late": lambda _: within(0.5, 1.0, "error")}
+    run.run(checks, CPU, 0.1, lambda found: written.append({name: o["state"] for name, o in found.items()}))
+    assert written == [{"hangs": "fail"}, {"hangs": "fail", "late": "skipped"}]
+    assert [name for name in run.all_checks() if name.startswith(run.SLOW)] == list(run.all_checks())[-5:]
+
+
+def test_a_wrong_gradient_of_one_weight_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    gradients = numerics._gradients
+
+    def turned(setup: Setup, attention: Any, autocast: bool) -> dict[str, Tensor]:
+        found = gradients(setup, attention, autocast)
+        name = "model.layers.1.self_attn.k_proj.bias"
+        return found | {name: found[name].flip(0) if autocast else found[name]}
+
+    assert numerics.update_in_bf16(CPU).state == "pass"
+    monkeypatch.setattr(numerics, "_gradients", turned)
+    outcome = numerics.update_in_bf16(CPU)
+    assert outcome.state == "fail" and "k_proj.bias" in outcome.detail and -1 <= outcome.numbers["cosine"] <= 1
 
 
 def test_without_trl_the_comparison_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:

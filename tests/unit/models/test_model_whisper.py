@@ -133,7 +133,7 @@ def test_what_whisper_cannot_read_is_refused(policy: AudioPolicy, samples: list[
 
 def test_a_text_beyond_the_positions_is_refused(policy: AudioPolicy, samples: list[Sample]) -> None:
     long = replace(samples[0], messages=(Message("user", (samples[0].audio[0], "why " * 500)),))
-    with pytest.raises(ValueError, match="Whisper reads and writes 448 tokens of text at most"):
+    with pytest.raises(ValueError, match=r"sample-0.*its prompt has 503 tokens, the model reads at most 448 of text"):
         HFEngine(policy).generate([Request(long)])
 
 

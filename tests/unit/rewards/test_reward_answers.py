@@ -18,6 +18,7 @@ from audiorl.rewards import (
     match_choice,
     maths_equal,
     normalize_text,
+    same_answer,
     strip_tags,
 )
 from audiorl.rewards.answers import looks_like_maths
@@ -84,7 +85,7 @@ CHOICES = ("Dog barking", "cat", "Acoustic-guitar", "A train, passing")
         (("B", "b", "(b)", "B.", "(B).", "B) cat", "B. cat", "(B) Cat.", "B: cat", "B cat", "cat", "CAT!"), 1),
         (("B. the cat",), 1),  # a clear letter counts, whatever the words
         (("B. dog barking", "B dog barking"), None),  # letter and words contradict each other
-        (("a cat",), None),  # an article, not choice A
+        (("a cat", "A cat"), 1),  # an article, not choice A
         (("acoustic guitar",), 2),
         (("a train passing",), 3),
         (("E", "dog", "", "..."), None),
@@ -118,6 +119,96 @@ def test_every_choice_is_found_by_its_text_and_its_labelled_text(choices: list[s
         if normalize_text(choice):
             assert match_choice(choice, choices) == i
             assert match_choice(f"({chr(65 + i)}) {choice.upper()}", choices) == i
+
+
+WRAPPERS = (
+    *("{}", "**{}**", "__{}__", "*{}*", "`{}`", "<b>{}</b>", '"{}"', "“{}”", "«{}»", "「{}」", "{}.", "{}。", " {}\n"),
+    *(
+        "\ufeff{}",
+        r"\boxed{{{}}}",
+        r"\(\boxed{{\text{{{}}}}}\)",
+        r"\textbf{{{}}}",
+        "The answer is {}.",
+        "**Answer:** {}",
+    ),
+    *("答案是{}", "So the correct answer is {}", "Option {}", "{} is correct.", "I choose {}"),
+)
+LABELS = ("({})", "[{}]", "【{}】", "（{}）", "{}.", "{}、", "{}:", "{}：", "{})", "{} -", "{} —")
+REAL = (
+    *(
+        "dog barking",
+        "dog",
+        "Cat",
+        "a train, passing",
+        "C minor",
+        "C# minor",
+        "Bb major",
+        "A minor",
+        "J. Smith",
+        "café",
+    ),
+    *("3", "21 times", "-5 dB", "5 dB", "50%", "50", "1,000 Hz", "3/4", "6/8", "Yes", "No", "Not angry", "angry"),
+    *("狗叫", "猫", "Both of them", "$5"),
+)
+
+
+@given(choices=st.lists(st.sampled_from(REAL), min_size=2, max_size=6, unique=True), data=st.data())
+def test_a_right_answer_in_any_wrapper_names_its_choice(choices: list[str], data: st.DataObject) -> None:
+    i = data.draw(st.integers(0, len(choices) - 1))
+    wrapper, label = data.draw(st.sampled_from(WRAPPERS)), data.draw(st.sampled_from(LABELS))
+    letter = label.format(chr(65 + i))
+    for said in (choices[i], letter, f"{letter} {choices[i]}", choices[i].upper()):
+        answer = wrapper.format(said)
+        assert match_choice(answer, choices) == i, answer
+        right = [same_answer(answer, choice, choices) for choice in choices]
+        assert right == [choice == choices[i] for choice in choices], answer
+    j = data.draw(st.integers(0, len(choices) - 1).filter(lambda j: j != i))
+    other = chr(65 + j)
+    for said in (
+        f"{letter} {choices[j]}",
+        f"{chr(65 + i)} or {other}",
+        f"not {letter}",
+        f"neither {other}",
+        "Zebra",
+        "Z",
+    ):
+        answer = wrapper.format(said)
+        assert match_choice(answer, choices) is None, answer
+
+
+TEXTS = st.text(alphabet="abcABC 12-.,:()#♭%é猫*$\\{}", min_size=1, max_size=8)
+
+
+@given(choices=st.lists(TEXTS, min_size=2, max_size=5, unique_by=str.strip), wrapper=st.sampled_from(WRAPPERS))
+def test_no_two_choices_become_one(choices: list[str], wrapper: str) -> None:
+    for i, choice in enumerate(choices):
+        if choice.strip():
+            assert match_choice(choice, choices) == i
+            assert [same_answer(choice, other, choices) for other in choices].count(True) == 1
+    for text in (wrapper.format(choice) for choice in choices):
+        assert sum(same_answer(text, choice, choices) for choice in choices) <= 1
+
+
+def test_long_and_broken_answers_take_no_time() -> None:
+    """Loops and unclosed marks of a model that went astray."""
+    start = time.perf_counter()
+    for part in (
+        "a ",
+        "A, ",
+        "A. it ",
+        "**a ",
+        "\\text{",
+        "{",
+        "<b>",
+        "$a ",
+        "the ",
+        "answer: ",
+        "one hundred and ",
+        "一",
+    ):
+        match_choice(part * 3000, CHOICES)
+        same_answer(part * 3000, "cat")
+    assert time.perf_counter() - start < 10
 
 
 @pytest.mark.parametrize(

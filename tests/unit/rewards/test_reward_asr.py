@@ -40,7 +40,6 @@ def test_accuracy(make_rollout, reward, text: str, references: tuple[str, ...], 
 
 
 def test_digits_are_spelled_out_in_the_samples_language(make_rollout) -> None:
-    pytest.importorskip("num2words")
     said = {"references": ("ich bin einundzwanzig",)}
     assert total(WordAccuracy(), make_rollout("ich bin 21", language="de", **said)) == 1.0
     assert total(WordAccuracy(), make_rollout("ich bin 21", **said)) < 1.0

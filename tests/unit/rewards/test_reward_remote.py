@@ -207,7 +207,7 @@ CLIP = ("messages", 1, "content", 0)
 SEGMENT = ("rollouts", 0, "segments", 0)
 DOCUMENT = json.loads(serialize_rollouts([answer(question("q", AudioClip(data=b"x")), "a")]))
 WRONG: list[tuple[tuple[Any, ...], Any, str]] = [
-    (("version",), 1, r"document\.version: is 1, this server speaks 3"),
+    (("version",), 1, r"document\.version: is 1, this server speaks 4"),
     (("rollouts",), {}, r"rollouts: \{\} is not a list"),
     (("rollouts", 0, "sample"), 1, r"rollouts\[0\]\.sample: is 1, there are 1"),
     (("rollouts", 0, "sample"), True, r"rollouts\[0\]\.sample: True is not a number from 0"),
@@ -248,7 +248,7 @@ def test_a_wrong_document_is_refused_by_its_field(place: Sequence[Any], value: A
             deserialize_rollouts(json.dumps(document).encode())
 
 
-@pytest.mark.parametrize("body", [b"", b"[]", b"\xff", b"[" * 100_000, b'{"version": 3}', b"1" * 10_000])
+@pytest.mark.parametrize("body", [b"", b"[]", b"\xff", b"[" * 100_000, b'{"version": 4}', b"1" * 10_000])
 def test_what_is_no_document_is_refused(body: bytes) -> None:
     with pytest.raises(SerializationError, match=r"document|missing; give a list"):
         deserialize_rollouts(body)
@@ -393,7 +393,7 @@ def test_limits(reward_file: Callable[[str], Path]) -> None:
                 reward(rollouts)
         chunks = (b"x" * 60_000 for _ in range(3))
         assert post(url, content=chunks).status_code == 413  # without a declared length
-        response = post(url, content=b'{"version": 3, "audio": []}')
+        response = post(url, content=b'{"version": 4, "audio": []}')
         error = "samples: missing; give a list (the columns are version, audio)"
         assert (response.status_code, response.json()["error"]) == (422, error)
 

@@ -112,7 +112,7 @@ def test_parts_and_targets(make_rollout) -> None:
 def test_errors(make_rollout) -> None:
     with pytest.raises(ValueError, match="'clip-7' has no metadata"):
         LanguageConsistency()([make_rollout(EN)])
-    with pytest.raises(ValueError, match="does not know xx"):
+    with pytest.raises(ValueError, match="language 'xx' is unknown"):
         value(EN, "xx")
 
 

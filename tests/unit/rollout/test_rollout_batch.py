@@ -9,20 +9,15 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from torch._dynamo.utils import counters
-from torch._inductor import config as inductor_config
 
 from audiorl.config import ModelConfig, SamplingConfig
 from audiorl.models import AudioPolicy
-from audiorl.models.families import text
 from audiorl.protocols import Request
 from audiorl.rollout import hf
 from audiorl.rollout.batch import GroupBatch, RowBatch
 from audiorl.rollout.hf import HFEngine
-from audiorl.rollout.vllm import VLLMEngine
 from audiorl.types import Message, Rollout, Sample
 from tests.conftest import (
-    TEXTS,
     Make,
     make_dual_omni,
     make_omni,
@@ -131,40 +126,3 @@ def test_prompts_are_shared_where_they_can_be() -> None:
         assert isinstance(hf.new_batch(policy, samples), RowBatch)
     for other in (make_text(ModelConfig(attention="eager")), make_whisper()):
         assert isinstance(hf.new_batch(other, [2, 2]), RowBatch)
-
-
-def test_steps_that_are_not_compiled_say_so() -> None:
-    sampling = SamplingConfig(compile=True)
-    for policy, why in (
-        (make_dual_omni(), "a model that speaks"),
-        (make_whisper(), "cross-attention"),
-        (make_text(ModelConfig(attention="eager")), "eager attention"),
-    ):
-        with pytest.raises(ValueError, match=rf"sampling.compile: .*{why}.*turn it off"):
-            HFEngine(policy, sampling)
-    without_compiler = inductor_config.patch({"cpp.cxx": ("no-such-compiler",)})  # type: ignore[attr-defined]
-    with without_compiler, pytest.raises(ValueError, match="C\\+\\+ compiler, and none was found; install g"):
-        HFEngine(make_text(), sampling)
-    with pytest.raises(ValueError, match="vLLM compiles its steps itself"):
-        VLLMEngine("folder", sampling)
-
-
-@pytest.mark.slow
-def test_compiled_steps_sample_the_same_tokens() -> None:
-    """With prompts of different lengths, rows that end, prompts that join, and weights that change."""
-    policy = ending(text.tiny(TEXTS, hidden=32, layers=1, vocab_size=400), 2.0)
-    asked = questions([1 + 4 * (i % 3) for i in range(9)])
-    room = 5 * (max(len(policy.prompt(r.sample)) for r in asked) + 3 * 40)
-    sampling = SamplingConfig(max_new_tokens=40, max_batch_tokens=room)
-    engines = [HFEngine(policy, replace(sampling, compile=compiled)) for compiled in (False, True)]
-    counters.clear()
-    plain, compiled = (engine.generate(asked) for engine in engines)
-    same(compiled, plain)
-    graphs = counters["stats"]["unique_graphs"]
-    assert 1 <= graphs <= 3 and not counters["graph_break"]  # several prompts, one prompt, one row
-    with torch.no_grad():
-        for weight in policy.model.parameters():
-            weight.mul_(1.1)
-    plain, compiled = (engine.generate(asked) for engine in engines)
-    same(compiled, plain)
-    assert counters["stats"]["unique_graphs"] == graphs

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 import string
+import unicodedata
+from decimal import Decimal
 
 import jiwer
 import pytest
+from babel import Locale
+from babel.numbers import format_decimal, get_decimal_symbol
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,6 +19,7 @@ from audiorl.data.seedtts import read_conversations, read_meta
 from audiorl.eval.metrics import ErrorCounts, cer, char_errors, normalize, wer, word_errors
 from audiorl.eval.metrics.text import (
     _CHINESE,
+    Normalizer,
     compared,
     join_unspaced,
     script_counts,
@@ -69,13 +75,64 @@ def test_normalisers() -> None:
 
 
 def test_spelled_numbers() -> None:
-    pytest.importorskip("num2words")
     assert normalize("21 Hunde", "basic", "de-DE") == "einundzwanzig hunde"
     assert spell_numbers("3.5", "fr") == "trois virgule cinq"
-    assert spell_numbers("21", "zz") == "21"
+    assert spell_numbers("21", "bo") == "21"  # nobody spells Tibetan's
+    with pytest.raises(ValueError, match="language 'zz' is unknown"):
+        spell_numbers("21", "zz")
     assert spell_numbers("In 7 days, 30.", "en") == "In seven days, thirty."
-    for unchanged in ("1" + "0" * 400, "1234567", "mp3", "2nd", "3.1415", "1.2.3"):
+    for unchanged in ("1" + "0" * 400, "mp3", "2nd", "1.2.3", "24.12.2024", "1.5km"):
         assert spell_numbers(unchanged, "en") == unchanged
+
+
+LANGUAGES = (
+    "en",
+    "de",
+    "de-CH",
+    "fr",
+    "es",
+    "es-MX",
+    "it",
+    "pt",
+    "ru",
+    "pl",
+    "tr",
+    "hi",
+    "ar",
+    "fa",
+    "zh",
+    "ja",
+    "ko",
+    "th",
+)
+texts = st.text(
+    st.sampled_from("aé'.,:%-– 019½²（１٣१三十百万点年\u200b\u00ad\u0301\u00a0ßİ٫٬$[]"), max_size=12
+) | st.text(max_size=12)
+
+
+@given(st.integers(0, 10**9), st.sampled_from(LANGUAGES), st.integers(0, 2))
+def test_a_number_is_one_however_its_region_writes_it(number: int, language: str, decimals: int) -> None:
+    plain, pattern = f"{number / 100:.{decimals}f}", "#,##0" + ((decimals and "." + "0" * decimals) or "")
+    locale = Locale.parse(language, sep="-")
+    grouped = format_decimal(Decimal(plain), pattern, locale, numbering_system="latn")
+    sign = get_decimal_symbol(locale, numbering_system="latn")
+    assert word_errors(grouped, plain.replace(".", sign), "basic", language).rate == 0.0, grouped
+
+
+@given(texts, st.sampled_from(LANGUAGES), st.sampled_from(("basic", "english", "none")))
+def test_a_text_is_itself_in_any_form(text: str, language: str, normalizer: Normalizer) -> None:
+    written = normalize(text, normalizer, language)
+    assert written == " ".join(written.split())
+    for form in (
+        unicodedata.normalize("NFD", text),
+        "\u00ad".join(text),
+        f"\ufeff{text}\u200b",
+        text.replace("'", "’"),
+    ):
+        if normalizer != "none" or "’" not in form:
+            assert normalize(form, normalizer, language) == written
+    if normalizer == "basic":
+        assert not re.search("[^\\W\\d_]*[\u0660-\u0669\u0966-\u096f\uff10-\uff19]", written)
 
 
 def test_units_and_scripts() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ from torch import Tensor
 from audiorl.config import RLConfig
 from audiorl.data.schedule import batch_of_step
 from audiorl.protocols import Request
+from audiorl.train.rl.advantages import compute_advantages, mean_advantage
 from audiorl.train.rl.collect import RolloutBatch, collect, scored_experiences, step_metrics
 from audiorl.types import Rollout, Sample, Score, Segment
 
@@ -101,6 +104,28 @@ def test_groups_without_signal_are_dropped_and_others_asked() -> None:
         "group/refilled": 1,
         "group/trained": 3,
     }
+
+
+def test_tokens_without_an_engines_logprob_are_counted() -> None:
+    """Of text, and of frames by their codes; a step without any has no such metric."""
+    found, _ = run("")
+    assert "rollout/unknown_logprobs" not in step_metrics(found, 0, RLConfig())
+    text = Segment(torch.tensor([1]), torch.tensor([2, 3, 4]), torch.tensor([-1.0, math.nan, math.nan]))
+    speech = replace(text, logprobs=torch.tensor([[-1.0, -1.0], [math.nan, math.nan], [-1.0, -1.0]]))
+    nothing = replace(text, ids=text.ids[:0], logprobs=text.logprobs[:0])
+    rollouts = [replace(r, segments=(s, nothing)) for r, s in zip(found.rollouts, (text, speech), strict=False)]
+    assert step_metrics(RolloutBatch(rollouts, []), 0, RLConfig())["rollout/unknown_logprobs"] == 3
+
+
+@pytest.mark.parametrize("high", [0.500001, 0.5 + 3e-8])
+def test_what_counts_as_a_signal_is_what_has_an_advantage(high: float) -> None:
+    found, _ = run("")
+    scored = [r.with_score(Score(s)) for r, s in zip(found.rollouts, (0.5, high, 1e6, 1e6, 1e-9, 0.0), strict=True)]
+    experiences = scored_experiences(RolloutBatch(scored, []), RLConfig(group_size=2))
+    moved = [mean_advantage(e) != 0 for e in compute_advantages(experiences, RLConfig())[::2]]
+    assert moved == [high == 0.500001, False, True]
+    metrics = step_metrics(RolloutBatch(scored, []), 0, RLConfig())
+    assert metrics["group/without_signal"] == moved.count(False) / 3
 
 
 @pytest.mark.parametrize("seed", range(4))

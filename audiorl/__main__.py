@@ -1,0 +1,7 @@
+"""`python -m audiorl`: the command audiorl, also from a checkout that is not installed."""
+
+import sys
+
+from audiorl.cli import main
+
+sys.exit(main())
