@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import httpx
 import torch
 
 from audiorl.config import ModelConfig, SamplingConfig, torch_device
@@ -310,6 +311,24 @@ def _partial_checkpoint(folder: Path) -> bool:
     return cut.exists()
 
 
+def _failed_save(folder: Path) -> list[str]:
+    """Return what is left of a checkpoint that was begun and not ended when the run is closed."""
+    with Run.create(folder / "run", "quickstart", [], ModelConfig()) as run:
+        (run.begin_save("grpo", 1) / "model.safetensors").write_bytes(bytes(1000))
+    return [p.name for p in (folder / "run" / "checkpoints" / "grpo").iterdir()]
+
+
+def _failed_record(folder: Path) -> list[str]:
+    """Return the files after a record was written for which there is no room."""
+    write_json(folder / "state.json", {"seq": 1})
+    try:
+        with _limited(50):
+            write_json(folder / "state.json", {"seq": "x" * 100_000})
+    except OSError:
+        pass
+    return [p.name + p.read_text().replace("\n", "") for p in folder.iterdir()]
+
+
 def _seq(state: int, saved: int) -> Callable[[Path], Any]:
     """Return the lines of metrics that are left of three, with these numbers in state.json and in the checkpoint."""
 
@@ -351,6 +370,8 @@ def _pushed(fails: str) -> Callable[[Path], Any]:
             def call(self, name: str) -> None:
                 if name == fails:
                     raise OSError("401 Unauthorized")
+                if fails == "connection":
+                    raise httpx.ConnectError("401 no such host")
 
         original, huggingface_hub.HfApi = huggingface_hub.HfApi, Hub  # type: ignore[misc]
         try:
@@ -657,6 +678,15 @@ CASES = [
         False,
         "it stays",
     ),
+    Case("B12", "own", "a checkpoint that was begun when an error ended the run", _failed_save, [], "its folder stays"),
+    Case(
+        "B12",
+        "own",
+        "a state.json for which there is no room",
+        _failed_record,
+        ['state.json{ "seq": 1}'],
+        ".state.json.partial stays too",
+    ),
     Case(
         "B13",
         "attack",
@@ -713,7 +743,7 @@ CASES = [
     ),
     *(
         Case("B15", source, f"export --push where {name} fails", _pushed(name), False, "the folder stays")
-        for source, name in (("attack", "create_repo"), ("own", "upload_folder"))
+        for source, name in (("attack", "create_repo"), ("own", "upload_folder"), ("own", "connection"))
     ),
     Case("B15", "own", "export --push that works", _pushed(""), True, "right"),
     Case(
