@@ -11,15 +11,19 @@ options by name, nested as the dataclasses are, and the command line overrides i
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import difflib
+import importlib.util
 import re
+import sys
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import reduce
 from itertools import pairwise
 from operator import or_
 from pathlib import Path
+from types import ModuleType
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import msgspec
@@ -57,6 +61,77 @@ RENAMED_VALUES = {
 """Former values by the last part of the option's path."""
 
 
+def options_module(file: Path, names: Collection[str]) -> ModuleType:
+    """Run the part of a Python file that defines `names` and what they need, with its docstring, and return it.
+
+    Options are read by it without what a recipe trains with: torch and transformers take ten seconds to import, and a
+    wrong option should not. Files that it imports from are run in parts, too, except those of `audiorl.config`.
+    """
+    tree = ast.parse(file.read_text(encoding="utf-8"), str(file))
+    module = ModuleType(f"options of {file}", ast.get_docstring(tree, clean=False))
+    module.__file__ = str(file)
+    sys.modules[module.__name__] = module  # dataclasses look it up
+    defining = {name: statement for statement in tree.body for name in _defined(statement)}
+    kept: dict[ast.stmt, set[str]] = {}  # statements, and the names that are wanted of each
+    waiting = [*names]
+    while waiting:
+        name = waiting.pop()
+        if name in defining and name not in kept.get(defining[name], ()):
+            kept.setdefault(defining[name], set()).add(name)
+            waiting += _used(defining[name])
+    for statement in tree.body:
+        if isinstance(statement, ast.ImportFrom) and statement in kept and not statement.level:
+            origin = _file_in_parts(str(statement.module))
+            if origin is not None:
+                asked = {a.asname or a.name: a.name for a in statement.names if (a.asname or a.name) in kept[statement]}
+                part = vars(options_module(origin, asked.values()))
+                if part.keys() >= set(asked.values()):  # not those of a module's __getattr__, nor modules
+                    vars(module).update({name: part[original] for name, original in asked.items()})
+                    continue
+        if statement in kept:
+            code = compile(ast.Module([statement], []), str(file), "exec", flags=annotations.compiler_flag)
+            exec(code, vars(module))
+    return module
+
+
+def _defined(statement: ast.stmt) -> list[str]:
+    """Return the names that a statement of a file defines."""
+    if isinstance(statement, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+        return [statement.name]
+    found = []
+    for node in ast.walk(statement):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            found += [alias.asname or alias.name.partition(".")[0] for alias in node.names]
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found.append(node.id)
+    return found
+
+
+def _used(statement: ast.stmt) -> list[str]:
+    """Return the names that a statement reads; of a class's methods only what `__post_init__` and those it calls do."""
+    nodes: list[ast.AST] = [statement]
+    if isinstance(statement, ast.ClassDef):
+        methods = {node.name: node for node in statement.body if isinstance(node, ast.FunctionDef)}
+        nodes = [node for node in ast.iter_child_nodes(statement) if node not in methods.values()]
+        waiting = ["__post_init__"]
+        while waiting:
+            if method := methods.pop(waiting.pop(), None):
+                nodes.append(method)
+                waiting += [node.attr for node in ast.walk(method) if isinstance(node, ast.Attribute)]
+    names = (node for part in nodes for node in ast.walk(part) if isinstance(node, ast.Name))
+    return [node.id for node in names if isinstance(node.ctx, ast.Load)]
+
+
+def _file_in_parts(module: str) -> Path | None:
+    """Return the file of a module of ours, if it may import more than options need; None for others."""
+    top, *rest = module.split(".")
+    spec = importlib.util.find_spec(top) if top in ("audiorl", "corpora", "tokenizers_audio") else None
+    if spec is None or not spec.submodule_search_locations or rest[:1] in ([], ["config"], ["options"]):
+        return None
+    place = Path(spec.submodule_search_locations[0], *rest)
+    return next((file for file in (place.with_suffix(".py"), place / "__init__.py") if file.is_file()), None)
+
+
 def parse(
     options: type[T],
     args: Sequence[str],
@@ -66,11 +141,12 @@ def parse(
     default: T | None = None,
     run_file: bool = False,
     elsewhere: Sequence[str] = (),
+    quiet: bool = False,
 ) -> T:
     """Return an instance of the dataclass `options` with the values in `args`, on top of `default`.
 
     run_file: `--config FILE` reads a run file between the two, and `--print-config` prints all options as one and ends.
-    elsewhere: groups of the file that are not read here.
+    elsewhere: groups of the file that are not read here. quiet: do not print what overrides the file.
     Help and errors of tyro end in SystemExit. Raises ValueError for an option that was renamed, and naming file and
     line for a run file that does not fit.
     """
@@ -88,7 +164,7 @@ def parse(
     chosen: Any = {} if given is None else {"default": given}
     parsed: T = tyro.cli(options, args=_flags(options, args), prog=prog, description=description, **chosen)
     require_sound(parsed)
-    if file is not None:
+    if file is not None and not quiet:
         for line in file.overridden(given, parsed):
             print(line, flush=True)
     if show:

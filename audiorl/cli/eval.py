@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import importlib
+import re
 import runpy
 import sys
 from dataclasses import dataclass
+from typing import Any
 
 from tyro.conf import Positional
 
-from audiorl.options import parse
+from audiorl.options import options_module, parse
 from audiorl.recipes._loader import find_script, listing, scripts
 
 
@@ -30,6 +32,12 @@ def main(args: list[str]) -> int:
         parse(EvalOptions, args, prog="audiorl eval", description=f"{EvalOptions.__doc__}\n\n{listing('eval')}")
     file = find_script("eval", args[0])
     if file == scripts("eval").get(file.stem):
+        # Help and wrong options end here, before torch is imported.
+        (takes,) = re.findall(r"^def main\(options: (\w+)", file.read_text(encoding="utf-8"), re.MULTILINE)
+        module = options_module(file, [takes])
+        read: type[Any] = getattr(module, takes)
+        prog = f"audiorl eval {file.stem}"
+        parse(read, args[1:], prog=prog, description=module.__doc__, run_file=True, quiet=True)
         from audiorl.eval._common import run_evaluation
 
         run_evaluation(importlib.import_module(f"audiorl.eval.{file.stem}"), args[1:])

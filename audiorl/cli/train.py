@@ -57,8 +57,9 @@ def main(args: list[str]) -> int:
     if {"-h", "--help"} & set(args):
         _help(args)
     command, words = read(args)
-    if command.print_config:
-        loader.parse_config(loader.load_recipe(file), [*words, "--print-config"])
+    # Help and wrong options end here, before torch is imported.
+    asked = ["--print-config"] * command.print_config
+    loader.parse_config(loader.load_options(file), [*words, *asked], quiet=True)
     if command.out is None:
         raise ValueError(f"train: say where the run is written: --out runs/{file.stem}")
     from audiorl.distributed import use_runtime
@@ -84,7 +85,7 @@ def read(args: list[str]) -> tuple[TrainOptions, list[str]]:
 
 def _help(args: list[str]) -> None:
     """Show the options of the command and of the recipe together, and end."""
-    recipe = loader.load_recipe(args[0])
+    recipe = loader.load_options(args[0])
     start = loader.starting_words(args[0], tiny="--tiny" in args, full="--full" in args)
     default = loader.default_config(recipe, start)
     options = make_dataclass(

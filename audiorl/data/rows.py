@@ -203,7 +203,7 @@ def _delimited(path: Path, content: bytes, kind: str) -> Iterator[Row | BadRow]:
     style = {"delimiter": ","} if kind == ".csv" else {"delimiter": "\t", "quoting": csv.QUOTE_NONE}
     entries = csv.reader(io.StringIO(text, newline=""), strict=True, **style)  # type: ignore[arg-type]
     try:
-        names = [name.strip() for name in next(entries)]
+        names = [name.strip() for name in next(entries, [])]
         if len(set(names)) < len(names):
             raise ValueError(f"{path}: two columns of one name in {', '.join(names)}; rename one")
         if common_voice := "audio" not in names and {"path", "sentence"} <= set(names):
@@ -219,8 +219,8 @@ def _delimited(path: Path, content: bytes, kind: str) -> Iterator[Row | BadRow]:
                 value = data[name]
                 if re.fullmatch(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", value.strip()):  # or else no field takes it
                     data[name] = int(value) if value.strip().isdecimal() else float(value)
-            if common_voice and not (path.parent / data.get("audio", "")).is_file():  # it leaves out the folder
-                data |= {"audio": str(Path("clips") / data["audio"])} if "audio" in data else {}
+            if common_voice and (path.parent / "clips" / data.get("audio", "")).is_file():  # it leaves out the folder
+                data["audio"] = f"clips/{data['audio']}"
             yield Row(str(path), number, data)
     except csv.Error as error:
         raise ValueError(

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from audiorl.config import require_sound
 from audiorl.config.recipe import RecipeConfig
-from audiorl.options import parse, with_values
+from audiorl.options import options_module, parse, with_values
 
 if TYPE_CHECKING:
     from audiorl.run.folder import Run
@@ -104,6 +104,12 @@ def load_recipe(path: str | Path) -> ModuleType:
     return module
 
 
+def load_options(path: str | Path) -> ModuleType:
+    """Load of a recipe what its options need, `tiny()`, `full()` and `PRESETS`, without importing torch."""
+    module = options_module(find_script("recipes", path), ("tiny", "full", "PRESETS"))
+    return module if hasattr(module, "tiny") else load_recipe(path)  # which says what is missing
+
+
 def config_class(recipe: ModuleType) -> type[Any]:
     """Return the dataclass of the recipe's options."""
     return type(recipe.tiny())
@@ -128,7 +134,7 @@ def default_config(recipe: ModuleType, argv: Sequence[str]) -> Any:
     return recipe.tiny(name) if "--tiny" in argv else presets[name]()
 
 
-def parse_config(recipe: ModuleType, argv: Sequence[str]) -> Any:
+def parse_config(recipe: ModuleType, argv: Sequence[str], quiet: bool = False) -> Any:
     """Return the recipe's options: those of `argv` on top of a run file's (`--config`) and of `default_config`.
 
     Raises ValueError for an option that has a new name and for one that the recipe would ignore.
@@ -146,6 +152,7 @@ def parse_config(recipe: ModuleType, argv: Sequence[str]) -> Any:
         description=recipe.__doc__,
         run_file=True,
         elsewhere=("runtime",),
+        quiet=quiet,
     )
     if isinstance(default, RecipeConfig):
         given = {arg.split("=")[0].replace("_", "-") for arg in argv}

@@ -83,6 +83,8 @@ def _plain(text: str) -> str:
         return text
 
     def ringed(char: str) -> str:
+        if (digit := unicodedata.decimal(char, None)) is not None:
+            return str(digit)
         name = unicodedata.name(char, "") if unicodedata.category(char) in ("So", "No") else ""
         value = unicodedata.numeric(char, 0.5) if "CIRCLED" in name else 0.5
         letter = re.search(r"LETTER ([A-Z])$", name)
@@ -92,6 +94,7 @@ def _plain(text: str) -> str:
     # NFKC alone makes 31/2 of 3½, 102 of 10², and two numbers of 1 000 with a narrow space.
     text = re.sub(r"(?<=\d)(?=[¼-¾⅐-⅞])", " ", text)
     text = re.sub(r"(?<=[0-9])(?=[⁰¹²³⁴-⁹⁻])", "^", text)
+    text = re.sub(r"(?<=\b[A-Ga-g]) (?=[♯♭])", "", text)
     text = re.sub(r"(?<=\d)[\u00a0\u2009\u202f](?=\d{3}(?!\d))", "", text)
     return unicodedata.normalize("NFKC", text.translate(_SAME)).translate(_SAME)
 
@@ -192,6 +195,7 @@ def _loose(text: str) -> str:
     """Return the normal text with numbers as digits, notes with # and b, and no space before a unit."""
     text = _folded(text).replace("&", " and ")
     text = re.sub(r"(?<![\d,.])\d{1,3}(?:,\d{3})+(?![\d,])", lambda m: m[0].replace(",", ""), text)
+    text = re.sub(r"(?<![\w.])\+(?=\d)", "", text)
     text = _without_article(re.sub(r"\ba (?=hundred|thousand|million)", "one ", text))
     text = re.sub(r"\b([a-g]) (sharp|flat)\b", lambda m: m[1] + ("#" if m[2] == "sharp" else "b"), text)
     number, digits = _number_words()
@@ -232,11 +236,12 @@ _LEAD = re.compile(
     |\b(?:antwort|réponse|respuesta|resposta|risposta|ответ)\b(?:\ corr\w+)?\s*(?:(?:ist|lautet|est|es|é|è)\b|:|-\s)
     |(?:答案|选项|選項|答え|选择|選擇)(?:应该|應該)?[是为為は:]?|[选選]
     |(?:정답|답)[은는:]
-    )[\s:]*(?:-\s+)?""",
+    )[\s:]*(?:-\s+)?(?:(?:most\ )?(?:likely|probably)\ )?""",
     re.VERBOSE | re.IGNORECASE,
 )
 _BARE_LEAD = re.compile(
-    r"(?:(?:it is|it's|that's|this is) |(?:the )?(?:(?:correct|right|final|best) )?(?:answer|option|choice|letter) )+",
+    r"(?:(?:it is|it's|that's|this is)\s+"
+    r"|(?:the )?(?:(?:correct|right|final|best) )?(?:answer|option|choice|letter)\s+)+",
     re.IGNORECASE,
 )
 _CONFIRMED = re.compile(
@@ -244,10 +249,9 @@ _CONFIRMED = re.compile(
     r"(?:\s+(?:answer|option|choice|one))?|\s*是?(?:正确|正確|对|對)(?:的|答案|选项)*|\s*(?:입니다|です))\W*$",
     re.IGNORECASE,
 )
-_EXPLAINED = re.compile(
-    r"(.+?)(?:[,;:.!]\s+|\s+-\s+|\n\s*|\s+(?=because\b|since\b))"
-    r"((?:it|it's|i|he|she|they|this|that|there|because|since|as|explanation|reason)\b.*)",
-    re.DOTALL | re.IGNORECASE,
+_CLAUSE = re.compile(r"(.+?)(?:[,;:.!]\s+|\s+-\s+|\n|\s+(?=because\b|since\b))(.+)", re.DOTALL | re.IGNORECASE)
+_EXPLAINS = re.compile(
+    r"(?:it|it's|i|he|she|they|this|that|there|because|since|as|explanation|reason)\b", re.IGNORECASE
 )
 _NOT = re.compile(
     r"\b(?:not|no|never|cannot|wrong|incorrect|false|unlikely|except|nicht|keine?|pas|нет|не)\b|n't\b|[不非没沒未错錯]",
@@ -306,8 +310,11 @@ class _Choices:
         match = re.fullmatch(r"(.*\S)\s*[(\[【]([A-Za-z])[)\]】]\W*", text, re.DOTALL)  # cat (B)
         if match and (index := self.named(match[1], depth)) is not None:
             return index if index == self.by_label(match[2]) else _CONTRADICTION
-        if (match := _EXPLAINED.fullmatch(text)) and (index := self.named(match[1], depth)) is not None:
-            return index if index == _CONTRADICTION or self.fits(match[2], index) else None
+        match = _CLAUSE.fullmatch(text)
+        if match and (index := self.named(match[1], depth)) is not None:
+            explained = index != _CONTRADICTION and self.fits(match[2], index)
+            if explained and (_EXPLAINS.match(match[2]) or self.words[index] in ("yes", "no", "true", "false")):
+                return index
         if match := _CONFIRMED.search(text):
             return self.named(text[: match.start()], depth)
         if (answer := _declared(text)) != text:

@@ -66,6 +66,10 @@ LETTERS = [
     *_cases("A12", "own", ("~~B~~", "!B", "不选B", "答案不是B", "I don't think the answer is B"), "cat", ANIMALS, 0, 0),
     *_cases("A12", "own", ("В", "Β", "B-flat major", "Neither A nor B is correct"), "cat", ANIMALS, 0, 0),
     *_cases("A12", "own", ("B. or C", "B. No, C"), "cat", ANIMALS, 0, 1),
+    *_cases(
+        "A12", "own", ("[[B]]", "### Answer\nB", "The answer is most likely B.", "所以选B。"), "cat", ANIMALS, 1, 0
+    ),
+    *_cases("A12", "own", ("anything but B", "B vs C", "cat? no, dog", "the answer is unknown"), "cat", ANIMALS, 0, 0),
     *_cases("A12", "own", "2", "2. cat", ("1. dog", "2. cat"), 1, 0),
     *_cases("A12", "own", "Jones", "B. Jones", ("J. Smith", "B. Jones"), 0, 1),
     *_cases("A12", "own", "minor", "A minor", ("A minor", "C major"), 0, 0),
@@ -86,6 +90,11 @@ WRITING = [
     *_cases("A13", "the list", "50%", "0.5", (), 1, 1),
     *_cases("A13", "the list", "6/8", "3/4", ("3/4", "6/8"), 0, 0),
     *_cases("A13", "own", ("B-flat major", "B flat major", r"B\flat major"), "Bb major", KEYS, 1, 0),
+    *_cases("A13", "own", "C ♯ minor", "C# minor", KEYS, 1, 0),
+    *_cases("A13", "own", "+5 dB", "5 dB", LEVELS, 1, 0),
+    *_cases("A13", "own", ("٣", "३"), "3", ("2", "3"), 1, 0),
+    *_cases("A13", "own", "Yes, the dog barks.", "Yes", ("Yes", "No"), 1, 0),
+    *_cases("A13", "own", "Yes. No.", "Yes", ("Yes", "No"), 0, 0),
     *_cases("A13", "own", "Db minor", "C# minor", KEYS, 0, 0),
     *_cases("A13", "own", ("–5 dB", "minus five dB", "-5dB"), "-5 dB", LEVELS, 1, 0),
     *_cases("A13", "own", "A) 5 dB", "-5 dB", ("-5 dB", "5 dB"), 0, 0),

@@ -23,8 +23,9 @@ from rich.console import Console
 from audiorl import cli
 from audiorl.cli import main
 from audiorl.cli.train import print_results
+from audiorl.config import to_json
 from audiorl.eval._common import options_type
-from audiorl.recipes._loader import config_class, load_recipe, scripts
+from audiorl.recipes._loader import config_class, load_options, load_recipe, parse_config, scripts
 
 COMMANDS = (
     "", "train", "resume", "report", "eval", "rewards", "rewards score", "rewards serve", "codec", "codec encode",
@@ -70,6 +71,38 @@ print([m for m in ("torch", "transformers", "numpy", "fastapi", "matplotlib") if
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_options_of_recipes_and_evaluations_are_read_without_torch() -> None:
+    """Help, and a word that is wrong; few modules are loaded."""
+    code = """
+import contextlib, io, sys
+from audiorl.cli import main
+from audiorl.recipes._loader import scripts
+for kind, command in (("recipes", "train"), ("eval", "eval")):
+    for name in scripts(kind):
+        wrong = ["--out", "x", "--sede"] if kind == "recipes" else ["--sede"]
+        for words, said in ((["--help"], "usage: audiorl"), (wrong, "--sede")):
+            out = io.StringIO()
+            with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out), contextlib.suppress(SystemExit):
+                main([command, name, *words])
+            assert said in out.getvalue(), (name, words, out.getvalue()[-2000:])
+print([m for m in ("torch", "transformers", "datasets", "fastapi", "matplotlib") if m in sys.modules], len(sys.modules))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    loaded, _, count = done.stdout.strip().rpartition(" ")
+    assert loaded == "[]" and int(count) < 1500, done.stdout + done.stderr[-3000:]
+
+
+@pytest.mark.parametrize("recipe", scripts("recipes"))
+def test_options_read_so_are_those_that_train(recipe: str) -> None:
+    light, whole = load_options(recipe), load_recipe(recipe)
+    assert to_json(light.tiny()) == to_json(whole.tiny())
+    assert to_json(config_class(light)()) == to_json(config_class(whole)())
+    kinds = [get_type_hints(config_class(module), include_extras=True) for module in (light, whole)]
+    assert [*kinds[0]] == [*kinds[1]] and light.__doc__ == whole.__doc__
+    with pytest.raises(ValueError, match="--preset x"):
+        parse_config(light, ["--preset", "x"])
 
 
 def test_help_of_a_recipe_shows_its_options_and_those_of_the_command(capsys: pytest.CaptureFixture[str]) -> None:
