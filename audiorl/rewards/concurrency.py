@@ -97,10 +97,10 @@ class EarlyScores:
                 if values.done():
                     values.result()
             members = tuple(copied(r) for r in group)
-            values: Future[list[Any]] = Future()
-            part.begun[group[0].group_id] = list(group), values
+            scored: Future[list[Any]] = Future()
+            part.begun[group[0].group_id] = list(group), scored
             # Not an executor: Python waits for its threads at exit, so that a reward that hangs could not be stopped.
-            threading.Thread(target=self._score, args=(part, members, values), name="reward", daemon=True).start()
+            threading.Thread(target=self._score, args=(part, members, scored), name="reward", daemon=True).start()
 
     def _score(self, part: _EarlyPart, members: Sequence[Rollout], values: Future[list[Any]]) -> None:
         with self._free:
