@@ -23,12 +23,24 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from audiorl.audio import AudioClip, AudioError, probe
-from audiorl.data.rows import AnyRow, BadRow, Row, converted, files_below, of_macos, read_rows, stored
+from audiorl.data.rows import (
+    AnyRow,
+    BadRow,
+    Row,
+    check_unpacked,
+    converted,
+    files_below,
+    of_macos,
+    read_rows,
+    stored,
+)
 from audiorl.data.schema import FieldError, check, parse_json
 from audiorl.data.schema.manifests import Cut, CutSource, CutSupervision, WenetSpeechRecording, WenetSpeechSegment
 
 AUDIO_SUFFIXES = (".flac", ".wav", ".opus", ".ogg", ".mp3")
 SOUNDS = (*AUDIO_SUFFIXES, ".m4a", ".webm", ".aac")
+MAX_MEMBER = 2**32
+"""Bytes of a member: those that a WAV file can have."""
 MAX_TEXT = 2**20
 """Bytes of a member that may be a column."""
 
@@ -267,11 +279,19 @@ def _member_columns(stem: str, suffix: str, content: bytes) -> dict[str, Any]:
 
 
 def _members(path: Path, read: bool = True) -> Iterator[tuple[str, bytes]]:
-    """(name, content or b"" if it shall not be read) of the regular files of a tar, without hidden ones."""
+    """(name, content or b"" if it shall not be read) of the regular files of a tar, without hidden ones.
+
+    Raises ValueError for a broken or huge one.
+    """
+    total = 0
     try:
         with tarfile.open(path) as archive:
             for member in archive:
                 archive.members = []  # type: ignore[attr-defined]  # it would keep the headers of all
+                total += member.size  # as it says itself, holes of sparse files included: before anything is read
+                check_unpacked(path, total)
+                if member.size > MAX_MEMBER:
+                    raise ValueError(f"{path}: {member.name} has {member.size:,} bytes, at most {MAX_MEMBER:,}; cut it")
                 file = archive.extractfile(member) if member.isfile() else None
                 name = PurePosixPath(member.name)
                 if file is not None and not (of_macos(name) or name.name.startswith(".")):
