@@ -91,7 +91,12 @@ def _judge(given: Input, options: Any) -> Iterator[str]:
         names = {short, ".".join(name.split(".")[-2:])}
         too_small = value < 0 if names & NOT_NEGATIVE else value <= 0 if names & POSITIVE else False
         too_large = short in AT_MOST_ONE and not 0 <= value <= 1
-        if too_small or too_large or abs(value) >= 2**63 or (isinstance(value, float) and not math.isfinite(value)):
+        if (
+            too_small
+            or too_large
+            or (isinstance(value, int) and abs(value) >= 2**63)
+            or (isinstance(value, float) and not math.isfinite(value))
+        ):
             yield f"{name} is {value}"
 
 

@@ -18,6 +18,7 @@ import torch
 from audiorl.audio import AudioClip
 from audiorl.config import RewardServerConfig
 from audiorl.data.rollout_rows import array_of
+from audiorl.data.schema import parse_json
 from audiorl.data.serialization import VERSION, digest, serialize_rollouts
 from audiorl.rewards import load_reward
 from audiorl.rewards.chat import BadAnswer, ChatEndpoint, JudgeQuestion
@@ -147,8 +148,8 @@ def _client() -> Any:
 
 
 def _request(given: Input, folder: Path) -> Any:
-    row = json.loads(given.data)
-    parts = {name: row.get(name) for name in ("query", "headers")}
+    row = parse_json(given.data)
+    parts = {name: row.get(name) for name in ("query", "headers")} if isinstance(row, dict) else {"": 0}
     if not all(isinstance(part, dict | None) for part in parts.values()):
         raise ValueError(f"{folder}: no request")
     query = {str(k): str(v) for k, v in (parts["query"] or {}).items()}
