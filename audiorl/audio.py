@@ -143,6 +143,7 @@ class AudioClip:
 
 
 _content_keys: WeakKeyDictionary[AudioClip, str] = WeakKeyDictionary()
+_headers: WeakKeyDictionary[AudioClip, AudioInfo] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -209,8 +210,10 @@ def probe(clip: AudioClip) -> AudioInfo:
     if clip.array is not None:
         array, rate = _checked_array(clip), clip.sample_rate or 0
         return AudioInfo(len(array) / rate, rate, array.shape[1])
-    with _open(clip) as file:
-        return file.info
+    if clip not in _headers:
+        with _open(clip) as file:
+            _headers[clip] = file.info
+    return _headers[clip]
 
 
 def seconds(clip: AudioClip) -> float:

@@ -42,7 +42,7 @@ def language_code(language: str) -> str:
     if code not in english and code not in get_global("likely_subtags"):
         names = {name.casefold(): code for code, name in english.items()}
         names |= {name: code for name, _, code in (pair.rpartition(" ") for pair in _NAMES.split(", "))}
-        plain = re.split("[(,;]", given)[0].strip()  # "English (US)", "Spanish; Castilian"
+        plain = re.split("[-_(,;]", given)[0].strip()  # "English (US)", "English-US", "Spanish; Castilian"
         found = names.get(given) or names.get(plain)
         if found is None:  # "Deutsch": half a second
             own = {str(Locale(c).display_name).casefold(): c for c in locale_identifiers() if "_" not in c}

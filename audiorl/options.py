@@ -31,7 +31,7 @@ import tyro
 import yaml
 from tyro.conf import subcommand
 
-from audiorl.config.checks import to_json
+from audiorl.config.checks import require_sound, to_json
 
 T = TypeVar("T")
 Place = tuple[str, ...]
@@ -163,6 +163,7 @@ def parse(
         given = file.apply(default or options(**dict.fromkeys(required, tyro.MISSING)), elsewhere)
     chosen: Any = {} if given is None else {"default": given}
     parsed: T = tyro.cli(options, args=_flags(options, args), prog=prog, description=description, **chosen)
+    require_sound(parsed)
     if file is not None and not quiet:
         for line in file.overridden(given, parsed):
             print(line, flush=True)
@@ -175,7 +176,9 @@ def parse(
 def parse_known(options: type[T], args: Sequence[str], *, prog: str, default: T | None = None) -> tuple[T, list[str]]:
     """`parse` for the first of two dataclasses that share a command line: also return what it has no option for."""
     chosen: Any = {} if default is None else {"default": default}
-    return tyro.cli(options, args=_flags(options, args), prog=prog, return_unknown_args=True, **chosen)
+    parsed, left = tyro.cli(options, args=_flags(options, args), prog=prog, return_unknown_args=True, **chosen)
+    require_sound(parsed)
+    return parsed, left
 
 
 def subcommands(commands: Mapping[str, type]) -> Any:

@@ -21,6 +21,8 @@ from typing import Any, Literal
 
 from tyro.conf import Positional
 
+from audiorl.config import require_ranges
+from audiorl.config.checks import require
 from audiorl.languages import language_code
 from audiorl.options import parse
 from corpora.annotate.options import Annotate
@@ -71,6 +73,10 @@ class BuildCorpus:
     synthetic_clips: int = 1
     """Number of voices, of these, that speak each text."""
 
+    def __post_init__(self) -> None:
+        require_ranges(self, positive=("max_seconds", "synthetic_speakers", "synthetic_clips"))
+        require(6000 <= self.bitrate <= 256_000, "bitrate", self.bitrate, "from 6000 to 256000")
+
 
 @dataclass(frozen=True)
 class SplitCorpus:
@@ -99,6 +105,10 @@ class SplitCorpus:
     seed: int = 0
     """Which texts are held out."""
 
+    def __post_init__(self) -> None:
+        require_ranges(self, positive=("max_seconds",))
+        require(0 <= self.held_out < 1, "held_out", self.held_out, "at least 0 and below 1")
+
 
 @dataclass(frozen=True)
 class BuildQuestions:
@@ -125,6 +135,10 @@ class BuildQuestions:
     """Folder below which the packages are installed or unpacked, such as /."""
     bitrate: int = 24_000
     """Bits per second of the Opus files, 6000 to 256000."""
+
+    def __post_init__(self) -> None:
+        require_ranges(self, positive=("train", "held_out"))
+        require(6000 <= self.bitrate <= 256_000, "bitrate", self.bitrate, "from 6000 to 256000")
 
 
 @dataclass(frozen=True)

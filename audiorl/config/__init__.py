@@ -4,7 +4,7 @@ A recipe composes these into its own dataclass; run files and the command line o
 (`--optim.lr 1e-6`); the result is written to the run folder as JSON. Each module has the options of those who read it.
 """
 
-from audiorl.config.checks import require_finite, require_ranges, to_json
+from audiorl.config.checks import require_finite, require_ranges, require_sound, to_json
 from audiorl.config.model import LoraConfig, ModelConfig, torch_device
 from audiorl.config.optim import OptimConfig
 from audiorl.config.preference import PreferenceConfig, PreferenceLoss
@@ -30,5 +30,6 @@ __all__ = [
     "Aggregation", "CriticConfig", "DistillConfig", "EstimatorConfig", "GenerationConfig", "KLConfig",
     "KLKind", "ListeningConfig", "LoraConfig", "LossOptions", "ModelConfig", "OptimConfig", "PreferenceConfig",
     "PreferenceLoss", "ProcessRewardConfig", "PtxConfig", "RLConfig", "RewardModelConfig", "RewardServerConfig",
-    "SFTConfig", "SamplingConfig", "ScoreConfig", "require_finite", "require_ranges", "to_json", "torch_device",
+    "SFTConfig", "SamplingConfig", "ScoreConfig", "require_finite", "require_ranges", "require_sound",
+    "to_json", "torch_device",
 ]  # fmt: skip

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+DEVICES = r"auto|cpu|meta|cuda(:\d{1,3})?"
+SIGNED = ("weight", "weights", "coef", "gain", "margin", "hinge", "layers", "regulariser")
+"""Ends of the names of options that may be below 0."""
 
 
 def require(ok: bool, name: str, value: Any, what: str) -> None:
@@ -43,13 +48,34 @@ def require_ranges(
 
 
 def require_finite(config: Any, path: str = "") -> None:
-    """Raise ValueError naming the first number in `config`, at any depth, that is not finite."""
+    """Raise ValueError naming the first number in `config`, at any depth, that is not finite or has over 64 bits."""
+    for name, value in _values(config, path):
+        require(not isinstance(value, float) or math.isfinite(value), name, value, "finite")
+        require(not isinstance(value, int) or abs(value) < 2**63, name, value, "below 2**63")
+
+
+def require_sound(config: Any) -> None:
+    """Raise ValueError naming the first value in `config`, at any depth, that no option of its name and type can have.
+
+    These are numbers that are not finite, seeds and other numbers below 0, and devices that do not exist.
+    """
+    require_finite(config)
+    for name, value in _values(config):
+        signed = isinstance(value, str | None) or name.endswith(SIGNED)
+        require(signed or value >= 0, name, value, "at least 0")
+        if name.rpartition(".")[2] == "device":
+            require(bool(re.fullmatch(DEVICES, str(value))), name, value, "auto, cpu, cuda or cuda:N")
+
+
+def _values(config: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield (name, value) of every number and text."""
     for field in dataclasses.fields(config):
-        value = getattr(config, field.name)
+        value, name = getattr(config, field.name), path + field.name
         if dataclasses.is_dataclass(value):
-            require_finite(value, f"{path}{field.name}.")
-        for number in value if isinstance(value, tuple) else (value,):
-            require(not isinstance(number, float) or math.isfinite(number), path + field.name, value, "finite")
+            yield from _values(value, f"{name}.")
+        for part in value if isinstance(value, tuple) else (value,):
+            if isinstance(part, int | float | str):
+                yield name, part
 
 
 def to_json(value: Any) -> Any:

@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Literal
 
-from audiorl.config.checks import require_ranges
+from audiorl.config.checks import DEVICES, require_ranges
 
 
 def torch_device(device: str) -> str:
-    """Return the name that torch knows: "auto" is "cuda" where there is a GPU, otherwise "cpu"."""
-    if device != "auto":
+    """Return the name that torch knows: "auto" is "cuda" where there is a GPU, otherwise "cpu".
+
+    Raises ValueError for a device that does not exist here.
+    """
+    if device in ("cpu", "meta"):
         return device
+    if not re.fullmatch(DEVICES, device):
+        raise ValueError(f"device {device!r}: no such device; give auto, cpu, cuda or cuda:N")
     import torch  # only here: the help of a command loads this module and shall not wait for torch
 
-    return "cuda" if torch.cuda.is_available() else "cpu"
+    if device == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    count = torch.cuda.device_count()
+    if int(device.partition(":")[2] or 0) >= count:
+        here = f"the GPUs here are cuda:0 to cuda:{count - 1}" if count else "there is no GPU here; give cpu or auto"
+        raise ValueError(f"device {device!r}: {here}")
+    return device
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from typing import Any, Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 from audiorl.config.checks import require_ranges
 from audiorl.config.model import LoraConfig, ModelConfig
@@ -19,6 +19,8 @@ Training = TypeVar("Training")
 class RecipeConfig:
     """Options of all recipes on a user's own model and data."""
 
+    counts_steps: ClassVar[tuple[str, ...]] = ()
+    """Groups whose `steps` are followed; those of all others follow from `epochs`, and giving them is refused."""
     path: str = "Qwen/Qwen2.5-Omni-3B"
     """The model: a local folder, a hub id, or `tiny` for a small random one."""
     data: tuple[str, ...] = ()

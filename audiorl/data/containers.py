@@ -23,12 +23,24 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from audiorl.audio import AudioClip, AudioError, probe
-from audiorl.data.rows import AnyRow, BadRow, Row, converted, files_below, of_macos, read_rows, stored
+from audiorl.data.rows import (
+    AnyRow,
+    BadRow,
+    Row,
+    check_unpacked,
+    converted,
+    files_below,
+    of_macos,
+    read_rows,
+    stored,
+)
 from audiorl.data.schema import FieldError, check, parse_json
 from audiorl.data.schema.manifests import Cut, CutSource, CutSupervision, WenetSpeechRecording, WenetSpeechSegment
 
 AUDIO_SUFFIXES = (".flac", ".wav", ".opus", ".ogg", ".mp3")
 SOUNDS = (*AUDIO_SUFFIXES, ".m4a", ".webm", ".aac")
+MAX_MEMBER = 2**32
+"""Bytes of a member: those that a WAV file can have."""
 MAX_TEXT = 2**20
 """Bytes of a member that may be a column."""
 
@@ -159,8 +171,8 @@ def _side(number: int, value: str, from_zero: bool, audio: str) -> int | None:
     Sides are taken out of stereo files for training, and keep their letter for scoring.
     """
     name = value.split()[-1] if value else ""
-    if re.fullmatch("[A-Z]", name):
-        channel = ord(name) - ord("A")
+    if re.fullmatch("[A-Za-z]", name):
+        channel = ord(name.upper()) - ord("A")
     elif re.fullmatch("[0-9]{1,3}", name):
         channel = int(name) - (not from_zero)
     else:
@@ -203,8 +215,8 @@ def webdataset_rows(path: Path) -> Iterator[AnyRow]:
     """Yield a row for each key of a tar file: KEY.json gives columns, KEY.txt the transcript, the audio file `audio`.
 
     Any other member becomes the column of its suffix where it is UTF-8 text of at most a MiB, else the row is refused.
-    A key ends at the first dot of the file's name, and its members stand side by side, as WebDataset wants them. Raises
-    ValueError for members that stand apart and for a broken archive.
+    A key ends at the first dot of the file's name, and its members stand side by side, as WebDataset wants them; like
+    there, files that are hidden are left out. Raises ValueError for members that stand apart and for a broken archive.
     """
     stems = [stem for stem, _ in itertools.groupby(_divided(name)[0] for name, _ in _members(path, read=False))]
     if apart := next((stem for stem, count in Counter(stems).items() if count > 1), None):
@@ -267,12 +279,22 @@ def _member_columns(stem: str, suffix: str, content: bytes) -> dict[str, Any]:
 
 
 def _members(path: Path, read: bool = True) -> Iterator[tuple[str, bytes]]:
-    """(name, content or b"" if it shall not be read) of the regular files of a tar, without what macOS adds."""
+    """(name, content or b"" if it shall not be read) of the regular files of a tar, without hidden ones.
+
+    Raises ValueError for a broken or huge one.
+    """
+    total = 0
     try:
         with tarfile.open(path) as archive:
             for member in archive:
+                archive.members = []  # type: ignore[attr-defined]  # it would keep the headers of all
+                total += member.size  # as it says itself, holes of sparse files included: before anything is read
+                check_unpacked(path, total)
+                if member.size > MAX_MEMBER:
+                    raise ValueError(f"{path}: {member.name} has {member.size:,} bytes, at most {MAX_MEMBER:,}; cut it")
                 file = archive.extractfile(member) if member.isfile() else None
-                if file is not None and not of_macos(PurePosixPath(member.name)):
+                name = PurePosixPath(member.name)
+                if file is not None and not (of_macos(name) or name.name.startswith(".")):
                     yield member.name, file.read() if read else b""
     except (tarfile.TarError, EOFError, OSError, zlib.error, lzma.LZMAError) as error:
         raise ValueError(f"{path}: broken or no tar archive ({error}); copy or download it again") from error

@@ -288,7 +288,7 @@ def _answers(row: Row, choices: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _id(row: Row, clip: AudioClip) -> str:
-    """Return the row's id; without one the audio's path as given with its start, or the row's number."""
+    """Return the row's id; without one the audio's path as given with its start and channel, or the row's number."""
     value = row.data.get("id")
     if value is not None:
         return str(value).strip()
@@ -297,7 +297,7 @@ def _id(row: Row, clip: AudioClip) -> str:
     given = row.data.get(audio_field(row))
     if clip.path is None or not isinstance(given, str):
         return f"{Path(row.file).stem}:{row.number}"
-    return f"{given}@{clip.start}" if clip.start else given
+    return given + (f"@{clip.start}" if clip.start else "") + "".join(f"#{channel}" for channel in clip.channels)
 
 
 def _rest(row: Row, *used: str) -> dict[str, Any]:

@@ -89,7 +89,8 @@ class Loaded(Generic[T]):
             fault = error
         except ValueError as error:
             fault = FieldError("", str(error))
-        id = getattr(getattr(sample, "sample", sample), "id", None)
+        named = getattr(sample, "sample", sample)
+        id = getattr(named, "id", getattr(named, "name", None))
         row = self.rows[index] if self.rows else Row(self.path, index + 1, {})
         return BadRow(row.file, row.number, _column(row, fault), fault.message.removeprefix(f"sample {id!r}: "))
 

@@ -32,6 +32,8 @@ HUB = "hf://"
 """How the name of a dataset of the hub begins."""
 CACHE = "AUDIORL_CACHE"
 """Environment variable: the folder where audio without a file of its own is kept; by default ~/.cache/audiorl."""
+MOST_UNPACKED, MOST_RATIO = 2**28, 200
+"""What an archive may become: so many bytes, or so many times its own size."""
 _JSON = (".jsonl", ".json", ".ndjson")
 _TABLES = (".csv", ".tsv")
 _NUMBERS = {"start", "offset", "duration", "seconds", "sample_rate", "sampling_rate", "channel", "channel_selector"}
@@ -107,18 +109,35 @@ def read_rows(path: Path) -> Iterator[Row | BadRow]:
         if number == 0:
             raise ValueError(f"{path}: holds no rows")
     elif kind in (*_JSON, *_TABLES, ""):
-        content = path.read_bytes()
-        if path.suffix.lower() == ".gz":
-            try:
-                content = gzip.decompress(content)
-            except (OSError, EOFError, zlib.error) as error:
-                raise ValueError(f"{path}: not readable as gzip ({error}); copy or download it again") from error
+        content = gunzipped(path) if path.suffix.lower() == ".gz" else path.read_bytes()
         if not content.strip():
             raise ValueError(f"{path}: empty; write one {'sample' if kind in _TABLES else 'JSON object'} a line")
         yield from _delimited(path, content, kind) if kind in _TABLES else _objects(path, content)
     else:
         known = ".jsonl, .json, .csv, .tsv, .parquet, .arrow, .tar or a saved dataset"
         raise ValueError(f"{path}: no data file; give {known}")
+
+
+def gunzipped(path: Path) -> bytes:
+    """Return the content of a .gz file. Raises ValueError for a damaged file, and for one that becomes far too much."""
+    try:
+        with gzip.open(path) as file:
+            content = file.read(most_unpacked(path) + 1)
+    except (OSError, EOFError, zlib.error) as error:
+        raise ValueError(f"{path}: not readable as gzip ({error}); copy or download it again") from error
+    check_unpacked(path, len(content))
+    return content
+
+
+def most_unpacked(path: Path) -> int:
+    """Return how many bytes an archive may hold: text and silence shrink to a hundredth, zeros to a thousandth."""
+    return max(MOST_UNPACKED, MOST_RATIO * path.stat().st_size)
+
+
+def check_unpacked(path: Path, size: int) -> None:
+    if size > most_unpacked(path):
+        held = f"{path.stat().st_size:,} bytes become more than {most_unpacked(path):,}"
+        raise ValueError(f"{path}: {held}, as no data do; unpack it yourself if you trust it")
 
 
 def read_checked(path: Path, convert: Callable[[Mapping[str, Any]], T]) -> Iterator[tuple[int, T]]:
@@ -184,7 +203,7 @@ def _delimited(path: Path, content: bytes, kind: str) -> Iterator[Row | BadRow]:
     style = {"delimiter": ","} if kind == ".csv" else {"delimiter": "\t", "quoting": csv.QUOTE_NONE}
     entries = csv.reader(io.StringIO(text, newline=""), strict=True, **style)  # type: ignore[arg-type]
     try:
-        names = [name.strip() for name in next(entries)]
+        names = [name.strip() for name in next(entries, [])]
         if len(set(names)) < len(names):
             raise ValueError(f"{path}: two columns of one name in {', '.join(names)}; rename one")
         if common_voice := "audio" not in names and {"path", "sentence"} <= set(names):
@@ -200,8 +219,8 @@ def _delimited(path: Path, content: bytes, kind: str) -> Iterator[Row | BadRow]:
                 value = data[name]
                 if re.fullmatch(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", value.strip()):  # or else no field takes it
                     data[name] = int(value) if value.strip().isdecimal() else float(value)
-            if common_voice and not (path.parent / data.get("audio", "")).is_file():  # it leaves out the folder
-                data |= {"audio": str(Path("clips") / data["audio"])} if "audio" in data else {}
+            if common_voice and (path.parent / "clips" / data.get("audio", "")).is_file():  # it leaves out the folder
+                data["audio"] = f"clips/{data['audio']}"
             yield Row(str(path), number, data)
     except csv.Error as error:
         raise ValueError(

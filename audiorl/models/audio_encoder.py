@@ -124,6 +124,7 @@ class AudioEncoder:
         self.model, self.extractor, self.backbone, self.config = model, extractor, backbone, config
         self.cache = ClipCache(config.audio_cache_mb * 2**20)
         self.mels = ClipCache(MELS_BYTES)
+        self._counts: dict[int, int] = {}
         self.pass_seconds: float | None = None
         """Seconds of audio in one pass of the encoder; 0: one clip at a time. None: 0 on the CPU, where a clip must
         have the same bits in every batch for a resumed run to repeat the first; PASS_SECONDS elsewhere, since a
@@ -172,7 +173,10 @@ class AudioEncoder:
 
     def _tokens_in(self, duration: float) -> int:
         """Return the number of audio tokens of `duration` seconds."""
-        return self.backbone.tokens(self.model, self._frames(duration))
+        frames = self._frames(duration)
+        if frames not in self._counts:
+            self._counts[frames] = self.backbone.tokens(self.model, frames)
+        return self._counts[frames]
 
     def _frames(self, duration: float) -> int:
         assert self.extractor is not None

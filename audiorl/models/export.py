@@ -11,7 +11,7 @@ import re
 import shutil
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +63,24 @@ def export(
         raise ValueError(f"{out}: exists already; give a new folder")
     if merge and not adapter:
         raise ValueError(f"{checkpoint}: holds a whole model, there is no adapter to merge; leave --merge out")
+    if push is not None:
+        with _on_hub(push) as hub:  # before anything is written: a wrong name or token is noticed here
+            hub.create_repo(push, private=True, exist_ok=True)
+    try:
+        _write(checkpoint, out, merge, sections)
+        if push is not None:
+            with _on_hub(push) as hub:
+                hub.upload_folder(
+                    repo_id=push, folder_path=str(out), commit_message="Upload a model trained with audiorl"
+                )
+    except BaseException:
+        shutil.rmtree(out, ignore_errors=True)  # the same command can be given again
+        raise
+    return out
+
+
+def _write(checkpoint: Path, out: Path, merge: bool, sections: Sequence[str]) -> None:
+    """Write the model and its card to `out`."""
     policy = load_policy(checkpoint, ModelConfig(dtype="auto"))
     if merge:
         policy.adapter.merge_and_unload()
@@ -90,13 +108,19 @@ def export(
         ]
         _log.warning("%s: PEFT and vLLM do not read %s; use --merge for a model that they load", out, NON_LORA_WEIGHTS)
     (out / "README.md").write_text(model_card(checkpoint, policy.adapter is not None, base, notes, sections))
-    if push is not None:
-        from huggingface_hub import HfApi
 
-        hub = HfApi()
-        hub.create_repo(push, private=True, exist_ok=True)
-        hub.upload_folder(repo_id=push, folder_path=str(out), commit_message="Upload a model trained with audiorl")
-    return out
+
+@contextmanager
+def _on_hub(repository: str) -> Iterator[Any]:
+    """Yield the hub. Raises ValueError with one line for whatever it refuses, and where it is not reached."""
+    import httpx
+    from huggingface_hub import HfApi
+
+    try:
+        yield HfApi()
+    except (httpx.HTTPError, OSError, ValueError) as error:
+        reason = " ".join(str(error).split())
+        raise ValueError(f"--push {repository}: not uploaded, and nothing is left here ({reason})") from error
 
 
 # -- the talker ----------------------------------------------------------------------------------------------------

@@ -47,6 +47,14 @@ PROCESSOR_FILES = (
     "chat_template.jinja",
     "chat_template.json",
 )
+MOST_NUMBERS, MOST_LAYERS = 2**30, 1024
+"""What a config.json may always ask for: numbers of a matrix, and layers. Parts that are not loaded have sizes too."""
+WIDTHS = ("hidden_size", "d_model")
+LAYERS = ("layers", "depth")
+SIZES = (
+    "_size", "_dim", "d_model", "heads", "source_positions", "target_positions", "mel_bins", "experts", "codebooks",
+)  # fmt: skip
+"""Ends of the names of a configuration's sizes."""
 IN_CHECKPOINT = re.compile(r"^(?:thinker\.)?(?:model\.)?(visual\..*)")
 """The names of a vision tower's tensors in a checkpoint, of a whole model or of the thinker alone."""
 _CONFIG_ERRORS = (
@@ -102,6 +110,30 @@ def check_finite_weights(weights: Iterable[tuple[str, Tensor]], path: str | Path
 
 
 # -- from files --------------------------------------------------------------------------------------------------------
+
+
+def check_sizes(folder: Path, config: Mapping[str, Any]) -> None:
+    """Raise ValueError for sizes in a config.json that the weights of the folder cannot have, before memory is taken.
+
+    A matrix larger than all weights together is none of theirs, nor are more layers than there are tensors.
+    """
+    counts = [0]
+    for file in folder.glob("*.safetensors"):
+        with naming_damage(file), safe_open(file, "pt") as stream:
+            counts += [math.prod(stream.get_slice(key).get_shape()) for key in stream.keys()]  # noqa: SIM118
+    most, most_layers = max(sum(counts), MOST_NUMBERS), max(len(counts), MOST_LAYERS)
+
+    def check(part: Mapping[str, Any], place: str) -> None:
+        width = max((v for k, v in part.items() if k in WIDTHS and type(v) is int), default=1)
+        for name, value in part.items():
+            if isinstance(value, Mapping):
+                check(value, f"{place}{name}.")
+            elif type(value) is int and name.endswith(LAYERS) and value > most_layers:
+                raise ValueError(f"{folder}/config.json: {place}{name} is {value}, more than the weights have layers")
+            elif type(value) is int and name.endswith(SIZES) and max(value, value * width) > most:
+                raise ValueError(f"{folder}/config.json: {place}{name} is {value}, more than the weights can have")
+
+    check(config, "")
 
 
 def load_model(
@@ -223,7 +255,7 @@ def naming_damage(path: str | Path) -> Iterator[None]:
                 damaged = file
                 break
         raise ValueError(f"{damaged}: damaged or cut off ({error}); copy it again") from error
-    except _CONFIG_ERRORS as error:
+    except (*_CONFIG_ERRORS, MemoryError, RuntimeError) as error:  # torch raises RuntimeError where memory is short
         if isinstance(error, ValueError) and str(path) in str(error):
             raise
         raise ValueError(f"{path}: the model cannot be read: {' '.join(str(error).split())}; copy it again") from error

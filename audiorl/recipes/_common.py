@@ -106,11 +106,12 @@ class RowCheck:
         self._ask(self.measured(item), self.eval_tokens)
 
     def _ask(self, uses: Iterable[Sample | Example], new_tokens: int) -> None:
+        policy = self.policy()
         for use in uses:
             if isinstance(use, Example):
-                check_example(self.policy(), use)
+                check_example(policy, use)
             else:
-                self.policy().prompts.check(use, new_tokens)
+                policy.prompts.check(use, new_tokens)
                 if self.reward is not None:
                     check_sample(self.reward, use)
 

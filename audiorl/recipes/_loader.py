@@ -13,13 +13,14 @@ import re
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import fields
 from importlib.metadata import entry_points
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal
 
-from audiorl.config import require_finite
+from audiorl.config import require_sound
 from audiorl.config.recipe import RecipeConfig
 from audiorl.options import options_module, parse, with_values
 
@@ -139,13 +140,6 @@ def parse_config(recipe: ModuleType, argv: Sequence[str], quiet: bool = False) -
     Raises ValueError for an option that has a new name and for one that the recipe would ignore.
     """
     default = default_config(recipe, argv)
-    if isinstance(default, RecipeConfig):
-        for option in (arg.split("=")[0] for arg in argv):
-            if option.startswith("--") and option.endswith(".steps"):
-                raise ValueError(
-                    f"{option}: the steps of this recipe follow from --epochs, passes over the data, and --max-steps; "
-                    "set those"
-                )
     words = [word for word in argv if word not in ("--tiny", "--full")]
     if "--preset" in words:
         at = words.index("--preset")
@@ -160,7 +154,16 @@ def parse_config(recipe: ModuleType, argv: Sequence[str], quiet: bool = False) -
         elsewhere=("runtime",),
         quiet=quiet,
     )
-    require_finite(config)
+    if isinstance(default, RecipeConfig):
+        given = {arg.split("=")[0].replace("_", "-") for arg in argv}
+        for field in fields(default):
+            before, after = (getattr(getattr(held, field.name), "steps", None) for held in (default, config))
+            option = f"--{field.name.replace('_', '-')}.steps"
+            if field.name not in default.counts_steps and (after != before or option in given):
+                raise ValueError(
+                    f"{option}: the steps of this recipe follow from --epochs, passes over the data, and --max-steps; "
+                    "set those"
+                )
     return config
 
 
@@ -240,7 +243,7 @@ def recorded_recipe(folder: Path, trusted: Sequence[str | Path] = ()) -> tuple[M
         )
     recipe = load_recipe(file)
     config = with_values(config_class(recipe)(), saved.config, lambda place: f"{folder}/config.json: ")
-    require_finite(config)
+    require_sound(config)
     return recipe, config
 
 

@@ -68,6 +68,7 @@ PPO = RLConfig(
 
 @dataclass(frozen=True)
 class SimulPPOConfig(PtxOptions, RewardOptions, RecipeConfig):
+    counts_steps = ("stage1", "stage2")
     held_out_count: int = 50
     """Streams held out of `data` where no `held_out` is given, drawn from every set and language in proportion."""
     source_language: str = ""

@@ -51,7 +51,10 @@ class Allowed:
     manifests: tuple[Path, ...] = ()
 
     def __contains__(self, path: Path) -> bool:
-        real = path.resolve()
+        try:
+            real = path.resolve()
+        except (OSError, ValueError, RuntimeError):  # a name with NUL, a name that is too long, a link to itself
+            return False
         inside = any(real.is_relative_to(folder.resolve()) for folder in self.folders)
         return inside or any(_names(manifest, path) for manifest in self.manifests)
 
@@ -136,7 +139,7 @@ class Players:
         for wrong, why in (
             (full, "not embedded to keep the page small"),
             (not self._may_read(path), "not embedded, it is neither in the run folder nor in the run's data"),
-            (not path.is_file(), "audio file not found"),
+            (not os.path.isfile(path), "audio file not found"),
         ):
             if wrong:
                 return note(f"♪ {why}: {label}", "span")
@@ -162,7 +165,7 @@ class Players:
     def samples(self, clip: Mapping[str, Any] | None) -> NDArray[np.float32] | None:
         """Return the clip's sound, mono float32 [T] at 16 kHz; None where there is none to read."""
         path, part = self._part(clip or {})
-        if clip is None or not self._may_read(path) or not path.is_file():
+        if clip is None or not self._may_read(path) or not os.path.isfile(path):
             return None
         try:
             return part.load(RATE)

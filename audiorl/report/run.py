@@ -156,7 +156,7 @@ def load_run(folder: str | Path) -> RunContents:
         _check(entry, _Entry, where)
         for numbers in (entry, *(entry.get("by_task") or {}).values()):
             _check(numbers, dict[str, _Value], where)
-    metrics = read_metrics(path / "metrics.jsonl") if (path / "metrics.jsonl").exists() else []
+    metrics = read_metrics(path / "metrics.jsonl") if (path / "metrics.jsonl").is_file() else []
     answer_files = {f.stem: f for f in sorted((path / "eval").glob("*.jsonl"))}
     in_order = dict.fromkeys([*(name for name in evals or {} if name in answer_files), *answer_files])
     answers = {name: tuple(checked_rows(answer_files[name])) for name in in_order}

@@ -92,6 +92,8 @@ def read_json_object(path: Path) -> dict[str, Any] | None:
     """Read a file with a JSON object; None where there is no file. Raises ValueError naming the file."""
     if not path.exists():
         return None
+    if not path.is_file():  # a FIFO would be waited for
+        raise ValueError(f"{path}: no regular file")
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:

@@ -56,8 +56,11 @@ def check_sample(reward: Reward, sample: Sample) -> None:
 
 
 def score_rollouts(reward: Reward, rollouts: Sequence[Rollout]) -> list[Score | None]:
-    """Return the reward's scores, checked. It gets copies of tokens, log-probs and metadata, which it may write to."""
-    return check_scores("reward", reward([copied(r) for r in rollouts]), rollouts)
+    """Return the reward's scores, checked. It gets copies of tokens, log-probs and metadata, which it may write to.
+
+    They come in a tuple: scores belong to rollouts by their order, which sorting a list in place would change.
+    """
+    return check_scores("reward", reward(tuple(copied(r) for r in rollouts)), rollouts)
 
 
 def scored_rollouts(reward: Reward, rollouts: Sequence[Rollout]) -> list[Rollout]:
@@ -67,14 +70,22 @@ def scored_rollouts(reward: Reward, rollouts: Sequence[Rollout]) -> list[Rollout
 
 
 def copied(rollout: Rollout) -> Rollout:
-    """Return the rollout with copies of tokens, log-probs and metadata."""
+    """Return the rollout with copies of tokens, log-probs, metadata and the parts of its score."""
     segments = []
     for segment in rollout.segments:
         values = {field.name: getattr(segment, field.name) for field in fields(segment)}
         copies: dict[str, Any] = {name: value.clone() for name, value in values.items() if isinstance(value, Tensor)}
         segments.append(replace(segment, **copies))
-    sample = replace(rollout.sample, metadata=dict(rollout.sample.metadata))
-    return replace(rollout, sample=sample, segments=tuple(segments))
+    sample = replace(rollout.sample, metadata=_containers(rollout.sample.metadata))
+    score = rollout.score and replace(rollout.score, parts=dict(rollout.score.parts))
+    return replace(rollout, sample=sample, segments=tuple(segments), score=score)
+
+
+def _containers(value: Any) -> Any:
+    """Return a copy of dictionaries and lists at any depth; clips and other values stay themselves."""
+    if isinstance(value, dict):
+        return {key: _containers(held) for key, held in value.items()}
+    return type(value)(map(_containers, value)) if type(value) in (list, tuple, set) else value
 
 
 def _check(where: str, score: Any, rollout: Rollout, undefined: bool) -> None:
@@ -141,7 +152,7 @@ class WeightedSum:
         return cls(tuple(Term(name, reward, weight) for name, (reward, weight) in pairs.items()))
 
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Score | None]:
-        columns = [check_scores(t.name, t.reward(rollouts), rollouts) for t in self.terms]
+        columns = _columns(self.terms, rollouts)
         return [self._combine(row, r) for row, r in zip(_rows(columns), rollouts, strict=True)]
 
     def check(self, sample: Sample) -> None:
@@ -184,6 +195,29 @@ class WeightedSum:
         )
 
 
+def _columns(terms: Sequence[Term], rollouts: Sequence[Rollout], undefined: bool = False) -> list[list[Score | None]]:
+    """Return the scores of each term. Raises ValueError for a term that changes what the next one sees.
+
+    Terms share the rollouts, since what they decode and recognise is kept by rollout.
+    """
+    shared, columns = tuple(rollouts), []
+    before = _contents(shared)
+    for term in terms:
+        columns.append(check_scores(term.name, term.reward(shared), shared, undefined))
+        if _contents(shared) != before:
+            raise ValueError(
+                f"reward {term.name!r}: writes to the rollouts, which other rewards see too; change copies"
+            )
+    return columns
+
+
+def _contents(rollouts: Sequence[Rollout]) -> list[Any]:
+    """Return what a reward could change in place: metadata, parts of scores, and how often tensors were written to."""
+    tensors = [[v for s in r.segments for v in vars(s).values() if isinstance(v, Tensor)] for r in rollouts]
+    versions = [[0 if v.is_inference() else v._version for v in held] for held in tensors]
+    return [versions, [(_containers(r.sample.metadata), r.score and dict(r.score.parts)) for r in rollouts]]
+
+
 def _rows(columns: Sequence[Sequence[Score | None]]) -> list[tuple[Score, ...] | None]:
     """From one column of scores a term to one row a rollout; None for a rollout that a term skipped."""
     rows = zip(*columns, strict=True)
@@ -210,8 +244,7 @@ class Gated:
         WeightedSum((Term("reward", self.reward), Term("gate", self.gate)))  # checks that both are rewards
 
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Score | None]:
-        scores = check_scores("reward", self.reward(rollouts), rollouts)
-        gates = check_scores("gate", self.gate(rollouts), rollouts)
+        scores, gates = _columns((Term("reward", self.reward), Term("gate", self.gate)), rollouts)
         return [None if s is None or g is None else self._gated(s, g) for s, g in zip(scores, gates, strict=True)]
 
     def check(self, sample: Sample) -> None:
@@ -253,7 +286,7 @@ class StandardisedSum:
         WeightedSum(self.terms).check(sample)
 
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Score | None]:
-        rows = _rows([check_scores(t.name, t.reward(rollouts), rollouts, undefined=True) for t in self.terms])
+        rows = _rows(_columns(self.terms, rollouts, undefined=True))
         scored = [i for i, row in enumerate(rows) if row is not None]
         columns = list(zip(*(row for row in rows if row is not None), strict=True)) or [()] * len(self.terms)
         by_segment = any(score.per_segment is not None for column in columns for score in column)

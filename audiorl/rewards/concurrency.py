@@ -14,7 +14,7 @@ import asyncio
 import os
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
@@ -74,11 +74,11 @@ def begins_early(reward: Reward) -> bool:
 
 
 class EarlyScores:
-    """See the module. Leaving the block waits for what has begun; of what has not begun nothing is called."""
+    """See the module. Leaving the block waits for what has begun, but for an interrupt; what has not is not called."""
 
     def __init__(self, reward: Reward):
         self._parts: list[_EarlyPart] = []
-        self._threads = ThreadPoolExecutor(MAX_THREADS, "reward")
+        self._free = threading.Semaphore(MAX_THREADS)
         self.reward: Reward = self._replaced(reward)
         """The reward for the whole step, which takes the scores that were begun early."""
 
@@ -96,14 +96,27 @@ class EarlyScores:
             for _, values in list(part.begun.values()):
                 if values.done():
                     values.result()
-            members = [copied(r) for r in group]
-            part.begun[group[0].group_id] = list(group), self._threads.submit(part.values, members)
+            members = tuple(copied(r) for r in group)
+            scored: Future[list[Any]] = Future()
+            part.begun[group[0].group_id] = list(group), scored
+            # Not an executor: Python waits for its threads at exit, so that a reward that hangs could not be stopped.
+            threading.Thread(target=self._score, args=(part, members, scored), name="reward", daemon=True).start()
+
+    def _score(self, part: _EarlyPart, members: Sequence[Rollout], values: Future[list[Any]]) -> None:
+        with self._free:
+            if values.set_running_or_notify_cancel():
+                try:
+                    values.set_result(part.values(members))
+                except BaseException as error:
+                    values.set_exception(error)
 
     def __enter__(self) -> EarlyScores:
         return self
 
-    def __exit__(self, *error: object) -> None:
-        self._threads.shutdown(cancel_futures=True)
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        begun = [values for part in self._parts for _, values in part.begun.values() if not values.cancel()]
+        if kind is None or issubclass(kind, Exception):  # an interrupt waits for nothing
+            wait(begun)
 
 
 class _EarlyPart:
@@ -127,7 +140,7 @@ class _EarlyPart:
                 found |= zip((places[r.index] for r in group), values.result(), strict=True)
         missing = [i for i in range(len(rollouts)) if i not in found]
         if missing:
-            found |= zip(missing, self.values([rollouts[i] for i in missing]), strict=True)
+            found |= zip(missing, self.values(tuple(rollouts[i] for i in missing)), strict=True)
         return self._finish(rollouts, [found[i] for i in range(len(rollouts))])
 
 

@@ -92,9 +92,14 @@ class FunctionReward:
         if self.takes == "rollout":
             return [self._score(r, self._call(f"{self._where}, sample {r.name}", r)) for r in rollouts]
         if self.takes == "completions":
-            values = self._call(self._where, **self._columns(rollouts))
+            columns = self._columns(rollouts)
+            before = {name: list(values) for name, values in columns.items()}
+            values = self._call(self._where, **columns)
+            for name, held in before.items():  # sorted in place, say: which score belongs to which rollout is lost
+                if len(held) != len(columns[name]) or any(a is not b for a, b in zip(held, columns[name], strict=True)):
+                    raise ValueError(f"{self._where}: changes the list {name!r} that it is given; change a copy")
         else:
-            values = self._call(self._where, rollouts)
+            values = self._call(self._where, tuple(rollouts))
         values = values.tolist() if isinstance(values, np.ndarray | Tensor) else values
         if not isinstance(values, Sequence) or isinstance(values, str):
             raise ValueError(
@@ -170,7 +175,7 @@ class FileReward:
         if isinstance(self.reward, FunctionReward):  # it names file, function and sample itself
             return check_scores(self.path, self.reward(rollouts), rollouts)
         with naming(f"reward file {self.path!r}, {type(self.reward).__name__}"):
-            scores: Any = self.reward(rollouts)
+            scores: Any = self.reward(tuple(rollouts))
             if inspect.iscoroutine(scores):
                 scores = run_async(scores)
         return check_scores(self.path, scores, rollouts)

@@ -53,6 +53,8 @@ BODY_SECONDS = 120.0
 REFUSED_BODY_SECONDS = 5.0
 """Seconds for which the body of a refused request is read: clients read the answer only after sending."""
 RETRY_SECONDS = 2
+STOP_SECONDS = 3
+"""Seconds that open requests have after a SIGTERM: a reward may hang, and clients ask again."""
 log = logging.getLogger(__name__)
 
 
@@ -81,7 +83,8 @@ def serve(options: RewardServerConfig) -> None:
             raise OSError(f"rewards serve: cannot listen on {where}; choose another --port") from None
         print(f"serving {options.file} on http://{shown}:{listener.getsockname()[1]}", flush=True)
         with suppress(KeyboardInterrupt):  # how one stops it
-            uvicorn.Server(uvicorn.Config(app, log_level="warning")).run(sockets=[listener])
+            config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=STOP_SECONDS)
+            uvicorn.Server(config).run(sockets=[listener])
 
 
 def _check(options: RewardServerConfig) -> None:
@@ -155,6 +158,8 @@ def make_app(served: FileReward, options: RewardServerConfig, token: str | None)
             return refused.response()
         except ClientDisconnect:
             return Response(status_code=499)
+        except asyncio.CancelledError:
+            return Refused(503, "the server is stopping; ask another one").response()
         finally:
             open_requests -= 1
 
@@ -162,7 +167,7 @@ def make_app(served: FileReward, options: RewardServerConfig, token: str | None)
 
 
 async def _discard(request: Request) -> None:
-    with suppress(TimeoutError):
+    with suppress(TimeoutError, ClientDisconnect):
         async with asyncio.timeout(REFUSED_BODY_SECONDS):
             async for _ in request.stream():
                 pass

@@ -188,7 +188,10 @@ class HFEngine:
                 answer = answers[i]
                 if answer.stop_reason is not None:
                     continue  # it stays in the batch until the next change
-                answer.buffer.add(*numbers)
+                try:
+                    answer.buffer.add(*numbers)
+                except FloatingPointError as error:
+                    raise FloatingPointError(f"sample {answer.request.sample.id!r}, {error}") from None
                 answer.stop_reason = sampler.ended(i, answer.buffer)
                 stop = self.sampling.stop
                 if answer.stop_reason != "eos" and ends_with_stop_string(self.policy, answer.buffer.ids, stop):

@@ -16,6 +16,7 @@ Shapes: R rollouts, B of them in a step, H decoder width, V vocabulary, Q codebo
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -59,7 +60,8 @@ def choose(logprobs: Tensor, uniform: Tensor, greedy: Tensor | bool) -> Tensor:
     # Rounding must not reach the total itself: beyond it there is no token.
     target = torch.minimum(uniform[:, None].to(cumulative) * total, total.nextafter(torch.zeros_like(total)))
     # right=True: a token of probability 0 has an empty interval and is never chosen
-    return torch.searchsorted(cumulative, target, right=True).squeeze(-1)
+    # Of a row that is NaN it gives V, which no table of embeddings has; `SegmentBuffer.add` refuses the log-prob.
+    return torch.searchsorted(cumulative, target, right=True).squeeze(-1).clamp(max=logprobs.shape[-1] - 1)
 
 
 def uniforms(seed: int, sample_id: str, index: int, count: int) -> Tensor:
@@ -154,6 +156,9 @@ class SegmentBuffer:
         return cls(segment.ids.tolist(), segment.logprobs.tolist())
 
     def add(self, id: int, logprob: Any, codes: list[int] | None = None, code_mask: list[bool] | None = None) -> None:
+        """Append a token or a frame. Raises FloatingPointError for a log-prob that is NaN."""
+        if any(map(math.isnan, logprob if isinstance(logprob, list) else [logprob])):
+            raise FloatingPointError(f"token {len(self.ids) + 1}: the model's logits are not numbers, it has diverged")
         self.ids.append(id)
         self.logprobs.append(logprob)
         if code_mask is not None:
@@ -240,7 +245,11 @@ def _token(
     allowed = logprobs
     if must_continue is not None:
         ends = torch.zeros(logits.shape[-1], dtype=torch.bool, device=logits.device).index_fill(0, stop_ids, True)
-        allowed = logprobs.masked_fill(must_continue[:, None] & ends, -torch.inf)
+        stops = must_continue[:, None] & ends
+        allowed = logprobs.masked_fill(stops, -torch.inf)
+        # Where top-k and top-p leave nothing but stop tokens: the model's own distribution over the others.
+        nothing = allowed.isneginf().all(-1, keepdim=True)
+        allowed = torch.where(nothing, logits.float().masked_fill(stops, -torch.inf).log_softmax(-1), allowed)
     tokens = choose(allowed, noise, greedy)
     return tokens, logprobs.gather(-1, tokens[:, None]).squeeze(-1)
 

@@ -287,7 +287,11 @@ class StreamDecoder:
                         stream.stop_reason = "stop"  # the token would begin one word too many
                         continue
                 # A turn ends with a token, never in the middle of speech.
-                stream.buffer.add(*now)
+                try:
+                    stream.buffer.add(*now)
+                except FloatingPointError as error:
+                    name = f"stream {stream.inputs.request.sample.id!r}, turn {stream.turn + 1}"
+                    raise FloatingPointError(f"{name}, {error}") from None
                 stream.unread = [now[0]]
                 stream.stop_reason = sampler.ended(i, stream.buffer)
             still = [b for b, i in enumerate(active) if streams[i].stop_reason is None]

@@ -69,9 +69,14 @@ def save_checkpoint(folder: Path, model: Saved, trainer: TrainerState, meta: Map
         raise naming_full_disk(error, folder) from error
 
 
+def partial_folder(folder: Path) -> Path:
+    """Return where the files of a checkpoint lie until it is complete."""
+    return folder.with_name(f".{folder.name}.partial")
+
+
 def begin_checkpoint(folder: Path) -> Path:
-    """Make an empty folder for the files of a checkpoint until it is complete."""
-    partial = folder.with_name(f".{folder.name}.partial")
+    """Make an empty `partial_folder`."""
+    partial = partial_folder(folder)
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     return partial
@@ -79,7 +84,7 @@ def begin_checkpoint(folder: Path) -> Path:
 
 def commit_checkpoint(folder: Path, files: Checksums, meta: Mapping[str, Any]) -> None:
     """Make a checkpoint visible whose `files` are on the disk: a crash leaves the old state or the new one."""
-    partial = folder.with_name(f".{folder.name}.partial")
+    partial = partial_folder(folder)
     for name, (size, _) in files.items():
         file = partial / name
         if not file.is_file() or file.stat().st_size != size:

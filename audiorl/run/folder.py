@@ -6,6 +6,7 @@ phase continues from its last checkpoint; what was logged after that checkpoint 
 
 from __future__ import annotations
 
+import os
 import platform
 import shutil
 import signal
@@ -32,6 +33,7 @@ from audiorl.run.checkpoint import (
     begin_checkpoint,
     commit_checkpoint,
     load_into,
+    partial_folder,
     save_checkpoint,
     verify,
 )
@@ -109,6 +111,7 @@ class StopRequest:
             if self.received:
                 raise KeyboardInterrupt
             self.received = True
+            os.write(2, b"audiorl: stopping after this step; once more stops at once\n")  # print is not reentrant
 
         before = {s: signal.signal(s, handler) for s in (signal.SIGINT, signal.SIGTERM)}
         try:
@@ -138,7 +141,13 @@ class Run:
                 if "\0" in path or not (folder / path).resolve().is_relative_to(folder.resolve()):
                     outside = f"the checkpoint {path!r} lies outside of the run folder"
                     raise ValueError(f"{folder}/state.json: edited: {outside}")
+                meta = folder / path / META
+                if meta.is_file() and (logged := read_record(meta, TrainerMeta).seq) > self._state.seq:
+                    earlier = f"seq is {self._state.seq}, but {path} was saved after {logged} lines of metrics"
+                    raise ValueError(f"{folder}/state.json: edited or damaged: {earlier}; restore the file")
             self._log = MetricsLog(folder / "metrics.jsonl", self._state.seq)
+            for partial in folder.glob("checkpoints/*/.*.partial"):  # of a process that ended while it saved
+                shutil.rmtree(partial, ignore_errors=True)
             self._seq = self._state.seq
             self._lock = opened.pop_all()
 
@@ -150,15 +159,19 @@ class Run:
             raise ValueError(f"{out} exists already; choose another --out, or continue it with 'audiorl resume {out}'")
         partial = folder.with_name(folder.name + ".partial")  # a run folder is there whole or not at all
         shutil.rmtree(partial, ignore_errors=True)
-        for name in ("rollouts", "checkpoints", "eval"):
-            (partial / name).mkdir(parents=True)
         # A plain checkout on PYTHONPATH has no metadata of a package audiorl.
         versions = {"python": platform.python_version(), "audiorl": audiorl.__version__}
         versions |= {name: version(name) for name in VERSIONS}
         record = RunConfig(recipe, list(argv), to_json(config), versions)
-        write_json(partial / "config.json", msgspec.to_builtins(record))
-        write_json(partial / "state.json", msgspec.to_builtins(RunState(0, {}, {}, {})))
-        partial.rename(folder)
+        try:
+            for name in ("rollouts", "checkpoints", "eval"):
+                (partial / name).mkdir(parents=True)
+            write_json(partial / "config.json", msgspec.to_builtins(record))
+            write_json(partial / "state.json", msgspec.to_builtins(RunState(0, {}, {}, {})))
+            partial.rename(folder)
+        except OSError:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise
         return cls(Path(out))
 
     @classmethod
@@ -178,6 +191,8 @@ class Run:
     def close(self) -> None:
         """Close the metrics log and the trackers, which send what they still hold, and unlock the folder."""
         self._closed = True
+        if self._saving is not None:  # the writing failed, on a full disk perhaps
+            shutil.rmtree(partial_folder(self._saving.folder), ignore_errors=True)
         with self._lock:
             self._log.close()
             for tracker in self._trackers:

@@ -64,11 +64,15 @@ def read_record(path: Path, schema: type[T]) -> T:
 def write_json(path: Path, value: Any) -> None:
     """Replace a JSON file atomically."""
     partial = path.with_name(f".{path.name}.partial")
-    with open(partial, "w") as file:
-        json.dump(value, file, indent=1)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
+    try:
+        with open(partial, "w") as file:
+            json.dump(value, file, indent=1)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except BaseException:  # a full disk
+        partial.unlink(missing_ok=True)
+        raise
 
 
 @contextmanager

@@ -15,6 +15,8 @@ import numpy as np
 import soxr
 from numpy.typing import NDArray
 
+from audiorl.data.schema import parse_json
+
 CHARACTER_CTC = "audiorl_character_ctc"
 """The model_type of folders that `CharacterCTC.save` writes."""
 Waveform = NDArray[Any]
@@ -168,9 +170,12 @@ def load_model(model_class: Any, path: str | Path, device: str) -> Any:
     """
     import torch
 
-    from audiorl.models.weights import naming_damage, silent_transformers
+    from audiorl.models.weights import check_sizes, naming_damage, silent_transformers
 
     try:
+        if (config := Path(path) / "config.json").is_file():
+            content = parse_json(config.read_bytes())
+            check_sizes(Path(path), content if isinstance(content, dict) else {})
         with silent_transformers(), naming_damage(path):  # the errors below replace transformers' table of weights
             model, info = model_class.from_pretrained(
                 str(path),

@@ -6,12 +6,12 @@ Typing errors in the transcripts stay as printed. Symbols and remarks that are n
 
 from __future__ import annotations
 
-import gzip
 import re
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
+from audiorl.data.rows import gunzipped
 from corpora.sources.packages import licence_paragraph
 from corpora.sources.voices import SourceRecording, Voice, read_audio
 
@@ -39,7 +39,7 @@ def transcripts(root: Path, language: str) -> dict[str, str]:
     if not path.exists():
         raise ValueError(f"{path}: missing; is the package asterisk-core-sounds-{language} installed or unpacked here?")
     texts: dict[str, str] = {}
-    for line in gzip.decompress(path.read_bytes()).decode("utf-8-sig").splitlines():
+    for line in gunzipped(path).decode("utf-8-sig").splitlines():
         key, colon, text = line.partition(":")
         if colon and not line.startswith(";"):
             texts.setdefault(key.strip(), text.strip())

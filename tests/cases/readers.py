@@ -223,6 +223,12 @@ WHICH_AUDIO = [
         [("one", [1000]), ("two", [440, 2000]), ("all", [440, 1000, 2000])], "the mean of all three each time",
     ),
     Case(
+        "A3", "own", "rows without ids of two channels of one file are two samples",
+        lambda folder: [s.id for s in read_samples(put(folder, {"m.jsonl": json_lines(
+            *({"audio_filepath": "a.wav", "text": "x", "channel_selector": c} for c in (0, 1)))}) / "m.jsonl").samples],
+        ["a.wav#0", "a.wav#1"], "refused: 'a.wav' also names row 1",
+    ),
+    Case(
         "A3", "own", "our own rows: channel with start and duration",
         manifest({"audio": "a.wav", "text": "right", "start": 0.5, "duration": 0.5, "channel": 1}),
         [("right", [1000])], BOTH,
@@ -426,6 +432,11 @@ FOLDERS = [
         archive(("a.txt", "one"), ("a.wav", SPOKEN), ("a_b.txt", "two"), ("a_b.wav", SPOKEN)), ["one", "two"], "right",
     ),
     Case(
+        "A20", "own", "two recordings under one key",
+        archive(("a.flac", SPOKEN), ("a.wav", SPOKEN), ("a.txt", "one")), Refused("two recordings of 'a'"),
+        "the last one",
+    ),
+    Case(
         "A20", "own", "texts with a BOM in a tar",
         archive(("a.wav", SPOKEN), ("a.txt", BOM + b"one"), ("b.json", BOM + b'{"text": "two"}'), ("b.wav", SPOKEN)),
         ["one", "two"], "'\\ufeffone', then refused: Unexpected UTF-8 BOM",
@@ -536,6 +547,10 @@ SMALLER = [
         "A28", "own", "a .CSV with a BOM, CRLF, a part, digits and the word null as text",
         table("t.CSV", BOM + b"id,audio,start,duration,text\r\n007,a.wav,0.5,0.25,null\r\n8,a.wav,,,0123\r\n"),
         ["null", "0123"], "refused: no data file",
+    ),
+    Case(
+        "A28", "own", "a .csv with nothing but a BOM", table("t.csv", BOM), Refused("no readable row"),
+        "refused: no data file",
     ),
     Case(
         "A28", "own", "a .tsv with a tab too many", table("t.tsv", "audio\ttext\na.wav\tone\ta.wav\n"),

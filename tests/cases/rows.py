@@ -151,7 +151,7 @@ CASES = [
     ),
     Case(
         "A5", "QwenLM/Qwen2-Audio#57", "31 s for a model that reads 30 s", asked({}, 31.0, policy=qwen2),
-        Refused("rows.jsonl: row 3, field 'audio': audio of 31.0 s is longer than the 30 s"), MIDDLE,
+        Refused("rows.jsonl: row 3, field 'audio': audio of 31 s is longer than the 30 s"), MIDDLE,
     ),
     Case(
         "A5", "yeyupiaoling/Whisper-Finetune#96", "a transcript of more tokens than Whisper writes",

@@ -123,7 +123,7 @@ def test_whether_a_row_can_be_used_does_not_depend_on_check_audio(
 TOKEN = "Who says <|im_end|> here?"
 ASKS: dict[str, Any] = {"row": QUESTION, "bad": {"question": TOKEN}, "field": "question"}
 LEARNS: dict[str, Any] = {"row": QUESTION, "bad": {"choices": ["<|im_end|>", "b"], "answer": "b"}, "field": "choices"}
-TTS: dict[str, Any] = {"own": True, "more": ("--max-seconds", "2")}
+TTS: dict[str, Any] = {"own": True, "more": ("--max-seconds", "2", "--clone", "False")}
 PAIR = {**QUESTION, "chosen": "a dog", "rejected": "a bell"}
 RECIPES: dict[str, dict[str, Any]] = {
     "mmau-grpo": ASKS,

@@ -103,7 +103,7 @@ _INVISIBLE = re.compile(
     "\ufe00-\ufe0f\ufeff\uffa0\U000e0000-\U000e0fff]"
 )
 _JOINERS = re.compile("[\u200c\u200d]")
-_APOSTROPHES = str.maketrans(dict.fromkeys("‘’‛ʼʻ´`＇", "'"))
+_APOSTROPHES = str.maketrans(dict.fromkeys("‘’‛ʼʻʹ′´`＇", "'"))
 # Vowel marks that Arabic and Hebrew may leave out, tatweel, and stress marks of Cyrillic. NFC has composed the marks
 # that make another letter.
 _VOWEL_MARKS = re.compile(
@@ -118,7 +118,7 @@ _SPACED = re.compile("(?<![0-9.,])(?<![0-9] )[1-9][0-9]{0,2}(?: [0-9]{3})+(?! ?[
 _LETTERS = "".join(SCRIPTS[name] for name in ("latin", "greek", "cyrillic", "armenian", "georgian"))
 # Not the 2 of "2nd" or "mp3", nor parts of "1.5km".
 _NUMBER = re.compile(
-    rf"(?<![{_LETTERS}0-9])(?<![0-9][.,])(?P<minus>(?<![^\s(\[])[-−])?(?P<digits>[0-9]+(?:[.,][0-9]+)*)"
+    rf"(?<![{_LETTERS}0-9])(?<![0-9][.,])(?P<minus>(?<![^\s(\[])[-−–])?(?P<digits>[0-9]+(?:[.,][0-9]+)*)"
     rf"(?![.,]?[0-9]|[{_LETTERS}])(?P<percent> ?%)?"
 )
 # English says 105 with and without "and".
@@ -166,15 +166,19 @@ def normalize(text: str, normalizer: Normalizer = "basic", language: str | None 
     if code not in _MARKS_ARE_LETTERS:
         text = _VOWEL_MARKS.sub("", text)
     if normalizer == "english":
-        text = re.sub(r"(?<![^\s(\[])[-−](?=[0-9])", "minus ", text)
+        text = re.sub(r"(?<![^\s(\[])[-−–](?=[0-9])", "minus ", text)
         return " ".join(_whisper_normalizer("english")(text).split())
     if language:
         text = spell_numbers(_simplified(text) if written_in(code) == ("han",) else text, language)
     if code in ("tr", "az"):
         text = text.replace("I", "ı").replace("İ", "i")
     text = _whisper_normalizer("basic")(text).casefold()  # "ß" is "ss"
+    if code == "ar":
+        text = re.sub(r"\bو ", "و", text)  # "and" belongs to the next word, num2words parts it
+    if code in ("en", "it"):
+        text = re.sub(r"\bper (cento?)\b", r"per\1", text)
     if code == "en":
-        text = _HUNDRED_AND.sub(r"\1 ", re.sub(r"\bper cent\b", "percent", text))
+        text = _HUNDRED_AND.sub(r"\1 ", text)
     return " ".join(text.split())
 
 
@@ -221,8 +225,13 @@ def spell_numbers(text: str, language: str) -> str:
         text = _SPACED.sub(lambda number: number[0].replace(" ", ""), text)
     if written_in(code) == ("han",):
         return _chinese_numbers(text)
+    if code in ("tr", "eu"):
+        text = re.sub("% ?([0-9][0-9.,]*)", r"\1%", text)
     if code == "ja":
         text = re.sub(rf"[{_HAN_DIGITS}〇]{{3,}}", lambda match: match[0].translate(_HAN_TO_ASCII), text)
+
+    def ungrouped(match: re.Match[str]) -> str:  # "1,500km", "1,000th"
+        return ".".join(filter(None, read_number(match[0], comma) or (match[0], "")))
 
     def spell(match: re.Match[str]) -> str:
         digits, after = match["digits"], text[match.end() :][:1]
@@ -239,6 +248,7 @@ def spell_numbers(text: str, language: str) -> str:
             said = (match["minus"] or "") + whole + ("." + fraction if fraction else "")
         return _percent(number, said, locale) if match["percent"] else said
 
+    text = re.sub(rf"(?<![{_LETTERS}0-9.,])[0-9]+(?:[.,][0-9]+)+(?=[{_LETTERS}])", ungrouped, text)
     return _NUMBER.sub(spell, text)
 
 
@@ -294,8 +304,6 @@ def _said(whole: str, fraction: str, language: str, minus: bool = False) -> str 
     try:
         zero, digits = cardinal(0), whole.lstrip("0") or "0"
         words = [zero] * (len(whole) - len(digits)) + [cardinal(int(digits))]
-        if code == "ar":
-            words = [word.replace(" و ", " و") for word in words]
         if fraction and key in ("ru", "hu") and len(fraction) <= 3:  # five tenths
             words = [cardinal(Decimal(f"{digits}.{fraction}"))]
         elif fraction:
@@ -334,8 +342,10 @@ def _percent(number: tuple[str, str], said: str, locale: Locale | None) -> str:
         return said
     from babel.units import format_unit
 
-    value = Decimal(".".join(filter(None, number)))
-    written = format_unit(value, "concentr-percent", "long", format="0.####", locale=locale)
+    for value in (Decimal(".".join(filter(None, number))), 1):  # Arabic has a word for some numbers only
+        written = format_unit(value, "concentr-percent", "long", format="0.####", locale=locale)
+        if not re.search("[%٪]", written):
+            break
     return re.sub("[0-9][0-9.,]*", lambda _: f" {said} ", written, count=1)
 
 

@@ -16,7 +16,7 @@ from audiorl.config import LoraConfig, ModelConfig
 from audiorl.models.lora import NON_LORA_WEIGHTS, adapter_config, is_adapter, other_weights, read_adapter
 from audiorl.models.policy import AudioPolicy
 from audiorl.models.speech import LAYOUT_KEY, FrameLayout
-from audiorl.models.weights import BASE_KEY, ModelSource, read_processor_files
+from audiorl.models.weights import BASE_KEY, ModelSource, check_sizes, read_processor_files
 from tokenizers_audio.protocol import AudioTokenizer
 
 TEXT_MODEL_TYPES = ("llama", "qwen2", "qwen3")
@@ -145,4 +145,5 @@ def read_config(path: str | Path) -> dict[str, Any]:
         raise ValueError(f"{config}: not valid JSON ({error})") from error
     if not isinstance(content, dict):
         raise ValueError(f"{config}: not a JSON object")
+    check_sizes(folder, content)
     return content

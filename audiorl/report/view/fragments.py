@@ -175,7 +175,8 @@ def tokens(row: Row, run_folder: Path) -> str:
     Where every token of the response has the same advantage, that of the row is given. The tokenizer is that of the
     newest checkpoint, which all checkpoints of a run share.
     """
-    files = sorted(run_folder.glob("checkpoints/*/*/tokenizer.json"), key=lambda file: file.stat().st_mtime)
+    found = (file for file in run_folder.glob("checkpoints/*/*/tokenizer.json") if file.is_file())
+    files = sorted(found, key=lambda file: file.stat().st_mtime)
     tokenizer = _load(files[-1], files[-1].stat().st_mtime_ns) if files else None
     segments = [segment for segment in row.get("segments") or () if isinstance(segment.get("ids"), dict)]
     if tokenizer is None:

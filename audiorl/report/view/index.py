@@ -58,6 +58,8 @@ class MetricsFile:
         """Read what is new; return whether `rows` has changed."""
         epoch = self.epoch
         try:
+            if not self.path.is_file():  # a FIFO would be waited for
+                raise FileNotFoundError(self.path)
             with self.path.open("rb") as file:
                 if os.pread(file.fileno(), len(self._tail), self._at - len(self._tail)) != self._tail:
                     self._restart()
@@ -113,7 +115,7 @@ class FollowedRun:
         files = []
         try:
             for entry in os.scandir(self.path / "rollouts"):
-                if match := re.fullmatch(r"step_(\d{1,15})\.jsonl", entry.name):
+                if (match := re.fullmatch(r"step_(\d{1,15})\.jsonl", entry.name)) and entry.is_file():
                     stat = entry.stat()
                     files.append((int(match[1]), Path(entry.path), (stat.st_mtime_ns, stat.st_size)))
         except OSError:
@@ -122,7 +124,7 @@ class FollowedRun:
 
     def evaluations(self) -> list[str]:
         """Return the names of eval/NAME.jsonl: in the order of eval.json, others last."""
-        names = sorted(file.stem for file in (self.path / "eval").glob("*.jsonl"))
+        names = sorted(file.stem for file in (self.path / "eval").glob("*.jsonl") if file.is_file())
         order = list(self._json("eval.json"))
         return sorted(names, key=lambda n: order.index(n) if n in order else len(order))
 

@@ -62,8 +62,10 @@ class LabelFile:
     def __init__(self, path: Path, mode: Mode):
         self.path, self.mode = path, mode
         self.undecided = path.with_name(f"{path.stem}.undecided.jsonl")
-        if path.is_dir():
-            raise ValueError(f"view: --labels {path}: a folder; name a file, such as labels.jsonl")
+        for file in (path, self.undecided):
+            if file.exists() and not file.is_file():
+                kind = "a folder" if file.is_dir() else "no regular file"
+                raise ValueError(f"view: --labels {file}: {kind}; name a file, such as labels.jsonl")
         if not path.absolute().parent.is_dir():
             raise ValueError(f"view: --labels {path}: there is no folder {path.absolute().parent}")
         self.labelled: dict[Path, set[tuple[str, ...]]] = {}

@@ -19,11 +19,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import uvicorn
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import FileResponse, HTMLResponse, RedirectResponse, StreamingResponse
+from starlette.requests import ClientDisconnect
 
 from audiorl import __version__
 from audiorl.audio import AudioError
@@ -37,6 +37,8 @@ from audiorl.report.view.sound import Sound
 HOST = "127.0.0.1"
 NAMES_OF_HOST = ("127.0.0.1", "localhost")
 POLL_SECONDS = 0.7
+MOST_BYTES = 2**16
+"""Of a request's body: a label is short."""
 _HEADERS = {
     "Content-Security-Policy": "default-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; "
     "frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
@@ -131,7 +133,9 @@ def make_app(view: RunsView, token: str, cookie: str = "audiorl_view") -> FastAP
         line = " ".join(str(error).split())
         return Response(line, 404 if gone else 400, media_type="text/plain; charset=utf-8")
 
-    for kind in (ValueError, LookupError, OSError):
+    # Numbers and searches that SQLite does not take, JSON too deep, and clients that hang up, are bad requests as well.
+    for kind in (ValueError, LookupError, OSError, OverflowError, RecursionError, sqlite3.OperationalError,
+                 ClientDisconnect):  # fmt: skip
         app.add_exception_handler(kind, failed)
 
     @app.get("/")
@@ -219,8 +223,13 @@ def make_app(view: RunsView, token: str, cookie: str = "audiorl_view") -> FastAP
     async def label(request: Request) -> Any:
         if view.labels is None:
             raise LookupError("start the view with --labels FILE to label")
-        body = await request.json()
-        if not isinstance(body, dict) or body.get("id") not in questions:
+        content = bytearray()
+        async for chunk in request.stream():
+            content += chunk
+            if len(content) > MOST_BYTES:
+                raise ValueError(f"a label has at most {MOST_BYTES} bytes")
+        body = json.loads(content)
+        if not isinstance(body, dict) or not isinstance(body.get("id"), str) or body["id"] not in questions:
             raise ValueError("this question is not open any more; ask for the next one")
         await asyncio.to_thread(view.labels.add, questions[body["id"]], str(body.get("verdict")), view.index)
         questions.pop(body["id"], None)
@@ -234,7 +243,7 @@ def _refusal(request: Request, token: str, cookie: str) -> Response | None:
     if request.headers.get("Host", "").partition(":")[0] not in NAMES_OF_HOST:
         return Response("this server answers requests for 127.0.0.1 and localhost only", 403)
     origin = request.headers.get("Origin")
-    if request.method != "GET" and origin and urlsplit(origin).netloc != request.headers.get("Host"):
+    if request.method != "GET" and origin and origin.partition("://")[2] != request.headers.get("Host"):
         return Response("refused: a request from another site", 403)
     sent = request.query_params.get("token", "")
     if request.url.path == "/" and secrets.compare_digest(sent.encode(), token.encode()):

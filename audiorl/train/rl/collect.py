@@ -172,7 +172,10 @@ def collect(
         ]
         continued, left = ([], waiting) if attempt else (waiting, [])
         while True:
-            ended, paused, left_out = _answer(engine, continued, asked, limit, reward)
+            try:
+                ended, paused, left_out = _answer(engine, continued, asked, limit, reward)
+            except FloatingPointError as error:
+                raise FloatingPointError(f"step {step + 1}: {error}; resume from before, with a smaller lr") from error
             skipped += left_out
             if attempt or ended or not paused:
                 break

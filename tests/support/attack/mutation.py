@@ -74,7 +74,7 @@ def mutate_value(rng: Random, value: Any) -> Any:
         case 8 if isinstance(old, bool | int | float):
             holder[key] = rng.choice((-old, old + 1, old * 1000, float(old) if abs(old) < 1e300 else 0.0))
         case 8 | 9 if isinstance(holder, dict):
-            holder[rng.choice((*holder, "id", "path", "duration", "choices", "seconds"))] = old
+            holder[rng.choice((*holder, "id", "path", "duration", "channel", "choices", "seconds"))] = old
         case _:
             holder[key] = {"value": old}
     return value

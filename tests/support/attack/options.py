@@ -14,13 +14,21 @@ from typing import Any
 from audiorl.cli.report import ReportOptions
 from audiorl.cli.resume import ResumeOptions
 from audiorl.cli.rewards import ServeRewardOptions
+from audiorl.cli.view import ViewOptions
 from audiorl.config.distributed import RuntimeConfig
+from audiorl.eval.audit import AuditOptions
+from audiorl.eval.passk import PassKOptions
 from audiorl.options import parse
 from audiorl.recipes._loader import load_recipe, parse_config
 from audiorl.rewards.serve import _check
+from corpora.cli import BuildCorpus, BuildQuestions, GraftOptions, SplitCorpus
 from tests.support.attack.targets import Input, Target
 
-COMMANDS = {"resume": ResumeOptions, "report": ReportOptions, "serve": ServeRewardOptions}
+COMMANDS = {
+    "resume": ResumeOptions, "report": ReportOptions, "serve": ServeRewardOptions, "build": BuildCorpus,
+    "split": SplitCorpus, "build-qa": BuildQuestions, "graft": GraftOptions, "view": ViewOptions,
+    "audit": AuditOptions, "passk": PassKOptions,
+}  # fmt: skip
 LINES = {
     "mmau-grpo": "--tiny --data a.jsonl:5x2 --optim.lr 1e-4 --optim.betas 0.9 0.99 --rl.group-size 4 "
     "--rl.clip-low 0.1 --rl.kl-beta 0.01 --rl.estimator.gamma 0.9 --sampling.temperature 0.7 --sampling.top-p 0.9 "
@@ -33,22 +41,33 @@ LINES = {
     "quickstart": "--tiny --seed 0 --sft.steps 3 --rl.steps 2 --rl.group-size 4",
     "resume": "runs/q1 --log tensorboard --trust a.py --runtime.ranks 2",
     "report": "runs/q1 --audio-root data",
+    "simul-ppo": "--tiny --stage1.steps 3 --stage2.steps 4 --max-steps 5 --max-seconds 8 --lag 1 --sft-epochs 0.5 "
+    "--model.device cpu --seed 9223372036854775807",
+    "build": "out --languages en es --bitrate 24000 --max-seconds 30 --synthetic-speakers 4 --synthetic-clips 2",
+    "split": "corpus --out rows --held-out 0.1 --min-seconds 0.4 --max-seconds 8 --min-words 1 --seed 4294967296",
+    "build-qa": "out --speech corpus --train 30 --held-out 6 --seed 1 --bitrate 6000",
+    "graft": "--llm a --encoder b --family qwen2-audio --out c --encoder-layers 2 --seed 9223372036854775807",
+    "view": "runs/q1 --port 0 --labels labels.jsonl --label scores",
+    "audit": "--model m --data d --batch-size 8 --max-new-tokens 32 --limit 64 --min-gain -0.05 --filter 2",
+    "passk": "--model m --data d --samples 16 --ks 1 4 --temperature 0.7 --seed 5",
     "serve": "reward.py --host 127.0.0.1 --port 8300 --max-batch 16 --max-bytes 1000 --concurrency 2 --max-seconds 5",
 }
 POSITIVE = {
     "lr", "eps", "max_grad_norm", "clip_low", "clip_high", "ratio_cap", "tis_cap", "kl.target", "kl.horizon",
     "steps", "prompts_per_step", "group_size", "mini_batches", "save_every", "rollouts_every", "micro_batch_tokens",
     "batch_size", "max_new_tokens", "max_frames", "epochs", "max_batch", "max_bytes", "concurrency", "max_seconds",
-    "ranks", "max_steps", "top_p", "audio_top_p", "alpha",
+    "ranks", "max_steps", "top_p", "audio_top_p", "alpha", "synthetic_speakers", "synthetic_clips", "bitrate", "train",
 }  # fmt: skip
 NOT_NEGATIVE = {
     "kl_beta", "temperature", "audio_temperature", "top_k", "weight_decay", "warmup_steps", "coef", "rank", "port",
-    "held_out_count", "estimator.eps", "eval_every", "audio_cache_mb", "dynamic_sampling",
+    "held_out_count", "estimator.eps", "eval_every", "audio_cache_mb", "dynamic_sampling", "seed", "data_seed",
+    "held_out", "min_seconds", "min_words", "encoder_layers", "lag", "sft_epochs", "samples", "filter",
 }  # fmt: skip
 AT_MOST_ONE = ("gamma", "lam", "top_p", "audio_top_p", "ema_decay", "betas")
 WORDS = (
     "nan", "inf", "-inf", "-1", "0", "1e400", "-0.5", "2", "", " ", "x", "True", "None", "--", "-", "--x", "\ud800",
-    "1e-400", "99999999999999999999", "0x10", "1_000", "--help", "١", "-h", "a=b", "=", "..", "\x00", "--no-lora",
+    "1e-400", "99999999999999999999", "9223372036854775807", "9223372036854775808", "-9223372036854775809", "cuda:99",
+    "0x10", "1_000", "--help", "١", "-h", "a=b", "=", "..", "\x00", "--no-lora",
 )  # fmt: skip
 
 
@@ -72,7 +91,12 @@ def _judge(given: Input, options: Any) -> Iterator[str]:
         names = {short, ".".join(name.split(".")[-2:])}
         too_small = value < 0 if names & NOT_NEGATIVE else value <= 0 if names & POSITIVE else False
         too_large = short in AT_MOST_ONE and not 0 <= value <= 1
-        if too_small or too_large or (isinstance(value, float) and not math.isfinite(value)):
+        if (
+            too_small
+            or too_large
+            or (isinstance(value, int) and abs(value) >= 2**63)
+            or (isinstance(value, float) and not math.isfinite(value))
+        ):
             yield f"{name} is {value}"
 
 

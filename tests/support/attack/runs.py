@@ -126,10 +126,9 @@ def _run_seeds(*names: str) -> Any:
 def _open(given: Input, folder: Path) -> Any:
     run = written(given, folder)
     _, config = recorded_recipe(run, [])
-    opened = Run.open(run)
-    opened.close()
     model = _weights()
-    step, checkpoint = opened.last_checkpoint("grpo")
+    with Run.open(run) as opened:  # a checkpoint that is gone is noted in state.json
+        step, checkpoint = opened.last_checkpoint("grpo")
     trainer = None if checkpoint is None else load_checkpoint(checkpoint, model)[0]
     return {"config": config, "metrics": read_metrics(run / "metrics.jsonl"), "step": step, "seq": opened._seq,
             "trainer": trainer, "weights": model.weights}  # fmt: skip

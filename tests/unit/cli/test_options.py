@@ -97,6 +97,7 @@ def test_values_that_cannot_be(args: str, message: str, capsys: pytest.CaptureFi
 
 
 def test_the_device_is_chosen_where_none_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     assert ModelConfig().device == "auto" and torch_device("cuda:1") == "cuda:1"
     for there, device in ((True, "cuda"), (False, "cpu")):
         monkeypatch.setattr("torch.cuda.is_available", lambda there=there: there)

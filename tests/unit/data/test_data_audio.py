@@ -32,12 +32,13 @@ def correlation(a: np.ndarray, b: np.ndarray) -> float:
 
 
 def write_av(path: Path, wav: np.ndarray, codec: str, rate: int = RATE) -> None:
+    wav, layout = np.atleast_2d(wav.T), "mono" if wav.ndim == 1 else "stereo"
     with av.open(str(path), "w") as container:
         stream = container.add_stream(codec, rate=rate)
-        stream.layout = "mono"
-        frame = av.AudioFrame.from_ndarray((wav[None] * 32767).astype(np.int16), format="s16", layout="mono")
+        stream.layout = layout
+        frame = av.AudioFrame.from_ndarray((wav * 32767).astype(np.int16, order="C"), format="s16p", layout=layout)
         frame.sample_rate, frame.pts = rate, 0  # from pts 0 the muxer notes the encoder's delay
-        resampler = av.AudioResampler(format=stream.format, layout="mono", rate=rate)
+        resampler = av.AudioResampler(format=stream.format, layout=layout, rate=rate)
         packets = [p for f in [*resampler.resample(frame), *resampler.resample(None)] for p in stream.encode(f)]
         for packet in [*packets, *stream.encode(None)]:
             container.mux(packet)
@@ -85,6 +86,28 @@ def test_channels_are_averaged(tmp_path: Path) -> None:
     np.testing.assert_allclose(AudioClip(array=np.stack([left, right], 1), sample_rate=RATE).load(), 0.2, atol=1e-6)
 
 
+@pytest.mark.parametrize("suffix", ["wav", "opus", "m4a"])  # m4a: by FFmpeg
+def test_a_channel_is_loaded_alone_and_several_are_averaged(tmp_path: Path, suffix: str) -> None:
+    """Of a recording with a tone in each channel, also for a part and for an array."""
+    time = np.arange(RATE) / RATE
+    tones = np.stack([0.4 * np.sin(2 * np.pi * f * time) for f in (500, 1500)], 1).astype(np.float32)
+    path = tmp_path / f"a.{suffix}"
+    if suffix == "m4a":
+        write_av(path, tones, "aac")
+    else:
+        soundfile.write(path, tones, RATE, **({"format": "OGG", "subtype": "OPUS"} if suffix == "opus" else {}))
+    for where in ({"path": str(path)}, {"data": path.read_bytes()}, {"array": tones, "sample_rate": RATE}):
+        for channel, heard in ((0, [500]), (1, [1500]), ((1,), [1500]), ((1, 0), [500, 1500]), (None, [500, 1500])):
+            for part in ({}, {"start": 0.4, "duration": 0.5}):
+                wav = AudioClip(**where, channel=channel, **part).load(RATE)
+                power = np.abs(np.fft.rfft(wav[: RATE // 2]))
+                loud = np.flatnonzero(power > 0.1 * power.max()) * RATE / (2 * (len(power) - 1))
+                assert sorted({500 * round(f / 500) for f in loud}) == heard
+        assert probe(AudioClip(**where, channel=1)).channels == 2
+        with pytest.raises(AudioError, match="channel 2 of 2, which count from 0; correct the row's channel"):
+            AudioClip(**where, channel=(0, 2)).load()
+
+
 def test_bytes_and_arrays_load_like_files(tmp_path: Path, speech: np.ndarray) -> None:
     path = write(tmp_path / "a.flac", speech)
     from_bytes = AudioClip(data=path.read_bytes(), start=0.25, duration=1.0).load()
@@ -114,7 +137,10 @@ def test_key_tells_apart_what_differs_and_only_that(tmp_path: Path, monkeypatch:
         AudioClip(array=wav[::-1].copy(), sample_rate=RATE),
         AudioClip(data=wav.tobytes()),
         AudioClip(data=wav.tobytes(), duration=1.0),
+        *(AudioClip(path="a.wav", channel=channel) for channel in (0, 1, (0, 1), (1, 2))),
+        AudioClip(path="a.wav", start=1.0, channel=0),
     ]
+    assert AudioClip(path="a.wav", channel=(1, 0)).key == AudioClip(path="a.wav", channel=(0, 1)).key
     assert len({clip.key for clip in different}) == len(different)
 
 

@@ -73,6 +73,21 @@ def test_an_answer_comes_back_whole(tmp_path: Path) -> None:
     assert read_rollouts(write(tmp_path, replace(rollout, sample=unknown)))[0].sample.metadata == {"kept": 1}
 
 
+def test_a_channel_comes_back(tmp_path: Path) -> None:
+    """Of a file and of an array, in the clips themselves and in those for people; channel 0 is no missing channel."""
+    both = np.stack([noise(0.5, 1), noise(0.5, 2)], 1)
+    soundfile.write(tmp_path / "s.wav", both, 16_000, subtype="FLOAT")
+    clips = [AudioClip(path=str(tmp_path / "s.wav"), start=0.25 * k, duration=0.25, channel=k) for k in (0, 1)]
+    clips += [AudioClip(array=both, sample_rate=16_000, channel=channel) for channel in (1, (0, 1))]
+    rollout = Rollout(Sample("q", (Message("user", tuple(clips)),)), (segment("a"),), "0/0")
+    (read,) = read_rollouts(write(tmp_path, rollout))
+    assert same(read, rollout)
+    for sent, clip in zip(read.sample.audio, clips, strict=True):
+        np.testing.assert_array_equal(sent.load(), clip.load())
+    row = json.loads((tmp_path / "rollouts" / "step_000001.jsonl").read_text())
+    assert [clip["channel"] for clip in row["sample"]["audio"]] == [0, 1, 1, [0, 1]]
+
+
 def test_a_stream_in_memory_comes_back_whole_from_one_file(tmp_path: Path) -> None:
     units = (Unit(0.1, 0.9, "hola", "hello", 0.5, AudioClip(array=noise(0.5, 1), sample_rate=16_000)),)
     stream = Stream("s", AudioClip(array=noise(2.3), sample_rate=16_000), 2.3, units, "en", "es")

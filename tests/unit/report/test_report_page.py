@@ -138,6 +138,12 @@ def test_players(run_dir):
         assert mime == "audio/ogg" and len(samples) / rate == pytest.approx(0.2, abs=0.03)
         assert np.abs(samples).max() > 0.1
     assert "not embedded to keep the page small: tone.wav" in players.player({"path": "audio/tone.wav"})
+    tone = soundfile.read(run_dir / "audio/tone.wav")[0]
+    soundfile.write(run_dir / "audio/two.wav", np.stack([tone, np.zeros_like(tone)], 1), 16_000)
+    for channel, loud in ((0, True), (1, False), ([0, 1], True)):
+        html = Players(run_dir).player({"path": "audio/two.wav", "channel": channel})
+        assert (np.abs(soundfile.read(io.BytesIO(embedded(html)[1]))[0]).max() > 0.1) == loud
+        assert 'title="two.wav, channel ' in html
     assert (players.embedded, players.skipped) == (3, 1)
     players = Players(run_dir)
     (run_dir / "audio/secret.wav").write_text("password\n")

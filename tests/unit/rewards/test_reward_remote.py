@@ -189,6 +189,19 @@ def test_a_part_of_a_long_file_travels_alone(tmp_path: Path) -> None:
     assert same(part, deserialize_rollouts(document)[0].audio[0])
 
 
+@pytest.mark.parametrize("mode", ["bytes", "path"])
+def test_a_channel_travels(tmp_path: Path, mode: AudioMode) -> None:
+    """Channels of a whole file share its bytes; a short part of a long file travels as its channel alone."""
+    wav = np.random.default_rng(1).uniform(-1, 1, (8000, 2))
+    soundfile.write(tmp_path / "s.flac", wav, 8000)
+    clips = [AudioClip(path=str(tmp_path / "s.flac"), channel=channel) for channel in (0, 1)]
+    clips.append(AudioClip(path=str(tmp_path / "s.flac"), start=0.5, duration=0.25, channel=1))
+    document = serialize_rollouts([answer(Sample("q", (Message("user", tuple(clips)),)), "a")], audio=mode)
+    for clip, sent in zip(clips, deserialize_rollouts(document, [tmp_path])[0].sample.audio, strict=True):
+        np.testing.assert_array_equal(sent.load(8000), clip.load(8000))
+    assert len(json.loads(document)["audio"]) == (2 if mode == "bytes" else 0)
+
+
 def test_audio_that_was_not_sent_says_so(speech: list[Utterance]) -> None:
     document = serialize_rollouts([answer(question("q", speech[0].clip), "a")], "none")
     assert len(document) < 3000

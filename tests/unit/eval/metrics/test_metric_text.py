@@ -230,7 +230,7 @@ TURN = {"speaker": "A", "text": "x"}
 @pytest.mark.parametrize(
     ("read", "content", "message"),
     [
-        (read_meta, "a|b|c\n", "line 1: 3 fields"),
+        (read_meta, "a|b|c\n", "line 1: field 3"),
         (read_meta, "a|p|p.wav|x\n\nb\n", "line 3: 1 fields"),
         (read_meta, "a|p|p.wav| \n", "line 1: the text is empty"),
         (read_meta, "|p|p.wav|x\n", "line 1: the name is empty"),

@@ -147,6 +147,14 @@ def test_chunks_of_a_part_of_a_clip() -> None:
     assert [heard(t) for t in said] == [[1001, 2000, 1001], [2001, 3000, 1501], [3001, 3500, 2501]]
 
 
+def test_chunks_of_a_channel() -> None:
+    other = clip(5.0).array
+    assert other is not None
+    both = AudioClip(array=np.stack([-other, other], 1), sample_rate=RATE, start=1.0, duration=2.5, channel=1)
+    said = turns(Stream("s", both, 2.5, (Unit(0, 1, "a"),), "en", "es"), ChunkConfig(1.0, 0.5))
+    assert [heard(t) for t in said] == [[1001, 2000, 1001], [2001, 3000, 1501], [3001, 3500, 2501]]
+
+
 def test_chunks_of_a_file_are_read_from_it(speech: list[Utterance], tmp_path: Path) -> None:
     whole = speech[0].clip.load()
     path = tmp_path / "speech.flac"
