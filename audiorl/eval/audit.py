@@ -72,7 +72,6 @@ def main(options: AuditOptions, policy: AudioPolicy | None = None) -> Row:
     """Do what the options say and return the scores."""
     least, most = options.min_pass, options.max_pass
     refuse(
-        (options.filter < 0, "--filter: give 0 or more"),
         (not 0 < options.max_blind <= 1, f"--max-blind {options.max_blind:g}: give a share above 0, at most 1"),
         (
             not 0 <= least <= most <= 1,

@@ -287,10 +287,10 @@ class VLLMEngine:
                     if not out.finished:
                         continue
                     number, (answer,) = numbers[out.request_id], out.outputs
-                    buffer = SegmentBuffer()
-                    for id, logprobs in zip(answer.token_ids, answer.logprobs, strict=True):
-                        found = logprobs[id].logprob  # None or nan for some near-certain tokens
-                        buffer.add(id, math.nan if found is None else found)
+                    # None or nan for some near-certain tokens: the trainer counts them as unknown.
+                    given = [row[id].logprob for id, row in zip(answer.token_ids, answer.logprobs, strict=True)]
+                    logprobs = [math.nan if logprob is None else logprob for logprob in given]
+                    buffer = SegmentBuffer(list(answer.token_ids), logprobs)
                     reason: StopReason = "length"
                     if answer.finish_reason != "length":
                         assert answer.finish_reason == "stop", answer.finish_reason

@@ -229,6 +229,7 @@ A14 = [
     pair("A14", "٣٫٥", "3.5", "ar", 0.0, "1.0"),
     pair("A14", "ＣＥＯ宣布", "CEO宣布", "zh", 0.0, "right", chars=True),
     pair("A14", "room １２", "room 12", "en", 0.0, "right", normalizer="english"),
+    pair("A6", "twenty percent", "20 %", "en", 0.0, "1.0", normalizer="english"),
     pair("A14", "好（笑）", "好", "ja", 0.0, "0.5", chars=True, note="brackets are dropped"),
     pair("A14", "Ａｐｒｉｌ　１", "April 1", None, 0.0, "right"),
 ]

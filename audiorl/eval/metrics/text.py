@@ -166,7 +166,7 @@ def normalize(text: str, normalizer: Normalizer = "basic", language: str | None 
     if code not in _MARKS_ARE_LETTERS:
         text = _VOWEL_MARKS.sub("", text)
     if normalizer == "english":
-        text = re.sub(r"(?<![^\s(\[])[-−–](?=[0-9])", "minus ", text)
+        text = re.sub(r"(?<![^\s(\[])[-−–](?=[0-9])", "minus ", re.sub("(?<=[0-9]) %", "%", text))
         return " ".join(_whisper_normalizer("english")(text).split())
     if language:
         text = spell_numbers(_simplified(text) if written_in(code) == ("han",) else text, language)

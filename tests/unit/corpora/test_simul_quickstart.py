@@ -141,6 +141,7 @@ def test_recorded_streams_score_the_same_again(quickstart: Path) -> None:
     assert all(t.audio.load().size for r in result.rollouts for t in r.sample.turns)
 
 
+@pytest.mark.slow
 def test_an_interpreter_with_a_codec_speaks_its_translations(tmp_path: Path) -> None:
     tiny_codec().save(tmp_path / "codec")
     few = ("--robot-streams", "2", "--human-streams", "2", "--test-streams", "1", "--lag", "0")
@@ -182,6 +183,7 @@ def test_an_interpreter_with_a_codec_speaks_its_translations(tmp_path: Path) -> 
     np.testing.assert_allclose(greedy, in_run, atol=1e-3)
 
 
+@pytest.mark.slow
 def test_nobody_says_the_measured_announcements_in_training(tmp_path: Path) -> None:
     late = ("--late-steps", "1", "--late-by", "phrase", "--texts", "announcements", "--stages", "stage1", "--ks")
     run = train("simul_quickstart", tmp_path / "run", *FROM_SPANISH, *late)

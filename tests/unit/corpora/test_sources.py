@@ -118,7 +118,7 @@ def test_kaldi_rows_that_cannot_be_used(tmp_path: Path) -> None:
     assert "row 1, field 'wav.scp': line 1: a command, which is not run" in a
     assert "line 2: from 2 to 1 s; the end must lie after the start" in b
     assert "line 2: a part of the archive data/raw.ark" in c
-    assert "line 4: 'rec zero one' is not `RECORDING START END` in seconds" in d
+    assert "line 4: 'rec zero one' is not `RECORDING START END" in d
     assert "no line for 'gone'; write `gone FILE`" in e
     assert "no line for 'f'; write `f RECORDING START END`" in f
     (folder / "text").unlink()
@@ -152,12 +152,12 @@ def test_cuts_that_cannot_be_used(tmp_path: Path) -> None:
     fine = {"type": "file", "source": str(tmp_path / "a.wav")}
     rows = [
         cut("a", {"type": "command", "source": "cat x.wav"}),
-        cut("b", fine) | {"type": "MultiCut"},
+        cut("b", fine) | {"type": "MixedCut"},
         cut("a", fine) | {"start": -1},
     ]
     a, b, c = skipped(write_lines(tmp_path / "cuts.jsonl.gz", rows))
-    assert "field 'recording.sources': of type 'command'; only one file is read" in a
-    assert "field 'type': 'MultiCut'" in b and "field 'start': -1 is not a time" in c
+    assert "field 'recording.sources': of type 'command'; only a file is read" in a
+    assert "field 'type': 'MixedCut'" in b and "field 'start': -1 is not a time" in c
     (tmp_path / "bad.jsonl.gz").write_bytes(b"not gzip")
     with pytest.raises(ValueError, match="not readable as gzip"):
         read_samples(tmp_path / "bad.jsonl.gz")

@@ -211,7 +211,7 @@ def test_the_short_form(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
         (("tiny", "--data", "bundled:nothing", "--out", "OUT"), "no bundled set is called 'bundled:nothing'"),
         (("tiny", "--data", "bundled", "--out", "OUT", "--max-blind", "0"), "--max-blind 0: give a share above 0"),
         (("tiny", "--data", "bundled", "--out", "OUT", "--min-pass", "0.9", "--max-pass", "0.1"), "min <= max"),
-        (("tiny", "--data", "bundled", "--out", "OUT", "--filter", "-1"), "--filter: give 0 or more"),
+        (("tiny", "--data", "bundled", "--out", "OUT", "--filter", "-1"), "filter is -1; it must be at least 0"),
         (("tiny", "--data", "bundled", "--out", "OUT", "--limit", "0"), "limit"),
     ],
 )

@@ -112,7 +112,7 @@ def make_windows() -> AudioPolicy:
     return of_class(Qwen2ForCausalLM, partial(Qwen2Config, **size), tied=True)
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     st.lists(st.tuples(st.integers(1, 9), st.integers(1, 4), st.sampled_from([None, None, 3])), min_size=1, max_size=8),
     st.sampled_from([2.0, 2.5, 4.0]),

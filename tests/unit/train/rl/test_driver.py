@@ -34,6 +34,11 @@ class Policy:
         return self.model.places[-1]
 
 
+@pytest.fixture(autouse=True)
+def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+
+
 def workers(shared: bool) -> Workers:
     group: Any = SimpleNamespace(shared=shared)
     return Workers(RLConfig(), group, GroupEngine(group))
