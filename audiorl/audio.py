@@ -198,11 +198,13 @@ def load_clip(clip: AudioClip, sample_rate: int = 16_000, max_seconds: float | N
         cancelled = "its channels cancel each other out in their mean; select one of them with channel, such as 0"
         raise AudioError(f"{name(clip)}: {cancelled}")
     mono = np.array(mono, dtype=np.float32, order="C")
-    if rate == sample_rate:
-        return mono
-    import soxr
+    if rate != sample_rate:
+        import soxr
 
-    return soxr.resample(mono, rate, sample_rate)
+        mono = soxr.resample(mono, rate, sample_rate)
+        if not len(mono):
+            raise AudioError(f"{name(clip)}: {len(wav)} samples at {rate} Hz, none at {sample_rate} Hz; leave it out")
+    return mono
 
 
 def probe(clip: AudioClip) -> AudioInfo:

@@ -243,7 +243,10 @@ def recorded_recipe(folder: Path, trusted: Sequence[str | Path] = ()) -> tuple[M
         )
     recipe = load_recipe(file)
     config = with_values(config_class(recipe)(), saved.config, lambda place: f"{folder}/config.json: ")
-    require_sound(config)
+    try:
+        require_sound(config)
+    except ValueError as error:
+        raise ValueError(f"{folder}/config.json: {error}") from None
     return recipe, config
 
 
