@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 DEVICES = r"auto|cpu|meta|cuda(:\d{1,3})?"
 SIGNED = ("weight", "weights", "coef", "gain", "margin", "hinge", "layers", "regulariser")
 """Ends of the names of options that may be below 0."""
+_OURS = tuple(Path(__file__).parents[2] / name for name in ("audiorl", "corpora", "tokenizers_audio"))
 
 
 def require(ok: bool, name: str, value: Any, what: str) -> None:
@@ -57,11 +59,14 @@ def require_finite(config: Any, path: str = "") -> None:
 def require_sound(config: Any) -> None:
     """Raise ValueError naming the first value in `config`, at any depth, that no option of its name and type can have.
 
-    These are numbers that are not finite, seeds and other numbers below 0, and devices that do not exist.
+    These are numbers that are not finite, seeds and other numbers below 0, but for those of recipes from elsewhere, and
+    devices that do not exist.
     """
     require_finite(config)
+    file = getattr(sys.modules.get(type(config).__module__), "__file__", None) or ""
+    own = {field.name for field in dataclasses.fields(config)} if not file.startswith(tuple(map(str, _OURS))) else ()
     for name, value in _values(config):
-        signed = isinstance(value, str | None) or name.endswith(SIGNED)
+        signed = isinstance(value, str | None) or name.endswith(SIGNED) or name in own
         require(signed or value >= 0, name, value, "at least 0")
         if name.rpartition(".")[2] == "device":
             require(bool(re.fullmatch(DEVICES, str(value))), name, value, "auto, cpu, cuda or cuda:N")

@@ -55,6 +55,13 @@ def test_every_file_has_a_name() -> None:
         assert find_script("recipes", name) == AUDIO_QA
 
 
+def test_numbers_of_a_recipe_from_elsewhere_may_be_below_0(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(RECIPE)
+    assert parse_config(load_recipe(tmp_path / "mine.py"), ["--rate", "-1"]).rate == -1
+    with pytest.raises(ValueError, match="seed is -1"):
+        parse_config(load_recipe("sft-audio"), ["--seed", "-1"])
+
+
 def test_names_of_presets_start_from_them() -> None:
     recipe = load_recipe("ppo-audio-qa")
     assert parse_config(recipe, starting_words("mmau-grpo")) == recipe.AudioQAConfig()
