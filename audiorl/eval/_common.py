@@ -20,6 +20,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from audiorl.config import ModelConfig, SamplingConfig, torch_device
+from audiorl.config.checks import require_counts
 from audiorl.data import manifest
 from audiorl.data.schema import FieldError, check, parse_json
 from audiorl.data.schema.results import ResultRow
@@ -66,6 +67,9 @@ class InferenceOptions:
     """Where relative audio paths start; by default the folder of the data file."""
     device: str = "auto"
     """cpu, cuda or cuda:N; auto is a GPU where there is one."""
+
+    def __post_init__(self) -> None:
+        require_counts(self, ("batch_size", "max_new_tokens"))
 
     def check(self) -> None:
         """Raise ValueError unless there is a model, data for it, and a place for its answers."""
