@@ -249,6 +249,11 @@ def _sample(row: Row, style: Style, to_sample: Format, *own: str) -> Sample:
     )
     if not sample.audio and sample.metadata.get("respond") != "speech":
         raise FieldError("prompt", 'holds no audio; put {"type": "audio", "audio": "…"} where it belongs')
+    offered = list(sample.choices)
+    if len(set(offered)) < len(offered):
+        raise FieldError("choices", f"{offered} hold one twice; give every choice once")
+    if offered and sample.references and sample.references[0] not in offered:
+        raise FieldError(gold, f"{sample.references[0]!r} is not among the choices {offered}; give the exact text")
     return sample
 
 

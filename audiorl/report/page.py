@@ -82,7 +82,7 @@ def _facts(run: RunContents) -> str:
     """Steps of each phase, the length of the run, and where the numbers that people ask for first ended."""
     facts = []
     for phase in charts.offsets(run.metrics):
-        of_phase = (r["step"] for r in run.metrics if r.get("phase", "") == phase)
+        of_phase = [r.get("step") for r in run.metrics if r.get("phase", "") == phase]
         facts.append((phase or "steps", f"{max(s for s in of_phase if isinstance(s, int | float)):.0f} steps"))
     if times := [r["time"] for r in run.metrics if isinstance(r.get("time"), int | float)]:
         minutes, seconds = divmod(round(max(times)), 60)
