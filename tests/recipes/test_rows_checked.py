@@ -218,6 +218,7 @@ def test_a_mistake_in_a_file_shows_before_the_model_is_loaded(
     assert "gone.jsonl: missing" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_resumed_run_goes_on_with_a_mended_file(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
