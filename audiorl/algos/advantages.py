@@ -38,6 +38,11 @@ def differ(low: Tensor, high: Tensor) -> Tensor:
     return high - low > 3 * torch.finfo(low.dtype).eps * torch.maximum(-low, high)
 
 
+def all_equal(values: Sequence[float]) -> bool:
+    """Return whether values, at least one, differ by no more than the rounding of a few sums."""
+    return max(values) - min(values) <= 1e-12 * max(map(abs, values))
+
+
 def group_relative(rewards: Tensor, group_ids: Sequence[str] | Tensor, std: bool = True, eps: float = 1e-4) -> Tensor:
     """GRPO's advantage, (r - mean) / (std + eps) within each group (Shao et al. 2024, arXiv 2402.03300, eq. 3 ff.).
 

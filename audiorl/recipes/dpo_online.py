@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from audiorl.algos.advantages import all_equal
 from audiorl.config import ModelConfig, OptimConfig, PreferenceConfig, SamplingConfig
 from audiorl.config.recipe import HeldOutOptions, RecipeConfig, RewardOptions
 from audiorl.data.preferences import Pair, pairs_to_judged
@@ -27,7 +28,7 @@ from audiorl.recipes._common import (
     rl_check,
     with_user_reward,
 )
-from audiorl.rewards.combine import all_equal, scored_rollouts
+from audiorl.rewards.combine import scored_rollouts
 from audiorl.rollout.hf import HFEngine
 from audiorl.run.folder import Run
 from audiorl.train.preference import prefer

@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
+from audiorl.algos.advantages import all_equal
 from audiorl.protocols import Reward
 from audiorl.types import Rollout, Sample, Score
 
@@ -25,11 +26,6 @@ def check_options(owner: object, **allowed: tuple[Any, ...] | float) -> None:
                 raise ValueError(f"{where}: {name} {value!r} is not one of {', '.join(map(repr, wanted))}")
         elif value is not None and not wanted <= value < math.inf:
             raise ValueError(f"{where}: {name} is {value}; it must be at least {wanted}")
-
-
-def all_equal(values: Sequence[float]) -> bool:
-    """Return whether values, at least one, differ by no more than the rounding of a few sums."""
-    return max(values) - min(values) <= 1e-12 * max(map(abs, values))
 
 
 def check_scores(name: str, scores: Any, rollouts: Sequence[Rollout], undefined: bool = False) -> list[Score | None]:

@@ -120,7 +120,8 @@ def stop(command: Sequence[str], out: Path, at: Stop, plan: Undisturbed) -> bool
         assert process.returncode == -signal.SIGKILL, stderr
     else:
         assert process.returncode == 130, stderr
-        (line,) = stderr.splitlines()
+        *said, line = stderr.splitlines()
+        assert said in ([], ["audiorl: stopping after this step; once more stops at once"])
         assert line.startswith("audiorl: stopped") and "audiorl resume" in line
         assert "Traceback" not in stdout
     return True

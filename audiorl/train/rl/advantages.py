@@ -21,6 +21,7 @@ from torch.nn.utils.rnn import pad_sequence
 from audiorl.algos.advantages import (
     LARGEST_REWARD,
     Reduce,
+    all_equal,
     gae,
     group_relative,
     identity,
@@ -37,7 +38,6 @@ from audiorl.algos.experience import Experience
 from audiorl.algos.experimental import gdpo, maxrl, remax
 from audiorl.algos.losses import kl_estimate
 from audiorl.config import EstimatorConfig, RLConfig
-from audiorl.rewards.combine import all_equal
 from audiorl.train.batches import widened
 from audiorl.types import Score
 from audiorl.user_files import load_function

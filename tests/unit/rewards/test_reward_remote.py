@@ -523,10 +523,10 @@ def test_every_fault_is_a_failed_try(reward_file: Callable[[str], Path], kind: s
         "nan": r"scores\[1\]\.total: nan is not a finite number",
         "other": "belongs to another request",
         "cut": "RemoteProtocolError",
-        "late": r"no answer within 0\.2 s",
+        "late": r"no answer within 0\.5 s",
     }
     with serving(app) as url:
-        asked = remote(url, timeout=0.2 if kind == "late" else 5.0, tries=2)
+        asked = remote(url, timeout=0.5 if kind == "late" else 5.0, tries=2)
         with pytest.raises(RewardServerError, match=rf"{url}: 2 rollouts from 'q' .* in 2 tries and .*{causes[kind]}"):
             asked(texts("a", "b"))
         assert app.calls == {kind: 2}
