@@ -132,6 +132,8 @@ def read_rollouts(path: str | Path) -> list[Rollout]:
 def rollout_from_row(row: Mapping[str, Any], run_folder: Path) -> Rollout:
     """Return the rollout of one row. Raises FieldError for what is no row of rollouts."""
     rollout: Rollout = from_json({**row, "score": score_fields(row.get("score"))}, Rollout)
+    if "index" not in row:  # In Python it is 0 unless told otherwise.
+        raise FieldError("index", "missing; give the number of the rollout in its group")
     if not rollout.segments:
         raise FieldError("segments", "empty; a rollout has at least one segment")
     for number, segment in enumerate(rollout.segments):
