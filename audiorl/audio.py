@@ -460,10 +460,10 @@ def _decoder(clip: AudioClip, data: bytes | None, stack: ExitStack) -> _SoundFil
 
 @dataclass(frozen=True)
 class _Layout:
-    """What a file says of its length, and what is there."""
+    """Compare what a file says of its length with what is there."""
 
     fault: str | None = None
-    """What is damaged, missing or cut."""
+    """The damage, such as a missing or a cut part; None where there is none."""
     parts: tuple[int, ...] = (0,)
     """Where whole files begin that follow one another."""
     mends: tuple[tuple[int, bytes], ...] = ()
@@ -565,8 +565,8 @@ _CHUNKS = {
     b"caff": (8, ">4sQ", 1, b"data", 0, 4),
     b"riff": (40, "<16sQ", 8, b"data\xf3\xac\xd3\x11\x8c\xd1\x00\xc0\x4f\x8e\xdb\x8a", 24, 0),
 }
-"""Of WAV, AIFF, CAF and W64: where the first chunk begins; the head of a chunk; what places are multiples of; the name
-of the chunk with the sound; how much of its head a size counts; what precedes the sound in its chunk."""
+"""The places of WAV, AIFF, CAF and W64: where the first chunk begins; the head of a chunk; what places are multiples
+of; the name of the chunk with the sound; how much of its head a size counts; what precedes the sound in its chunk."""
 
 
 def _chunk_layout(content: bytes | mmap.mmap) -> _Layout:

@@ -33,7 +33,7 @@ HUB = "hf://"
 CACHE = "AUDIORL_CACHE"
 """Environment variable: the folder where audio without a file of its own is kept; by default ~/.cache/audiorl."""
 MOST_UNPACKED, MOST_RATIO = 2**28, 200
-"""What an archive may become: so many bytes, or so many times its own size."""
+"""The most that an archive may become: so many bytes, or so many times its own size."""
 _JSON = (".jsonl", ".json", ".ndjson")
 _TABLES = (".csv", ".tsv")
 _NUMBERS = {"start", "offset", "duration", "seconds", "sample_rate", "sampling_rate", "channel", "channel_selector"}

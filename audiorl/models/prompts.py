@@ -59,7 +59,7 @@ class PromptEncoder:
     max_tokens: int | None
     """The model's positions."""
     counts_audio: bool
-    """Whether audio takes positions; of Whisper only text does."""
+    """True where audio takes positions; in Whisper only text does."""
 
     def encode(self, sample: Sample) -> Prompt:
         """Return the sample's messages as the model reads them.

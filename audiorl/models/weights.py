@@ -48,7 +48,7 @@ PROCESSOR_FILES = (
     "chat_template.json",
 )
 MOST_NUMBERS, MOST_LAYERS = 2**30, 1024
-"""What a config.json may always ask for: numbers of a matrix, and layers. Parts that are not loaded have sizes too."""
+"""The most that a config.json may ask for: numbers of a matrix, and layers. Parts not loaded have sizes too."""
 WIDTHS = ("hidden_size", "d_model")
 LAYERS = ("layers", "depth")
 SIZES = (

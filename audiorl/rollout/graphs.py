@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from audiorl.rollout.batch import Batch
-from audiorl.rollout.samplers import Sampler, StepOutput, TextSampler
+from audiorl.rollout.samplers import StepOutput, TextSampler
 
 LEAST_COLUMNS = 256
 """Up to here reading columns that are masked costs less than another capture: 64 rows of a 3B model, 0.2 ms."""
@@ -58,11 +58,11 @@ class GraphRecorder:
         return graph.replay
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class _LateOutput(StepOutput):
     """A step that may not have ended on the device: `rows` waits for it, and no longer."""
 
-    on_host: Tensor = field(default_factory=lambda: torch.zeros(2, 0))
+    on_host: Tensor
     """[2, B] float64 ids and log-probs, in memory that the device writes."""
     ready: Any = None
 
@@ -103,12 +103,12 @@ class CapturedSteps:
         self._graphs.get(columns, run)()
         self._warm = True
         if self._ids.device.type != "cuda":
-            return _LateOutput(self._ids, self._sampled[1], on_host=self._sampled.clone())
+            return _LateOutput(ids=self._ids, logprobs=self._sampled[1], on_host=self._sampled.clone())
         on_host = torch.empty(self._sampled.shape, dtype=torch.float64, pin_memory=True)
         on_host.copy_(self._sampled, non_blocking=True)
         ready = torch.cuda.Event()
         ready.record()
-        return _LateOutput(self._ids, self._sampled[1], on_host=on_host, ready=ready)
+        return _LateOutput(ids=self._ids, logprobs=self._sampled[1], on_host=on_host, ready=ready)
 
     def _step(self, columns: int) -> None:
         """Read and write in place what the next step reads."""
@@ -117,8 +117,3 @@ class CapturedSteps:
         output = self._sampler.step(self._batch.hidden)
         self._ids.copy_(output.ids)
         self._sampled[0], self._sampled[1] = output.ids, output.logprobs
-
-
-def can_capture(batch: Batch, sampler: Sampler) -> bool:
-    """Tell if a batch's steps are of the kinds that can be captured."""
-    return isinstance(sampler, TextSampler) and not batch.aligned

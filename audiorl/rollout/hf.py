@@ -25,7 +25,7 @@ from audiorl.models.speech import pad_codes
 from audiorl.models.weights import Weights
 from audiorl.protocols import Ended, Request
 from audiorl.rollout.batch import Batch, PendingBatch, Prefill, new_batch
-from audiorl.rollout.graphs import CapturedSteps, GraphRecorder, can_capture
+from audiorl.rollout.graphs import CapturedSteps, GraphRecorder
 from audiorl.rollout.samplers import RolloutKey, Sampler, SegmentBuffer, StepOutput, TextSampler, sampler_for
 from audiorl.rollout.streams import StreamDecoder
 from audiorl.types import Rollout, Segment, StopReason
@@ -181,8 +181,7 @@ class HFEngine:
                 if changes:
                     sampler.select(batch.rollouts)
                 output = sampler.step(batch.hidden)
-                if self._recorder is not None and can_capture(batch, sampler):
-                    assert isinstance(sampler, TextSampler)
+                if self._recorder is not None and isinstance(sampler, TextSampler) and not batch.aligned:
                     steps = CapturedSteps(self._recorder, batch, sampler, output.ids, warm=not joining)
             for i, numbers in zip(batch.rollouts, output.rows(), strict=True):
                 answer = answers[i]

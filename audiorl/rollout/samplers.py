@@ -247,9 +247,9 @@ def _token(
         ends = torch.zeros(logits.shape[-1], dtype=torch.bool, device=logits.device).index_fill(0, stop_ids, True)
         stops = must_continue[:, None] & ends
         allowed = logprobs.masked_fill(stops, -torch.inf)
-        # Where top-k and top-p leave nothing but stop tokens: the model's own distribution over the others.
-        nothing = allowed.isneginf().all(-1, keepdim=True)
-        allowed = torch.where(nothing, logits.float().masked_fill(stops, -torch.inf).log_softmax(-1), allowed)
+        if config.top_k or config.top_p < 1:  # they may leave nothing but stop tokens: then the model's own others
+            nothing = allowed.isneginf().all(-1, keepdim=True)
+            allowed = torch.where(nothing, logits.float().masked_fill(stops, -torch.inf).log_softmax(-1), allowed)
     tokens = choose(allowed, noise, greedy)
     return tokens, logprobs.gather(-1, tokens[:, None]).squeeze(-1)
 
