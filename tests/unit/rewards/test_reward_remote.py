@@ -422,7 +422,7 @@ def test_a_reward_that_raises(reward_file: Callable[[str], Path]) -> None:
         return [Score(1.0) for _ in rollouts]
 
     file = reward_file("def reward(rollout): raise ValueError('no transcript')")
-    message = r"status 500: reward '.*' raised ValueError: .*function 'reward', sample 'q' .*: no transcript$"
+    message = r"status 500: reward '.*' raised ValueError: .*function 'reward', sample 'q' .*: no transcript \("
     with serving(app_of(file)) as url, pytest.raises(ValueError, match=message):
         remote(url)(texts("a"))
     with serving(app_of(file, reward=unsure)) as url:
