@@ -212,12 +212,12 @@ class Distillation:
         outputs = [e.teacher for e in experiences if e.teacher is not None]
         assert output.hidden is not None and kind is not None and len(outputs) == len(experiences)
         device, weight = output.hidden.device, _head(self._policy)
-        used_N = torch.cat([self._used(t) for t in outputs]).to(device)
+        used_N = torch.cat([self._used(t) for t in outputs]).to(device, non_blocking=True)
         hidden = output.hidden[used_N]
 
         def gathered(name: str) -> Tensor | None:
             tensors = [getattr(t, name) for t in outputs]
-            return None if tensors[0] is None else torch.cat(tensors).to(device)[used_N]
+            return None if tensors[0] is None else torch.cat(tensors).to(device, non_blocking=True)[used_N]
 
         teacher_hidden, ids, teacher_logits = (gathered(name) for name in ("hidden", "top_ids", "top_logits"))
         with self._policy.autocast():
