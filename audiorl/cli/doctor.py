@@ -23,7 +23,7 @@ from rich.table import Table
 from rich.text import Text
 
 import audiorl
-from audiorl.options import parse
+from audiorl.options import HELP, parse
 
 if TYPE_CHECKING:
     import torch
@@ -93,7 +93,7 @@ def main(args: list[str]) -> int:
         from audiorl.cli.plan import plan
 
         return plan(args[1:])
-    if args and args[0] not in ("-h", "--help"):
+    if args and args[0] not in HELP:
         raise ValueError(
             "doctor takes no arguments but --plan MODEL and --gpu, which have options of their own: see audiorl doctor "
             "--plan --help, audiorl doctor --gpu --help"

@@ -8,7 +8,7 @@ from pathlib import Path
 from tyro.conf import Positional
 
 from audiorl.config import RewardServerConfig
-from audiorl.options import parse, subcommands
+from audiorl.options import HELP, parse, subcommands
 
 
 @dataclass(frozen=True)
@@ -50,9 +50,9 @@ OPTIONS = subcommands({"score": ScoreRewardsOptions, "study": StudyRewardsOption
 
 def main(args: list[str]) -> int:
     """Run the command; return the exit code."""
-    if args and args[0] not in ("score", "study", "serve", "-h", "--help"):
+    if args and args[0] not in ("score", "study", "serve", *HELP):
         raise ValueError(f"rewards: name a command first: audiorl rewards score {args[0]} ROLLOUTS.jsonl …")
-    if args[:1] == ["score"] and not {"-h", "--help"} & set(args) and len(args) < 3:
+    if args[:1] == ["score"] and not set(HELP) & set(args) and len(args) < 3:
         raise ValueError(
             "rewards: name a reward file and recorded rollouts: audiorl rewards score FILE ROLLOUTS.jsonl …; or "
             "serve the file: audiorl rewards serve FILE"

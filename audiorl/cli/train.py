@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from tyro.conf import Positional, arg
 
 from audiorl.config.distributed import RuntimeConfig
-from audiorl.options import RunFile, first_word, parse, parse_known
+from audiorl.options import HELP, LIST, RunFile, first_word, parse, parse_known, shortened, words_of
 from audiorl.recipes import _loader as loader
 
 if TYPE_CHECKING:
@@ -21,6 +21,22 @@ if TYPE_CHECKING:
 
     from audiorl.run.folder import Run
 
+USUAL = frozenset(
+    (
+        "out", "config", "tiny", "preset", "seeds", "log", "path", "data", "held-out", "unseen", "seed", "epochs",
+        "max-steps", "lora", "reward-file", "control", "codec", "judge", "language", "model.device", "model.dtype",
+        "rl.steps", "rl.group-size", "rl.prompts-per-step", "rl.kl-beta", "optim.lr", "sft.batch-size", "dpo.loss",
+        "dpo.batch-size", "dpo.beta", "sampling.temperature", "sampling.max-new-tokens", "runtime.ranks",
+    )
+)  # fmt: skip
+"""Options that `audiorl train NAME --help` shows, besides those that are the recipe's own."""
+UNUSUAL = frozenset(
+    (
+        "check-audio", "on-error", "audio-root", "threads", "max-rate", "repetition-n", "repetition-weight",
+        "no-speech", "no-speech-held-out", "hallucination-weight",
+    )
+)  # fmt: skip
+"""The recipe's own options that it does not show."""
 TrackerName = Literal["tensorboard", "wandb", "trackio", "mlflow"]
 
 
@@ -51,15 +67,15 @@ class TrainOptions:
 def main(args: list[str]) -> int:
     """Run the recipe; return the exit code."""
     first_word(args, "train: name a recipe first, for example: audiorl train quickstart --out runs/one")
-    if args[0] in ("-h", "--help"):
+    if args[0] in HELP:
         parse(TrainOptions, args, prog="audiorl train", description=f"{__doc__}\n{loader.listing('recipes')}")
     file = loader.find_script("recipes", args[0])
-    if {"-h", "--help"} & set(args):
+    if set(HELP) & set(args):
         _help(args)
     command, words = read(args)
     # Help and wrong options end here, before torch is imported.
     asked = ["--print-config"] * command.print_config
-    loader.parse_config(loader.load_options(file), [*words, *asked], quiet=True)
+    loader.parse_config(loader.load_options(file), [*words, *asked], quiet=True, also=list(words_of(TrainOptions)))
     if command.out is None:
         raise ValueError(f"train: say where the run is written: --out runs/{file.stem}")
     from audiorl.distributed import use_runtime
@@ -84,14 +100,22 @@ def read(args: list[str]) -> tuple[TrainOptions, list[str]]:
 
 
 def _help(args: list[str]) -> None:
-    """Show the options of the command and of the recipe together, and end."""
+    """Show options of the command and of the recipe together, the usual ones or with --help-all every one, and end."""
     recipe = loader.load_options(args[0])
     start = loader.starting_words(args[0], tiny="--tiny" in args, full="--full" in args)
     default = loader.default_config(recipe, start)
+    every = {**words_of(TrainOptions), **words_of(type(default))}
+    base, prog, about = TrainOptions, "audiorl train", recipe.__doc__ or ""
+    if LIST not in args and "--help-all" not in args:
+        own = {name.replace("_", "-") for name in type(default).__annotations__} - UNUSUAL
+        command, default = (shortened(o, lambda path: path in own | USUAL) for o in (TrainOptions(args[0]), default))
+        first, example, *_ = [*about.split("\n\n"), "", ""]
+        about = f"{first}\n\n{example}\n\nThe usual options; --help-all shows all {len(every)}."
+        base, prog = type(command), f"audiorl train {args[0]}"
     options = make_dataclass(
-        "Options", [("options", Annotated[type(default), arg(name="")], default)], bases=(TrainOptions,), frozen=True
+        "Options", [("options", Annotated[type(default), arg(name="")], default)], bases=(base,), frozen=True
     )
-    parse(options, ["--help"], prog="audiorl train", description=recipe.__doc__)
+    parse(options, [LIST if LIST in args else "--help"], prog=prog, description=about)
 
 
 def finished(run: Run | None) -> int:

@@ -9,6 +9,7 @@ group `audiorl.recipes`. Of processes that torchrun started the first runs the r
 from __future__ import annotations
 
 import ast
+import difflib
 import re
 import shlex
 import sys
@@ -37,7 +38,8 @@ class UnknownScript(ValueError):
     """No recipe or evaluation has this name. `listing` has a line for each that exists."""
 
     def __init__(self, kind: ScriptKind, name: str):
-        super().__init__(f"no {_WORDS[kind]} {name!r}; there are:")
+        near = difflib.get_close_matches(name.replace("_", "-"), [*scripts(kind), *PRESETS], 1)
+        super().__init__(f"no {_WORDS[kind]} {name!r}; {f'did you mean {near[0]}? ' * bool(near)}there are:")
         self.listing = listing(kind)
 
 
@@ -134,10 +136,11 @@ def default_config(recipe: ModuleType, argv: Sequence[str]) -> Any:
     return recipe.tiny(name) if "--tiny" in argv else presets[name]()
 
 
-def parse_config(recipe: ModuleType, argv: Sequence[str], quiet: bool = False) -> Any:
+def parse_config(recipe: ModuleType, argv: Sequence[str], quiet: bool = False, also: Sequence[str] = ()) -> Any:
     """Return the recipe's options: those of `argv` on top of a run file's (`--config`) and of `default_config`.
 
-    Raises ValueError for an option that has a new name and for one that the recipe would ignore.
+    also: the options of the command. Raises ValueError for an option that does not exist or has a new name, and for one
+    that the recipe would ignore.
     """
     default = default_config(recipe, argv)
     words = [word for word in argv if word not in ("--tiny", "--full")]
@@ -148,11 +151,12 @@ def parse_config(recipe: ModuleType, argv: Sequence[str], quiet: bool = False) -
         type(default),
         words,
         default=default,
-        prog=f"audiorl train {recipe.__file__}",
+        prog=f"audiorl train {Path(str(recipe.__file__)).stem.replace('_', '-')}",
         description=recipe.__doc__,
         run_file=True,
         elsewhere=("runtime",),
         quiet=quiet,
+        also=also,
     )
     if isinstance(default, RecipeConfig):
         given = {arg.split("=")[0].replace("_", "-") for arg in argv}
