@@ -43,7 +43,8 @@ PAGES = [
     *sorted((ROOT / "recipes").glob("*/README.md")),
 ]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-PROGRAMS = tuple("audiorl python python3 torchrun make pip simuleval lmms-eval vllm ray aplay docker".split())
+PROGRAMS = ["audiorl", "python", "python3", "torchrun", "make", "pip", "simuleval", "lmms-eval", "vllm", "ray", "aplay"]
+PROGRAMS += ["docker"]
 STAND_IN = """#!/bin/sh
 {{ printf '%s\\0' {name} "$@"; printf '\\n'; }} > "$RECORD.$$"
 cat "$RECORD.$$" >> "$RECORD"  # in one write: the programs of a pipe run at once
