@@ -18,7 +18,7 @@ class ScoreRewardsOptions:
     file: Positional[Path]
     """A Python file that defines `reward`."""
     rollouts: Positional[tuple[str, ...]]
-    """Files of rollouts that runs wrote, or patterns in quotes such as 'runs/*/rollouts/*.jsonl'."""
+    """Run folders, files of rollouts that runs wrote, or patterns in quotes such as 'runs/*/rollouts/*.jsonl'."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class StudyRewardsOptions:
     files: Positional[tuple[Path, ...]] = ()
     """Python files that define `reward`. The recorded scores are studied too; without files, they alone."""
     rollouts: tuple[str, ...] = ()
-    """Files of rollouts that runs wrote, or patterns in quotes such as 'runs/*/rollouts/*.jsonl'. Required."""
+    """Run folders, files of rollouts that runs wrote, or patterns in quotes. Required."""
     out: Path = Path("study.html")
     """The page to write."""
     probe: int = 100
@@ -51,10 +51,10 @@ OPTIONS = subcommands({"score": ScoreRewardsOptions, "study": StudyRewardsOption
 def main(args: list[str]) -> int:
     """Run the command; return the exit code."""
     if args and args[0] not in ("score", "study", "serve", *HELP):
-        raise ValueError(f"rewards: name a command first: audiorl rewards score {args[0]} ROLLOUTS.jsonl …")
+        raise ValueError(f"rewards: name a command first: audiorl rewards score {args[0]} RUN …")
     if args[:1] == ["score"] and not set(HELP) & set(args) and len(args) < 3:
         raise ValueError(
-            "rewards: name a reward file and recorded rollouts: audiorl rewards score FILE ROLLOUTS.jsonl …; or "
+            "rewards: name a reward file and recorded rollouts: audiorl rewards score FILE RUN …; or "
             "serve the file: audiorl rewards serve FILE"
         )
     options = parse(OPTIONS, args or ["--help"], prog="audiorl rewards", description=__doc__)

@@ -109,7 +109,8 @@ def _help(args: list[str]) -> None:
     if LIST not in args and "--help-all" not in args:
         own = {name.replace("_", "-") for name in type(default).__annotations__} - UNUSUAL
         command, default = (shortened(o, lambda path: path in own | USUAL) for o in (TrainOptions(args[0]), default))
-        first, example, *_ = [*about.split("\n\n"), "", ""]
+        first, *more = about.split("\n\n")
+        example = next((part for part in more if part.startswith("    ")), "")
         about = f"{first}\n\n{example}\n\nThe usual options; --help-all shows all {len(every)}."
         base, prog = type(command), f"audiorl train {args[0]}"
     options = make_dataclass(

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 ScriptKind = Literal["recipes", "eval"]
 _WORDS: dict[ScriptKind, str] = {"recipes": "recipe", "eval": "evaluation"}
+IN_MEMORY = "in memory:"
+"""The first of a run's arguments where Python gave what no file holds; the others name it."""
 PRESETS = {"mmau-grpo": ("audio-qa", "grpo"), "ppo-audio-qa": ("audio-qa", "ppo")}
 """Names of a recipe with one of its presets."""
 
@@ -232,6 +234,12 @@ def recorded_recipe(folder: Path, trusted: Sequence[str | Path] = ()) -> tuple[M
     from audiorl.run.records import RunConfig, read_record
 
     saved = read_record(folder / "config.json", RunConfig)
+    if saved.argv[:1] == [IN_MEMORY]:
+        parts = " and ".join(saved.argv[1:])
+        raise ValueError(
+            f"{folder}: began in Python with {parts} in memory, which no file holds; go on there: the same call of "
+            "audiorl.train_… with resume=True"
+        )
     file, installed = Path(saved.recipe), scripts("recipes")
     if not file.is_file():  # an installed recipe may lie elsewhere now
         name = file.stem.replace("_", "-")

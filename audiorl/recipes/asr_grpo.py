@@ -28,7 +28,7 @@ from audiorl.config.recipe import ControlOptions, HeldOutOptions, PtxOptions, Re
 from audiorl.data.bundled import bundled_transcripts
 from audiorl.data.manifest import read_samples
 from audiorl.data.no_speech import TRAINED, no_speech_samples
-from audiorl.data.sets import stratified
+from audiorl.data.sets import HELD_OUT, stratified
 from audiorl.protocols import Reward
 from audiorl.recipes._common import (
     evaluation_of,
@@ -116,7 +116,8 @@ def main(config: ASRConfig, run: Run) -> None:
     sets: dict[str, list[Sample]] = {}
     if config.retention:
         retained = read_sets(config.retention, config, check=check.held_out, **source)
-        sets["retention"] = stratified(retained, config.held_out_count, config.data_seed)[1]
+        count = HELD_OUT if config.held_out_count is None else config.held_out_count
+        sets["retention"] = stratified(retained, count, config.data_seed)[1]
     if count := config.no_speech_held_out:
         sets["no_speech"] = no_speech_samples(count, seed=config.data_seed + 1, languages=languages)
     policy = check.policy()

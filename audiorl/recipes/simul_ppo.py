@@ -69,7 +69,7 @@ PPO = RLConfig(
 @dataclass(frozen=True)
 class SimulPPOConfig(PtxOptions, RewardOptions, RecipeConfig):
     counts_steps = ("stage1", "stage2")
-    held_out_count: int = 50
+    held_out_count: int | None = 50
     """Streams held out of `data` where no `held_out` is given, drawn from every set and language in proportion."""
     source_language: str = ""
     """Code of the streams' language, where their file does not name it."""

@@ -7,7 +7,9 @@ import dataclasses
 import functools
 import inspect
 import itertools
+import os
 import re
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -22,6 +24,7 @@ from rich.console import Console
 
 from audiorl import cli
 from audiorl.cli import main
+from audiorl.cli.completion import completions
 from audiorl.cli.train import print_results
 from audiorl.config import to_json
 from audiorl.eval._common import options_type
@@ -29,7 +32,7 @@ from audiorl.recipes._loader import config_class, load_options, load_recipe, par
 
 COMMANDS = (
     "", "train", "resume", "report", "eval", "rewards", "rewards score", "rewards serve", "codec", "codec encode",
-    "codec decode", "graft", "export", "chat", "say", "doctor",
+    "codec decode", "graft", "export", "chat", "say", "doctor", "completion",
 )  # fmt: skip
 
 
@@ -62,6 +65,7 @@ def test_every_command_has_help_that_loads_no_torch() -> None:
     code = f"""
 import contextlib, io, sys
 from audiorl.cli import main
+from audiorl.cli.completion import completions
 for command in {COMMANDS}:
     out = io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.suppress(SystemExit):
@@ -78,6 +82,7 @@ def test_options_of_recipes_and_evaluations_are_read_without_torch() -> None:
     code = """
 import contextlib, io, sys
 from audiorl.cli import main
+from audiorl.cli.completion import completions
 from audiorl.recipes._loader import scripts
 for kind, command in (("recipes", "train"), ("eval", "eval")):
     for name in scripts(kind):
@@ -107,7 +112,7 @@ def test_options_read_so_are_those_that_train(recipe: str) -> None:
 
 def test_help_of_a_recipe_shows_its_options_and_those_of_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
-        main(["train", "mmau_grpo", "--tiny", "--help"])
+        main(["train", "mmau_grpo", "--tiny", "--help-all"])
     text = capsys.readouterr().out
     assert end.value.code == 0
     for option in (
@@ -194,3 +199,66 @@ def test_the_table_goes_from_before_to_after_to_control(tmp_path: Path) -> None:
     assert heading.index("before") < heading.index("after") < heading.index("control") < heading.index("change")
     assert [cell.strip() for cell in accuracy.split("│")[2:6]] == ["50.0%", "75.0%", "50.0%", "+25.0 points"]
     assert "8.0 points" in english
+
+
+def test_help_shows_the_usual_options_and_help_all_every_one(capsys: pytest.CaptureFixture[str]) -> None:
+    for recipe in scripts("recipes"):
+        texts = {}
+        for word in ("--help", "--help-all"):
+            with pytest.raises(SystemExit):
+                main(["train", recipe, word])
+            texts[word] = re.findall(r"^\W*(--[\w.-]+)", capsys.readouterr().out, re.MULTILINE)
+        assert {"--out", "--seed"} <= {*texts["--help"]} <= {*texts["--help-all"]}, recipe
+        assert len(texts["--help"]) <= 36 and len(texts["--help-all"]) > 60, recipe
+    assert "--path STR" not in texts["--help"]
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        ("trian", "unknown command 'trian'; did you mean audiorl train?"),
+        ("train mmau-grp", "no recipe 'mmau-grp'; did you mean mmau-grpo? there are:"),
+        ("train mmau-grpo --otu x", "no option is called --otu; did you mean --out?"),
+        ("train mmau-grpo --rl.grop-size 3", "no option is called --rl.grop-size; did you mean --rl.group-size?"),
+        ("train mmau-grpo --group-size=3", "did you mean --rl.group-size?"),
+        ("train mmau-grpo --num_generations 8", "no option is called --num-generations; did you mean --rl.group-size?"),
+        ("train sft-audio --learning_rate 1e-5", "no option is called --learning-rate; did you mean --optim.lr?"),
+        ("eval asr --modle x", "no option is called --modle; did you mean --model?"),
+        ("train mmau-grpo --xyz", "no option is called --xyz; --help lists the options"),
+    ],
+)
+def test_a_wrong_word_names_a_near_one(words: str, hint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words.split()) == 2
+    assert hint in capsys.readouterr().err.splitlines()[0]
+
+
+def test_shells_complete_commands_recipes_options_and_values(capsys: pytest.CaptureFixture[str]) -> None:
+    for words, expected in (
+        ("tra", ["train"]),
+        ("train mmau", ["mmau-grpo"]),
+        ("train mmau-grpo --rl.adv", ["--rl.advantage"]),
+        ("train mmau-grpo --rl.aggregation tok", ["token-mean"]),
+        ("train mmau-grpo --data ma", []),
+        ("train codec --tokenizer.num-c", ["--tokenizer.num-codebooks"]),
+        ("rewards s", ["score", "study", "serve"]),
+        ("chat runs/x --ph", ["--phase"]),
+        ("eval mm", ["mmau"]),
+        ("eval asr --no-th", ["--no-think"]),
+        ("nothing --o", []),
+    ):
+        assert completions(words.split()) == expected, words
+    assert set(completions([""])) == {*cli.COMMANDS, *cli.EXTENSIONS}
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
+def test_bash_completes(tmp_path: Path) -> None:
+    (tmp_path / "audiorl").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m audiorl "$@"\n')
+    (tmp_path / "audiorl").chmod(0o755)
+    code = """
+eval "$(audiorl completion bash)"
+COMP_WORDS=(audiorl train mmau-grpo --model.dtype bf) COMP_CWORD=4; _audiorl; echo "${COMPREPLY[@]}"
+COMP_WORDS=(audiorl train sft-audio --optim.l) COMP_CWORD=3; _audiorl; echo "${COMPREPLY[@]}"
+"""
+    environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    done = subprocess.run(["bash", "-c", code], capture_output=True, text=True, check=True, env=environment)
+    assert done.stdout.split() == ["bfloat16", "--optim.lr"], done.stderr
