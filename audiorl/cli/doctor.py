@@ -23,6 +23,7 @@ from rich.table import Table
 from rich.text import Text
 
 import audiorl
+from audiorl.errors import install
 from audiorl.options import HELP, parse
 
 if TYPE_CHECKING:
@@ -142,7 +143,7 @@ def check_optional() -> list[Check]:
     for extra, packages in OPTIONAL.items():
         for name, adds in packages.items():
             if importlib.util.find_spec(name.replace("-", "_")) is None:
-                checks.append(Check("optional", name, "missing", f"adds {adds}", f'pip install "audiorl[{extra}]"'))
+                checks.append(Check("optional", name, "missing", f"adds {adds}", install(extra)))
             else:
                 versions = (v for n in (name, f"{name}-cpu", f"{name}-skinny") if (v := _version(n)))
                 checks.append(Check("optional", name, "ok", f"{next(versions, 'present')}, {adds}"))

@@ -8,6 +8,7 @@ from pathlib import Path
 from tyro.conf import Positional
 
 from audiorl.config import RewardServerConfig
+from audiorl.errors import install
 from audiorl.options import HELP, parse, subcommands
 
 
@@ -73,6 +74,6 @@ def main(args: list[str]) -> int:
     except ModuleNotFoundError as error:
         if error.name not in ("fastapi", "starlette", "uvicorn"):
             raise
-        raise ValueError("rewards serve: needs fastapi and uvicorn: pip install 'audiorl[serve]'") from error
+        raise ValueError(f"rewards serve: needs fastapi and uvicorn: {install('serve')}") from error
     serve(options)
     return 0

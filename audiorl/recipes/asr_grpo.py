@@ -1,7 +1,7 @@
 """GRPO on speech recognition, reward 1 - WER (or 1 - CER), with guards against outputs that nobody said.
 
-    audiorl train asr-grpo --out runs/asr --path Qwen/Qwen2.5-Omni-3B \
-        --model.dtype bfloat16 --data LibriSpeech/train-clean-100 --held-out LibriSpeech/test-other \
+    audiorl train asr-grpo --out runs/asr --path Qwen/Qwen2.5-Omni-3B \\
+        --model.dtype bfloat16 --data LibriSpeech/train-clean-100 --held-out LibriSpeech/test-other \\
         --retention wenetspeech_test_meeting.json --unit char
 
 A clipped 1 - WER does not see how long an output is that is wrong throughout, nor text in brackets. Two penalties,

@@ -1,6 +1,6 @@
 """Segmented PPO for simultaneous interpretation, in two stages, on your own model and streams.
 
-    audiorl train simul-ppo --out runs/simul --path Qwen/Qwen2.5-Omni-3B \
+    audiorl train simul-ppo --out runs/simul --path Qwen/Qwen2.5-Omni-3B \\
         --model.dtype bfloat16 --data train.jsonl --held-out dev.jsonl --target-language es
 
 After each chunk of audio the model waits or writes a piece of translation. Stage 1 rewards single turns, stage 2

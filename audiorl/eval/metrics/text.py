@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Literal
 
 import jiwer
 
+from audiorl.errors import install
 from audiorl.languages import language_code, written_in
 
 if TYPE_CHECKING:
@@ -186,7 +187,7 @@ def _simplified(text: str) -> str:
     try:
         from zhconv import convert
     except ImportError as error:
-        raise ImportError("error rates of Chinese need zhconv: pip install 'audiorl[metrics]'") from error
+        raise ImportError(f"error rates of Chinese need zhconv: {install('metrics')}") from error
     return convert(text, "zh-hans")
 
 
