@@ -22,6 +22,7 @@ from audiorl.distributed.local import World
 from audiorl.models import AudioPolicy, load_policy
 from audiorl.models.examples import answer_after
 from audiorl.models.policy import Reference
+from audiorl.run.folder import newest_checkpoint
 from audiorl.train.batches import check_finite, counts
 from audiorl.train.rl.minibatch import MicroBatch
 from audiorl.types import Sample
@@ -58,7 +59,7 @@ def load_teacher(path: str, policy: AudioPolicy) -> AudioPolicy:
     """
     config = replace(policy.config, device=str(policy.device), lora=LoraConfig(rank=0), audio="frozen", only=())
     try:
-        teacher = load_policy(path, replace(config, gradient_checkpointing=False))
+        teacher = load_policy(newest_checkpoint(path), replace(config, gradient_checkpointing=False))
     except ValueError as error:
         raise ValueError(f"distill.teacher: give reference, policy, or the folder of a model: {error}") from error
     teacher.requires_grad_(False)
