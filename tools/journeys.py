@@ -102,7 +102,7 @@ JOURNEYS = {
     "5": Journey(
         "a log of SimulEval",
         "right, but 18 to 25 s for three lines",
-        ("eval simul --score simul.log --language es --out evals/simul",),
+        ("eval simul --score simul --language es --out evals/simul",),
     ),
     "6": Journey("the report", "opens at once; three defects on a phone and in legends", ("report runs/qa",)),
     "7": Journey(
@@ -258,7 +258,8 @@ def prepare(folder: Path) -> None:
         "prediction_length": 2,
     }
     log |= {"reference": "hola mundo", "source": ["0.wav", "samplerate: 16000"], "source_length": 1000.0}
-    (folder / "simul.log").write_text("".join(json.dumps(log | {"index": i}) + "\n" for i in range(3)))
+    (folder / "simul").mkdir(exist_ok=True)
+    (folder / "simul" / "instances.log").write_text("".join(json.dumps(log | {"index": i}) + "\n" for i in range(3)))
 
 
 if __name__ == "__main__":
