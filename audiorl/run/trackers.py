@@ -2,9 +2,8 @@
 
 Every tracker gets the curve of every metric, at the line number (`seq`) of metrics.jsonl, a table of the rollouts that
 are written, with audio players, and each evaluation of eval.json when it has ended, as `eval/NAME/METRIC` and by task
-`eval/NAME/METRIC/TASK`. The configuration and all evaluations are what its table of runs compares: config and summary of
-W&B, config of Trackio, params and metrics of MLflow, hparams of TensorBoard. Which trackers a run has is not part of its
-recipe.
+`eval/NAME/METRIC/TASK`. Its table of runs has the configuration and the evaluations: config and summary of W&B, config
+of Trackio, params and metrics of MLflow, hparams of TensorBoard. Which trackers a run has is not part of its recipe.
 
 Where they write: TensorBoard to RUN/tensorboard; W&B to your account, or to RUN/wandb with WANDB_MODE=offline; Trackio
 to its own folder (TRACKIO_DIR); MLflow to MLFLOW_TRACKING_URI, or to RUN/mlflow.db without it. The project is "audiorl"
