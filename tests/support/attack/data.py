@@ -102,7 +102,7 @@ def rows_of(data: bytes) -> dict[int, Any]:
         return rows
 
 
-def _judge_rows(given: Input, result: Any) -> Iterator[str]:
+def judge_rows(given: Input, result: Any) -> Iterator[str]:
     """Each accepted row is an object, and the texts of its sample are in it."""
     reader, _, kind = given.name.partition("-")
     yield from unsound(list(result.values()) if isinstance(result, Mapping) else result)
@@ -314,8 +314,8 @@ def _judge_codes(given: Input, result: Any) -> Iterator[str]:
 
 
 TARGETS = [
-    Target("rows", _read, _judge_rows, weight=4.0),
-    Target("tables", _read, _judge_rows, mutate_bytes),
+    Target("rows", _read, judge_rows, weight=4.0),
+    Target("tables", _read, judge_rows, mutate_bytes),
     Target("logs", _read_log, _judge_log),
     Target("audio", _load, _judge_audio, mutate_bytes, weight=4.0),
     Target("codes", _codes, _judge_codes, mutate_safetensors),
