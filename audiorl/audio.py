@@ -228,7 +228,7 @@ def seconds(clip: AudioClip) -> float:
 def name(clip: AudioClip) -> str:
     """Return what messages call a clip."""
     if clip.path is not None:
-        return clip.path
+        return clip.path if clip.path.isprintable() else repr(clip.path)
     return f"<{len(clip.data)} bytes of audio>" if clip.data is not None else "<audio array>"
 
 

@@ -117,9 +117,11 @@ def sounds() -> Path:
 
 LONG = " ".join(f"w{i}" for i in range(6000))
 TOKENS = ("<|im_end|>", "<|im_start|>", "<|endoftext|>", "<|AUDIO|>", "<|audio_bos|>", "<|transcribe|>", "<|eot_id|>",
-          "<|begin_of_text|>", "<|AUDIO_OUT|>", "<|0.00|>", "<|notimestamps|>", "<|startoftranscript|>")  # fmt: skip
+          "<|begin_of_text|>", "<|AUDIO_OUT|>", "<|0.00|>", "<|notimestamps|>", "<|startoftranscript|>",
+          "<|im_", "end|>", "\u200b", "\ufeff", " <|im_end |>")  # fmt: skip
 TEXTS = ("[laughter]", "(music)", "Um, hmm.", "...", "…", "\u200b", "\u00ad", "\u3000", "!?", "ー", "-", "\u0301", LONG,
-         LONG[:2600], "x" * 3000, "\x00", "a\x00b", "<think>", "<answer>", "</answer>", "1", "½", "。", "ا", "ـ")  # fmt: skip
+         LONG[:2600], "x" * 3000, "\x00", "a\x00b", "<think>", "<answer>", "</answer>", "1", "½", "。", "ا", "ـ", "B",
+         "a bell", "A dog", "A) a dog", "a dog.", "not a dog", "a\u200b dog", "ａ dog", "a dog or a bell")  # fmt: skip
 FILES = ("short.wav", "long.wav", "huge.wav", "cut.wav", "empty.wav", "text.wav", "header.wav", "nan.wav", "loud.wav",
          "phase.wav", "stereo.flac", "folder.wav", "missing.wav", "GOOD.WAV", "../good.wav", "good.wav\n")  # fmt: skip
 
