@@ -227,9 +227,7 @@ def faults(policy: AudioPolicy, use: Sample | Example, of: Use) -> Iterator[str]
             yield f"{turns} turns in the prompt of {len(sample.messages)} messages"
     if of.reward is not None:
         gold = sample.references[0]
-        answer = ("<think>It is.</think>" if of.think else "") + (
-            f"<answer>{gold}</answer>" if sample.choices else gold
-        )
+        answer = gold if of.reward is WORDS else f"{'<think>It is.</think>' * of.think}<answer>{gold}</answer>"
         segment = Segment(torch.arange(2), torch.arange(3), torch.zeros(3), answer)
         (score,) = of.reward([Rollout(sample, (segment,), "g", 0)])
         if score is None or not math.isfinite(score.total) or score.parts["accuracy"] != 1:
