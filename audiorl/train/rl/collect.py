@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -72,6 +73,7 @@ class RolloutBatch:
     dropped: int = 0  # Groups without signal that dynamic sampling left out
     refilled: int = 0  # Groups that dynamic sampling asked for in their place
     skipped: int = 0  # Rollouts that were left out because the reward returned None
+    reward_seconds: float = 0.0  # For which scores were waited for after the answers
     unfinished: list[UnfinishedGroup] = field(default_factory=list)  # Groups that wait for the next step
 
     @property
@@ -99,11 +101,14 @@ class Collector:
         self._samples, self._reward, self._seed = samples, reward, seed
         self.unfinished = list(unfinished)
         """Groups that wait after the last step that was collected for."""
+        self.reward_seconds = 0.0
+        """For which the last step waited for its scores."""
         self._next: RolloutBatch | None = None
 
     def collect(self, step: int) -> RolloutBatch:
         """Return the rollouts of `step`: those collected during the update before, else new ones."""
         batch = self._next or self._collect(step)
+        self.reward_seconds = 0.0 if self._next else batch.reward_seconds
         self._next, self.unfinished = None, batch.unfinished
         return batch
 
@@ -150,6 +155,7 @@ def collect(
     prompts: list[Sample] = [g.request.sample for g in unfinished]
     waiting = list(unfinished)
     dropped = refilled = skipped = 0
+    reward_seconds = 0.0
     limit = config.generation.partial_tokens if step + 1 < config.steps else None
     for attempt in range(1 + config.dynamic_sampling):
         # Groups that wait were asked for by an earlier step, and take no place of this step's prompts.
@@ -172,10 +178,10 @@ def collect(
         continued, left = ([], waiting) if attempt else (waiting, [])
         while True:
             try:
-                ended, paused, left_out = _answer(engine, continued, asked, limit, reward)
+                ended, paused, left_out, seconds = _answer(engine, continued, asked, limit, reward)
             except FloatingPointError as error:
                 raise FloatingPointError(f"step {step + 1}: {error}; resume from before, with a smaller lr") from error
-            skipped += left_out
+            skipped, reward_seconds = skipped + left_out, reward_seconds + seconds
             if attempt or ended or not paused:
                 break
             # A step needs something to train on: the older half of the paused groups goes on, the younger half waits.
@@ -192,13 +198,16 @@ def collect(
     greedy: list[Score] = []
     if config.advantage == "remax":
         requests = [Request(g[0].sample, 1, group_id=g[0].group_id, greedy=True) for g in groups]
-        scores = score_rollouts(reward, engine.generate(requests))
+        answers, began = engine.generate(requests), time.monotonic()
+        scores = score_rollouts(reward, answers)
+        reward_seconds += time.monotonic() - began
         skipped += sum(len(g) for g, s in zip(groups, scores, strict=True) if s is None)
         groups = [g for g, s in zip(groups, scores, strict=True) if s is not None]
         greedy = [s for s in scores if s is not None]
     if not groups:
         raise ValueError(f"step {step + 1}: the reward skipped all of {skipped} rollouts; return a Score for some")
-    return RolloutBatch([r for group in groups for r in group], greedy, dropped, refilled, skipped, waiting)
+    rollouts = [r for group in groups for r in group]
+    return RolloutBatch(rollouts, greedy, dropped, refilled, skipped, reward_seconds, waiting)
 
 
 def _answer(
@@ -207,11 +216,11 @@ def _answer(
     asked: Sequence[UnfinishedGroup],
     limit: int | None,
     reward: Reward,
-) -> tuple[list[list[Rollout]], list[UnfinishedGroup], int]:
+) -> tuple[list[list[Rollout]], list[UnfinishedGroup], int, float]:
     """Continue groups and begin others. A reward that waits for something else begins as soon as a group has ended.
 
-    Returns the groups that have ended, scored, without the rollouts that the reward skips; the others; and how many
-    rollouts it skipped.
+    Returns the groups that have ended, scored, without the rollouts that the reward skips; the others; how many
+    rollouts it skipped; and the seconds for which their scores were waited for.
     """
     requests = [*(g.continuation(limit) for g in continued), *(replace(g.request, token_limit=limit) for g in asked)]
     by_id = {g.request.group_id: g for g in (*continued, *asked)}
@@ -227,10 +236,11 @@ def _answer(
         else:
             rollouts = engine.generate(requests)
         groups = [by_id[id].with_answers(list(group)) for id, group in groupby(rollouts, key=lambda r: r.group_id)]
-        whole = [r for group in groups if group.has_ended for r in group.rollouts]
+        whole, began = [r for group in groups if group.has_ended for r in group.rollouts], time.monotonic()
         scored = scored_rollouts(reward, whole) if whole else []
+        seconds = time.monotonic() - began
     by_group = [list(group) for _, group in groupby(scored, key=lambda r: r.group_id)]
-    return by_group, [g for g in groups if not g.has_ended], len(whole) - len(scored)
+    return by_group, [g for g in groups if not g.has_ended], len(whole) - len(scored), seconds
 
 
 def scored_experiences(batch: RolloutBatch, config: RLConfig) -> list[Experience]:

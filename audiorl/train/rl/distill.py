@@ -21,6 +21,7 @@ from audiorl.distributed.local import World
 from audiorl.models import AudioPolicy, load_policy
 from audiorl.models.examples import answer_after
 from audiorl.models.policy import Reference
+from audiorl.run.folder import newest_checkpoint
 from audiorl.train.batches import check_finite, counts
 from audiorl.train.rl.minibatch import MicroBatch
 from audiorl.types import Sample
@@ -57,7 +58,7 @@ def load_teacher(path: str, policy: AudioPolicy) -> AudioPolicy:
     """
     config = replace(policy.config, device=str(policy.device), lora=LoraConfig(rank=0), audio="frozen", only=())
     try:
-        teacher = load_policy(path, replace(config, gradient_checkpointing=False))
+        teacher = load_policy(newest_checkpoint(path), replace(config, gradient_checkpointing=False))
     except ValueError as error:
         raise ValueError(f"distill.teacher: give reference, policy, or the folder of a model: {error}") from error
     teacher.requires_grad_(False)
@@ -211,12 +212,12 @@ class Distillation:
         outputs = [e.teacher for e in experiences if e.teacher is not None]
         assert output.hidden is not None and kind is not None and len(outputs) == len(experiences)
         device, weight = output.hidden.device, _head(self._policy)
-        used_N = torch.cat([self._used(t) for t in outputs]).to(device)
+        used_N = torch.cat([self._used(t) for t in outputs]).to(device, non_blocking=True)
         hidden = output.hidden[used_N]
 
         def gathered(name: str) -> Tensor | None:
             tensors = [getattr(t, name) for t in outputs]
-            return None if tensors[0] is None else torch.cat(tensors).to(device)[used_N]
+            return None if tensors[0] is None else torch.cat(tensors).to(device, non_blocking=True)[used_N]
 
         teacher_hidden, ids, teacher_logits = (gathered(name) for name in ("hidden", "top_ids", "top_logits"))
         with self._policy.autocast():
