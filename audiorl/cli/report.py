@@ -12,7 +12,7 @@ from audiorl.options import first_word, parse
 
 @dataclass(frozen=True)
 class ReportOptions:
-    """Write the report of a run, FOLDER/report.html, again; or that of all runs in FOLDER, which differ by their seed."""
+    """Write the report of a run, FOLDER/report.html, again; or that of the runs in FOLDER, one a seed."""
 
     folder: Positional[Path]
     """The run folder, or a folder with run folders."""
