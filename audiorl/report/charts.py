@@ -234,7 +234,8 @@ def draw_lines(
             if is_control(one.phase):
                 tint, dash = theme.control, (0, (4, 2))  # type: ignore[assignment]
             if one.spread:
-                ax.fill_between(one.x, *one.spread, color=tint, alpha=0.18, lw=0)
+                low, high = one.spread
+                ax.fill_between(one.x, low, high, color=tint, alpha=0.18, lw=0)
             if style == "exact":
                 ax.plot(one.x, one.y, color=tint, lw=2.0, ls=dash)
             elif style == "points" or _window(len(one.y)) == 1:
