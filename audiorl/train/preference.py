@@ -32,6 +32,7 @@ from audiorl.algos.preference import (
 )
 from audiorl.audio import AudioClip
 from audiorl.config import OptimConfig, PreferenceConfig
+from audiorl.config.checks import pass_tokens
 from audiorl.data.augment import silence_pieces
 from audiorl.data.preferences import Judged, Pair
 from audiorl.distributed.local import Group
@@ -109,7 +110,7 @@ def _pair_loss(
         means = {f"preference/{name}": x.double() / count for name, x in metrics.items()}
         return experiences, total, {"preference/loss": total, **means}, torch.cat(answers)
 
-    return group_packs(groups, config.micro_batch_tokens), loss
+    return group_packs(groups, pass_tokens(config)), loss
 
 
 def _kto_loss(
@@ -120,7 +121,7 @@ def _kto_loss(
     others = [[experience(policy, i.answers[1])] for i in items]
     drift = torch.zeros(len(items))
     with torch.no_grad():  # before the update begins: ranks need not have equally many passes here
-        for places in group_packs(others, config.micro_batch_tokens):
+        for places in group_packs(others, pass_tokens(config)):
             part = [others[p][0] for p in places]
             by_answer = _logprobs(policy, part)
             check_finite(part, torch.cat(by_answer), "the log-prob")
@@ -142,7 +143,7 @@ def _kto_loss(
         metrics = {f"preference/{name}": x for name, x in {"loss": total, **means}.items()}
         return part, total, metrics, torch.cat(by_answer)
 
-    return group_packs(answers, config.micro_batch_tokens), loss
+    return group_packs(answers, pass_tokens(config)), loss
 
 
 def _logprobs(policy: AudioPolicy, experiences: Sequence[Experience]) -> list[Tensor]:

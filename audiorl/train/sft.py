@@ -10,6 +10,7 @@ from audiorl.algos.experience import Experience
 from audiorl.algos.losses import token_weights
 from audiorl.algos.packing import micro_batches, pack_experiences
 from audiorl.config import OptimConfig, SFTConfig
+from audiorl.config.checks import pass_tokens
 from audiorl.data.schedule import rough_length
 from audiorl.models import AudioPolicy
 from audiorl.models.examples import Example, experience
@@ -33,7 +34,7 @@ def sft_loss(learner: Learner, config: SFTConfig, examples: Sequence[Example]) -
         total = -(weight * out.logprobs).sum()
         return part, total, {"sft/loss": total, "policy/entropy": mean * out.entropy.sum().double()}, None
 
-    return micro_batches(experiences, config.micro_batch_tokens, share_prompts=False), loss
+    return micro_batches(experiences, pass_tokens(config), share_prompts=False), loss
 
 
 def sft(
