@@ -15,6 +15,7 @@ from torch import Tensor
 from audiorl.algos.experience import Experience
 from audiorl.algos.packing import pack_experiences
 from audiorl.config import OptimConfig
+from audiorl.config.checks import pass_tokens
 from audiorl.data.schedule import batch_of_step, sorted_batch_of_step
 from audiorl.distributed import trainer_group
 from audiorl.distributed.local import Group, World, changes_worker, gpu_seconds, gpu_work
@@ -35,7 +36,14 @@ from audiorl.run.saving import (
     restore,
 )
 from audiorl.train.batches import PassMetrics, counts, group_packs, idle_batch
-from audiorl.train.optim.steps import backward, idle_passes, optimizer_for
+from audiorl.train.optim.steps import (
+    backward,
+    halved,
+    idle_passes,
+    optimizer_for,
+    with_pass_tokens,
+    within_memory,
+)
 
 T = TypeVar("T")
 
@@ -82,8 +90,9 @@ class Learner(CheckpointedWorker):
         optim: OptimConfig,
         world: World | None = None,
     ):
-        self.model, self.config, self.world = model, config, world or World()
+        self.model, self.world = model, world or World()
         self.policy = model.trunk if isinstance(model, ValueModel) else model
+        self._given, self.config = config, with_pass_tokens(config, self.policy, optim)
         self._batch_loss = batch_loss
         self._writer = CheckpointWriter(model, self.world)
         self.optimizer = optimizer_for(model, optim, config.steps, self.world)
@@ -91,6 +100,19 @@ class Learner(CheckpointedWorker):
     @changes_worker
     def train(self, items: Sequence[Any]) -> dict[str, float]:
         """Update once from the mean loss over the items of all ranks. Returns its metrics."""
+        sums, norm = within_memory(lambda: self._passes(items), self._halve)
+        with gpu_work():
+            update = self.world.add_up(sums) | self.optimizer.step(norm)
+        self.model.weights_changed()
+        return update if (busy := gpu_seconds()) is None else update | {"time/gpu_busy": busy}
+
+    def _halve(self) -> bool:
+        config = halved(self.config, self._given, self.world)
+        self.config = self.config if config is None else config
+        return config is not None
+
+    def _passes(self, items: Sequence[Any]) -> tuple[dict[str, float], float]:
+        """Run all forward and backward passes. Returns sums of metrics, and the norm of the gradients."""
         passes = PassMetrics()
         with self.policy.audio.once():
             packs, pack_loss = self._batch_loss(self, self.config, items)
@@ -105,10 +127,7 @@ class Learner(CheckpointedWorker):
                 backward(0 * self._idle_pass().sum(), self.optimizer)
         self.optimizer.gather_gradients()
         sums, (norm,) = passes.read(self.optimizer.clip())
-        with gpu_work():
-            update = self.world.add_up(sums) | self.optimizer.step(norm)
-        self.model.weights_changed()
-        return update if (busy := gpu_seconds()) is None else update | {"time/gpu_busy": busy}
+        return sums, norm
 
     def _idle_pass(self) -> Tensor:
         batch = idle_batch(self.policy)
@@ -119,7 +138,7 @@ class Learner(CheckpointedWorker):
         """Return the log-probs [n] of the tokens of each group's answers, which share a prompt; on the CPU."""
         tokens = [[experience(self.policy, e, str(k)) for e in group] for k, group in enumerate(groups)]
         logprobs: list[tuple[Tensor, ...]] = [()] * len(groups)
-        for indices in group_packs(tokens, self.config.micro_batch_tokens):
+        for indices in group_packs(tokens, pass_tokens(self.config)):
             part = [e for i in indices for e in tokens[i]]
             answers = iter(self.policy.forward(pack_experiences(part)).logprobs.split(counts(part)))
             for i in indices:

@@ -32,6 +32,7 @@ from audiorl.algos.preference import (
 )
 from audiorl.audio import AudioClip
 from audiorl.config import OptimConfig, PreferenceConfig
+from audiorl.config.checks import pass_tokens
 from audiorl.data.augment import silence_pieces
 from audiorl.data.preferences import Judged, Pair
 from audiorl.distributed.local import Group
@@ -75,6 +76,7 @@ def _pair_loss(
     learner: Learner, config: PreferenceConfig, items: Sequence[Compared]
 ) -> tuple[list[list[int]], PackLoss]:
     world, count = learner.world, sum(learner.world.gather(len(items)))
+    learner.policy.encode_ahead(e.sample for i in items for e in i.answers)
     groups = [[experience(learner.policy, e, str(k)) for e in i.answers] for k, i in enumerate(items)]
     chosen_tokens = sum(world.gather(sum(counts([g[0] for g in groups]))))
     beta = {} if config.beta is None else {"beta": config.beta}
@@ -109,7 +111,7 @@ def _pair_loss(
         means = {f"preference/{name}": x.double() / count for name, x in metrics.items()}
         return experiences, total, {"preference/loss": total, **means}, torch.cat(answers)
 
-    return group_packs(groups, config.micro_batch_tokens), loss
+    return group_packs(groups, pass_tokens(config)), loss
 
 
 def _kto_loss(
@@ -120,7 +122,7 @@ def _kto_loss(
     others = [[experience(policy, i.answers[1])] for i in items]
     drift = torch.zeros(len(items))
     with torch.no_grad():  # before the update begins: ranks need not have equally many passes here
-        for places in group_packs(others, config.micro_batch_tokens):
+        for places in group_packs(others, pass_tokens(config)):
             part = [others[p][0] for p in places]
             by_answer = _logprobs(policy, part)
             check_finite(part, torch.cat(by_answer), "the log-prob")
@@ -142,7 +144,7 @@ def _kto_loss(
         metrics = {f"preference/{name}": x for name, x in {"loss": total, **means}.items()}
         return part, total, metrics, torch.cat(by_answer)
 
-    return group_packs(answers, config.micro_batch_tokens), loss
+    return group_packs(answers, pass_tokens(config)), loss
 
 
 def _logprobs(policy: AudioPolicy, experiences: Sequence[Experience]) -> list[Tensor]:

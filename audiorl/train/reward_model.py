@@ -16,6 +16,7 @@ from audiorl.algos.experience import Experience
 from audiorl.algos.packing import micro_batches, pack_experiences
 from audiorl.algos.preference import bradley_terry, length_expert, length_logit, process_reward
 from audiorl.config import OptimConfig, ProcessRewardConfig, RewardModelConfig
+from audiorl.config.checks import pass_tokens
 from audiorl.data.preferences import Pair, Steps
 from audiorl.models import AudioPolicy
 from audiorl.models.examples import experience
@@ -54,7 +55,7 @@ def pair_score_loss(
         means = {f"reward_model/{name}": value.double() / shares[name] for name, value in metrics.items()}
         return part, total, {"reward_model/loss": total, **means}, None
 
-    return group_packs(groups, config.micro_batch_tokens), loss
+    return group_packs(groups, pass_tokens(config)), loss
 
 
 def train_reward_model(
@@ -107,7 +108,7 @@ def step_judgement_loss(
         metrics = {"process_reward/loss": total, "process_reward/accuracy": right.double() / steps}
         return [m.experience for m in part], total, metrics, None
 
-    return micro_batches([m.experience for m in marked], config.micro_batch_tokens, share_prompts=False), loss
+    return micro_batches([m.experience for m in marked], pass_tokens(config), share_prompts=False), loss
 
 
 def train_process_reward(

@@ -10,6 +10,7 @@ from audiorl.algos.experience import Experience
 from audiorl.algos.losses import token_weights
 from audiorl.algos.packing import micro_batches, pack_experiences
 from audiorl.config import OptimConfig, SFTConfig
+from audiorl.config.checks import pass_tokens
 from audiorl.data.schedule import rough_length
 from audiorl.models import AudioPolicy
 from audiorl.models.examples import Example, experience
@@ -20,6 +21,7 @@ from audiorl.train.fit import Learner, PackLoss, train_on
 
 def sft_loss(learner: Learner, config: SFTConfig, examples: Sequence[Example]) -> tuple[list[list[int]], PackLoss]:
     """Compute the cross-entropy on target tokens: the mean over the batch's tokens, or over its examples' means."""
+    learner.policy.encode_ahead(e.sample for e in examples)
     experiences = [experience(learner.policy, e) for e in examples]
     lengths, share = learner.world.gather_list(counts(experiences))
     per_sequence = config.weighting == "sequence"
@@ -33,7 +35,7 @@ def sft_loss(learner: Learner, config: SFTConfig, examples: Sequence[Example]) -
         total = -(weight * out.logprobs).sum()
         return part, total, {"sft/loss": total, "policy/entropy": mean * out.entropy.sum().double()}, None
 
-    return micro_batches(experiences, config.micro_batch_tokens, share_prompts=False), loss
+    return micro_batches(experiences, pass_tokens(config), share_prompts=False), loss
 
 
 def sft(

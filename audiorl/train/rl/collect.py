@@ -23,7 +23,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from audiorl.algos.advantages import differ
 from audiorl.algos.experience import Experience
 from audiorl.config import RLConfig
 from audiorl.data.schedule import batch_of_step
@@ -34,7 +33,7 @@ from audiorl.rewards.combine import score_rollouts, scored_rollouts
 from audiorl.rewards.concurrency import EarlyScores, begins_early
 from audiorl.rollout.hf import AnswerState, build_rollout, token_versions
 from audiorl.rollout.samplers import SegmentBuffer
-from audiorl.train.rl.advantages import normalize_scores
+from audiorl.train.rl.advantages import has_signal, normalize_scores
 from audiorl.train.rl.processes import GroupEngine
 from audiorl.types import Rollout, Sample, Score
 
@@ -113,6 +112,10 @@ class Collector:
         self._next, self.unfinished = None, batch.unfinished
         return batch
 
+    def prompts_of(self, step: int) -> Sequence[Sample]:
+        """Return the prompts that `step` asks first."""
+        return batch_of_step(self._samples, step, self._config.sampled_prompts, self._seed)
+
     def _collect(self, step: int) -> RolloutBatch:
         return collect(self._engine, self._samples, self._reward, step, self._config, self._seed, self.unfinished)
 
@@ -143,7 +146,7 @@ def collect(
 ) -> RolloutBatch:
     """Return `group_size` answers to each of the prompts that the policy answers, see `RLConfig.sampled_prompts`.
 
-    With dynamic sampling (DAPO, arXiv 2503.14476) a group whose scores are all equal is dropped, and in up to
+    With dynamic sampling (DAPO, arXiv 2503.14476) a group without signal (`has_signal`) is dropped, and in up to
     `dynamic_sampling` more rounds other prompts are asked in its place. Groups still missing then stay missing; only
     when no group at all has signal those of the first round are kept, so that a step is never empty. Rollouts that the
     reward skips leave their group; raises ValueError when it skips all of them.
@@ -190,9 +193,7 @@ def collect(
             continued, asked, left = paused[:half], [], [*paused[half:], *left]
         waiting = [*left, *paused] if attempt else [*paused, *left]
         first_round = first_round if attempt else ended
-        with_signal = ended
-        if config.dynamic_sampling:
-            with_signal = [g for g in ended if _has_signal([r.score.total for r in g if r.score])]
+        with_signal = [g for g in ended if has_signal(g, config)] if config.dynamic_sampling else ended
         groups += with_signal
         dropped += len(ended) - len(with_signal)
         if len(groups) >= config.sampled_prompts:
@@ -246,11 +247,6 @@ def _answer(
     return by_group, [g for g in groups if not g.has_ended], len(whole) - len(scored), seconds
 
 
-def _has_signal(totals: Sequence[float]) -> bool:
-    """Return whether advantages of a group with these scores are not all 0."""
-    return bool(differ(*torch.tensor([min(totals), max(totals)], dtype=torch.float32)))
-
-
 def scored_experiences(batch: RolloutBatch, config: RLConfig) -> list[Experience]:
     """Return the experiences of a step; their scores, and those of greedy answers, are clipped and normalised
     together."""
@@ -279,15 +275,15 @@ def step_metrics(batch: RolloutBatch, step: int, config: RLConfig) -> dict[str, 
     out = {"reward/mean": float(totals.mean()), "reward/std": float(totals.std())}
     for name in scores[0].parts:
         out[f"reward/{name}"] = _mean([s.parts[name] for s in scores if name in s.parts])
-    groups: dict[str, list[float]] = defaultdict(list)
+    groups: dict[str, list[Rollout]] = defaultdict(list)
     sets: dict[str, list[float]] = defaultdict(list)
     for r, total in zip(rollouts, totals.tolist(), strict=True):
-        groups[r.group_id].append(total)
+        groups[r.group_id].append(r)
         if SET in r.sample.metadata:
             sets[str(r.sample.metadata[SET])].append(total)
     out["response/length"] = _mean([r.num_sampled for r in rollouts])
     out["response/cut"] = _mean([r.segments[-1].stop_reason == "length" for r in rollouts])
-    out["group/without_signal"] = _mean([not _has_signal(values) for values in groups.values()])
+    out["group/without_signal"] = _mean([not has_signal(group, config) for group in groups.values()])
     for name, values in sets.items():
         out |= {f"data/{name}/share": len(values) / len(totals), f"data/{name}/reward": _mean(values)}
     if batch.skipped:

@@ -15,13 +15,14 @@ from torch import Tensor
 from audiorl.algos.experience import Experience, PackedBatch
 from audiorl.algos.losses import value_loss
 from audiorl.config import CriticConfig, OptimConfig, RLConfig
+from audiorl.config.checks import pass_tokens
 from audiorl.distributed.local import World, changes_worker
 from audiorl.models import AudioPolicy
 from audiorl.models.value import ValueModel
 from audiorl.run.checkpoint import TrainerState, read_shape
 from audiorl.run.saving import CheckpointedWorker, CheckpointWriter, ModelFile
 from audiorl.train.batches import PassMetrics, fill, gather, idle_batch
-from audiorl.train.optim.steps import backward, idle_passes, optimizer_for
+from audiorl.train.optim.steps import backward, idle_passes, optimizer_for, with_pass_tokens
 from audiorl.train.rl.minibatch import MicroBatch, MiniBatch, TrainBatch, mini_batches_of, updates_of
 
 
@@ -102,14 +103,14 @@ class CriticWorker(CheckpointedWorker):
     def __init__(self, trunk: AudioPolicy, config: RLConfig, world: World):
         self._writer = CheckpointWriter(trunk, world, "trainer-critic")
         # Clip-Cov and KL-Cov choose tokens for the policy's loss, from advantages that are not here.
-        self._config = replace(config, loss="ppo")
+        self._config = with_pass_tokens(replace(config, loss="ppo"), trunk, config.critic.optim)
         self._world = world
         self.critic = Critic(ValueModel(trunk), config.critic, config.critic.optim, updates_of(config), world)
 
     def values(self, experiences: Sequence[Experience]) -> list[Tensor]:
         """Return for each [L]: the value of the state before each sampled token, 0 on observed tokens."""
         config, model = self._config, self.critic.model
-        filled = fill(experiences, lambda b: {"values": model(b)}, config.micro_batch_tokens, config.share_prompts)
+        filled = fill(experiences, lambda b: {"values": model(b)}, pass_tokens(config), config.share_prompts)
         return [e.values for e in filled if e.values is not None]
 
     @changes_worker

@@ -16,6 +16,7 @@ from audiorl.algos.distill import bucket_logits, divergence, fused_divergence, t
 from audiorl.algos.experience import Experience, PolicyOutput, TeacherOutput
 from audiorl.algos.packing import micro_batches, pack_experiences
 from audiorl.config import DistillConfig, LoraConfig, RLConfig
+from audiorl.config.checks import pass_tokens
 from audiorl.data.views import SWAP, views_of
 from audiorl.distributed.local import World
 from audiorl.models import AudioPolicy, load_policy
@@ -108,7 +109,7 @@ class Teacher:
             self.weight = _head(model).detach().clone()
         laid_out = self._laid_out(experiences)
         outputs: dict[int, TeacherOutput] = {}
-        for indices in micro_batches(laid_out, config.micro_batch_tokens, config.share_prompts):
+        for indices in micro_batches(laid_out, pass_tokens(config), config.share_prompts):
             members = [laid_out[i] for i in indices]
             out = self._model.forward(pack_experiences(members, config.share_prompts), self._temperature)
             assert out.hidden is not None

@@ -18,6 +18,7 @@ from audiorl.algos.experimental import clip_cov_tokens, covariances, kl_cov_toke
 from audiorl.algos.losses import token_weights
 from audiorl.algos.packing import micro_batches, pack_experiences
 from audiorl.config import RLConfig
+from audiorl.config.checks import pass_tokens
 from audiorl.distributed.local import World
 from audiorl.train.batches import counts, gather, repeat_each, sum_codebooks
 
@@ -100,7 +101,11 @@ class MiniBatch:
         for name, aggregation in (("loss_weights", config.aggregation), ("mean_weights", "token-mean")):
             self._flat[name] = repeat_each(token_weights(lengths_of_all, aggregation, max_tokens)[own], self._lengths)
         self._flat["chosen"] = chosen
-        self._parts = micro_batches(experiences, config.micro_batch_tokens, config.share_prompts)
+        self.divide(pass_tokens(config))
+
+    def divide(self, tokens: int) -> None:
+        """Make micro-batches of at most so many tokens."""
+        self._parts = micro_batches(self.experiences, tokens, self._config.share_prompts)
 
     def __len__(self) -> int:
         """Return how many micro-batches there are."""

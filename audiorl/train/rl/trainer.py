@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal
 
 import torch
@@ -20,6 +21,7 @@ from audiorl.algos.experience import Experience, PackedBatch, PolicyOutput
 from audiorl.algos.losses import KLController, kl_estimate, tis_weights, token_weights
 from audiorl.algos.packing import micro_batches, pack_experiences
 from audiorl.config import OptimConfig, RLConfig
+from audiorl.config.checks import pass_tokens
 from audiorl.distributed.local import World, changes_worker, gpu_seconds, gpu_work
 from audiorl.models import AudioPolicy
 from audiorl.models.policy import Reference
@@ -36,7 +38,14 @@ from audiorl.train.batches import (
     sum_codebooks,
 )
 from audiorl.train.optim.adamw import EMA, Optimizer
-from audiorl.train.optim.steps import backward, idle_passes, optimizer_for
+from audiorl.train.optim.steps import (
+    backward,
+    halved,
+    idle_passes,
+    optimizer_for,
+    with_pass_tokens,
+    within_memory,
+)
 from audiorl.train.rl.advantages import compute_advantages, mean_advantage
 from audiorl.train.rl.critic import Critic
 from audiorl.train.rl.distill import Distillation, Teacher, load_teacher
@@ -100,7 +109,9 @@ class Trainer:
         world: World | None = None,
         separate: Separate | None = None,
     ):
-        self.policy, self.config, self.max_tokens = policy, config, max_tokens
+        self.policy, self.max_tokens = policy, max_tokens
+        self._given, self.config = config, with_pass_tokens(config, policy, optim, max_tokens)
+        config = self.config
         self.world, separate = world or World(), separate or Separate()
         self.temperatures = training_temperatures(temperature, audio_temperature)
         self.steps = 0
@@ -131,7 +142,8 @@ class Trainer:
     def step(self, batch: TrainBatch) -> TrainOutput:
         """Log-probs and values, advantages, then `epochs` passes over `mini_batches` updates."""
         config, began = self.config, time.monotonic()
-        experiences, answers = self.prepare(batch.experiences), list(batch.answers)
+        experiences = within_memory(lambda: self.prepare(batch.experiences), self._halve)
+        answers = list(batch.answers)
         if self.distillation is not None:
             both = self.distillation.prepare([*experiences, *answers])
             experiences, answers = both[: len(experiences)], both[len(experiences) :]
@@ -146,7 +158,8 @@ class Trainer:
         if self._optimizers():
             mini_batches = mini_batches_of(batch, config, self.max_tokens, self.world, self.steps)
         for mini_batch in mini_batches * config.epochs:
-            for name, value in self._update(mini_batch, batch, record).items():
+            norms, means = within_memory(partial(self._passes, mini_batch, batch, record), self._halve)
+            for name, value in self._update(norms, means).items():
                 totals[name] += value
         metrics = {name: value / (len(mini_batches) * config.epochs) for name, value in totals.items()}
         metrics |= self._step_metrics(experiences, metrics)
@@ -184,7 +197,7 @@ class Trainer:
         needs_old = config.epochs * config.mini_batches > 1 or (config.kl.place == "reward" and self.has_kl)
         needs_old = needs_old or (self.distillation is not None and config.distill.loss_kind is None)
         needs_old = needs_old and missing("old_logprobs")
-        critic, packing = self.critic, (config.micro_batch_tokens, config.share_prompts)
+        critic, packing = self.critic, (pass_tokens(config), config.share_prompts)
         if needs_old and critic is not None and config.critic.shared and missing("values"):
 
             def both(batch: PackedBatch) -> dict[str, Tensor]:  # from one pass through the shared trunk
@@ -202,12 +215,23 @@ class Trainer:
 
     # -- the update ----------------------------------------------------------------------------------------------------
 
-    def _update(self, mini_batch: MiniBatch, batch: TrainBatch, record: TokenRecord | None) -> dict[str, float]:
-        """One optimizer update: forward, loss and backward of every micro-batch, all-reduce, step.
+    def _halve(self) -> bool:
+        """Halve passes that did not fit into the GPU's memory; return whether that may help."""
+        config = halved(self.config, self._given, self.world)
+        if config is None:
+            return False
+        self.config = config
+        return True
 
-        Returns metrics as means over the mini-batch and all ranks. When a pass raises nothing steps.
+    def _passes(
+        self, mini_batch: MiniBatch, batch: TrainBatch, record: TokenRecord | None
+    ) -> tuple[list[float], dict[str, float]]:
+        """Forward, loss and backward of every micro-batch, and all-reduce.
+
+        Returns the norms of gradients by optimizer, and metrics as means over the mini-batch and all ranks.
         """
         optimizers = self._optimizers()
+        mini_batch.divide(pass_tokens(self.config))
         for optimizer in optimizers:
             optimizer.zero_grad()
         passes = PassMetrics()
@@ -239,9 +263,12 @@ class Trainer:
         for optimizer in optimizers:
             optimizer.gather_gradients()
         sums, norms = passes.read(*(optimizer.clip() for optimizer in optimizers))
-        for optimizer, norm in zip(optimizers, norms, strict=True):
-            optimizer.check(norm)  # before the policy moves: all step, or none
-        means = self.world.add_up(sums)
+        return norms, self.world.add_up(sums)
+
+    def _update(self, norms: Sequence[float], means: dict[str, float]) -> dict[str, float]:
+        """Step, and return `means` with what the optimizers say. Where the check of a norm raises none steps."""
+        for optimizer, norm in zip(self._optimizers(), norms, strict=True):
+            optimizer.check(norm)
         if not self.critic_warms_up:
             with gpu_work():
                 means |= self.optimizer.step(norms[0])
@@ -298,7 +325,7 @@ class Trainer:
         lengths_of_all, _ = self.world.gather_list(counts(examples))
         weight = token_weights(lengths_of_all, "token-mean")[0] if lengths_of_all else 0.0
         optimizers = self._optimizers()
-        parts = micro_batches(examples, self.config.micro_batch_tokens, share_prompts=False)
+        parts = micro_batches(examples, pass_tokens(self.config), share_prompts=False)
         idle = idle_passes(len(parts), self.world, *optimizers)
         for indices in parts:
             members = [examples[i] for i in indices]
@@ -384,7 +411,7 @@ def with_logprobs(
     def forward(batch: PackedBatch) -> dict[str, Tensor]:
         return {name: logprobs_by_code(model.forward(batch, temperatures[0], audio_temperature=temperatures[1]))}
 
-    return fill(experiences, forward, config.micro_batch_tokens, config.share_prompts)
+    return fill(experiences, forward, pass_tokens(config), config.share_prompts)
 
 
 def training_temperatures(text: float, audio: float | None) -> tuple[float, float]:

@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import inspect
 import itertools
+import json
 import os
 import re
 import shutil
@@ -25,7 +26,7 @@ from rich.console import Console
 from audiorl import cli
 from audiorl.cli import main
 from audiorl.cli.completion import completions
-from audiorl.cli.train import print_results
+from audiorl.cli.train import print_results, print_seeds
 from audiorl.config import to_json
 from audiorl.eval._common import options_type
 from audiorl.recipes._loader import config_class, load_options, load_recipe, parse_config, scripts
@@ -211,6 +212,40 @@ def test_help_shows_the_usual_options_and_help_all_every_one(capsys: pytest.Capt
         assert {"--out", "--seed"} <= {*texts["--help"]} <= {*texts["--help-all"]}, recipe
         assert len(texts["--help"]) <= 36 and len(texts["--help-all"]) > 60, recipe
     assert "--path STR" not in texts["--help"]
+
+
+def test_seeds_are_one_experiment(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for seed, after in ((0, 0.5), (1, 0.7), (2, 0.9)):
+        (tmp_path / f"seed_{seed}").mkdir()
+        entries = {name: {"accuracy": value, "n": 10} for name, value in (("before", 0.2), ("after", after))}
+        (tmp_path / f"seed_{seed}" / "eval.json").write_text(json.dumps(entries))
+    results = print_seeds(tmp_path, [0, 1, 2])
+    assert results["accuracy"]["after"] == [0.5, 0.7, 0.9]
+    assert "70.0% ± 20.0%" in capsys.readouterr().out
+    words = ["train", "sft-audio", "--tiny", "--seeds", "0", "1", "2", "--out", str(tmp_path)]
+    assert main([*words, "--seed", "3"]) == 2 and "leave --seed out" in capsys.readouterr().err
+    assert main(words) == 2 and "exists already" in capsys.readouterr().err
+    state = {"args": ["sft-audio", "--tiny"], "finished": [0, 1, 2], "results": {}}
+    (tmp_path / "seeds.json").write_text(json.dumps(state))
+    assert main(words) == 0, "nothing is left to do"
+    assert json.loads((tmp_path / "seeds.json").read_text())["results"] == results
+    assert main([*words, "--lora"]) == 2 and "began with other options" in capsys.readouterr().err
+    assert main(["resume", str(tmp_path)]) == 2 and "several seeds" in capsys.readouterr().err
+
+
+def test_files_that_are_missing_are_named_with_those_called_alike(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "train.jsonl").touch()
+    for option, name in (
+        ("--data", "trian.jsonl:5x2"),
+        ("--held-out", "trian.jsonl"),
+        ("--reward-file", "trian.jsonl"),
+    ):
+        assert main(["train", "mmau-grpo", "--out", str(tmp_path / "run"), option, str(tmp_path / name)]) == 2
+        error = capsys.readouterr().err
+        assert error.startswith(f"audiorl: {option} ") and f"did you mean {tmp_path}/train.jsonl?" in error
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,7 @@ from audiorl.config import (
     SamplingConfig,
     SFTConfig,
 )
+from audiorl.config.checks import pass_tokens
 from audiorl.data.corpus import Utterance
 from audiorl.models import AudioPolicy, dualize
 from audiorl.models.examples import Example, experience
@@ -352,7 +353,7 @@ def test_an_update_waits_for_the_device_twice(make: Make, changes: dict[str, Any
         assert counts.syncs.total() <= 1 + optimizers + filled, counts
         scored = learner.prepare(batch)
         packs = len(micro_batches(scored, 1))
-        assert packs >= 4 and len(micro_batches(scored, learner.config.micro_batch_tokens)) == 1
+        assert packs >= 4 and len(micro_batches(scored, pass_tokens(learner.config))) == 1
         learner.config = replace(learner.config, micro_batch_tokens=1)
         counts.clear()
         learner.step(TrainBatch(scored))
