@@ -57,7 +57,10 @@ REQUIRED = (
     "matplotlib", "tyro",
 )  # fmt: skip
 OPTIONAL = {
-    "gpu": {"vllm": "fast rollouts (on a CPU: rollout-cpu)"},
+    "gpu": {
+        "vllm": "fast rollouts (on a CPU: rollout-cpu)",
+        "torchvision": "AutoProcessor and vLLM for Omni models (on a CPU: docs/use.md)",
+    },
     "scale": {"deepspeed": "ZeRO: models larger than one GPU", "ray": "several processes and machines"},
     "loggers": {
         "tensorboard": "curves in TensorBoard",
