@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import soundfile
@@ -37,10 +37,11 @@ ACCURACY = AnswerAccuracy(fallback="text")
 _RATE = 16_000
 
 
-def read_questions(options: InferenceOptions, need_answer: bool = True) -> list[Sample]:
+def read_questions(options: InferenceOptions, on_error: Literal["raise", "skip"] = "skip") -> list[Sample]:
     """Read the questions of `options.data`, a manifest or a bundled set by name, the first `options.limit` of them.
 
-    Raises ValueError where there are none, and with `need_answer` for one without a reference.
+    on_error: what becomes of rows that cannot be asked. Raises ValueError where there are no questions, and for one
+    without a reference.
     """
     options.check()
     if _bundled(options):
@@ -48,11 +49,11 @@ def read_questions(options: InferenceOptions, need_answer: bool = True) -> list[
         options.check_settings()
         samples = bundled_set(str(options.data), options.think)[: options.limit]
     else:
-        samples = list(options.read().samples)
+        samples = list(options.read(on_error=on_error).samples)
     if not samples:
         raise ValueError(f"{options.data}: no questions")
     for sample in samples:
-        if need_answer and not sample.references:
+        if not sample.references:
             raise ValueError(f"{options.data}: sample {sample.id!r}: no reference; give rows with answers")
     return samples
 

@@ -29,6 +29,7 @@ from audiorl.data.bundled import bundled_transcripts
 from audiorl.data.manifest import read_samples
 from audiorl.data.no_speech import TRAINED, no_speech_samples
 from audiorl.data.sets import stratified
+from audiorl.eval.metrics.text import Normalizer, check_normalizer
 from audiorl.protocols import Reward
 from audiorl.recipes._common import (
     evaluation_of,
@@ -53,8 +54,9 @@ class ASRConfig(ControlOptions, HeldOutOptions, PtxOptions, RewardOptions, Recip
     """By how much accuracy on `retention` may fall (0.01: one percentage point) before the run ends with an error."""
     unit: Literal["word", "char"] = "word"
     """Errors are counted in words (reward 1 - WER) or in characters (reward 1 - CER)."""
-    normalizer: Literal["english", "basic", "none"] = "basic"
-    """How texts are normalised before they are compared: see `audiorl.eval.metrics.text.normalize`."""
+    normalizer: Normalizer = "basic"
+    """How texts are normalised before they are compared: english, basic, none, or FILE.py:FUNCTION; see
+    `audiorl.eval.metrics.text.normalize`."""
     hallucination_weight: float = 0.5
     """Weight of the penalty, in [-1, 0], on inserted words and on more words than fit into the audio; 0: none."""
     max_rate: float | None = None
@@ -77,6 +79,7 @@ class ASRConfig(ControlOptions, HeldOutOptions, PtxOptions, RewardOptions, Recip
     def __post_init__(self) -> None:
         super().__post_init__()
         require_ranges(self, not_negative=("hallucination_weight", "repetition_weight"))
+        check_normalizer(self.normalizer)
 
 
 def tiny() -> ASRConfig:
