@@ -220,7 +220,7 @@ def test_asr_grpo_and_its_gate(tmp_path: Path, capsys: pytest.CaptureFixture[str
     capsys.readouterr()
     options = ["--tiny", "--retention-margin", "-1", "--out", str(tmp_path / "strict")]
     assert main(["train", "asr-grpo", *options]) == 2
-    assert "retention: accuracy fell from" in capsys.readouterr().err
+    assert "retention: CER rose from" in capsys.readouterr().err
     assert (tmp_path / "strict" / "report.html").is_file() and last_checkpoint(tmp_path / "strict").is_dir()
 
 
@@ -244,10 +244,12 @@ def test_asr_grpo_with_strangers_and_a_control(tmp_path: Path, capsys: pytest.Ca
     change = entries["text_after"]["changes"]["nats_per_token"][0]
     assert change == pytest.approx(entries["text_after"]["nats_per_token"] - entries["text_before"]["nats_per_token"])
     assert entries["unseen_after"]["n"] == 3
-    assert set(entries["unseen_control"]["changes"]) >= {"accuracy", "as_written", "length"}
+    assert set(entries["unseen_control"]["changes"]) >= {"wer", "as_written", "length"}
+    assert set(entries["after"]["by_task"]) <= {"en", "es", "fr"} and "silent" in entries["no_speech_after"]
+    assert not any("accuracy" in entry for entry in entries.values())
     assert last_checkpoint(run, "control_sft").is_dir()
     labels = {row.label for row in evaluation_rows(run)}
-    assert {"accuracy, unseen", "length, unseen (not optimised)", "perplexity, text"} <= labels
+    assert {"WER, unseen", "length, unseen (not optimised)", "perplexity, text"} <= labels
     capsys.readouterr()
     (tmp_path / "strangers.jsonl").write_text(json.dumps(rows[0]) + "\n")
     assert main(["train", "asr-grpo", "--tiny", *options, "--out", str(tmp_path / "same")]) == 2

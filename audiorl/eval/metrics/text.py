@@ -195,10 +195,10 @@ def _user_normalizer(name: Normalizer) -> Callable[[str, str | None], str] | Non
     """Return the function of a user's file; None for one of ours. Raises ValueError for anything else."""
     if name in ("english", "basic", "none"):
         return None
-    file, _, function = name.rpartition(":")
-    if not file.endswith(".py"):
+    file, found, function = name.partition(".py:")
+    if not found:
         raise ValueError(f"normalizer: {name!r} is none of english, basic, none and FILE.py:FUNCTION")
-    own = load_function(file, function, "normalizer")
+    own = load_function(f"{file}.py", function, "normalizer")
     if len(inspect.signature(own).parameters) > 1:
         return own
     return lambda text, language: str(own(text))
