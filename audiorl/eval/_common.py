@@ -28,7 +28,6 @@ from audiorl.data.schema.results import ResultRow
 from audiorl.eval.metrics.corpus import bootstrap_interval, estimate, ratio
 from audiorl.options import parse
 from audiorl.protocols import Request, RolloutEngine
-from audiorl.run.folder import checkpoint_of
 from audiorl.speech_models import Recogniser, SpeakerEncoder, load_recogniser, load_speaker_encoder
 from audiorl.types import Rollout, Sample
 
@@ -155,8 +154,11 @@ def run_evaluation(module: ModuleType, args: Sequence[str]) -> None:
     try:
         given: Any = parse(options, args, prog=f"audiorl eval {name}", description=module.__doc__, run_file=True)
         named = {name: getattr(given, name, None) for name in ("model", "baseline") if getattr(given, "newest", True)}
-        models = {name: checkpoint_of(model) for name, model in named.items() if isinstance(model, str)}
-        given = replace(given, **models) if models else given
+        given_models = {name: model for name, model in named.items() if isinstance(model, str)}
+        if given_models:
+            from audiorl.run.folder import checkpoint_of  # imports torch, which scoring does without
+
+            given = replace(given, **{name: checkpoint_of(model) for name, model in given_models.items()})
         module.main(given)
     except (ValueError, OSError, ImportError) as error:
         print(f"audiorl: {' '.join(str(error).split())}", file=sys.stderr)

@@ -220,7 +220,7 @@ def test_asr_grpo_and_its_gate(tmp_path: Path, capsys: pytest.CaptureFixture[str
     capsys.readouterr()
     options = ["--tiny", "--retention-margin", "-1", "--out", str(tmp_path / "strict")]
     assert main(["train", "asr-grpo", *options]) == 2
-    assert "retention: CER rose from" in capsys.readouterr().err
+    assert "retention: WER rose from" in capsys.readouterr().err
     assert (tmp_path / "strict" / "report.html").is_file() and last_checkpoint(tmp_path / "strict").is_dir()
 
 
