@@ -28,8 +28,8 @@ from __future__ import annotations
 import base64
 import io
 import math
-import sys
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
