@@ -323,19 +323,19 @@ def score_tables(scores: Mapping[str, Any], title: str, labels: Mapping[str, str
         [label, percent(c), *(str(c[n]) for n in counts), *(percent(c[n]) if n in c else "" for n in shown)]
         for label, c in cells
     ]
-    tables = [(title, ["", "accuracy (95% interval)", *counts, *(labels[name] for name in shown)], rows)]
+    tables = [(title, ["", "accuracy % (95 % interval)", *counts, *(labels[name] for name in shown)], rows)]
     for name, difference in OTHERS.items():
         if name in scores["total"]:
             rows = [[label, *(percent(x) for x in (c, c[name], c[difference])), str(c["n"])] for label, c in cells]
             against = {"blind": "with audio and without", "baseline": "against the baseline"}[name]
-            tables.append((against, ["", "accuracy", name, difference, "n"], rows))
+            tables.append((against, ["", "accuracy %", name, difference, "n"], rows))
     return tables
 
 
 def print_scores(scores: Mapping[str, Any], title: str, labels: Mapping[str, str]) -> None:
     """Print the tables of `score_tables`."""
     for heading, head, rows in score_tables(scores, title, labels):
-        print_table(head, [rows[0], [], *rows[1:]] if len(rows) > 1 else rows, heading)
+        print_table(head, [rows[0], [], *rows[1:]] if len(rows) > 1 else rows, heading, width=120)
 
 
 def questions_page(
