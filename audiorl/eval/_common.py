@@ -50,6 +50,8 @@ class InferenceOptions:
     `bundled:languages/test` or `bundled:languages/unseen`."""
     model: str | None = None
     """A model folder or hub id, a checkpoint, a run folder (its newest checkpoint), or `tiny`, a small random model."""
+    phase: str | None = None
+    """Of a run folder, the phase whose newest checkpoint is taken; by default the one that the run is for."""
     out: Path | None = None
     """Folder for predictions and scores."""
     kind: str = "auto"
@@ -154,11 +156,13 @@ def run_evaluation(module: ModuleType, args: Sequence[str]) -> None:
     try:
         given: Any = parse(options, args, prog=f"audiorl eval {name}", description=module.__doc__, run_file=True)
         named = {name: getattr(given, name, None) for name in ("model", "baseline") if getattr(given, "newest", True)}
-        given_models = {name: model for name, model in named.items() if isinstance(model, str)}
-        if given_models:
-            from audiorl.run.folder import checkpoint_of  # imports torch, which scoring does without
+        models = {name: model for name, model in named.items() if isinstance(model, str)}
+        if models:
+            from audiorl.run.folder import newest_checkpoint  # imports torch, which scoring does without
 
-            given = replace(given, **{name: checkpoint_of(model) for name, model in given_models.items()})
+            phases = {"model": getattr(given, "phase", None)}
+            newest = {name: newest_checkpoint(model, phases.get(name)) for name, model in models.items()}
+            given = replace(given, **newest)
         module.main(given)
     except (ValueError, OSError, ImportError) as error:
         print(f"audiorl: {' '.join(str(error).split())}", file=sys.stderr)

@@ -225,7 +225,7 @@ class AudioEncoder:
             for key, encoded in zip(missing, self._run(list(missing.values())), strict=True):
                 cached[key] = encoded.cpu()
                 self.cache.put(key, cached[key])
-        return [cached[clip.key].to(self._device) for clip in clips]
+        return [cached[clip.key].to(self._device, non_blocking=True) for clip in clips]
 
     def _run(self, clips: Sequence[AudioClip]) -> list[Tensor]:
         """Return one [tokens, D] per clip; its context is encoded with it and then cut off."""
@@ -246,7 +246,7 @@ class AudioEncoder:
             total += mel.shape[1]
         outputs: list[Tensor] = []
         for batch in passes:
-            batch = [mel.to(device=weight.device, dtype=weight.dtype) for mel in batch]
+            batch = [mel.to(device=weight.device, dtype=weight.dtype, non_blocking=True) for mel in batch]
             with autocast(self.config, weight.device):
                 outputs += [o.to(weight.dtype) for o in self.backbone.encode_audio(self.model, batch)]
         for i, (clip, (_, context)) in enumerate(zip(clips, mels, strict=True)):

@@ -18,7 +18,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, TypeVar
 
 import numpy as np
 import torch
@@ -52,6 +52,10 @@ from audiorl.train.rl.train import train_rl
 from audiorl.train.sft import sft
 from audiorl.types import Rollout, Sample
 
+CPU_TOKENS = 800
+"""Tokens of a pass on two CPU cores: more leave their caches."""
+C = TypeVar("C", SFTConfig, RLConfig)
+
 
 @dataclass(frozen=True)
 class QuickstartConfig:
@@ -84,13 +88,11 @@ class QuickstartConfig:
     """CPU threads of torch."""
     model: ModelConfig = ModelConfig(audio="projector")
     """How the model is held, and what of it is trained."""
-    sft: SFTConfig = SFTConfig(steps=280, batch_size=24, micro_batch_tokens=800, save_every=50)
+    sft: SFTConfig = SFTConfig(steps=280, batch_size=24, save_every=50)
     """The supervised start; the control takes its batches."""
     sft_optim: OptimConfig = OptimConfig(lr=1e-3, warmup_steps=20, schedule="cosine")
     """The optimizer of the supervised start."""
-    rl: RLConfig = RLConfig(
-        steps=80, prompts_per_step=16, group_size=8, micro_batch_tokens=800, eval_every=20, save_every=20
-    )
+    rl: RLConfig = RLConfig(steps=80, prompts_per_step=16, group_size=8, eval_every=20, save_every=20)
     """GRPO on human recordings."""
     rl_optim: OptimConfig = OptimConfig(lr=1e-4, warmup_steps=5)
     """The optimizer of GRPO."""
@@ -117,6 +119,8 @@ def main(config: QuickstartConfig, run: Run) -> None:
     limits = config.max_seconds, config.held_out, config.max_phrases
     trained, measured = bundled_languages("train", *limits), bundled_languages("test", *limits)
     policy = random_policy(config.model, [u.text for u in human] + [LANGUAGE_QUESTION] * 100, seed=config.seed)
+    if policy.device.type == "cpu":
+        config = replace(config, sft=with_passes(config.sft), rl=with_passes(config.rl))
     sets = {UNSEEN: unseen_questions(config)} if config.unseen else {}
     supervised = ["sft", "control_sft"] if config.control else ["sft"]
     learned = all(run.finished(phase) for phase in supervised) and not config.rl.ptx.coef
@@ -159,6 +163,11 @@ def main(config: QuickstartConfig, run: Run) -> None:
         )
         evaluation.measure(run, "control", policy)
     print(write_report(run.dir))
+
+
+def with_passes(config: C) -> C:
+    """Return the config with passes of `CPU_TOKENS`, unless theirs are given."""
+    return config if config.micro_batch_tokens is not None else replace(config, micro_batch_tokens=CPU_TOKENS)
 
 
 def reward_of(config: QuickstartConfig, run: Run) -> WeightedSum:

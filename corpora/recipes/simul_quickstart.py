@@ -224,7 +224,8 @@ def main(config: SimulQuickstartConfig, run: Run) -> None:
             Example(replace(s, turns=delay_references(s.turns, WaitK(rng.choice(config.ks), rate, config.target))))
             for s in (interpretation_sample(s, config.chunks) for s in streams)
         ]
-        sft(policy, waiting, run, config=config.wait_k, optim=config.wait_k_optim, seed=config.seed, phase="wait_k")
+        optim, phase = config.wait_k_optim, "control_wait_k"
+        sft(policy, waiting, run, config=config.wait_k, optim=optim, seed=config.seed, phase=phase)
         for k in config.ks:
             measured(f"wait-{k}", WaitK(k, rate, config.target))
         measured("offline", Offline(config.target))
