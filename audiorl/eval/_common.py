@@ -12,7 +12,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
-from typing import Any, ClassVar, Literal, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, get_type_hints
 
 import numpy as np
 from rich.console import Console
@@ -30,6 +30,9 @@ from audiorl.options import parse
 from audiorl.protocols import Request, RolloutEngine
 from audiorl.speech_models import Recogniser, SpeakerEncoder, load_recogniser, load_speaker_encoder
 from audiorl.types import Rollout, Sample
+
+if TYPE_CHECKING:
+    from audiorl.models import AudioPolicy
 
 T = TypeVar("T")
 Row = dict[str, Any]
@@ -181,9 +184,20 @@ def evaluation_config(device: str = "auto") -> ModelConfig:
     return ModelConfig(device=device, dtype="float32" if device == "cpu" else "bfloat16")
 
 
+def question_policy(model: str, config: ModelConfig) -> AudioPolicy:
+    """Load the model of a folder or hub id, or make `tiny`, a small random one."""
+    from audiorl.models import load_policy
+    from audiorl.models.families.qwen_omni import tiny
+
+    if model != "tiny":
+        return load_policy(model, config)
+    policy = tiny(whisper=False, config=config)
+    policy.model.to(torch_device(config.device))
+    return policy
+
+
 def greedy_engine(model: str | Path, max_new_tokens: int = 256, device: str = "auto") -> RolloutEngine:
     """Load a model as a greedy engine; see `evaluation_config`."""
-    from audiorl.eval._questions import question_policy
     from audiorl.rollout.hf import HFEngine
 
     policy = question_policy(str(model), evaluation_config(device))

@@ -16,7 +16,6 @@ import numpy as np
 import soundfile
 from numpy.typing import NDArray
 
-from audiorl.config import ModelConfig, torch_device
 from audiorl.data.bundled import bundled_set
 from audiorl.data.formats import PART, audio_field
 from audiorl.data.manifest import read_values
@@ -24,9 +23,8 @@ from audiorl.data.rows import cache_folder
 from audiorl.data.schema import check_limit
 from audiorl.eval._common import InferenceOptions, Row, by_id, complete_rows
 from audiorl.eval.metrics.choice import log_distribution
-from audiorl.models import AudioPolicy, load_policy
+from audiorl.models import AudioPolicy
 from audiorl.models.examples import Example, answer_logprobs, experience
-from audiorl.models.families.qwen_omni import tiny
 from audiorl.protocols import Request, RolloutEngine
 from audiorl.report.listening import question_card
 from audiorl.rewards import AnswerAccuracy
@@ -60,15 +58,6 @@ def read_questions(options: InferenceOptions, on_error: Literal["raise", "skip"]
 
 def _bundled(options: InferenceOptions) -> bool:
     return str(options.data).startswith("bundled") and options.data is not None and not options.data.exists()
-
-
-def question_policy(model: str, config: ModelConfig) -> AudioPolicy:
-    """Load the model of a folder or hub id, or make `tiny`, a small random one."""
-    if model != "tiny":
-        return load_policy(model, config)
-    policy = tiny(whisper=False, config=config)
-    policy.model.to(torch_device(config.device))
-    return policy
 
 
 def tokenizer_digest(policy: AudioPolicy) -> str:

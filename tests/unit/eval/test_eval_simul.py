@@ -21,6 +21,7 @@ from audiorl.audio import AudioClip
 from audiorl.eval import simul
 from audiorl.eval.metrics.latency import play
 from audiorl.protocols import Request, Schedule
+from audiorl.report import charts
 from audiorl.report.charts import read_tradeoff
 from audiorl.tasks.simul.bundled import bundled_streams
 from audiorl.tasks.simul.formats import write_streams
@@ -321,13 +322,13 @@ def test_several_schedules_of_one_model_make_one_picture(tmp_path: Path, monkeyp
     argv += ["--max-new-tokens", "3", "--chunk-seconds", "3.84", "--out", str(out), "--schedule"]
     names = ["policy", "wait-2", "local-agreement-2", "alignatt-4", "alignatt-40", "edatt-0.3", "offline"]
     drawn: list[list[str]] = []
-    plot = simul.plot_tradeoff
+    plot = charts.plot_tradeoff
 
     def draw(folders: Sequence[Path], *args: object, **kw: object) -> Path:
         drawn.append([str(f.relative_to(out)) for f in folders])
         return plot(folders, *args, **kw)
 
-    monkeypatch.setattr(simul, "plot_tradeoff", draw)
+    monkeypatch.setattr(charts, "plot_tradeoff", draw)
     simulate(*argv, *names)
     folders = [
         "policy", "wait/2", "local-agreement/2", "alignatt/4", "alignatt/40", "edatt/0.3", "offline",
