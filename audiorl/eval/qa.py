@@ -21,7 +21,6 @@ import sys
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -117,7 +116,8 @@ def main(options: QAOptions, engine: RolloutEngine | None = None) -> Row:
     results = {name: judged(samples, texts, options) for name, texts in said.items()}
     guesses = [1 / len(s.choices) for s in samples if s.choices]
     scores = score_results(results, groups, clusters)
-    scores["guessing"] = sum(guesses) / len(samples)
+    if guesses:
+        scores["guessing"] = sum(guesses) / len(guesses)
 
     rows: list[Row] = []
     for i, s in enumerate(samples):
@@ -317,7 +317,7 @@ def score_tables(scores: Mapping[str, Any], title: str, labels: Mapping[str, str
     for field, values in scores.items():
         if isinstance(values, Mapping) and field != "total":
             cells += [(f"{field}: {name}", cell) for name, cell in values.items()]
-    counts = ("n", "missing", "unanswered")
+    counts = ["n", *(name for name in ("missing", "unanswered") if scores["total"][name])]
     shown = [name for name in labels if name in scores["total"]]
     rows = [
         [label, percent(c), *(str(c[n]) for n in counts), *(percent(c[n]) if n in c else "" for n in shown)]
@@ -351,7 +351,9 @@ def questions_page(
     samples, results, said: in one order and by id; see `ask` and `judged`.
     """
     tables = score_tables(scores, title, labels)
-    sections = [f"<h2>{escape(heading)}</h2>{number_table(head, rows)}" for heading, head, rows in tables]
+    headings = ["Accuracy", *(heading.capitalize() for heading, _, _ in tables[1:])]
+    both = zip(headings, tables, strict=True)
+    sections = [f"<h2>{heading}</h2>{number_table(head, rows)}" for heading, (_, head, rows) in both]
     wanted: list[tuple[str, str, bool, bool]] = []
     if "baseline" in said:
         wanted += [("Right by the baseline, wrong now", "baseline", False, True)]
@@ -363,16 +365,12 @@ def questions_page(
         found = [i for i, pair in enumerate(pairs) if [bool(r["accuracy"]) for r in pair] == [own, other]]
         articles = ""
         for sample in (samples[i] for i in found[:EXAMPLES]):
-            sides = [
-                (flag, key, said[key].get(sample.id, ""))
-                for flag, key in dict.fromkeys(((other, name), (own, "model")))
-            ]
+            sides = dict.fromkeys(((other, name), (own, "model")))
+            written = [(right, who, said[who].get(sample.id, "")) for right, who in sides]
             gold = [] if own or other else [(True, "the answer", " | ".join(sample.references))]
-            articles += question_article(sample, sample, [*gold, *sides])
-        count = f"{len(found)} of {len(samples)} questions" + (
-            f", the first {EXAMPLES}" if len(found) > EXAMPLES else ""
-        )
-        sections.append(f"<h2>{heading}</h2>{note(count)}{articles}")
+            articles += question_article(sample, sample, [*gold, *written])
+        first = f", the first {EXAMPLES}" if len(found) > EXAMPLES else ""
+        sections.append(f"<h2>{heading}</h2>{note(f'{len(found)} of {len(samples)} questions{first}')}{articles}")
     total = scores["total"]
     lead = f"{title}: {with_interval(total, '.1%', 'accuracy')} of {total['n']} questions are right."
     return eval_page("Questions", lead, sections)
