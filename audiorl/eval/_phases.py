@@ -167,28 +167,26 @@ class Evaluation:
 
     def _rows(self, rollouts: Sequence[Rollout]) -> list[Row]:
         """Return what eval/NAME.jsonl says of each rollout: if it is correct, its parts, of a transcript its errors."""
-        rows: list[Row] = []
-        for r in rollouts:
+        rows = [{"id": r.sample.id} | (self.errors.columns(r) if self.errors else {}) for r in rollouts]
+        silent = self.errors is not None and not any(row["length"] for row in rows)
+        for row, r in zip(rows, rollouts, strict=True):
             parts = {} if r.score is None else dict(r.score.parts)
-            row: Row = {"id": r.sample.id, "parts": parts}
             if self.errors is None:
-                row["correct"] = parts.get(self.metric, 0.0) >= 1
-            else:
-                row |= self.errors.columns(r)
-                rest = {name: value for name, value in parts.items() if name != self.metric}
-                row |= {"correct": not row["errors"], "parts": {self.errors.name: row.pop("rate"), **rest}}
-            rows.append(row)
+                row |= {"correct": parts.get(self.metric, 0.0) >= 1, "parts": parts}
+                continue
+            rate = row.pop("rate")
+            measured = {"silent": 1 - rate} if silent else {self.errors.name: rate}
+            row |= {"correct": not rate, "parts": measured | {k: v for k, v in parts.items() if k != self.metric}}
         return rows
 
     def _summary(self, rollouts: Sequence[Rollout], rows: Sequence[Row]) -> Row:
         """Return an entry of eval.json, the headline first; of clips without speech the share without a text."""
-        if self.errors is None:
+        if self.errors is None or not rows:
             return summarize_answers(rollouts, self.metric)
-        others = {name: [row["parts"][name] for row in rows] for name in (rows[0]["parts"] if rows else ())}
-        rates = others.pop(self.errors.name, [])
-        if rows and not any(row["length"] for row in rows):
-            return summarize([1 - rate for rate in rates], "silent", others)
-        return summarize(rates, self.errors.name, others) | self.errors.cells(rows)
+        name, *others = rows[0]["parts"]
+        columns = {part: [row["parts"][part] for row in rows] for part in (name, *others)}
+        summary = summarize(columns.pop(name), name, columns)
+        return summary if name == "silent" else summary | self.errors.cells(rows)
 
     def headlines(self, rollouts: Sequence[Rollout]) -> dict[str, float]:
         """Return the headline of scored rollouts, an error rate also as LANGUAGE/NAME."""

@@ -108,6 +108,7 @@ def test_transcripts_are_reported_as_errors_by_language(run: Run, transcripts: l
     assert after["by_task"]["de"]["wer"] == 1 / 5 and after["by_task"]["en"]["changes"]["wer"] == [-1, -1, -1]
     assert after["changes"]["wer"][0] == pytest.approx(-1 / 6) and set(after["changes"]) == {"wer", "repetition"}
     assert (entries["no_speech_before"]["silent"], entries["no_speech_after"]["silent"]) == (0, 1)
+    assert entries["no_speech_after"]["changes"]["silent"] == [1, 1, 1]
     rows = [json.loads(line) for line in (run.dir / "eval" / "after.jsonl").read_text().splitlines()]
     assert [row["correct"] for row in rows] == [False, False, True] and rows[1]["parts"]["wer"] == 1
     console = Console(record=True, width=160)
