@@ -205,7 +205,7 @@ class Run:
         with self._lock:
             self._log.close()
             for tracker in self._trackers:
-                tracker.close()
+                tracker.close(self._evaluations())
             self._trackers = ()
 
     def __enter__(self) -> Run:
@@ -234,6 +234,9 @@ class Run:
         """Note that the phase has ended, with a result that JSON can hold."""
         self._state.finished[phase] = result
         self._write_state()
+        if self._trackers and (entry := self._evaluations().get(phase)):
+            for tracker in self._trackers:
+                tracker.write_evaluation(self._seq, phase, entry)
 
     def seconds(self, phase: str) -> float:
         """Return the wall-clock seconds spent in the steps of a phase, over all sittings."""
@@ -408,9 +411,11 @@ class Run:
 
     def write_result(self, name: str, results: Mapping[str, Any]) -> None:
         """Set one entry of eval.json."""
+        write_json(self.dir / "eval.json", self._evaluations() | {name: dict(results)})
+
+    def _evaluations(self) -> dict[str, Any]:
         path = self.dir / "eval.json"
-        entries = read_record(path, dict[str, Any]) if path.exists() else {}
-        write_json(path, entries | {name: dict(results)})
+        return read_record(path, dict[str, Any]) if path.exists() else {}
 
     def _write_state(self, state: RunState | None = None) -> None:
         assert not self._closed, f"{self.dir}: closed, another process may write here"
