@@ -167,7 +167,9 @@ class Evaluation:
 
     def _rows(self, rollouts: Sequence[Rollout]) -> list[Row]:
         """Return what eval/NAME.jsonl says of each rollout: if it is correct, its parts, of a transcript its errors."""
-        rows = [{"id": r.sample.id} | (self.errors.columns(r) if self.errors else {}) for r in rollouts]
+        rows: list[Row] = [{"id": r.sample.id} for r in rollouts]
+        if self.errors is not None:
+            rows = [row | self.errors.columns(r) for row, r in zip(rows, rollouts, strict=True)]
         silent = self.errors is not None and not any(row["length"] for row in rows)
         for row, r in zip(rows, rollouts, strict=True):
             parts = {} if r.score is None else dict(r.score.parts)
