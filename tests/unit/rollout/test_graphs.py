@@ -93,18 +93,12 @@ class Replayed(graphs.GraphRecorder):
 def engines(policy: AudioPolicy, sampling: SamplingConfig) -> tuple[HFEngine, HFEngine, Replayed]:
     """An engine that runs steps as they are, and one that captures them."""
     captured, recorder = HFEngine(policy, sampling), Replayed()
-    captured._recorder = recorder
+    captured._in_slots, captured._recorder = True, recorder
     return HFEngine(policy, sampling), captured, recorder
 
 
 def question(i: int, words: int, n: int, limit: int | None = None) -> Request:
     return Request(Sample(f"{i}", (Message("user", ("Who? " * words,)),)), n, seed=2, token_limit=limit)
-
-
-@pytest.fixture(autouse=True)
-def few_columns(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Answers of tests outgrow their columns, too."""
-    monkeypatch.setattr(graphs, "LEAST_COLUMNS", 4)
 
 
 def make_windows() -> AudioPolicy:
