@@ -117,4 +117,5 @@ class Steps:
         output = self._sampler.step(slots.decoder(self._policy.embed_tokens(ids, None), slots, rows))
         ids.copy_(output.ids)
         self._sampled[0, :rows], self._sampled[1, :rows] = output.ids, output.logprobs
-        slots.written[:rows].add_(1)
+        # A row that has ended goes on until others join or it is left out: not beyond the last position.
+        slots.written[:rows].add_(1).clamp_(max=slots.keys[0].shape[2])

@@ -36,8 +36,8 @@ LAUNCHES = {"add_norm": 1, "rotary_write": 1, "attend": 2, "swiglu": 1}
 _library = torch.library.Library("audiorl", "DEF")
 _library.define("add_norm(Tensor(a!) x, Tensor? delta, Tensor weight, float eps, ScalarType dtype) -> Tensor")
 _library.define(
-    "rotary_write(Tensor(a!) query, Tensor key, Tensor value, Tensor cos, Tensor sin, Tensor? query_norm, "
-    "Tensor? key_norm, float eps, Tensor(b!) keys, Tensor(c!) values, Tensor written) -> ()"
+    "rotary_write(Tensor(a!) query, Tensor key, Tensor value, Tensor turns, Tensor? query_norm, Tensor? key_norm, "
+    "float eps, Tensor(b!) keys, Tensor(c!) values, Tensor written) -> ()"
 )
 _library.define(
     "attend(Tensor query, Tensor keys, Tensor values, Tensor prompt_keys, Tensor prompt_values, Tensor lengths, "
@@ -59,8 +59,7 @@ def rotary_write(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    cos: Tensor,
-    sin: Tensor,
+    turns: Tensor,
     query_norm: Tensor | None,
     key_norm: Tensor | None,
     eps: float,
@@ -70,8 +69,9 @@ def rotary_write(
 ) -> None:
     """Rotate query [B, K * h * D] in place; write key, rotated, and value [B, K * D] to keys and values [B, K, W, D].
 
-    cos, sin: [B, D], of halves that are equal. query_norm, key_norm: [D], weights of norms of every head before the
-    rotation. written: [B] int64, the column of each row; a row that is full goes on at the last column.
+    turns: [B, 2 * D], cosines and then sines, each of two halves that are equal. query_norm, key_norm: [D], weights of
+    norms of every head before the rotation. written: [B] int64, the column of each row; a row that is full goes on at
+    the last column.
     """
 
     def rotated(x: Tensor, norm: Tensor | None) -> Tensor:
@@ -82,6 +82,7 @@ def rotary_write(
         turned = torch.cat([-heads[..., half:], heads[..., :half]], -1)
         return (heads * cos[:, None] + turned * sin[:, None]).to(x.dtype)
 
+    cos, sin = turns.chunk(2, 1)
     columns, rows = written.clamp(max=keys.shape[2] - 1), torch.arange(len(written), device=written.device)
     keys[rows, :, columns] = rotated(key, key_norm)
     values[rows, :, columns] = value.unflatten(1, (-1, keys.shape[3]))
@@ -177,8 +178,7 @@ def _rotary_write_kernel(
     query_row,
     key_row,
     value_row,
-    cos,
-    sin,
+    turns,
     query_norm,
     key_norm,
     eps,
@@ -196,7 +196,8 @@ def _rotary_write_kernel(
     half: tl.constexpr = width // 2
     i = tl.arange(0, half_block)
     inside = i < half
-    cos, sin = cos + row * width, sin + row * width
+    cos = turns + row * 2 * width
+    sin = cos + width
     column = tl.minimum(tl.load(written + row), columns - 1)
     if head < query_heads:
         x = query + row * query_row + head * width
@@ -361,8 +362,7 @@ def rotary_write_triton(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    cos: Tensor,
-    sin: Tensor,
+    turns: Tensor,
     query_norm: Tensor | None,
     key_norm: Tensor | None,
     eps: float,
@@ -371,7 +371,7 @@ def rotary_write_triton(
     written: Tensor,
 ) -> None:
     _, key_heads, columns, width = keys.shape
-    assert keys.is_contiguous() and values.is_contiguous() and cos.is_contiguous() and sin.is_contiguous()
+    assert keys.is_contiguous() and values.is_contiguous() and turns.is_contiguous()
     query_heads, norms = query.shape[1] // width, query_norm is not None
     _rotary_write_kernel[(len(query), query_heads + 2 * key_heads)](
         query,
@@ -380,10 +380,9 @@ def rotary_write_triton(
         query.stride(0),
         key.stride(0),
         value.stride(0),
-        cos,
-        sin,
-        query_norm if norms else cos,
-        key_norm if norms else cos,
+        turns,
+        query_norm if norms else turns,
+        key_norm if norms else turns,
         eps,
         keys,
         values,
@@ -527,10 +526,10 @@ def differences(device: torch.device, dtype: torch.dtype, heads: int, width: int
         normed = functions["add_norm"](x, random(rows, 48), random(48), 1e-6, dtype)
         norms = random(width), random(width)
         first = functions["add_norm"](x, None, random(48), 1e-6, dtype)
-        turn = (angle.cos().to(dtype), angle.sin().to(dtype))
-        functions["rotary_write"](query, key, value, *turn, *norms, 1e-6, *kept, written)
+        turns = torch.cat([angle.cos(), angle.sin()], 1).to(dtype)
+        functions["rotary_write"](query, key, value, turns, *norms, 1e-6, *kept, written)
         plain = query.clone()
-        functions["rotary_write"](plain, key, value, *turn, None, None, 1e-6, *[c.clone() for c in kept], written)
+        functions["rotary_write"](plain, key, value, turns, None, None, 1e-6, *[c.clone() for c in kept], written)
         lengths = numbers(of_prompts, 40)
         out = functions["attend"](query, *kept, *prompts, lengths, slots, places, written, width**-0.5)
         out = out[places >= 0]

@@ -28,6 +28,7 @@ from audiorl.rollout.batch import Prefill
 
 FUSED = ("llama", "qwen2", "qwen3", "qwen2_5_omni_text", "qwen3_omni_moe_text", "mistral")
 """Decoders whose layers are norm, attention, norm, feed-forward, with nothing in between."""
+_MROPE = ("qwen2_5_omni_text", "qwen3_omni_moe_text")
 
 
 def takes_slots(policy: AudioPolicy) -> bool:
@@ -41,20 +42,23 @@ class FusedDecoder:
 
     The products with q, k and v are one: their weights are copied side by side when this is made, so make one whenever
     they have changed. All others run as the modules they are, of the policy's own weights; so does an adapter.
+    positions: how many there are, to each of which belongs a rotation.
     """
 
-    def __init__(self, decoder: Any, dtype: torch.dtype):
+    def __init__(self, decoder: Any, dtype: torch.dtype, positions: int):
         self._decoder, self._dtype = decoder, dtype
         self._qkv = [_side_by_side(layer.self_attn, dtype) for layer in decoder.layers]
+        embeddings = decoder.get_input_embeddings().weight
+        places = torch.arange(positions, device=embeddings.device).expand(3, 1, -1)
+        # M-RoPE has three rows of positions, which are equal for text and audio.
+        turns = decoder.rotary_emb(embeddings, places if decoder.config.model_type in _MROPE else places[0])
+        self._turns = torch.cat([turn.reshape(-1, positions, turn.shape[-1])[0] for turn in turns], 1)
 
     def __call__(self, x: Tensor, slots: Slots, rows: int) -> Tensor:
         """Return the last hidden states [rows, H] for the embeddings x [rows, H], which are written over."""
         ops, config, dtype = torch.ops.audiorl, self._decoder.config, self._dtype
         width, eps = slots.keys[0].shape[3], config.rms_norm_eps
-        positions = (slots.begins[:rows] + slots.written[:rows])[:, None]
-        # M-RoPE has three rows of positions, which are equal for text and audio.
-        turns = self._decoder.rotary_emb(x[:, None], positions.expand(3, -1, -1) if _three_rows(config) else positions)
-        cos, sin = (t.reshape(-1, rows, width)[0] for t in turns)
+        turns = self._turns.index_select(0, slots.begins[:rows] + slots.written[:rows])
         delta = None
         for i, (layer, qkv) in enumerate(zip(self._decoder.layers, self._qkv, strict=True)):
             attention, mlp = layer.self_attn, layer.mlp
@@ -68,7 +72,7 @@ class FusedDecoder:
                 query, key, value = out.split([out.shape[1] - 2 * narrow, narrow, narrow], 1)
             norms = [getattr(attention, name, None) for name in ("q_norm", "k_norm")]
             weights = [None if norm is None else norm.weight for norm in norms]
-            ops.rotary_write(query, key, value, cos, sin, *weights, eps, keys, values, slots.written[:rows])
+            ops.rotary_write(query, key, value, turns, *weights, eps, keys, values, slots.written[:rows])
             attended = ops.attend(
                 query,
                 keys,
@@ -100,10 +104,6 @@ def _side_by_side(attention: Any, dtype: torch.dtype) -> tuple[Tensor, Tensor | 
     assert len(biases) in (0, 3)
     weight = torch.cat([part.weight.detach().to(dtype) for part in parts])
     return weight, torch.cat([b.detach().to(dtype) for b in biases]) if biases else None
-
-
-def _three_rows(config: Any) -> bool:
-    return config.model_type in ("qwen2_5_omni_text", "qwen3_omni_moe_text")
 
 
 class Slots:
@@ -153,7 +153,7 @@ class Slots:
         kernels_of = config.num_attention_heads // heads
         if device.type == "cuda":
             kernels.check(device, dtype, kernels_of, width)
-        self._device, self.decoder = device, FusedDecoder(decoder, dtype)
+        self._device, self.decoder = device, FusedDecoder(decoder, dtype, longest + most + 1)
 
     def free(self, stay: Collection[int]) -> tuple[int, int]:
         """Count the slots of prompts and of answers that are free when the answers in slots `stay` stay."""
@@ -231,7 +231,7 @@ class Slots:
         columns = [
             self._last,
             begins,
-            self._counts,
+            [0 if i is None else count for i, count in zip(self.rollouts, self._counts, strict=True)],
             places,
             [self._free if i is None else i for i in self.rollouts],
             self._lengths,
