@@ -75,7 +75,7 @@ class _LateOutput(StepOutput):
         return [(int(i), x) for i, x in zip(ids, logprobs, strict=True)]
 
 
-class Steps:
+class SlotSteps:
     """The steps of answers in slots. Without a recorder they run as they are.
 
     The first step of so many rows always does: libraries load kernels and make their workspaces at a first call, which

@@ -27,7 +27,7 @@ from audiorl.models.speech import pad_codes
 from audiorl.models.weights import Weights
 from audiorl.protocols import Ended, Request
 from audiorl.rollout.batch import Batch, PendingBatch, Prefill, new_batch
-from audiorl.rollout.graphs import GraphRecorder, Steps
+from audiorl.rollout.graphs import GraphRecorder, SlotSteps
 from audiorl.rollout.samplers import RolloutKey, Sampler, SegmentBuffer, StepOutput, TextSampler, sampler_for
 from audiorl.rollout.slots import Slots, takes_slots
 from audiorl.rollout.streams import StreamDecoder
@@ -195,7 +195,7 @@ class HFEngine:
         prompts = [(len(group.prompt), len(group.answers)) for group in groups]
         most = max(answer.room(sampler.max_rows) for answer in answers)
         slots = Slots(self.policy, prompts, most, self.sampling.max_batch_tokens, len(answers))
-        steps = Steps(self._recorder, self.policy, slots, sampler)
+        steps = SlotSteps(self._recorder, self.policy, slots, sampler)
         started, begun = 0, 0  # prompts, and their answers, that are in slots or have ended
         ahead: StepOutput | None = None  # started, and not read yet
         while True:

@@ -350,7 +350,7 @@ class SpeechSampler:
         # A rollout that has ended may still be in the batch; its rows are discarded.
         number = self._tokens[rollouts].clamp(max=self._config.max_new_tokens - 1)
         self._tokens[rollouts] += 1
-        rows, here, number = (x.to(hidden.device) for x in (text, rollouts, number))
+        rows, here, number = (x.to(hidden.device, non_blocking=True) for x in (text, rollouts, number))
         greedy = _shared_flag(self._greedy[rollouts].tolist(), hidden.device)
         noise = self._noise[here, number]
         must_continue = None if must_continue is None else must_continue[rows]
@@ -364,7 +364,7 @@ class SpeechSampler:
             return nothing.long(), nothing
         rollouts = self._active[frames]
         number = self._frames[rollouts].clamp(max=self._code_noise.shape[1] - 1)
-        rows, here, number = (x.to(hidden.device) for x in (frames, rollouts, number))
+        rows, here, number = (x.to(hidden.device, non_blocking=True) for x in (frames, rollouts, number))
         logits = self._code_head(hidden[rows]).float().view(-1, layout.size)
         bos = torch.arange(layout.size, device=logits.device) == layout.bos
         logits = logits.masked_fill(bos, -torch.inf)

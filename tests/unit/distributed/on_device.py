@@ -28,6 +28,7 @@ from audiorl.config import (
     SamplingConfig,
     SFTConfig,
 )
+from audiorl.config.checks import pass_tokens
 from audiorl.data.corpus import Utterance
 from audiorl.models import AudioPolicy, dualize
 from audiorl.models.examples import Example, experience
@@ -216,7 +217,8 @@ def test_a_token_or_frame_waits_for_the_device_once(
         return made.generate([Request(s, 3, seed=3) for s in asked])
 
     syncs, copies, where = counted(make, run)
-    assert syncs <= 1 and (copies == 0 or make is make_higgs), where
+    # Of Higgs, attention makes a tensor on the device now and then.
+    assert syncs <= (1.2 if make is make_higgs else 1) and (copies == 0 or make is make_higgs), where
 
 
 # -- training ----------------------------------------------------------------------------------------------------------
@@ -345,25 +347,26 @@ def test_preferences(loss: str, samples: list[Sample]) -> None:
         pytest.param(make_higgs, {"loss_options": LossOptions(frame_ratio="code")}, id="speech, codes"),
     ],
 )
-def test_a_micro_batch_waits_for_the_device_once(make: Make, changes: dict[str, Any], samples: list[Sample]) -> None:
-    """And an update a few times more: for the norms of gradients and weights."""
+def test_an_update_waits_for_the_device_twice(make: Make, changes: dict[str, Any], samples: list[Sample]) -> None:
+    """However many micro-batches it has: for all metrics with the norms of gradients, and for the new weights. The
+    log-probs of a reference, and the values of a critic, are one more each in a micro-batch."""
     batch = spoken_batch() if make is make_higgs else batch_of(make(), samples)
     with pretend_device() as counts:
         policy = make()
         to_device(policy.model)
         learner = trainer(policy, **changes)
         learner.step(TrainBatch(batch))  # encodes the audio
+        counts.clear()
+        learner.step(TrainBatch(batch))
+        optimizers, filled = 1 + (learner.critic is not None), 1 + (learner.critic is not None)
+        assert counts.syncs.total() <= 1 + optimizers + filled, counts
         scored = learner.prepare(batch)
-        syncs = []
-        for budget in (100_000, 1):
-            learner.config = replace(learner.config, micro_batch_tokens=budget)
-            counts.clear()
-            learner.step(TrainBatch(scored))
-            syncs.append(counts.syncs.total())
         packs = len(micro_batches(scored, 1))
-        assert packs >= 4 and len(micro_batches(scored, 100_000)) == 1
-        assert (syncs[1] - syncs[0]) / (packs - 1) <= 1, counts
-        assert syncs[0] <= 6, counts
+        assert packs >= 4 and len(micro_batches(scored, pass_tokens(learner.config))) == 1
+        learner.config = replace(learner.config, micro_batch_tokens=1)
+        counts.clear()
+        learner.step(TrainBatch(scored))
+        assert counts.syncs.total() <= 1 + optimizers, counts
 
 
 def test_a_checkpoint_continues_bit_by_bit(samples: list[Sample], tmp_path: Path) -> None:
