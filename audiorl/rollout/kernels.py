@@ -21,12 +21,11 @@ from torch.nn.functional import silu
 
 from audiorl.algos.prompt_attention import PromptAttention
 
-tl: Any
 try:
     import triton
     import triton.language as tl
 except ImportError:  # a CPU build of torch comes without it
-    triton = tl = None
+    triton = tl = None  # type: ignore[assignment, unused-ignore]
 jit: Any = triton.jit if triton is not None else lambda function: function
 logger = logging.getLogger(__name__)
 SPLIT = 256
