@@ -66,7 +66,7 @@ def thinker(setup: Setup, config: ModelConfig) -> AudioPolicy:
     """
     tokenizer, large = tiny_tokenizer(TEXTS, 400), setup.is_gpu
     hidden, heads = (2048, 16) if large else (64, 4)
-    text = {"hidden_size": hidden, "num_attention_heads": heads, "num_key_value_heads": 2}
+    text: dict[str, Any] = {"hidden_size": hidden, "num_attention_heads": heads, "num_key_value_heads": 2}
     text |= {"intermediate_size": 11_008 if large else 128, "num_hidden_layers": 36 if large else 2}
     text |= {"vocab_size": 151_936 if large else 1000, "max_position_embeddings": 32_768, "tie_word_embeddings": False}
     text |= {"bos_token_id": None, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
