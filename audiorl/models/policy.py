@@ -14,7 +14,7 @@ from __future__ import annotations
 import copy
 import os
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import accumulate
 from pathlib import Path
@@ -167,7 +167,8 @@ class AudioPolicy(nn.Module):
         return copy.deepcopy(self, shared | self._never_copied())
 
     def _never_copied(self) -> dict[int, Any]:
-        return {id(x): x for x in (self.tokenizer, self.extractor, self.backbone, self._clip_codes, self.audio.mels)}
+        shared = self.tokenizer, self.extractor, self.backbone, self._clip_codes, self.audio.mels, self.audio.loading
+        return {id(x): x for x in shared}
 
     def skeleton(self, hollow: Collection[nn.Parameter]) -> AudioPolicy:
         """Copy the policy, sharing all weights but the `hollow` ones: these are on meta, to be filled before saving."""
@@ -240,6 +241,19 @@ class AudioPolicy(nn.Module):
     def encode_audio(self, clips: Sequence[AudioClip]) -> list[Tensor]:
         """Return one [tokens, H] per clip, as the decoder receives it; differentiable where the config trains it."""
         return self.audio.encode(clips)
+
+    def clips_of(self, samples: Iterable[Sample]) -> list[AudioClip]:
+        """Return the clips of prompts that go through the audio encoder."""
+        if self.extractor is None or self.backbone.audio_token is None:
+            return []
+        messages = (m for s in samples for m in s.messages if self.speech is None or m.role != "assistant")
+        return [content for m in messages for content in m.content if isinstance(content, AudioClip)]
+
+    def encode_ahead(self, samples: Iterable[Sample]) -> None:
+        """On a GPU encode the clips of prompts together, before `prompt` asks for each; a CPU encodes them then."""
+        clips = self.clips_of(samples) if self.device.type == "cuda" else []
+        if clips and (self.config.audio != "full" or not torch.is_grad_enabled() or self.audio.in_update):
+            self.audio.encoder_outputs(clips)
 
     # -- speech ----------------------------------------------------------------------------------------------------
 

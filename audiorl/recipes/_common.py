@@ -32,7 +32,7 @@ from audiorl.data.schema import FieldError
 from audiorl.data.sets import first_drawn, identity, parse_set, split_held_out, weighted
 from audiorl.data.text import BUNDLED, TextQuestion, read_passages
 from audiorl.data.text import read_questions as read_text_questions
-from audiorl.eval._phases import Evaluation
+from audiorl.eval._phases import ErrorRate, Evaluation
 from audiorl.eval.metrics.corpus import UNSEEN
 from audiorl.models import AudioPolicy, dualize, load_policy
 from audiorl.models.examples import Example, check_example
@@ -50,6 +50,7 @@ from audiorl.types import Sample
 from tokenizers_audio import load as load_codec
 
 T = TypeVar("T")
+C = TypeVar("C", bound=Any)  # A dataclass
 Sum = TypeVar("Sum", bound=WeightedSum | StandardisedSum)
 
 
@@ -335,6 +336,15 @@ def random_policy(model: ModelConfig, *args: Any, **options: Any) -> AudioPolicy
     return policy
 
 
+def passes_on_cpu(config: C, device: torch.device, **tokens: int) -> C:
+    """Return a recipe's config whose trainers, by the names of their fields, take passes of so many tokens on a CPU,
+    whose caches hold few. Numbers that are given stay, and so does everything on a GPU."""
+    if device.type != "cpu":
+        return config
+    unset = {n: t for n, t in tokens.items() if getattr(config, n).micro_batch_tokens is None}
+    return replace(config, **{n: replace(getattr(config, n), micro_batch_tokens=t) for n, t in unset.items()})
+
+
 def with_voice(policy: AudioPolicy, codec: str | Path, seed: int = 0) -> CodecSpeechDecoder:
     """Return the policy's speech decoder for the codec at `codec`; a policy that writes text only is dualized first."""
     loaded = load_codec(codec)
@@ -372,6 +382,7 @@ def evaluation_of(
     outside: WeightedSum | None = None,
     sets: Mapping[str, Sequence[Sample]] | None = None,
     metric: str = "accuracy",
+    errors: ErrorRate | None = None,
 ) -> Evaluation:
     """Return what the run measures: `held_out`, `sets` by name, and the speakers of `--unseen`, read like questions and
     checked like held-out rows.
@@ -396,7 +407,7 @@ def evaluation_of(
         if config.retention_text is not None:
             passages = read_passages(config.retention_text)
             questions = read_text_questions(BUNDLED) if config.retention_text == BUNDLED else []
-    return Evaluation(reward, held_out, max_new_tokens, sets, outside, metric, passages, questions)
+    return Evaluation(reward, held_out, max_new_tokens, sets, outside, metric, errors, passages, questions)
 
 
 def check_unseen_speakers(trained: Sequence[tuple[str, str]], unseen: Sequence[tuple[str, str]]) -> None:

@@ -18,7 +18,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, TypeVar
+from typing import Literal
 
 import numpy as np
 import torch
@@ -33,7 +33,7 @@ from audiorl.eval._phases import Evaluation
 from audiorl.eval.metrics.corpus import UNSEEN
 from audiorl.models.examples import Example
 from audiorl.protocols import Reward
-from audiorl.recipes._common import random_policy
+from audiorl.recipes._common import passes_on_cpu, random_policy
 from audiorl.report import write_report
 from audiorl.rewards import (
     AnswerAccuracy,
@@ -51,10 +51,6 @@ from audiorl.run.folder import Run
 from audiorl.train.rl.train import train_rl
 from audiorl.train.sft import sft
 from audiorl.types import Rollout, Sample
-
-CPU_TOKENS = 800
-"""Tokens of a pass on two CPU cores: more leave their caches."""
-C = TypeVar("C", SFTConfig, RLConfig)
 
 
 @dataclass(frozen=True)
@@ -119,8 +115,7 @@ def main(config: QuickstartConfig, run: Run) -> None:
     limits = config.max_seconds, config.held_out, config.max_phrases
     trained, measured = bundled_languages("train", *limits), bundled_languages("test", *limits)
     policy = random_policy(config.model, [u.text for u in human] + [LANGUAGE_QUESTION] * 100, seed=config.seed)
-    if policy.device.type == "cpu":
-        config = replace(config, sft=with_passes(config.sft), rl=with_passes(config.rl))
+    config = passes_on_cpu(config, policy.device, sft=800, rl=800)
     sets = {UNSEEN: unseen_questions(config)} if config.unseen else {}
     supervised = ["sft", "control_sft"] if config.control else ["sft"]
     learned = all(run.finished(phase) for phase in supervised) and not config.rl.ptx.coef
@@ -163,11 +158,6 @@ def main(config: QuickstartConfig, run: Run) -> None:
         )
         evaluation.measure(run, "control", policy)
     print(write_report(run.dir))
-
-
-def with_passes(config: C) -> C:
-    """Return the config with passes of `CPU_TOKENS`, unless theirs are given."""
-    return config if config.micro_batch_tokens is not None else replace(config, micro_batch_tokens=CPU_TOKENS)
 
 
 def reward_of(config: QuickstartConfig, run: Run) -> WeightedSum:

@@ -205,7 +205,7 @@ class Run:
         with self._lock:
             self._log.close()
             for tracker in self._trackers:
-                tracker.close()
+                tracker.close(self._evaluations())
             self._trackers = ()
 
     def __enter__(self) -> Run:
@@ -234,6 +234,9 @@ class Run:
         """Note that the phase has ended, with a result that JSON can hold."""
         self._state.finished[phase] = result
         self._write_state()
+        if self._trackers and (entry := self._evaluations().get(phase)):
+            for tracker in self._trackers:
+                tracker.write_evaluation(self._seq, phase, entry)
 
     def seconds(self, phase: str) -> float:
         """Return the wall-clock seconds spent in the steps of a phase, over all sittings."""
@@ -392,30 +395,27 @@ class Run:
                 tracker.write_rollouts(self._seq, table)
 
     def write_eval(
-        self,
-        name: str,
-        results: Mapping[str, Any],
-        rollouts: Sequence[Rollout],
-        metric: str,
-        outside: Sequence[Mapping[str, float]] = (),
+        self, name: str, results: Mapping[str, Any], rollouts: Sequence[Rollout], columns: Sequence[Mapping[str, Any]]
     ) -> None:
-        """Write eval/NAME.jsonl and an entry of eval.json; `outside`: of each rollout what no phase optimises."""
+        """Write eval/NAME.jsonl and an entry of eval.json.
+
+        columns: of each rollout if it is `correct`, its `parts`, and what else the row is to hold.
+        """
         rows = []
-        for i, r in enumerate(rollouts):
-            assert r.score is not None
-            sample, parts = rollout_row(r, 0, 0.0)["sample"], dict(r.score.parts)
+        for r, column in zip(rollouts, columns, strict=True):
+            sample = rollout_row(r, 0, 0.0)["sample"]
             row = {"id": r.sample.id, "prompt": sample["prompt"], "references": list(r.sample.references)}
-            row |= {"text": r.text, "correct": parts[metric] >= 1, "parts": parts}
-            row |= {"task": r.sample.task, "audio": sample["audio"]}
-            rows.append(row | ({"outside": dict(outside[i])} if outside else {}))
+            rows.append({**row, "text": r.text, **column, "task": r.sample.task, "audio": sample["audio"]})
         write_json_lines(self.dir / "eval" / f"{name}.jsonl", rows)
         self.write_result(name, results)
 
     def write_result(self, name: str, results: Mapping[str, Any]) -> None:
         """Set one entry of eval.json."""
+        write_json(self.dir / "eval.json", self._evaluations() | {name: dict(results)})
+
+    def _evaluations(self) -> dict[str, Any]:
         path = self.dir / "eval.json"
-        entries = read_record(path, dict[str, Any]) if path.exists() else {}
-        write_json(path, entries | {name: dict(results)})
+        return read_record(path, dict[str, Any]) if path.exists() else {}
 
     def _write_state(self, state: RunState | None = None) -> None:
         assert not self._closed, f"{self.dir}: closed, another process may write here"

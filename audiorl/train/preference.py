@@ -76,6 +76,7 @@ def _pair_loss(
     learner: Learner, config: PreferenceConfig, items: Sequence[Compared]
 ) -> tuple[list[list[int]], PackLoss]:
     world, count = learner.world, sum(learner.world.gather(len(items)))
+    learner.policy.encode_ahead(e.sample for i in items for e in i.answers)
     groups = [[experience(learner.policy, e, str(k)) for e in i.answers] for k, i in enumerate(items)]
     chosen_tokens = sum(world.gather(sum(counts([g[0] for g in groups]))))
     beta = {} if config.beta is None else {"beta": config.beta}

@@ -21,6 +21,7 @@ from audiorl.train.fit import Learner, PackLoss, train_on
 
 def sft_loss(learner: Learner, config: SFTConfig, examples: Sequence[Example]) -> tuple[list[list[int]], PackLoss]:
     """Compute the cross-entropy on target tokens: the mean over the batch's tokens, or over its examples' means."""
+    learner.policy.encode_ahead(e.sample for e in examples)
     experiences = [experience(learner.policy, e) for e in examples]
     lengths, share = learner.world.gather_list(counts(experiences))
     per_sequence = config.weighting == "sequence"

@@ -112,6 +112,10 @@ class Collector:
         self._next, self.unfinished = None, batch.unfinished
         return batch
 
+    def prompts_of(self, step: int) -> Sequence[Sample]:
+        """Return the prompts that `step` asks first."""
+        return batch_of_step(self._samples, step, self._config.sampled_prompts, self._seed)
+
     def _collect(self, step: int) -> RolloutBatch:
         return collect(self._engine, self._samples, self._reward, step, self._config, self._seed, self.unfinished)
 

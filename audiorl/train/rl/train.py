@@ -95,6 +95,10 @@ def train_rl(
             batch = step_batch(policy, rollouts, step, config, seed, workers, supervised, answers)
             engine.free_gpus()
             clock.lap("batch")
+            if (
+                policy.device.type == "cuda" and done < config.steps
+            ):  # of a driver that trains: files are read meanwhile
+                policy.audio.load_ahead(policy.clips_of(collector.prompts_of(done)))
             with collector.collect_ahead(done, run.asked_to_stop):
                 output = workers.step(batch)  # `Trainer.step`: advantages, then forward, loss, backward, optimizer step
             clock.lap("train")
