@@ -191,14 +191,16 @@ def conversation(row: Row, style: Style) -> Sample:
         if turn.role == "assistant" and turn.loss is not False and all(isinstance(piece, str) for piece in pieces):
             learned.append(len(messages))
         messages.append(Message(turn.role, pieces or ("",)))
-    last = ""
-    if messages[-1].role == "assistant" and (field != "prompt" or row.data.get("completion") is not None):
+    last, answered = "", field != "prompt" or row.data.get("completion") is not None
+    answered = answered and messages[-1].role == "assistant"
+    before = messages[:-1] if answered else messages
+    if not any(m.role == "user" for m in before) or (answered and before[-1].role != "user"):
+        raise FieldError(field, "no user's turn before the assistant's last; give what is asked")
+    if answered:
         said = spoken_or_written(messages.pop().content, f"{field}[{len(messages)}].content")
         if isinstance(said, AudioClip):
             raise FieldError(field, "ends with a spoken answer; give a text, or give the answers in pairs")
         last = said
-    if not any(m.role == "user" for m in messages) or (last and messages[-1].role != "user"):
-        raise FieldError(field, "no user's turn before the assistant's last; give what is asked")
     gold = next((name for name in ("references", "solution", "answer") if getattr(columns, name) is not None), None)
     texts = getattr(columns, gold) if gold else last or []
     references = tuple(_inside_tags(str(text)) for text in (texts if isinstance(texts, list) else [texts]))

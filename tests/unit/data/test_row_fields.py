@@ -100,7 +100,11 @@ FIELDS: list[tuple[Any, ...]] = [
     (QUESTION | {"id": None}, "id", "empty; give every row its own id, or leave the column out"),
     (QUESTION | {"id": "good"}, "id", "'good' also names row 1; give every row its own id"),
     (SPEECH | {"text": ""}, "text", "empty; give the transcript"),
-    ({"id": "t", "audio": "a.wav"}, "text", r"missing; give the transcript in text, .* --columns text=NAME \(the columns are id, audio\)"),
+    (
+        {"id": "t", "audio": "a.wav"},
+        "text",
+        r"missing; give the transcript in text, .* --columns text=NAME \(the columns are id, audio\)",
+    ),
     (SPEECH | {"language": ["en"]}, "language", r"\['en'\] is not a language; give an ISO code"),
     (SPEECH | {"text": "half \ud83d"}, "text", "half a character; write both halves"),
     (SPEECH | {"note": ["a", {"b": "\udc00"}]}, "note[1].b", "half a character"),
