@@ -30,6 +30,7 @@ QUESTIONS = [
     {"id": f"q{i}", "audio": clip, "question": "What is said?", "answer": u.text}
     for i, (clip, u) in enumerate(zip(CLIPS, SPEECH, strict=True))
 ]
+WHOLE = {"array": [1, 2], "sampling_rate": 16_000}
 HEARD = {"type": "audio", "audio": "a0.wav"}
 EFFECTS = [
     ("1.wav", "What's that sound?", "It is the sound of glass shattering."),
@@ -154,14 +155,13 @@ def test_turns_clips_and_what_is_learned(folder: Path) -> None:
     learned = [(len(e.sample.messages), e.target) for e in supervised_turns(kept)]
     assert learned == [(2, "A"), (6, "<think>Hm.</think><answer>C</answer>")]
     accuracy = AnswerAccuracy()
-    assert (
-        accuracy.correct("C", kept)
-        and accuracy.correct("<think>B</think> c.", kept)
-        and not accuracy.correct("B", kept)
-    )
+    assert accuracy.correct("<answer>c.</answer>", kept) and not accuracy.correct("C", kept)
     (asked,) = read_samples(path).samples
     assert str(asked.messages[-1].content[0]).startswith("All?\nFirst think it over")
-    assert asked.messages[:-1] == kept.messages[:-1] and not accuracy.correct("C", asked)
+    assert content(asked)[1][:-1] == content(kept)[1][:-1] and len(asked.audio) == 3
+    plain = lines(folder / "plain.jsonl", {"messages": chat("Which?", "a cat"), "audios": "a0.wav"})
+    (kept,), (asked,) = (read_samples(plain, keep_conversations=keep).samples for keep in (True, False))
+    assert accuracy.correct("A cat.", kept) and not accuracy.correct("A cat.", asked)
     prompt = [*turns[:3], {"role": "user", "content": "In <answer> tags."}]
     (sample,) = read_samples(
         lines(folder / "p.jsonl", {"prompt": prompt, "audios": CLIPS, "answer": [3, "three"]})
@@ -194,7 +194,7 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"messages": ["Which?"], "audios": CLIPS}, r"messages\[0\]", "'Which.' is not a message; give role"),
     ({"conversations": [{"from": "gpt"}]}, r"conversations\[0\]\.content", "missing; give"),
     ({"messages": chat("<audio>?", "a"), "audios": ["gone.wav"]}, r"audios\[0\]", r"gone\.wav: missing"),
-    ({"messages": chat("<audio>?", "a"), "audios": [{"array": [1, 2], "sampling_rate": 16_000}]}, r"audios\[0\]\.array", "are whole numbers"),
+    ({"messages": chat("?", "a"), "audios": [WHOLE]}, r"audios\[0\]\.array", "its samples are whole numbers"),
     ({"messages": chat("<audio>?", "a"), "audios": ["https://x.org/a.wav"]}, r"audios\[0\]", "is a URL, which is"),
     ({"messages": chat("<image>?", "a"), "images": ["a.png"], "audios": CLIPS}, "images", "pictures are not read"),
     ({"query": "Which?", "history": ["a"], "audios": CLIPS}, "history", "not pairs of a question and its answer"),
