@@ -197,18 +197,18 @@ def conversation(row: Row, style: Style) -> Sample:
     if not any(m.role == "user" for m in before) or (answered and before[-1].role != "user"):
         raise FieldError(field, "no user's turn before the assistant's last; give what is asked")
     if answered:
-        said = spoken_or_written(messages.pop().content, f"{field}[{len(messages)}].content")
-        if isinstance(said, AudioClip):
+        answer = spoken_or_written(messages.pop().content, f"{field}[{len(messages)}].content")
+        if isinstance(answer, AudioClip):
             raise FieldError(field, "ends with a spoken answer; give a text, or give the answers in pairs")
-        last = said
+        last = answer
     gold = next((name for name in ("references", "solution", "answer") if getattr(columns, name) is not None), None)
     texts = getattr(columns, gold) if gold else last or []
     references = tuple(_inside_tags(str(text)) for text in (texts if isinstance(texts, list) else [texts]))
     if style.need_answer and not references:
         remedy = f"end with the assistant's turn, or give solution or answer{existing_columns(row, 'answer')}"
         raise FieldError("answer", f"missing; {remedy}")
-    used = {field, ASKED.get(field), gold, "system", "history", "input", "choices", "task", "metadata", "id", "audios"}
-    used |= {"images", "videos"}
+    used = {field, ASKED.get(field), gold, "system", "choices", "task", "metadata", "id", "audios", "images", "videos"}
+    used |= {"history", "input"} if isinstance(row.data[field], str) else set()
     used |= {clips_in} if clips else set()
     metadata = {name: value for name, value in row.data.items() if name not in used and value is not None}
     system = bool(columns.system) and messages[0].role != "system"
@@ -218,9 +218,9 @@ def conversation(row: Row, style: Style) -> Sample:
         messages.insert(0, Message("system", (columns.system or "",)))
     said = "".join(piece for m in messages for piece in m.content if isinstance(piece, str))
     if not (style.keep_conversations or "<answer>" in said or "<think>" in said) and messages[-1].role == "user":
-        *before, end = messages[-1].content
+        *heard, end = messages[-1].content
         asked = [f"{end}\n{how_to_answer(style.think)}"] if isinstance(end, str) else [end, how_to_answer(style.think)]
-        messages[-1] = Message("user", (*before, *asked))
+        messages[-1] = Message("user", (*heard, *asked))
     if last and (style.keep_conversations or "<answer>" in last):
         metadata["last_turn"] = last
     sample = Sample(
