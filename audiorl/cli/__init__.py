@@ -15,7 +15,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 
 import audiorl
-from audiorl.errors import Interrupted, RankError
+from audiorl.errors import Interrupted, RankError, RewardError
 from audiorl.recipes._loader import UnknownScript, summary
 
 COMMANDS = (
@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Interrupted as stop:
         print(f"audiorl: {stop}", file=sys.stderr)
         return 130
-    except (ValueError, OSError, FloatingPointError, RankError) as error:
+    except (ValueError, OSError, FloatingPointError, RankError, RewardError) as error:
         if os.environ.get("AUDIORL_TRACEBACK"):
             raise
         print(f"audiorl: {' '.join(str(error).split())}", file=sys.stderr)  # some libraries write paragraphs

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Generic, Literal, TypedDict, TypeVar, Unpack, get_args
@@ -76,19 +76,30 @@ class ReadOptions(TypedDict, total=False):
     """{column wanted here: its name in the data}."""
 
 
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """The row that a sample came from, with what names the column that a fault is about."""
+
+    file: str
+    number: int
+    columns: tuple[str, ...] = ()
+    texts: tuple[str, ...] = ()
+    """Of each column; "" where it has none."""
+
+
 @dataclass(frozen=True)
 class Loaded(Generic[T]):
     """What a manifest holds, in order: usable samples (or what another reader makes of a row), and skipped rows.
 
-    `left_out` counts the sound rows that its kind does not use, by the reason. `rows`: where each sample came from,
-    with the texts of its columns; empty where that is not known.
+    `left_out` counts the sound rows that its kind does not use, by the reason. `rows`: where each sample came from;
+    empty where that is not known.
     """
 
     samples: tuple[T, ...]
     skipped: tuple[BadRow, ...]
     path: str
     left_out: Mapping[str, int] = field(default_factory=dict)
-    rows: tuple[Row, ...] = ()
+    rows: tuple[Origin, ...] = ()
 
     def fault(self, index: int, check: Callable[[T], None]) -> BadRow | None:
         """Return why `check` refuses a sample by a ValueError, as a row of its file; None where it does not."""
@@ -102,7 +113,7 @@ class Loaded(Generic[T]):
             fault = FieldError("", str(error))
         named = getattr(sample, "sample", sample)
         id = getattr(named, "id", getattr(named, "name", None))
-        row = self.rows[index] if self.rows else Row(self.path, index + 1, {})
+        row = self.rows[index] if self.rows else Origin(self.path, index + 1)
         return BadRow(row.file, row.number, _column(row, fault), fault.message.removeprefix(f"sample {id!r}: "))
 
     def checked(self, check: Callable[[T], None], on_error: str) -> Loaded[T]:
@@ -177,8 +188,8 @@ def read_values(
     if root is not None and not Path(root).is_dir():
         raise ValueError(f"audio_root {root}: no such folder")
     name, folder, rows, kind = _source(data, kind)
-    if columns := options.get("columns"):
-        rows = converted(rows, lambda row: _renamed(row, columns))
+    if renamed := options.get("columns"):
+        rows = converted(rows, lambda row: _renamed(row, renamed))
     if kind == "auto":
         seen: list[AnyRow] = []
         for row in rows:
@@ -202,7 +213,8 @@ def read_values(
     )
 
     values: list[T] = []
-    origins: list[Row] = []
+    origins: list[Origin] = []
+    names: dict[tuple[str, ...], tuple[str, ...]] = {}  # one tuple for all rows alike: there may be millions
     skipped: list[BadRow] = []
     left_out: Counter[str] = Counter()
     first: dict[str, tuple[int, Sample]] = {}  # not the row, which may hold the recording
@@ -226,7 +238,9 @@ def read_values(
             else:
                 first[sample.id] = (earlier, same)
                 values.append(value)
-                origins.append(Row(row.file, row.number, {k: t for k, v in row.data.items() if (t := _texts(v))}))
+                texts = {k: "" if k in _UNSEARCHED else _texts(v) for k, v in row.data.items() if v is not None}
+                columns = names.setdefault(tuple(texts), tuple(texts))
+                origins.append(Origin(row.file, row.number, columns, tuple(texts.values())))
                 continue
         if on_error == "raise":
             raise ValueError(str(row))
@@ -309,28 +323,32 @@ def _texts(value: Any) -> str:
     return value if isinstance(value, str) else ""
 
 
-def _column(row: Row, fault: FieldError) -> str:
+_UNSEARCHED = (*AUDIO_FIELDS, "id", "language")
+"""Columns whose texts are no prompt and no answer."""
+
+
+def _column(row: Origin, fault: FieldError) -> str:
     """Return the column that a fault of a sample is about: by the text that it holds, else by the part's usual name."""
     if fault.field == "audio":
-        return _audio_column(row)
+        return _audio_column(row.columns)
     if fault.holding:
-        texts = {k: v.strip() for k, v in row.data.items() if k not in AUDIO_FIELDS and k not in ("id", "language")}
-        held = [k for k, v in texts.items() if v and (fault.holding.strip() in v or v in fault.holding)]
+        wanted, texts = fault.holding.strip(), {k: v.strip() for k, v in zip(row.columns, row.texts, strict=True)}
+        held = [k for k, v in texts.items() if v and (wanted in v or v in fault.holding)]
         if held:
-            return max(held, key=lambda column: (texts[column] == fault.holding.strip(), len(texts[column])))
-    usual = {"prompt": ("prompt", "question"), "answer": ("answer", *TEXT_FIELDS)}.get(fault.field, ())
-    return next((column for column in usual if column in row.data), fault.field)
+            return max(held, key=lambda column: (texts[column] == wanted, len(texts[column])))
+    usual = {"prompt": (*CONVERSATIONS, "question"), "answer": ("answer", *TEXT_FIELDS)}.get(fault.field, ())
+    return next((column for column in usual if column in row.columns), fault.field)
 
 
-def _audio_column(row: Row) -> str:
-    """Return the column that names the row's clips: of a conversation perhaps that of its turns."""
-    columns = ("audios", *AUDIO_FIELDS, "video_name", *CONVERSATIONS)
-    return next((column for column in columns if row.data.get(column) is not None), "audio")
+def _audio_column(columns: Collection[str]) -> str:
+    """Return which of the columns that a row fills names its clips: of a conversation perhaps that of its turns."""
+    usual = ("audios", *AUDIO_FIELDS, "video_name", *CONVERSATIONS)
+    return next((column for column in usual if column in columns), "audio")
 
 
 def _check_audio(row: Row, sample: Sample, value: Any) -> None:
     """Decode the clips of the prompt, and those that are answers."""
-    column = _audio_column(row)
+    column = _audio_column([name for name, value in row.data.items() if value is not None])
     several = isinstance(row.data.get(column), list | tuple) and column not in CONVERSATIONS
     of_prompt = [(f"{column}[{i}]" if several else column, clip) for i, clip in enumerate(sample.audio)]
     spoken = [(column, answer) for column, answer in vars(value).items() if isinstance(answer, AudioClip)]

@@ -27,7 +27,7 @@ from audiorl.data.schema.results import ResultRow
 from audiorl.eval.metrics.corpus import bootstrap_interval
 from audiorl.options import parse
 from audiorl.protocols import Request, RolloutEngine
-from audiorl.run.folder import checkpoint_of
+from audiorl.run.folder import newest_checkpoint
 from audiorl.speech_models import Recogniser, SpeakerEncoder, load_recogniser, load_speaker_encoder
 from audiorl.types import Rollout, Sample
 
@@ -51,6 +51,8 @@ class InferenceOptions:
     model: str | None = None
     """A model folder or hub id, a checkpoint, or a run folder (its newest checkpoint); in audit, gap and passk also
     `tiny`, a small random model."""
+    phase: str | None = None
+    """Of a run folder, the phase whose newest checkpoint is taken; by default the one that the run is for."""
     out: Path | None = None
     """Folder for predictions and scores."""
     kind: str = "auto"
@@ -152,7 +154,9 @@ def run_evaluation(module: ModuleType, args: Sequence[str]) -> None:
     try:
         given: Any = parse(options, args, prog=f"audiorl eval {name}", description=module.__doc__, run_file=True)
         if getattr(given, "newest", True) and getattr(given, "model", None):
-            given = replace(given, model=checkpoint_of(given.model))
+            given = replace(given, model=newest_checkpoint(given.model, getattr(given, "phase", None)))
+        if isinstance(getattr(given, "baseline", None), str):
+            given = replace(given, baseline=newest_checkpoint(given.baseline))
         module.main(given)
     except (ValueError, OSError, ImportError) as error:
         print(f"audiorl: {' '.join(str(error).split())}", file=sys.stderr)

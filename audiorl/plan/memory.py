@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from audiorl.config import LoraConfig, ModelConfig, OptimConfig, RLConfig, SamplingConfig
+from audiorl.config.checks import pass_tokens
 from audiorl.config.distributed import RuntimeConfig
 from audiorl.plan.models import ModelSize, Shape, Tower, size_of
 
@@ -83,7 +84,7 @@ class PlanOptions:
         for name in ("gpu_gib", "gpus_per_node", "prompt_tokens", "clips"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"--{name.replace('_', '-')} is {getattr(self, name):g}; it must be above 0")
-        tokens, row = self.prompt_tokens + self.sampling.max_new_tokens, self.rl.micro_batch_tokens
+        tokens, row = self.prompt_tokens + self.sampling.max_new_tokens, pass_tokens(self.rl)
         how, vllm = "fsdp" if r.fsdp else f"zero {r.zero}", r.engine == "vllm"
         alone = r.sharded and r.ranks == 1 and not r.offload
         indivisible = shape.kv_heads % tp and tp % shape.kv_heads
@@ -483,7 +484,7 @@ class _Planner:
     def _activations(self, size: ModelSize, *phases: str) -> list[Part]:
         """Count what passes over a packed row take in these phases."""
         o, shape, p, checkpointing = self.options, size.shape, self.precision, self.options.model.gradient_checkpointing
-        tokens, prompt, response = o.rl.micro_batch_tokens, o.prompt_tokens, o.sampling.max_new_tokens
+        tokens, prompt, response = pass_tokens(o.rl), o.prompt_tokens, o.sampling.max_new_tokens
         row = packed_row(tokens, prompt, response, o.rl.group_size, o.rl.share_prompts)
         models = 2 if o.critic == "own" else 1  # both graphs wait for one backward pass
         saved = models * decoder_bytes(shape, row, p, ATTENTION[o.model.attention], checkpointing)
@@ -562,6 +563,25 @@ class _Planner:
         return needed
 
 
+PASSES = tuple(2**k * part // 4 for k in range(16, 11, -1) for part in (4, 3))
+"""Tokens of a pass that `largest_pass` tries. Beyond 65,536 a GPU gains nothing."""
+PASS_SHARE = 0.9
+"""Of a GPU's memory, which a plan may fill."""
+
+
+def largest_pass(size: ModelSize, options: PlanOptions) -> int:
+    """Return the most tokens of a pass, of `PASSES`, whose scoring and update leave a tenth of the GPU free; the fewest
+    where none do. Raises ValueError for options that contradict each other or the model."""
+    least = options.prompt_tokens + options.sampling.max_new_tokens
+    fitting = [tokens for tokens in PASSES if tokens >= least] or [least]
+    for tokens in fitting:
+        gpu = make_plan(size, replace(options, rl=replace(options.rl, micro_batch_tokens=tokens))).gpus[0]
+        totals = dict(zip(PHASES, gpu.totals, strict=True))
+        if max(totals[phase] for phase in ("score", "backward", "step")) <= PASS_SHARE * gpu.size:
+            return tokens
+    return fitting[-1]
+
+
 # -- what takes less ---------------------------------------------------------------------------------------------------
 
 Change = dict[str, Any]
@@ -596,7 +616,7 @@ def suggestions(model: str, options: PlanOptions) -> list[tuple[Change, MemoryPl
 def _changes(options: PlanOptions) -> Iterator[Change]:
     r = options.runtime
     yield {"model.gradient-checkpointing": True}
-    yield from ({"rl.micro-batch-tokens": options.rl.micro_batch_tokens // part} for part in (2, 4))
+    yield from ({"rl.micro-batch-tokens": pass_tokens(options.rl) // part} for part in (2, 4))
     yield {"model.dtype": "bfloat16", "model.autocast": False}
     yield {"model.lora.rank": 16}
     if r.engine == "hf":

@@ -51,6 +51,7 @@ from audiorl.types import Sample
 from tokenizers_audio import load as load_codec
 
 T = TypeVar("T")
+C = TypeVar("C", bound=Any)  # A dataclass
 Sum = TypeVar("Sum", bound=WeightedSum | StandardisedSum)
 
 
@@ -345,6 +346,15 @@ def random_policy(model: ModelConfig, *args: Any, **options: Any) -> AudioPolicy
     policy = tiny_qwen_omni(*args, config=model, **options)
     policy.model.to(torch_device(model.device))
     return policy
+
+
+def passes_on_cpu(config: C, device: torch.device, **tokens: int) -> C:
+    """Return a recipe's config whose trainers, by the names of their fields, take passes of so many tokens on a CPU,
+    whose caches hold few. Numbers that are given stay, and so does everything on a GPU."""
+    if device.type != "cpu":
+        return config
+    unset = {n: t for n, t in tokens.items() if getattr(config, n).micro_batch_tokens is None}
+    return replace(config, **{n: replace(getattr(config, n), micro_batch_tokens=t) for n, t in unset.items()})
 
 
 def with_voice(policy: AudioPolicy, codec: str | Path, seed: int = 0) -> CodecSpeechDecoder:

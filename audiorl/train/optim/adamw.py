@@ -119,15 +119,23 @@ class Optimizer:
         """Make every gradient the sum of all ranks'."""
         self._world.sum_gradients(self._parameters)
 
-    def _clip(self) -> float:
-        """Scale the gradients down to `max_grad_norm`. Returns their total norm before."""
-        return float(torch.nn.utils.clip_grad_norm_(list(self._parameters.values()), self._config.max_grad_norm))
+    def clip(self) -> Tensor:
+        """Scale the gradients down to `max_grad_norm`. Returns their total norm before, without waiting for it."""
+        return torch.nn.utils.clip_grad_norm_(list(self._parameters.values()), self._config.max_grad_norm)
 
-    def step(self) -> dict[str, float]:
-        """Update once from the accumulated gradients. Returns grad_norm (before clipping) and lr."""
-        norm = self._clip()
+    def check(self, norm: float) -> None:
+        """Raise FloatingPointError, naming a weight, for a norm that `clip` gave and that is not finite."""
         if not math.isfinite(norm):
             raise gradient_error(self._parameters)
+
+    def step(self, norm: float | None = None) -> dict[str, float]:
+        """Update once from the accumulated gradients. Returns grad_norm (before clipping) and lr.
+
+        norm: what `clip` gave, where it was called already.
+        """
+        if norm is None:
+            norm = float(self.clip())
+        self.check(norm)
         lr = learning_rate(self.updates, self._total_steps, self._config)
         for group in self._adamw.param_groups:
             group["lr"] = lr
