@@ -33,6 +33,7 @@ from audiorl.eval._common import (
     generate_all,
     paired_changes,
     print_table,
+    question_policy,
     read_rows,
     run_evaluation,
     summarize,
@@ -43,7 +44,6 @@ from audiorl.eval._questions import (
     ACCURACY,
     choice_logprobs,
     question_article,
-    question_policy,
     read_questions,
     tokenizer_digest,
 )

@@ -33,7 +33,7 @@ from audiorl.data.schema import FieldError
 from audiorl.data.sets import first_drawn, identity, parse_set, split_held_out, weighted
 from audiorl.data.text import BUNDLED, TextQuestion, read_passages
 from audiorl.data.text import read_questions as read_text_questions
-from audiorl.eval._phases import Evaluation
+from audiorl.eval._phases import ErrorRate, Evaluation
 from audiorl.eval.metrics.corpus import UNSEEN
 from audiorl.models import AudioPolicy, dualize, load_policy
 from audiorl.models.examples import Example, check_example
@@ -395,6 +395,7 @@ def evaluation_of(
     outside: WeightedSum | None = None,
     sets: Mapping[str, Sequence[Sample]] | None = None,
     metric: str = "accuracy",
+    errors: ErrorRate | None = None,
 ) -> Evaluation:
     """Return what the run measures: `held_out`, `sets` by name, and the speakers of `--unseen`, read like questions and
     checked like held-out rows.
@@ -420,7 +421,7 @@ def evaluation_of(
         if config.retention_text is not None:
             passages = read_passages(config.retention_text)
             questions = read_text_questions(BUNDLED) if config.retention_text == BUNDLED else []
-    return Evaluation(reward, held_out, max_new_tokens, sets, outside, metric, passages, questions)
+    return Evaluation(reward, held_out, max_new_tokens, sets, outside, metric, errors, passages, questions)
 
 
 def check_unseen_speakers(trained: Sequence[tuple[str, str]], unseen: Sequence[tuple[str, str]]) -> None:

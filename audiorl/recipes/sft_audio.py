@@ -21,6 +21,7 @@ from audiorl.config import ModelConfig, OptimConfig, SFTConfig
 from audiorl.config.recipe import HeldOutOptions, RecipeConfig
 from audiorl.data.bundled import bundled_transcripts
 from audiorl.data.manifest import read_samples
+from audiorl.eval._phases import ErrorRate
 from audiorl.models import AudioPolicy
 from audiorl.models.examples import Example
 from audiorl.recipes._common import (
@@ -87,7 +88,10 @@ def main(config: SFTAudioConfig, run: Run, given: Given = NOTHING) -> AudioPolic
     samples, held_out = read(check=check)
     examples = [example for sample in samples for example in learned(sample)]
     policy = check.policy()
-    evaluation = evaluation_of(config, samples, held_out, reward, config.eval_tokens, check=check, **source)
+    errors = ErrorRate() if config.task == "transcripts" else None
+    evaluation = evaluation_of(
+        config, samples, held_out, reward, config.eval_tokens, check=check, errors=errors, **source
+    )
     with evaluate_around_training(run, policy, evaluation):
         training = config.with_steps_for(config.sft, len(examples))
         sft(policy, examples, run, config=training, optim=config.optim, seed=config.seed)

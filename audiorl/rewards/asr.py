@@ -53,20 +53,20 @@ class CharAccuracy:
 
 
 def _accuracy(rollout: Rollout, errors: Callable[..., ErrorCounts], normalizer: Normalizer, clip: bool) -> float:
-    accuracy = 1.0 - error_rate(rollout.sample, final_text(rollout.text), errors, normalizer)
+    accuracy = 1.0 - fewest_errors(rollout.sample, final_text(rollout.text), errors, normalizer).rate
     return max(0.0, accuracy) if clip else accuracy
 
 
-def error_rate(
+def fewest_errors(
     sample: Sample, hypothesis: str, errors: Callable[..., ErrorCounts], normalizer: Normalizer = "basic"
-) -> float:
-    """Return the lowest rate of `errors` (`word_errors` or `char_errors`) of a text over the sample's references.
+) -> ErrorCounts:
+    """Return `errors` (`word_errors` or `char_errors`) of a text from the sample's reference with the lowest rate.
 
     Raises ValueError for a sample without references and for a text that is empty after normalisation.
     """
     language = language_of(sample)
     references = references_of(sample, normalizer, language)
-    return min(errors(reference, hypothesis, normalizer, language).rate for reference in references)
+    return min((errors(reference, hypothesis, normalizer, language) for reference in references), key=lambda c: c.rate)
 
 
 def references_of(sample: Sample, normalizer: Normalizer, language: str | None) -> tuple[str, ...]:

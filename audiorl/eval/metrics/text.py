@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import operator
 import re
 import string
@@ -23,6 +24,7 @@ from typing import TYPE_CHECKING, Literal
 import jiwer
 
 from audiorl.languages import language_code, written_in
+from audiorl.user_files import load_function
 
 if TYPE_CHECKING:
     from babel import Locale
@@ -94,7 +96,8 @@ def script_counts(text: str) -> dict[str, int]:
 # -- normalisers -----------------------------------------------------------------------------------------------------
 
 
-Normalizer = Literal["english", "basic", "none"]
+Normalizer = str
+"""english, basic, none, or FILE.py:FUNCTION; see `normalize`."""
 
 # What takes no room: zero-width characters, soft hyphens, marks of direction, selectors of variants; not the joiners,
 # which change how letters of Persian and Indic scripts are drawn.
@@ -148,13 +151,18 @@ def normalize(text: str, normalizer: Normalizer = "basic", language: str | None 
     `language` as `language_code` takes it, numbers are spelled out first, as the multilingual Open ASR leaderboard does
     (see `spell_numbers`), and Chinese is written in simplified characters.
     "none": the text as one sees it: composed (NFC) and without invisible characters.
+    FILE.py:FUNCTION: your own, from a text, or from a text and its language (or None), to a text.
 
     Both of Whisper's get ' for every apostrophe, ASCII for full-width forms and for digits of other scripts, and no
     invisible characters, joiners, tatweel, vowel marks of Arabic and Hebrew.
-    Raises ValueError for an unknown language. Source: Radford et al. 2022, appendix C.
+    Raises ValueError for an unknown language, and for a function that fails. Source: Radford et al. 2022, appendix C.
     """
-    if normalizer not in ("english", "basic", "none"):
-        raise ValueError(f"normalizer: {normalizer!r} is not one of 'english', 'basic', 'none'")
+    if (own := _user_normalizer(normalizer)) is not None:
+        try:
+            return " ".join(own(text, language).split())
+        except Exception as error:
+            message = f"{type(error).__name__}: {error}"
+            raise ValueError(f"normalizer {normalizer} fails on {text!r}: {message}") from error
     text = unicodedata.normalize("NFC", _INVISIBLE.sub("", text))
     if normalizer == "none":
         return " ".join(text.split())
@@ -180,6 +188,25 @@ def normalize(text: str, normalizer: Normalizer = "basic", language: str | None 
     if code == "en":
         text = _HUNDRED_AND.sub(r"\1 ", text)
     return " ".join(text.split())
+
+
+@functools.cache
+def _user_normalizer(name: Normalizer) -> Callable[[str, str | None], str] | None:
+    """Return the function of a user's file; None for one of ours. Raises ValueError for anything else."""
+    if name in ("english", "basic", "none"):
+        return None
+    file, found, function = name.partition(".py:")
+    if not found:
+        raise ValueError(f"normalizer: {name!r} is none of english, basic, none and FILE.py:FUNCTION")
+    own = load_function(f"{file}.py", function, "normalizer")
+    if len(inspect.signature(own).parameters) > 1:
+        return own
+    return lambda text, language: str(own(text))
+
+
+def check_normalizer(name: Normalizer) -> None:
+    """Raise ValueError unless there is a normaliser of this name."""
+    _user_normalizer(name)
 
 
 def _simplified(text: str) -> str:
