@@ -545,7 +545,8 @@ class AnswerAccuracy:
     """1 if the answer equals a reference, else 0.
 
     The answer is the text of the last well-formed <answer> outside the thinking. Without one, `fallback` decides:
-    "none" scores 0, "text" takes all that follows the thinking, "last_line" its last line that is not empty.
+    "none" scores 0, "text" takes all that follows the thinking, "last_line" its last line that is not empty. To a
+    conversation that ends without tags itself (`metadata["last_turn"]`) it is all that follows the thinking.
 
     An answer equals a reference by `same_answer`: it names the reference's choice, has its words however they are
     written, or with `maths` is an expression of the same value. `strict` is the rule of Ke-Omni-R's released reward:
@@ -570,9 +571,11 @@ class AnswerAccuracy:
     def correct(self, text: str, sample: Sample) -> bool:
         self.check(sample)
         answer, rest = extract_answer(text), after_think(text).strip()
-        if answer is None and self.fallback != "none" and "<think>" not in rest:  # else it was cut off while thinking
+        plain = "<answer>" not in sample.metadata.get("last_turn", "<answer>")
+        fallback = "text" if self.fallback == "none" and plain else self.fallback
+        if answer is None and fallback != "none" and "<think>" not in rest:  # else it was cut off while thinking
             lines = rest.splitlines()
-            answer = rest if self.fallback == "text" or not lines else lines[-1].strip()
+            answer = rest if fallback == "text" or not lines else lines[-1].strip()
         if not answer:
             return False
         if self.strict:
