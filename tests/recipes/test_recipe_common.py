@@ -44,7 +44,9 @@ def test_held_out_rows_are_drawn_from_every_set_and_task(capsys: pytest.CaptureF
 
 def test_a_small_set_holds_a_fifth_out() -> None:
     assert len(split_held_out([("a", LANGUAGES[:20])], [], None)[1]) == 4
-    assert RecipeConfig().held_out_count is None and len(split_held_out([("a", LANGUAGES)], [], None)[1]) == 200
+    others = [replace(s, id=f"other/{s.id}") for s in LANGUAGES]
+    both = [("a", LANGUAGES), ("b", others)]
+    assert RecipeConfig().held_out_count is None and len(split_held_out(both, [], None)[1]) == 200
     with pytest.raises(ValueError, match=r"20 rows read, 20 held out; give fewer by --held-out-count, or a set"):
         split_held_out([("a", LANGUAGES[:20])], [], 200)
 

@@ -233,6 +233,8 @@ def _count_copy(sources: Sequence[Tensor], to_host: bool, to_device: bool, waits
 
 def _written_argument(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """The tensor that an operation writes to and returns; None for one that makes a new tensor."""
+    if not any(returned.alias_info is not None for returned in func._schema.returns):
+        return None
     for i, argument in enumerate(func._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
             target = args[i] if i < len(args) else kwargs.get(argument.name)

@@ -137,9 +137,15 @@ def same_rollouts(host: Sequence[Rollout], device: Sequence[Rollout]) -> None:
             assert a.codes is None or torch.equal(a.codes, b.codes)  # type: ignore[arg-type]
 
 
-def generate(samples: Sequence[Sample], **sampling: Any) -> Callable[[AudioPolicy], list[Rollout]]:
-    config = SamplingConfig(**({"max_new_tokens": 6} | sampling))
-    return lambda policy: HFEngine(policy, config).generate([Request(s, 2, seed=3) for s in samples])
+def engine(policy: AudioPolicy, in_slots: bool = False, **sampling: Any) -> HFEngine:
+    """`in_slots`: as on a GPU."""
+    made = HFEngine(policy, SamplingConfig(**({"max_new_tokens": 6} | sampling)))
+    made._in_slots = in_slots
+    return made
+
+
+def generate(samples: Sequence[Sample], **options: Any) -> Callable[[AudioPolicy], list[Rollout]]:
+    return lambda policy: engine(policy, **options).generate([Request(s, 2, seed=3) for s in samples])
 
 
 FILTERS = {"top_k": 20, "top_p": 0.9, "stop": ("a",)}
@@ -151,6 +157,8 @@ FILTERS = {"top_k": 20, "top_p": 0.9, "stop": ("a",)}
         (make_omni, "audio", {}),
         (make_qwen2_audio, "audio", {}),
         (make_qwen3_omni, "audio", {}),
+        (make_omni, "audio", {"in_slots": True}),
+        (make_qwen3_omni, "audio", {"in_slots": True}),
         (make_whisper, "audio", {}),
         pytest.param(make_text, "text", FILTERS, marks=pytest.mark.smoke),
         (make_higgs, "spoken", {"max_frames": 6}),
@@ -191,6 +199,7 @@ def counted(make: Make, run: Callable[[AudioPolicy, int], list[Rollout]]) -> tup
     ("make", "sampling"),
     [
         pytest.param(make_text, {}, marks=pytest.mark.smoke),
+        pytest.param(make_text, {"in_slots": True}, marks=pytest.mark.smoke),
         pytest.param(make_text, {"temperature": 0.0}, marks=pytest.mark.smoke),
         pytest.param(make_text, {"top_p": 0.9, "top_k": 20, "stop": ("zzz",)}, marks=pytest.mark.smoke),
         (make_omni, {}),
@@ -204,8 +213,8 @@ def test_a_token_or_frame_waits_for_the_device_once(
     asked = SPOKEN[:1] if make is make_higgs else readable(make(), samples)
 
     def run(policy: AudioPolicy, length: int) -> list[Rollout]:
-        config = SamplingConfig(max_new_tokens=length, max_frames=length, **sampling)
-        return HFEngine(policy, config).generate([Request(s, 3, seed=3) for s in asked])
+        made = engine(policy, max_new_tokens=length, max_frames=length, **sampling)
+        return made.generate([Request(s, 3, seed=3) for s in asked])
 
     syncs, copies, where = counted(make, run)
     # Of Higgs, attention makes a tensor on the device now and then.
