@@ -235,7 +235,7 @@ def shortened(default: Any, shown: Callable[[str], bool], prefix: str = "") -> A
     new = dataclasses.make_dataclass(
         kind.__name__, fields, bases=(kind,), frozen=True, namespace={"__doc__": kind.__doc__}
     )
-    options = object.__new__(new)
+    options: Any = object.__new__(new)
     for name, value in values.items():  # not by the constructor, whose checks know other types
         object.__setattr__(options, name, value)
     return options
