@@ -259,8 +259,10 @@ def check_names(options: Any, args: Sequence[str], also: Sequence[str] = ()) -> 
     also: options that are read elsewhere, which a wrong one may have meant.
     """
     existing = words_of(options)
+    hints = [(path, (hint, *get_args(hint))) for path, hint in names(options)]
+    open_ended = tuple(f"--{path}." for path, kinds in hints if any(get_origin(kind) is dict for kind in kinds))
     for given in (arg.partition("=")[0].replace("_", "-") for arg in args if re.match(r"--[a-zA-Z]", arg)):
-        if given in existing or given.startswith("--tyro"):
+        if given in existing or given.startswith(("--tyro", *open_ended)):  # a key of a dictionary is an option
             continue
         if new := new_name(given):
             raise ValueError(f"{given} is now {new}")
