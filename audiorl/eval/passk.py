@@ -33,6 +33,7 @@ from audiorl.eval._common import (
     check_settings,
     evaluation_config,
     print_table,
+    question_policy,
     refuse,
     run_evaluation,
     summarize,
@@ -41,7 +42,6 @@ from audiorl.eval._common import (
 )
 from audiorl.eval._questions import (
     question_article,
-    question_policy,
     read_questions,
     right_answers,
     sample_answers,

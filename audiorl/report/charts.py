@@ -247,7 +247,7 @@ def draw_lines(
     _plain_axes(ax, theme, literal(label))
     ax.yaxis.set_major_formatter(lambda value, _: f"{value:.5g}")  # an offset would cover the phases' names
     drawn = [one for phases in shown for one in phases]
-    if all(one.name.endswith("accuracy") for one in drawn):
+    if all(one.name.endswith(("accuracy", "/wer", "/cer")) for one in drawn):
         ax.yaxis.set_major_formatter(PercentFormatter(1.0))
     if label != "step":
         return

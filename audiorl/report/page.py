@@ -157,6 +157,7 @@ Rule = tuple[str, tuple[str, ...], LineStyle]
 _MAIN: tuple[Rule, ...] = (
     ("Reward", ("reward/mean",), "average"),
     ("Held-out accuracy", ("eval/accuracy",), "points"),
+    ("Held-out error rate", ("eval/wer", "eval/cer", "eval/*/wer", "eval/*/cer"), "points"),
     ("Held-out chrF", ("eval/chrf",), "points"),
     ("Held-out mel distance", ("eval/mel_distance",), "points"),
     ("Mel loss", ("loss/mel",), "average"),

@@ -28,6 +28,7 @@ _METRICS: dict[str, tuple[str, int, bool]] = {
     **dict.fromkeys(("comet", "format", "similarity", "dnsmos", "win_rate"), ("", 1, False)),
     "wer": ("WER", -1, True),
     "cer": ("CER", -1, True),
+    "silent": ("nothing written for silence", 1, True),
     "cut": ("cut at the length limit", -1, True),
     "laal": ("LAAL (s)", -1, False),
     "stream_laal": ("StreamLAAL (s)", -1, False),
@@ -236,12 +237,7 @@ def rows_of_entries(entries: Mapping[str, Any]) -> list[EvaluationRow]:
     Where there is an entry NAME_before, entries NAME_… measure another set: they fill the columns before, after, … of
     rows whose `task` is NAME, or ``NAME: task``.
     """
-    prefixes = [name.removesuffix("before") for name in entries if name.endswith("_before")]
-    sets: dict[str, dict[str, Mapping[str, Any]]] = {"": {}}
-    for name, entry in entries.items():
-        prefix = next((p for p in prefixes if name.startswith(p)), "")
-        if isinstance(entry, Mapping):
-            sets.setdefault(prefix.rstrip("_"), {})[name.removeprefix(prefix)] = entry
+    sets = _sets(entries)
     rows = []
     for name, columns in sets.items():
         tasks = dict.fromkeys(task for entry in columns.values() for task in entry.get("by_task") or {})
@@ -253,6 +249,17 @@ def rows_of_entries(entries: Mapping[str, Any]) -> list[EvaluationRow]:
                     rows.append(_row(metric, f"{name}: {task}" if name else task, cells))
     first = headline(sets[""])
     return sorted(rows, key=lambda row: row.metric != first)  # a stable sort: the headline's rows first
+
+
+def _sets(entries: Mapping[str, Any]) -> dict[str, dict[str, Mapping[str, Any]]]:
+    """Return {set: {before, after, …: numbers}}; "" is the held-out data."""
+    prefixes = [name.removesuffix("before") for name in entries if name.endswith("_before")]
+    sets: dict[str, dict[str, Mapping[str, Any]]] = {"": {}}
+    for name, entry in entries.items():
+        prefix = next((p for p in prefixes if name.startswith(p)), "")
+        if isinstance(entry, Mapping):
+            sets.setdefault(prefix.rstrip("_"), {})[name.removeprefix(prefix)] = entry
+    return sets
 
 
 def _row(metric: str, task: str, entries: Evals) -> EvaluationRow:
@@ -306,8 +313,12 @@ class Point:
 
 
 def headline(evals: Evals) -> str | None:
-    """Return the metric that the page is about: accuracy, chrF, or else the first number that all entries share."""
-    entries = [numbers(e) for e in evals.values() if isinstance(e, Mapping)]
+    """Return the metric that the page is about: accuracy, chrF, or else the first number that all entries share.
+
+    Entries of other sets than the held-out data count where there are no others.
+    """
+    sets = _sets(evals)
+    entries = [numbers(e) for e in (sets[""] or evals).values() if isinstance(e, Mapping)]
     shared = [k for k in entries[0] if k not in _NOT_METRICS and all(k in e for e in entries)] if entries else []
     return next((k for k in ("accuracy", "chrf", *shared) if k in shared), None)
 
@@ -324,7 +335,7 @@ def measures(evals: Evals) -> list[Measure]:
     metric = headline(evals)
     result = []
     for name, entry in evals.items():
-        if metric is None or not isinstance(entry, Mapping):
+        if metric is None or not isinstance(entry, Mapping) or metric not in numbers(entry):
             continue
         n, low, high = (entry.get(key) for key in ("n", "low", "high"))
         if (low is None or high is None) and metric == "accuracy" and n:

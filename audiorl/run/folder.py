@@ -395,22 +395,17 @@ class Run:
                 tracker.write_rollouts(self._seq, table)
 
     def write_eval(
-        self,
-        name: str,
-        results: Mapping[str, Any],
-        rollouts: Sequence[Rollout],
-        metric: str,
-        outside: Sequence[Mapping[str, float]] = (),
+        self, name: str, results: Mapping[str, Any], rollouts: Sequence[Rollout], columns: Sequence[Mapping[str, Any]]
     ) -> None:
-        """Write eval/NAME.jsonl and an entry of eval.json; `outside`: of each rollout what no phase optimises."""
+        """Write eval/NAME.jsonl and an entry of eval.json.
+
+        columns: of each rollout if it is `correct`, its `parts`, and what else the row is to hold.
+        """
         rows = []
-        for i, r in enumerate(rollouts):
-            assert r.score is not None
-            sample, parts = rollout_row(r, 0, 0.0)["sample"], dict(r.score.parts)
+        for r, column in zip(rollouts, columns, strict=True):
+            sample = rollout_row(r, 0, 0.0)["sample"]
             row = {"id": r.sample.id, "prompt": sample["prompt"], "references": list(r.sample.references)}
-            row |= {"text": r.text, "correct": parts[metric] >= 1, "parts": parts}
-            row |= {"task": r.sample.task, "audio": sample["audio"]}
-            rows.append(row | ({"outside": dict(outside[i])} if outside else {}))
+            rows.append({**row, "text": r.text, **column, "task": r.sample.task, "audio": sample["audio"]})
         write_json_lines(self.dir / "eval" / f"{name}.jsonl", rows)
         self.write_result(name, results)
 

@@ -22,6 +22,8 @@ _SHOWN = (
     ("reward", ("reward/mean",), "{:.3f}"),
     ("acc", ("reward/accuracy",), "{:.1%}"),
     ("held-out", ("eval/accuracy",), "{:.1%}"),
+    ("WER", ("eval/wer",), "{:.1%}"),
+    ("CER", ("eval/cer",), "{:.1%}"),
     ("KL", ("kl",), "{:.4f}"),
     ("tok/s", ("tokens_per_s",), "{:.0f}"),
 )

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from rich.console import Console
 
 from audiorl.cli.train import print_results
@@ -16,7 +17,7 @@ from audiorl.data.corpus import Utterance
 from audiorl.data.prompts import asr_prompt
 from audiorl.eval import _phases as phases
 from audiorl.eval._common import paired_changes
-from audiorl.eval._phases import Evaluation, measures_of
+from audiorl.eval._phases import ErrorRate, Evaluation, measures_of
 from audiorl.eval.metrics.corpus import UNSEEN
 from audiorl.models import AudioPolicy
 from audiorl.recipes._common import check_unseen_speakers
@@ -24,7 +25,7 @@ from audiorl.report import write_report
 from audiorl.report.summary import doubts, evaluation_rows, not_measured
 from audiorl.rewards import CharAccuracy, Repetition, WeightedSum, WordAccuracy
 from audiorl.run.folder import Run
-from audiorl.types import Sample
+from audiorl.types import Rollout, Sample, Segment
 from tests.conftest import make_omni
 
 
@@ -36,6 +37,10 @@ def run(tmp_path: Path) -> Run:
 @pytest.fixture
 def transcripts(speech: list[Utterance]) -> list[Sample]:
     return [Sample(u.id, asr_prompt(u.clip), (u.text,), (), "asr", {"speaker": u.speaker}) for u in speech]
+
+
+def segment_of(text: str) -> Segment:
+    return Segment(torch.zeros(0, dtype=torch.long), torch.zeros(0, dtype=torch.long), torch.zeros(0), text)
 
 
 def test_every_set_is_measured_with_its_changes(run: Run, transcripts: list[Sample], monkeypatch) -> None:
@@ -77,6 +82,43 @@ def test_every_set_is_measured_with_its_changes(run: Run, transcripts: list[Samp
     assert {"accuracy", "accuracy, unseen", "as_written (not optimised)"} <= set(table)
     assert table["accuracy"].change_text() == "+33.3 points (0.0 to +100.0)"
     assert not_measured(entries) == []
+
+
+def test_transcripts_are_reported_as_errors_by_language(run: Run, transcripts: list[Sample], monkeypatch) -> None:
+    words = {"a": ("one two three", "de"), "b": ("four", "en"), "c": ("five six", "de"), "hum": ("", None)}
+    a, b, c, hum = (
+        replace(s, id=id, references=(text,), metadata={"language": language})
+        for s, (id, (text, language)) in zip(transcripts, words.items(), strict=False)
+    )
+    said = {"a": "one two", "b": "four five six", "c": "five six", "hum": "noise"}
+
+    def speaks(policy: object, samples, reward, tokens, title="") -> list[Rollout]:
+        rollouts = [Rollout(s, (segment_of(said[s.id]),), s.id) for s in samples]
+        return [r.with_score(score) for r, score in zip(rollouts, reward(rollouts), strict=True)]
+
+    monkeypatch.setattr(phases, "answer", speaks)
+    reward = WeightedSum.of(accuracy=WordAccuracy(), repetition=(Repetition(), 0.1))
+    evaluation = Evaluation(reward, [a, b, c], 6, {"no_speech": [hum]}, errors=ErrorRate())
+    policy = make_omni()
+    evaluation.measure(run, "before", policy)
+    assert evaluation.probe(policy)() == {"wer": 3 / 6, "de/wer": 1 / 5, "en/wer": 2}
+    said |= {"b": "four five", "hum": ""}
+    evaluation.measure(run, "after", policy)
+    entries = json.loads((run.dir / "eval.json").read_text())
+    before, after = entries["before"], entries["after"]
+    assert (before["wer"], after["wer"], after["n"]) == (3 / 6, 2 / 6, 3) and "accuracy" not in after
+    assert after["by_task"]["de"]["wer"] == 1 / 5 and after["by_task"]["en"]["changes"]["wer"] == [-1, -1, -1]
+    assert after["changes"]["wer"][0] == pytest.approx(-1 / 6) and set(after["changes"]) == {"wer", "repetition"}
+    assert (entries["no_speech_before"]["silent"], entries["no_speech_after"]["silent"]) == (0, 1)
+    assert entries["no_speech_after"]["changes"]["silent"] == [1, 1, 1]
+    rows = [json.loads(line) for line in (run.dir / "eval" / "after.jsonl").read_text().splitlines()]
+    assert [row["correct"] for row in rows] == [False, False, True] and rows[1]["parts"]["wer"] == 1
+    console = Console(record=True, width=160)
+    print_results(run.dir, console)
+    table = console.export_text()
+    assert "WER, de" in table and "−16.7 points" in table and "nothing written for silence" in table
+    page = write_report(run.dir).read_text()
+    assert "Held-out WER fell from 50.0%" in page and "WER, en" in page and "accuracy" not in table
 
 
 def test_pairs_are_by_id_and_skipped_rows_do_not_count(tmp_path: Path) -> None:
