@@ -73,10 +73,10 @@ def test_a_gpu_gets_the_clips_of_prompts_together(samples: list[Sample], monkeyp
         batches.append(len(wavs))
         return log_mels(extractor, wavs)
 
-    monkeypatch.setattr(audio_encoder, "log_mels", on_cpu)
-    monkeypatch.setattr(audio_encoder, "PASS_SECONDS", 2.5 * max(seconds(c) for s in samples for c in s.audio))
     clips = [*policy.clips_of(samples), policy.clips_of(samples)[0]]
     alone = [log_mel(policy.extractor, clip.load()) for clip in clips]  # type: ignore[arg-type]
+    monkeypatch.setattr(audio_encoder, "log_mels", on_cpu)
+    monkeypatch.setattr(audio_encoder, "PASS_SECONDS", 2.5 * max(seconds(c) for s in samples for c in s.audio))
     for _ in range(2):  # then from what was kept
         together = policy.audio._mels(clips, torch.device("cuda"))
         for (mel, context), expected in zip(together, alone, strict=True):
