@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Generic, Literal, TypedDict, TypeVar, Unpack, get_args
@@ -284,6 +284,17 @@ def _renamed(data: Mapping[str, Any], columns: Mapping[str, str]) -> dict[str, A
             raise FieldError(name, f"missing; --columns names it, and the columns are {', '.join(data)}")
     rest = {name: value for name, value in data.items() if name not in {*columns.values(), *columns}}
     return {**{wanted: data[name] for wanted, name in columns.items()}, **rest}
+
+
+def column_names(given: Sequence[str]) -> dict[str, str]:
+    """Return {wanted: name in the data} of the option `--columns WANTED=NAME …`. Raises ValueError for another form."""
+    names: dict[str, str] = {}
+    for pair in given:
+        wanted, equals, name = pair.partition("=")
+        if not (wanted and equals and name) or wanted in names:
+            raise ValueError(f"--columns {pair!r}: give WANTED=NAME once for each column, such as audio=wav")
+        names[wanted] = name
+    return names
 
 
 def _texts(value: Any) -> str:

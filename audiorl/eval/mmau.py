@@ -64,6 +64,8 @@ class MMAUOptions(qa.QuestionOptions):
 def main(options: MMAUOptions, engine: RolloutEngine | None = None) -> dict[str, Any]:
     """Do what the options say and return the scores; empty when the data holds no answers to score against."""
     check_limit(options.limit)
+    if options.columns:
+        raise ValueError("--columns: a benchmark's columns have its names; audiorl eval qa measures other questions")
     samples: dict[str, Sample] = {}
     said: dict[str, dict[str, str]] = {}
     if options.score is not None:
