@@ -3,7 +3,8 @@
 All four take the same arguments:
 
 model     a folder, a run, a hub id, `"tiny"` for a small random model, or a policy of `load_policy`, trained in place
-data      files, folders, `"bundled"` speech, a list of row dictionaries, a `datasets.Dataset`, or several of these
+data      files, folders, `"bundled"` speech, a list of row dictionaries, a `datasets.Dataset`, or several of these;
+          docs/reference/data.md shows the formats
 held_out  what to measure before and after, likewise; by default `held_out_count` rows of `data`
 steps     training steps; by default `epochs` passes over the data
 out       the run folder; by default a temporary one, which is deleted with the result
@@ -213,7 +214,7 @@ def _sets(data: Any) -> tuple[Any, ...]:
         return (str(data),)
     if isinstance(data, list | tuple) and not all(isinstance(row, Mapping) for row in data):
         return tuple(str(part) if isinstance(part, Path) else part for part in data)
-    return (data,) if len(data) else ()
+    return () if isinstance(data, list | tuple) and not data else (data,)
 
 
 def _place(config: RecipeConfig, name: str) -> list[str]:

@@ -390,7 +390,7 @@ def _open(clip: AudioClip) -> Iterator[_SoundFile | _Container | _Joined]:
     with ExitStack() as stack:
         try:
             if clip.path is not None and not os.path.isfile(clip.path):
-                missing = "missing; check the path, or the folder that relative paths start from"
+                missing = "missing; check the path, or the folder that relative paths start from (audio_root)"
                 missing = "missing; write paths with /, not with \\" if "\\" in clip.path else missing
                 missing = "a folder; name an audio file" if os.path.isdir(clip.path) else missing
                 raise AudioError(f"{name(clip)}: {missing}")

@@ -23,7 +23,7 @@ COMMANDS = (
     "interpret", "doctor",
 )  # fmt: skip
 EXTENSIONS = {
-    "data": "Build a corpus of human speech, split it into rows, or build questions about audio.",
+    "data": "Show what will be trained on, build a corpus of human speech, split it, or build questions about audio.",
     "annotate": "Find, transcribe and describe the speech in recordings: rows to train on.",
     "graft": "Make a speech model from a text model and a Whisper encoder, before any training.",
 }

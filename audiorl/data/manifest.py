@@ -12,20 +12,29 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Generic, Literal, TypedDict, TypeVar, Unpack, get_args
 
 from audiorl.audio import AudioClip, AudioError, load_clip, probe
 from audiorl.data import containers
-from audiorl.data.formats import AUDIO_FIELDS, FORMATS, QUESTIONS_OF, TEXT_FIELDS, Style, audio_field, detect
+from audiorl.data.formats import (
+    AUDIO_FIELDS,
+    CONVERSATIONS,
+    FORMATS,
+    QUESTIONS_OF,
+    TEXT_FIELDS,
+    Style,
+    detect,
+)
 from audiorl.data.rows import (
     HUB,
     AnyRow,
     BadRow,
     LeftOut,
     Row,
+    audio_folder,
     converted,
     dataset_rows,
     files_below,
@@ -38,7 +47,7 @@ from audiorl.types import Sample
 
 Kind = Literal[
     "auto", "native", "avqa", "musicbench", "mmau", "mmar", "mmsu", "asr",
-    "librispeech", "wenetspeech", "kaldi", "shar", "webdataset",
+    "conversation", "librispeech", "wenetspeech", "kaldi", "shar", "webdataset",
 ]  # fmt: skip
 Format = Callable[[Row, Style], Sample]
 T = TypeVar("T")
@@ -59,6 +68,8 @@ class ReadOptions(TypedDict, total=False):
     """Decode every clip now; a broken one is an unusable row."""
     question: str | None
     """Asked where a row brings no question of its own, or in place of the request for a transcript."""
+    keep_conversations: bool
+    """Leave conversations as they are; by default their last turn asks for the answer in tags, as questions do."""
     need_answer: bool
     """A question without an answer is an unusable row (default); otherwise its sample has no references."""
     columns: Mapping[str, str] | None
@@ -139,7 +150,7 @@ class Loaded(Generic[T]):
 
 def read_samples(data: Any, kind: Kind | str = "auto", **options: Unpack[ReadOptions]) -> Loaded[Sample]:
     """Read the samples of a manifest, corpus folder, `hf://NAME:SPLIT`, `datasets.Dataset`, or of row
-    dictionaries, whose audio paths start from the working directory.
+    dictionaries. Audio paths of rows in memory start from `audio_root`, by default the working directory.
 
     kind: which format it is, found from its columns when "auto"; "asr" stands for any corpus of transcripts. Raises
     ValueError naming file, row and field; of a file that cannot be read at all whatever `on_error` says.
@@ -193,7 +204,13 @@ def read_values(
             kind, rows = "asr", converted(rows, containers.cut_columns)
     rows, to_sample = QUESTIONS_OF.get(kind, iter)(rows), FORMATS[kind]
     think, question = options.get("think", True), options.get("question")
-    style = Style(folder if root is None else Path(root), think, question, options.get("need_answer", True))
+    style = Style(
+        folder if root is None else Path(root),
+        think,
+        question,
+        options.get("need_answer", True),
+        options.get("keep_conversations", False),
+    )
 
     values: list[T] = []
     origins: list[Origin] = []
@@ -236,12 +253,23 @@ def _source(data: Any, kind: str) -> tuple[str, Path, Iterator[AnyRow], str]:
     if is_dataset(data):
         return "dataset", Path(), dataset_rows(data), kind
     if not isinstance(data, str | Path):
-        return "rows", Path(), (Row("rows", number, row) for number, row in enumerate(data, 1)), kind
+        if isinstance(data, Mapping) or not isinstance(data, Iterable):
+            what = "a file, a folder, a list of row dictionaries, or a datasets.Dataset"
+            raise ValueError(f"{type(data).__name__}: not read as data; give {what}")
+        return "rows", Path(), _rows_in_memory(data), kind
     if str(data).startswith(HUB):
         return str(data), Path(), hub_rows(str(data)), kind
     file = Path(data)
+    if file.is_dir() and kind in ("auto", *FORMATS) and (metadata := audio_folder(file)):
+        file = metadata
     rows, kind = _rows_and_kind(file, kind)
     return str(data), file if file.is_dir() else file.parent, rows, kind
+
+
+def _rows_in_memory(data: Iterable[Any]) -> Iterator[AnyRow]:
+    for number, row in enumerate(data, 1):
+        wrong = f"a {type(row).__name__}, not a dictionary of columns; give {{…}}"
+        yield Row("rows", number, row) if isinstance(row, Mapping) else BadRow("rows", number, "", wrong)
 
 
 def _rows_and_kind(path: Path, kind: str) -> tuple[Iterator[AnyRow], str]:
@@ -313,19 +341,27 @@ _UNSEARCHED = (*AUDIO_FIELDS, "id", "language")
 def _column(row: Origin, fault: FieldError) -> str:
     """Return the column that a fault of a sample is about: by the text that it holds, else by the part's usual name."""
     if fault.field == "audio":
-        return next((column for column in (*AUDIO_FIELDS, "video_name", "prompt") if column in row.columns), "audio")
+        return _audio_column(row.columns)
     if fault.holding:
         wanted, texts = fault.holding.strip(), {k: v.strip() for k, v in zip(row.columns, row.texts, strict=True)}
         held = [k for k, v in texts.items() if v and (wanted in v or v in fault.holding)]
         if held:
             return max(held, key=lambda column: (texts[column] == wanted, len(texts[column])))
-    usual = {"prompt": ("prompt", "question"), "answer": ("answer", *TEXT_FIELDS)}.get(fault.field, ())
+    usual = {"prompt": (*CONVERSATIONS, "question"), "answer": ("answer", *TEXT_FIELDS)}.get(fault.field, ())
     return next((column for column in usual if column in row.columns), fault.field)
+
+
+def _audio_column(columns: Collection[str]) -> str:
+    """Return which of the columns that a row fills names its clips: of a conversation perhaps that of its turns."""
+    usual = ("audios", *AUDIO_FIELDS, "video_name", *CONVERSATIONS)
+    return next((column for column in usual if column in columns), "audio")
 
 
 def _check_audio(row: Row, sample: Sample, value: Any) -> None:
     """Decode the clips of the prompt, and those that are answers."""
-    of_prompt = [(audio_field(row), clip) for clip in sample.audio]
+    column = _audio_column([name for name, value in row.data.items() if value is not None])
+    several = isinstance(row.data.get(column), list | tuple) and column not in CONVERSATIONS
+    of_prompt = [(f"{column}[{i}]" if several else column, clip) for i, clip in enumerate(sample.audio)]
     spoken = [(column, answer) for column, answer in vars(value).items() if isinstance(answer, AudioClip)]
     for column, clip in (*of_prompt, *spoken):
         try:

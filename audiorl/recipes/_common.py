@@ -28,6 +28,7 @@ from audiorl.config import ModelConfig, RLConfig, torch_device
 from audiorl.config.recipe import ControlOptions, HeldOutOptions, RecipeConfig, RewardOptions
 from audiorl.data.bundled import bundled_set
 from audiorl.data.manifest import Loaded, check_clip, column_names, read_samples
+from audiorl.data.preferences import read_pairs
 from audiorl.data.schema import FieldError
 from audiorl.data.sets import first_drawn, identity, parse_set, split_held_out, weighted
 from audiorl.data.text import BUNDLED, TextQuestion, read_passages
@@ -185,7 +186,7 @@ def _loaded(
 ) -> list[tuple[str, Loaded[T], bool]]:
     """(name, content, whether clips are still to be decoded, those of drawn rows only) of each set."""
     if config.columns:
-        if read is not read_samples:
+        if read not in (read_samples, read_pairs):
             raise ValueError("--columns: this recipe's data has columns of one name only; rename them in the file")
         options |= {"columns": column_names(config.columns)}
     found: list[tuple[str, Loaded[T], bool]] = []
@@ -275,16 +276,27 @@ def ptx_examples(
 
     def learned(sample: Sample) -> list[Example]:
         prompt = "".join(part for m in sample.messages for part in m.content if isinstance(part, str))
-        return [Example(sample, supervised_turn(sample, bool(sample.choices) or "<answer>" in prompt))]
+        return supervised_turns(sample, bool(sample.choices) or "<answer>" in prompt)
 
     bundled = partial(bundled_set, think=False, seed=config.seed)
     asked = None if check is None else replace(check, trained=learned).train
-    samples = weighted(read_sets(paths, config, bundled, read_samples, asked, think=False), config.data_seed)
+    source: dict[str, Any] = {"think": False, "keep_conversations": True}
+    samples = weighted(read_sets(paths, config, bundled, read_samples, asked, **source), config.data_seed)
     return [example for sample in samples for example in learned(sample)]
 
 
+def supervised_turns(sample: Sample, tags: bool = True, thought: str | None = None) -> list[Example]:
+    """Return what SFT learns of a row: `supervised_turn`, and before it the earlier turns of a conversation, each after
+    the turns that precede it."""
+    numbers: Sequence[int] = sample.metadata.get("learned_turns", ())
+    earlier = [(replace(sample, messages=sample.messages[:i]), sample.messages[i].content) for i in numbers]
+    turns = [Example(before, "".join(map(str, content))) for before, content in earlier]
+    return [*turns, Example(sample, supervised_turn(sample, tags, thought))]
+
+
 def supervised_turn(sample: Sample, tags: bool = True, thought: str | None = None) -> str:
-    """Return the first reference, in <answer> tags if `tags`, after the row's field `thought` in <think> tags.
+    """Return the first reference, in <answer> tags if `tags`, after the row's field `thought` in <think> tags; of a
+    conversation that stays as it is its last turn.
 
     Raises ValueError naming a sample without a reference or a thought.
     """
@@ -292,7 +304,7 @@ def supervised_turn(sample: Sample, tags: bool = True, thought: str | None = Non
         raise FieldError("answer", f"sample {sample.id!r}: no reference to learn")
     answer = f"<answer>{sample.references[0]}</answer>" if tags else sample.references[0]
     if thought is None:
-        return answer
+        return str(sample.metadata.get("last_turn", answer))
     text = sample.metadata.get(thought)
     if not isinstance(text, str) or not text.strip():
         raise FieldError(thought, f"sample {sample.id!r}: its row has no text in the field {thought!r}")
@@ -364,6 +376,7 @@ def evaluation_of(
     *,
     check: RowCheck | None = None,
     think: bool = False,
+    keep_conversations: bool = False,
     bundled: Callable[[str], Sequence[Sample]] | None = None,
     outside: WeightedSum | None = None,
     sets: Mapping[str, Sequence[Sample]] | None = None,
@@ -381,7 +394,8 @@ def evaluation_of(
     if isinstance(config, HeldOutOptions):
         reader = bundled or partial(bundled_set, think=think, seed=config.seed)
         asked = None if check is None else replace(check, measured=of_row).held_out
-        rows_of = read_sets(config.unseen, config, reader, read_samples, asked, think=think)
+        source: dict[str, Any] = {"think": think, "keep_conversations": keep_conversations}
+        rows_of = read_sets(config.unseen, config, reader, read_samples, asked, **source)
         unseen = [sample for _, items in rows_of for sample in items]
         if unseen:
             rows = [getattr(item, "sample", item) for item in samples]

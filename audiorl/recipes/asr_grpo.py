@@ -118,6 +118,7 @@ def main(config: ASRConfig, run: Run) -> None:
     reward = with_user_reward(config, reward)
     check = rl_check(config, reward, config.sampling.max_new_tokens, tags=False)
     source: dict[str, Any] = {"bundled": lambda _: bundled_transcripts(), "read": read_samples, "think": False}
+    source["keep_conversations"] = True
     samples, held_out = read_split(config, check=check, **source)
     languages = languages_of(samples)
     sets: dict[str, list[Sample]] = {}
@@ -136,6 +137,7 @@ def main(config: ASRConfig, run: Run) -> None:
         reward,
         config.sampling.max_new_tokens,
         check=check,
+        keep_conversations=True,
         bundled=source["bundled"],
         outside=outside,
         sets=sets,

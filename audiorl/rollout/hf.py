@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import groupby
@@ -129,7 +130,9 @@ class HFEngine:
         policy.model.eval()  # in training mode, gradient checkpointing would switch the cache off
         rollouts: list[Rollout] = []
         try:
-            with policy.autocast(), gqa_without_repeat(policy.backbone.decoder(policy.model)):
+            # Triton starts kernels on torch's current device.
+            on_device = torch.cuda.device(policy.device) if policy.device.type == "cuda" else nullcontext()
+            with on_device, policy.autocast(), gqa_without_repeat(policy.backbone.decoder(policy.model)):
                 for streams, group in groupby(requests, key=lambda r: bool(r.sample.turns)):
                     if streams:
                         rollouts += StreamDecoder(policy, self.sampling, self.policy_version).rollouts(list(group))

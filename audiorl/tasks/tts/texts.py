@@ -81,7 +81,7 @@ def bundled_utterances(name: str, max_seconds: float | None = None) -> list[Text
 
 def _utterance(row: Row, style: Style) -> TextToSay:
     columns = check(row.data, UtteranceColumns)
-    text = columns.text or columns.transcript or columns.sentence
+    text = columns.text or columns.transcript or columns.transcription or columns.sentence
     if text is None:
         raise FieldError("text", f"missing; give the text to say (the columns are {', '.join(row.data)})")
     name = f"{Path(row.file).stem}-{row.number:04d}" if columns.id is None else str(columns.id).strip()
