@@ -85,7 +85,7 @@ class InferenceOptions:
     def check_settings(self, question: str | None = None) -> None:
         """Write out/settings.json, or raise ValueError where a run with other settings left one."""
         assert self.data and self.out
-        settings = {"model": self.model, "data": self.data.name, "kind": self.kind, "think": self.think}
+        settings: Row = {"model": self.model, "data": self.data.name, "kind": self.kind, "think": self.think}
         settings |= {"question": question} if question else {}
         settings |= {"columns": self.columns} if self.columns else {}
         check_settings(self.out / "settings.json", {**settings, "max_new_tokens": self.max_new_tokens})
