@@ -292,7 +292,7 @@ class RLConfig:
     scores: ScoreConfig = ScoreConfig()
     """Clipping and normalisation of scores."""
     dynamic_sampling: int = 0
-    """Rounds in which groups with equal scores are replaced by those of other prompts (DAPO); 0 keeps all groups."""
+    """Rounds in which groups without signal are replaced by those of other prompts (DAPO); 0 keeps all groups."""
     generation: GenerationConfig = GenerationConfig()
     """Overlapped and partial rollouts."""
     distill: DistillConfig = DistillConfig()

@@ -11,8 +11,7 @@ from typing import Literal
 from audiorl.audio import seconds
 from audiorl.data.schema import FieldError
 from audiorl.eval.metrics.text import ErrorCounts, Normalizer, char_errors, normalize, units, word_errors
-from audiorl.languages import language_code
-from audiorl.rewards.answers import after_think, final_text, strip_tags
+from audiorl.rewards.answers import after_think, final_text, language_of, strip_tags
 from audiorl.rewards.combine import check_options
 from audiorl.types import Rollout, Sample, Score
 
@@ -89,18 +88,6 @@ def _is_empty(text: str, normalizer: Normalizer, language: str | None) -> bool:
 def languages_of(samples: Sequence[Sample]) -> tuple[str, ...]:
     """Return the codes of the samples' languages, sorted."""
     return tuple(sorted({code for s in samples if (code := language_of(s))}))
-
-
-def language_of(sample: Sample) -> str | None:
-    """Return sample.metadata["language"], if it has one. Raises ValueError for an unknown one."""
-    language = sample.metadata.get("language")
-    if not isinstance(language, str) or not language:
-        return None
-    try:
-        language_code(language)
-    except ValueError as error:
-        raise FieldError("language", f"sample {sample.id!r}: {error}") from error
-    return language
 
 
 _BRACKETS = re.compile(r"[<>()\[\]{}（）［］【】]")

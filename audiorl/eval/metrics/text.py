@@ -101,11 +101,11 @@ Normalizer = str
 
 # What takes no room: zero-width characters, soft hyphens, marks of direction, selectors of variants; not the joiners,
 # which change how letters of Persian and Indic scripts are drawn.
-_INVISIBLE = re.compile(
+INVISIBLE = re.compile(
     "[\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b\u200e\u200f\u202a-\u202e\u2060-\u206f\u3164"
     "\ufe00-\ufe0f\ufeff\uffa0\U000e0000-\U000e0fff]"
 )
-_JOINERS = re.compile("[\u200c\u200d]")
+JOINERS = re.compile("[\u200c\u200d]")
 _APOSTROPHES = str.maketrans(dict.fromkeys("‘’‛ʼʻʹ′´`＇", "'"))
 # Vowel marks that Arabic and Hebrew may leave out, tatweel, and stress marks of Cyrillic. NFC has composed the marks
 # that make another letter.
@@ -163,11 +163,11 @@ def normalize(text: str, normalizer: Normalizer = "basic", language: str | None 
         except Exception as error:
             message = f"{type(error).__name__}: {error}"
             raise ValueError(f"normalizer {normalizer} fails on {text!r}: {message}") from error
-    text = unicodedata.normalize("NFC", _INVISIBLE.sub("", text))
+    text = unicodedata.normalize("NFC", INVISIBLE.sub("", text))
     if normalizer == "none":
         return " ".join(text.split())
     code = language_code(language) if language and normalizer == "basic" else ""
-    text = _JOINERS.sub("", text).translate(_APOSTROPHES)
+    text = JOINERS.sub("", text).translate(_APOSTROPHES)
     text = "".join(str(unicodedata.decimal(c)) if c.isdecimal() else c for c in text)
     text = _GROUPED.sub(lambda number: re.sub("[^0-9]", "", number[0]), text)
     text = unicodedata.normalize("NFKC", _RAISED.sub(" ", text)).replace("٪", "%")
@@ -282,6 +282,18 @@ def spell_numbers(text: str, language: str) -> str:
 def number_words(language: str) -> bool:
     """Return whether numbers are spelled out in a language; if not, "21" and the word for it differ."""
     return written_in(language_code(language)) == ("han",) or _said("21", "", language) is not None
+
+
+_INDIC = "as bn gu hi kn ml mr ne or pa si ta te ur"
+
+
+@functools.cache
+def languages_of_number_words() -> tuple[str, ...]:
+    """Return the codes of the languages, but those written in Han, that `number_words` is true of."""
+    from num2words import CONVERTER_CLASSES
+
+    codes = {language_code({"kz": "kk"}.get(key, key)) for key in CONVERTER_CLASSES if "_" not in key}
+    return tuple(sorted(c for c in {*codes, *_INDIC.split()} if "han" not in written_in(c) and number_words(c)))
 
 
 def read_number(digits: str, comma: bool) -> tuple[str, str] | None:

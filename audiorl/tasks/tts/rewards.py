@@ -16,8 +16,8 @@ from audiorl.eval.metrics.speech import clipped_share, cosine, duration_ratio, s
 from audiorl.eval.metrics.text import Normalizer, char_errors, normalize, word_errors
 from audiorl.protocols import Reward, SpeechDecoder
 from audiorl.rewards import Gated, Term, WeightedSum
-from audiorl.rewards.answers import final_text
-from audiorl.rewards.asr import fewest_errors, language_of
+from audiorl.rewards.answers import final_text, language_of
+from audiorl.rewards.asr import fewest_errors
 from audiorl.rewards.combine import check_options
 from audiorl.speech_models import load_quality_model, load_recogniser, load_speaker_encoder
 from audiorl.tasks.tts.listening import SpeechModels
