@@ -228,6 +228,11 @@ def read_values(
             try:
                 sample, value = value_of(row, style, to_sample)
                 earlier, same = first.get(sample.id, (row.number, sample))
+                if same is not sample and "id" not in row.data and _prompt(same) != _prompt(sample):
+                    # Another question about a clip whose path is the id of an earlier row.
+                    row = replace(row, data={**row.data, "id": f"{sample.id}:{row.number}"})
+                    sample, value = value_of(row, style, to_sample)
+                    earlier, same = first.get(sample.id, (row.number, sample))
                 if same is not sample and not (repeats and _prompt(same) == _prompt(sample)):
                     own = "prompt" if repeats else "row"
                     raise FieldError("id", f"{sample.id!r} also names row {earlier}; give every {own} its own id")
@@ -253,7 +258,7 @@ def _source(data: Any, kind: str) -> tuple[str, Path, Iterator[AnyRow], str]:
     if is_dataset(data):
         return "dataset", Path(), dataset_rows(data), kind
     if not isinstance(data, str | Path):
-        if isinstance(data, Mapping) or not isinstance(data, Iterable):
+        if isinstance(data, Mapping) or hasattr(data, "columns") or not isinstance(data, Iterable):
             what = "a file, a folder, a list of row dictionaries, or a datasets.Dataset"
             raise ValueError(f"{type(data).__name__}: not read as data; give {what}")
         return "rows", Path(), _rows_in_memory(data), kind
