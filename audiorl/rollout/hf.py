@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import groupby
@@ -20,6 +21,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from audiorl.config import SamplingConfig
+from audiorl.distributed.local import gpu_work
 from audiorl.models.attention import gqa_without_repeat
 from audiorl.models.policy import AudioPolicy
 from audiorl.models.prompts import Prompt, wants_speech
@@ -129,13 +131,16 @@ class HFEngine:
         policy.model.eval()  # in training mode, gradient checkpointing would switch the cache off
         rollouts: list[Rollout] = []
         try:
-            with policy.autocast(), gqa_without_repeat(policy.backbone.decoder(policy.model)):
+            # Triton starts kernels on torch's current device.
+            on_device = torch.cuda.device(policy.device) if policy.device.type == "cuda" else nullcontext()
+            with on_device, policy.autocast(), gqa_without_repeat(policy.backbone.decoder(policy.model)):
                 for streams, group in groupby(requests, key=lambda r: bool(r.sample.turns)):
                     if streams:
                         rollouts += StreamDecoder(policy, self.sampling, self.policy_version).rollouts(list(group))
                         continue
-                    groups = []
-                    for request in group:
+                    groups, asked = [], list(group)
+                    policy.encode_ahead(request.sample for request in asked)
+                    for request in asked:
                         prompt = policy.prompt(request.sample)
                         answers = pending_answers(request, prompt)
                         if not request.paused:
@@ -173,7 +178,8 @@ class HFEngine:
                 batch.keep(active)
             if batch.rollouts:
                 assert output is not None
-                batch.forward(output.next_inputs(self.policy, stay))
+                with gpu_work():
+                    batch.forward(output.next_inputs(self.policy, stay))
             if joining:
                 new = groups[started : started + joining]
                 before = sum(len(group.answers) for group in groups[:started])
@@ -185,7 +191,8 @@ class HFEngine:
                 return answers
             if changes:
                 sampler.select(batch.rollouts)
-            output = sampler.step(batch.hidden)
+            with gpu_work():
+                output = sampler.step(batch.hidden)
             self._add(answers, batch.rollouts, output, sampler, ended)
 
     def _decode_in_slots(self, groups: Sequence[_PromptGroup], ended: Ended | None) -> list[AnswerState]:
@@ -295,6 +302,7 @@ class HFEngine:
         last = now.prompts == len(waiting)
         return now.prompts if last or not active or now.rows * 8 >= len(batch.rollouts) else 0
 
+    @gpu_work()
     def _prefill(self, groups: Sequence[_PromptGroup]) -> Prefill:
         """Run left-padded prompts through the decoder."""
         policy, device = self.policy, self.policy.device

@@ -312,6 +312,17 @@ def test_the_budget_of_launches() -> None:
 
 # -- Triton ------------------------------------------------------------------------------------------------------------
 
+
+def test_kernels_that_do_not_run(caplog: pytest.LogCaptureFixture) -> None:
+    """Here is no GPU, for which Triton would compile."""
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            kernels.check(torch.device("cpu"), torch.float32, 2, 16)
+    (said,) = [r.message for r in caplog.records]
+    assert said.startswith("decoding goes on with torch's operators, more slowly: ")
+    assert kernels._on_gpu == kernels.BY_TORCH
+
+
 INTERPRETED = """
 import torch
 from types import SimpleNamespace
