@@ -546,7 +546,7 @@ def _rare_layout(content: bytes | mmap.mmap) -> tuple[int, int]:
     if head[:4] == b"2BIT":  # AVR
         stereo, bits, frames = struct.unpack_from(">HH10xI", head, 12)
         return 128, 128 + frames * (2 if stereo else 1) * bits // 8
-    if head[:2] == b"\1\4":  # Akai MPC 2000
+    if re.match(rb"\x01\x04[ -~\0]{17}", head):  # Akai MPC 2000, with a name
         return 42, 42 + 2 * int.from_bytes(head[30:34], "little") * (1 + head[21])
     if head.startswith(b"ALawSoundFile**"):  # Psion
         return 32, 32 + int.from_bytes(head[18:22], "big")

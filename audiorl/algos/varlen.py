@@ -291,7 +291,7 @@ def _padded_if_few(kernel: Kernel) -> Kernel:
 
     def run(query: Tensor, key: Tensor, value: Tensor, segments: Segments, scale: float | None = None) -> Tensor:
         few = query.is_cuda and segments.padded_pairs <= FEW_PAIRS
-        return (padded if few else kernel.run)(query, key, value, segments, scale)
+        return (PADDED if few else kernel).run(query, key, value, segments, scale)
 
     return replace(kernel, run=run)
 
@@ -326,6 +326,7 @@ def _flex_obstacle(device: torch.device, dtype: torch.dtype, head_width: int) ->
 
 TORCH_VARLEN = Kernel("torch varlen", torch_varlen, _varlen_obstacle)
 FLEX = Kernel("flex", flex, _flex_obstacle)
+PADDED = Kernel("padded", padded, lambda device, dtype, head_width: None)
 SDPA = Kernel("sdpa", sdpa, lambda device, dtype, head_width: None)
 KERNELS: dict[Attention, tuple[Kernel, ...]] = {
     "auto": (TORCH_VARLEN, _padded_if_few(FLEX), _padded_if_few(SDPA)),

@@ -53,12 +53,12 @@ def show(options: ShowData) -> None:
     from audiorl.audio import AudioError, name, seconds
     from audiorl.config import ModelConfig
     from audiorl.data.bundled import bundled_pairs, bundled_set, bundled_transcripts
-    from audiorl.data.manifest import Loaded, read_samples
+    from audiorl.data.manifest import Loaded, column_names, read_samples
     from audiorl.data.preferences import read_pairs
     from audiorl.data.schema import FieldError
     from audiorl.data.sets import parse_set
     from audiorl.models import load_policy
-    from audiorl.recipes._common import column_names, random_policy, supervised_turns
+    from audiorl.recipes._common import random_policy, supervised_turns
 
     if not options.data:
         raise ValueError("data show: name a data file first: audiorl data show FILE")
@@ -70,7 +70,7 @@ def show(options: ShowData) -> None:
     bundled: Any = partial(bundled_pairs if pairs else bundled_set, think=think)
     if options.recipe == "asr-grpo":
         bundled = lambda _: bundled_transcripts()  # noqa: E731
-    columns = column_names(options.columns, read_pairs if pairs else read_samples)
+    columns = column_names(options.columns)
     tiny = options.path == "tiny"
     policy = random_policy(ModelConfig()) if tiny else load_policy(options.path, ModelConfig(device="meta"))
     print_line = partial(Console(highlight=False, soft_wrap=True).print, markup=False)

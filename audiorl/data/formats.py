@@ -403,7 +403,9 @@ def clip_from(columns: AudioColumns, style: Style, field: str) -> AudioClip:
             return AudioClip(array=_samples(source.array, f"{field}.array"), sample_rate=rate, **part)
         source = source.path
     if source is None or not source.strip():
-        raise FieldError(field, "missing or empty; give a path, or an object with bytes or path")
+        raise FieldError(
+            field, "missing or empty; give a path, or an object with path, bytes, or array and sampling_rate"
+        )
     source = source.removeprefix("file://")
     if re.match(r"[A-Za-z][\w+.-]+://|data:", source):
         shown = source if len(source) <= 80 else f"{source[:79]}…"

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Generic, Literal, TypedDict, TypeVar, Unpack, get_args
@@ -228,6 +228,11 @@ def read_values(
             try:
                 sample, value = value_of(row, style, to_sample)
                 earlier, same = first.get(sample.id, (row.number, sample))
+                if same is not sample and "id" not in row.data and _prompt(same) != _prompt(sample):
+                    # Another question about a clip whose path is the id of an earlier row.
+                    row = replace(row, data={**row.data, "id": f"{sample.id}:{row.number}"})
+                    sample, value = value_of(row, style, to_sample)
+                    earlier, same = first.get(sample.id, (row.number, sample))
                 if same is not sample and not (repeats and _prompt(same) == _prompt(sample)):
                     own = "prompt" if repeats else "row"
                     raise FieldError("id", f"{sample.id!r} also names row {earlier}; give every {own} its own id")
@@ -253,7 +258,7 @@ def _source(data: Any, kind: str) -> tuple[str, Path, Iterator[AnyRow], str]:
     if is_dataset(data):
         return "dataset", Path(), dataset_rows(data), kind
     if not isinstance(data, str | Path):
-        if isinstance(data, Mapping) or not isinstance(data, Iterable):
+        if isinstance(data, Mapping) or hasattr(data, "columns") or not isinstance(data, Iterable):
             what = "a file, a folder, a list of row dictionaries, or a datasets.Dataset"
             raise ValueError(f"{type(data).__name__}: not read as data; give {what}")
         return "rows", Path(), _rows_in_memory(data), kind
@@ -312,6 +317,17 @@ def _renamed(data: Mapping[str, Any], columns: Mapping[str, str]) -> dict[str, A
             raise FieldError(name, f"missing; --columns names it, and the columns are {', '.join(data)}")
     rest = {name: value for name, value in data.items() if name not in {*columns.values(), *columns}}
     return {**{wanted: data[name] for wanted, name in columns.items()}, **rest}
+
+
+def column_names(given: Sequence[str]) -> dict[str, str]:
+    """Return {wanted: name in the data} of the option `--columns WANTED=NAME …`. Raises ValueError for another form."""
+    names: dict[str, str] = {}
+    for pair in given:
+        wanted, equals, name = pair.partition("=")
+        if not (wanted and equals and name) or wanted in names:
+            raise ValueError(f"--columns {pair!r}: give WANTED=NAME once for each column, such as audio=wav")
+        names[wanted] = name
+    return names
 
 
 def _texts(value: Any) -> str:

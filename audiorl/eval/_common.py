@@ -69,6 +69,8 @@ class InferenceOptions:
     """Only the first rows."""
     audio_root: Path | None = None
     """Where relative audio paths start; by default the folder of the data file."""
+    columns: tuple[str, ...] = ()
+    """Columns of the data that have other names, as WANTED=NAME: `audio=wav question=prompt`."""
     device: str = "auto"
     """cpu, cuda or cuda:N; auto is a GPU where there is one."""
 
@@ -83,8 +85,9 @@ class InferenceOptions:
     def check_settings(self, question: str | None = None) -> None:
         """Write out/settings.json, or raise ValueError where a run with other settings left one."""
         assert self.data and self.out
-        settings = {"model": self.model, "data": self.data.name, "kind": self.kind, "think": self.think}
+        settings: Row = {"model": self.model, "data": self.data.name, "kind": self.kind, "think": self.think}
         settings |= {"question": question} if question else {}
+        settings |= {"columns": self.columns} if self.columns else {}
         check_settings(self.out / "settings.json", {**settings, "max_new_tokens": self.max_new_tokens})
 
     def read(self, question: str | None = None, on_error: Literal["raise", "skip"] = "skip") -> manifest.Loaded[Sample]:
@@ -104,6 +107,7 @@ class InferenceOptions:
             limit=self.limit,
             check_audio=True,
             need_answer=on_error == "raise",
+            columns=manifest.column_names(self.columns),
             question=question,
         )
         if loaded.skipped:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from audiorl.data.bundled import bundled_set
 from audiorl.data.formats import PART, audio_field
-from audiorl.data.manifest import read_values
+from audiorl.data.manifest import column_names, read_values
 from audiorl.data.rows import cache_folder
 from audiorl.data.schema import check_limit
 from audiorl.eval._common import InferenceOptions, Row, by_id, complete_rows
@@ -180,6 +180,7 @@ def write_manifest(
             audio_root=options.audio_root,
             on_error="skip",
             need_answer=False,
+            columns=column_names(options.columns),
         )
         for id, row in loaded.samples:
             rows[id] = {**row.data, "id": id}

@@ -32,6 +32,7 @@ from audiorl.data.schema.results import BenchmarkRow
 from audiorl.eval import qa
 from audiorl.eval._common import Row, run_evaluation, write_scores
 from audiorl.eval.metrics.choice import mmau_match, mmsu_letter, mmsu_match, rubric_score, word_set
+from audiorl.eval.qa import QuestionOptions
 from audiorl.protocols import RolloutEngine
 from audiorl.rewards.answers import extract_think, final_text, match_choice, same_answer
 from audiorl.types import Sample
@@ -52,7 +53,7 @@ GROUPINGS = ("task", "task_name", "modality", "category", "sub-category", "sub-s
 
 
 @dataclass(frozen=True, kw_only=True)
-class MMAUOptions(qa.QuestionOptions):
+class MMAUOptions(QuestionOptions):
     """Evaluate a model on MMAU, MMAR or MMSU, or score an existing predictions file."""
 
     score: Path | None = None
@@ -64,6 +65,8 @@ class MMAUOptions(qa.QuestionOptions):
 def main(options: MMAUOptions, engine: RolloutEngine | None = None) -> dict[str, Any]:
     """Do what the options say and return the scores; empty when the data holds no answers to score against."""
     check_limit(options.limit)
+    if options.columns:
+        raise ValueError("--columns: a benchmark's columns have its names; audiorl eval qa measures other questions")
     samples: dict[str, Sample] = {}
     said: dict[str, dict[str, str]] = {}
     if options.score is not None:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from audiorl.algos.experience import Experience
 from audiorl.algos.packing import pack_experiences
-from audiorl.algos.varlen import FLEX, SDPA, TORCH_VARLEN, Attention, Kernel, SegmentAttention, Segments
+from audiorl.algos.varlen import FLEX, PADDED, SDPA, TORCH_VARLEN, Attention, Kernel, SegmentAttention, Segments
 from audiorl.audio import AudioClip
 from audiorl.config import LoraConfig, ModelConfig, SamplingConfig
 from audiorl.gpu_check.setup import (
@@ -181,7 +181,7 @@ def clips_together(setup: Setup) -> Outcome:
 CHECKS: dict[str, Check] = {
     **{
         f"kernel {kernel.name}, {name}": partial(kernel_equals_reference, kernel, dtype)
-        for kernel in (TORCH_VARLEN, FLEX, SDPA)
+        for kernel in (TORCH_VARLEN, PADDED, FLEX, SDPA)
         for dtype, name in ((torch.float32, "fp32"), (torch.bfloat16, "bf16"))
     },
     **{

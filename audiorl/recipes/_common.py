@@ -27,7 +27,7 @@ from audiorl.audio import AudioError
 from audiorl.config import ModelConfig, RLConfig, torch_device
 from audiorl.config.recipe import ControlOptions, HeldOutOptions, RecipeConfig, RewardOptions
 from audiorl.data.bundled import bundled_set
-from audiorl.data.manifest import Loaded, check_clip, read_samples
+from audiorl.data.manifest import Loaded, check_clip, column_names, read_samples
 from audiorl.data.preferences import read_pairs
 from audiorl.data.schema import FieldError
 from audiorl.data.sets import first_drawn, identity, parse_set, split_held_out, weighted
@@ -186,7 +186,9 @@ def _loaded(
 ) -> list[tuple[str, Loaded[T], bool]]:
     """(name, content, whether clips are still to be decoded, those of drawn rows only) of each set."""
     if config.columns:
-        options |= {"columns": column_names(config.columns, read)}
+        if read not in (read_samples, read_pairs):
+            raise ValueError("--columns: this recipe's data has columns of one name only; rename them in the file")
+        options |= {"columns": column_names(config.columns)}
     found: list[tuple[str, Loaded[T], bool]] = []
     for number, source in enumerate(sets, 1):
         name = source if isinstance(source, str) else f"rows {number}"
@@ -246,22 +248,6 @@ def _use(check: Callable[[Any], None] | None, decode: bool, item: Any) -> None:
         raise FieldError("audio", str(error)) from error
     if check is not None:
         check(item)
-
-
-def column_names(given: Sequence[str], read: Callable[..., Any]) -> dict[str, str]:
-    """Return {wanted: name in the data} of WANTED=NAME.
-
-    Raises ValueError for another form, and where `read` takes no names.
-    """
-    if read not in (read_samples, read_pairs):
-        raise ValueError("--columns: this recipe's data has columns of one name only; rename them in the file")
-    names: dict[str, str] = {}
-    for pair in given:
-        wanted, equals, name = pair.partition("=")
-        if not (wanted and equals and name) or wanted in names:
-            raise ValueError(f"--columns {pair!r}: give WANTED=NAME once for each column, such as audio=wav")
-        names[wanted] = name
-    return names
 
 
 def _with_id(item: Any, new: str) -> Any:

@@ -69,8 +69,11 @@ def experiment_page(folder: Path, runs: Sequence[RunContents]) -> str:
     Raises ValueError for runs of several recipes; other settings that differ are named on the page.
     """
     if len(recipes := {run.recipe for run in runs}) > 1:
-        raise ValueError(f"{folder}: not one experiment: runs of the recipes {', '.join(sorted(recipes))}")
-    evals = summary.mean_entries([run.evals for run in runs])
+        raise ValueError(
+            f"{folder}: name one run folder: its runs are of several recipes, {', '.join(sorted(recipes))}"
+        )
+    ended = [run for run in runs if "after" in run.evals] or runs
+    evals = summary.mean_entries([run.evals for run in ended])
     settings = [flat(run.config.get("config") or {}) for run in runs]
     differing = [name for name in settings[0] if len({str(held.get(name)) for held in settings}) > 1]
     missing = [f"one experiment: the runs differ in {name}" for name in differing if not name.endswith("seed")]
@@ -80,8 +83,8 @@ def experiment_page(folder: Path, runs: Sequence[RunContents]) -> str:
     order = [*summary.BASIC_ENTRIES, *(name for run in runs for name in run.evals)]
     entries = [name for name in dict.fromkeys(order) if any(name in run.evals for run in runs)]
     each = _parts.seeds(summary.headline(evals), entries, linked)
-    sections = [Section("Seeds", each), _evaluations(evals), _curves(runs), _settings(runs[0])]
-    said = f"{summary.sentence(evals)} Means of {len(runs)} seeds; the intervals are over seeds."
+    sections = [Section("Seeds", each), _evaluations(evals), _curves(ended), _settings(runs[0])]
+    said = f"{summary.sentence(evals)} Means of {len(ended)} seeds; the intervals are over seeds."
     facts = [("seeds", str(len(runs)))]
     return _page(mean, f"recipe {mean.recipe}, {len(runs)} seeds", said, facts, missing, sections, "")
 

@@ -193,10 +193,12 @@ _STUDENT = (math.inf, 12.71, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.
 
 
 def mean_entries(each: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the mean over runs of the entries of eval.json that all of them have.
+    """Return the mean over runs of the entries of eval.json that all of them have; runs without `after` wait for it.
 
     The interval of the headline and those of `changes` are 95% t-intervals over runs: how far another seed may lie.
     """
+
+    each = [evals for evals in each if "after" in evals] or each
 
     def interval(values: Sequence[float], share: bool) -> tuple[float, float, float]:
         mean, count = statistics.mean(values), len(values)

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from audiorl.distributed.local import gpu_work
 from audiorl.models.policy import AudioPolicy
 from audiorl.rollout.samplers import StepOutput, TextSampler
 from audiorl.rollout.slots import Slots
@@ -88,6 +89,7 @@ class SlotSteps:
         self._warm: set[int] = set()
         self._graphs: dict[int, Callable[[], None]] = {}
 
+    @gpu_work()
     def launch(self) -> StepOutput:
         """Start the next step; the device may still be at the one before."""
         rows, recorder = self._slots.rows, self._recorder

@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from audiorl.config import SamplingConfig
+from audiorl.distributed.local import gpu_work
 from audiorl.models.attention import gqa_without_repeat
 from audiorl.models.policy import AudioPolicy
 from audiorl.models.prompts import Prompt, wants_speech
@@ -137,8 +138,9 @@ class HFEngine:
                     if streams:
                         rollouts += StreamDecoder(policy, self.sampling, self.policy_version).rollouts(list(group))
                         continue
-                    groups = []
-                    for request in group:
+                    groups, asked = [], list(group)
+                    policy.encode_ahead(request.sample for request in asked)
+                    for request in asked:
                         prompt = policy.prompt(request.sample)
                         answers = pending_answers(request, prompt)
                         if not request.paused:
@@ -176,7 +178,8 @@ class HFEngine:
                 batch.keep(active)
             if batch.rollouts:
                 assert output is not None
-                batch.forward(output.next_inputs(self.policy, stay))
+                with gpu_work():
+                    batch.forward(output.next_inputs(self.policy, stay))
             if joining:
                 new = groups[started : started + joining]
                 before = sum(len(group.answers) for group in groups[:started])
@@ -188,7 +191,8 @@ class HFEngine:
                 return answers
             if changes:
                 sampler.select(batch.rollouts)
-            output = sampler.step(batch.hidden)
+            with gpu_work():
+                output = sampler.step(batch.hidden)
             self._add(answers, batch.rollouts, output, sampler, ended)
 
     def _decode_in_slots(self, groups: Sequence[_PromptGroup], ended: Ended | None) -> list[AnswerState]:
@@ -298,6 +302,7 @@ class HFEngine:
         last = now.prompts == len(waiting)
         return now.prompts if last or not active or now.rows * 8 >= len(batch.rollouts) else 0
 
+    @gpu_work()
     def _prefill(self, groups: Sequence[_PromptGroup]) -> Prefill:
         """Run left-padded prompts through the decoder."""
         policy, device = self.policy, self.policy.device

@@ -95,7 +95,7 @@ const chart = (title, all) => {
     width: 400, height: HEIGHT, padding: [8, 8, 0, 0], legend: { markers: { width: 0, fill: (u, i) => u.series[i].tint } },
     scales: { x: { time: false, range: (_, low, high) => (low === high ? [low - 1, high + 1] : [low, high]) }, y: { distr: options.log ? 3 : 1, range: options.log ? undefined : (_, low, high) => {
       if (low == null) return [0, 1];
-      const room = (high - low || Math.abs(high) || 1) * 0.05;
+      const room = (high - low > 1e-9 * Math.abs(high) ? high - low : Math.abs(high) || 1) * 0.05; // means of equal values differ by rounding
       return [low >= 0 && low < 0.25 * high ? 0 : low - room, high + room];
     } } },
     axes: [{ ...axis, size: 26, grid: { show: false }, values: (_, at) => at.map(show) }, { ...axis, size: 50, values: (_, at) => at.map((y) => (y == null ? "" : show(y))) }],

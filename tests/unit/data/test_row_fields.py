@@ -250,6 +250,10 @@ def test_rows_in_memory_and_folders_that_are_none(tmp_path: Path) -> None:
             ValueError, match=f"^{type(data).__name__}: not read as data; give a file, a folder, a list"
         ):
             read_samples(data)
+    asked = [{"audio": "a.wav", "question": question, "answer": "b"} for question in ("Which?", "Who?", "Who?")]
+    loaded = read_samples(asked, on_error="skip")
+    assert [s.id for s in loaded.samples] == ["a.wav", "a.wav:2", "a.wav:3"]
+    assert [r.field for r in read_samples(asked[1:], on_error="skip").skipped] == ["id"]
     with pytest.raises(ValueError, match=r"a folder without metadata\.csv.*; name a data file"):
         read_samples(tmp_path)
     for split in ("test", "train"):

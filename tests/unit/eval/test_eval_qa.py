@@ -175,6 +175,15 @@ def test_what_cannot_be_measured(
         main(options(folder, tmp_path / "out", **{"data": data, "model": "m", **given}), engine=scripted({}))
 
 
+def test_columns_of_other_names(folder: Path, tmp_path: Path) -> None:
+    other = [{"wav": "0.wav", "prompt": "?", "answer": "yes"}]
+    file = write(tmp_path, [{"id": "0.wav", "text": "Yes"}], "said.jsonl")
+    given = options(folder, None, data=write(folder, other, "other.jsonl"), score=file)
+    assert main(replace(given, columns=("audio=wav", "question=prompt")))["total"]["accuracy"] == 1
+    with pytest.raises(ValueError, match="--columns 'wav': give WANTED=NAME"):
+        main(replace(given, columns=("wav",)))
+
+
 def test_transcripts_are_sent_to_asr(folder: Path, tmp_path: Path) -> None:
     data = write(folder, [{"audio": "0.wav", "text": "hello"}], "asr.jsonl")
     with pytest.raises(ValueError, match=r"asr.jsonl: transcripts, no questions; measure them with audiorl eval asr"):

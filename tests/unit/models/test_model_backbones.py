@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,10 +16,10 @@ from transformers import WhisperFeatureExtractor
 
 from audiorl.algos.experience import Experience
 from audiorl.algos.packing import pack_experiences
-from audiorl.audio import AudioClip, AudioError
+from audiorl.audio import AudioClip, AudioError, seconds
 from audiorl.config import LoraConfig, ModelConfig, OptimConfig, SamplingConfig
-from audiorl.models import AudioPolicy, load_policy
-from audiorl.models.audio_encoder import log_mel, spectrogram
+from audiorl.models import AudioPolicy, audio_encoder, load_policy
+from audiorl.models.audio_encoder import log_mel, log_mels, spectrogram
 from audiorl.models.lora import NON_LORA_WEIGHTS
 from audiorl.protocols import Request
 from audiorl.rollout.hf import HFEngine
@@ -59,6 +61,35 @@ def test_clips_that_are_read_ahead_are_encoded_alike(samples: list[Sample]) -> N
     policy.audio.load_ahead([missing])
     policy.audio.load_ahead(clips)
     assert not policy.audio.loading
+
+
+def test_a_gpu_gets_the_clips_of_prompts_together(samples: list[Sample], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here computed on the CPU: features of clips in batches by their length are those of each clip alone, and prompts
+    find their clips encoded."""
+    policy = make_omni(ModelConfig(audio="full"))
+    batches: list[int] = []
+
+    def on_cpu(extractor: Any, wavs: Sequence[Any], device: torch.device) -> list[torch.Tensor]:
+        batches.append(len(wavs))
+        return log_mels(extractor, wavs)
+
+    clips = [*policy.clips_of(samples), policy.clips_of(samples)[0]]
+    alone = [log_mel(policy.extractor, clip.load()) for clip in clips]  # type: ignore[arg-type]
+    monkeypatch.setattr(audio_encoder, "log_mels", on_cpu)
+    monkeypatch.setattr(audio_encoder, "PASS_SECONDS", 2.5 * max(seconds(c) for s in samples for c in s.audio))
+    for _ in range(2):  # then from what was kept
+        together = policy.audio._mels(clips, torch.device("cuda"))
+        for (mel, context), expected in zip(together, alone, strict=True):
+            torch.testing.assert_close(mel, expected, atol=1e-6, rtol=0)
+            assert context == 0
+    assert max(batches) > 1 and sum(batches) == len({c.key for c in clips})
+
+    policy.encode_ahead(samples)
+    assert policy.audio.cache.get(clips[0].key) is None, "on a CPU each is encoded when it is asked for"
+    monkeypatch.setattr(AudioPolicy, "device", property(lambda _: torch.device("cuda")))
+    with torch.no_grad():
+        policy.encode_ahead(samples)
+    assert all(policy.audio.cache.get(c.key) is not None for c in clips)
 
 
 def test_log_mel_equals_the_stock_extractor(samples: list[Sample]) -> None:

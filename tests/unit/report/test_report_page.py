@@ -141,11 +141,14 @@ def test_seeds_are_shown_as_one_experiment(tmp_path):
     assert [link for link in page.fetched if not link.startswith("#")] == ["seed_9/report.html"]
     assert "+35.0 points (+22.6 to +47.4)" in shown and "the runs differ in" not in shown
     assert evaluation_rows(tmp_path / "exp")[0].values["after"] == pytest.approx(0.75)
+    write_run(tmp_path / "exp" / "seed_11")
+    (tmp_path / "exp" / "seed_11" / "eval.json").unlink()  # it still trains
+    assert "Means of 3 seeds" in report(tmp_path / "exp")[0]
     config = json.loads((run / "config.json").read_text())
     (run / "config.json").write_text(json.dumps(config | {"config": config["config"] | {"grpo": {"lr": 1.0}}}))
     assert "one experiment: the runs differ in grpo.lr" in report(tmp_path / "exp")[0]
     (run / "config.json").write_text(json.dumps(config | {"recipe": "other"}))
-    with pytest.raises(ValueError, match="exp: not one experiment: runs of the recipes other, think_qa"):
+    with pytest.raises(ValueError, match="exp: name one run folder: its runs are of several recipes, other, think_qa"):
         report(tmp_path / "exp")
 
 
