@@ -213,8 +213,9 @@ class TextSampler:
 
         A tensor is kept: what is written into it later is chosen then.
         """
-        given = isinstance(rollouts, Tensor)
-        self._selected = rollouts if given else torch.tensor(rollouts, device=self._noise.device)
+        if not isinstance(rollouts, Tensor):
+            rollouts = torch.tensor(rollouts, device=self._noise.device)
+        self._selected = rollouts
 
     def step(self, hidden: Tensor, must_continue: Tensor | None = None) -> StepOutput:
         """Sample the next step of the selected rollouts from hidden states [B, H]. `must_continue` [B]: not to end."""
