@@ -26,6 +26,7 @@ from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase,
 from transformers.utils.logging import disable_progress_bar
 
 from audiorl.algos.experience import PackedBatch, PolicyOutput
+from audiorl.algos.fused import packed_pass
 from audiorl.algos.logprobs import IGNORE, fused_codebook_logprobs, fused_logprobs
 from audiorl.algos.packing import attention_mask
 from audiorl.audio import AudioClip
@@ -42,6 +43,7 @@ from audiorl.models.attention import (
 from audiorl.models.audio_encoder import AudioEncoder, ClipCodes
 from audiorl.models.backbone import Backbone
 from audiorl.models.cross_attention import CrossAttentionCache, CrossAttentionDecoder
+from audiorl.models.layers import refresh_copies, replace_parts, use_working_copies, working_copy
 from audiorl.models.lora import add_lora, save_adapter
 from audiorl.models.prompts import Prompt, PromptEncoder, reserved_tokens
 from audiorl.models.speech import CODEC_KEY, FrameLayout, Routing, add_branch, add_speech_tokens, init_branch
@@ -116,6 +118,9 @@ class AudioPolicy(nn.Module):
                     raise ValueError(f"model.only: {pattern!r} is in no name of a trained weight, {example}")
             for name, p in trained.items():
                 p.requires_grad_(any(re.search(pattern, name) for pattern in self.config.only))
+        replace_parts(decoder, self.config.autocast)
+        if self.config.autocast:
+            use_working_copies(head)
         if self.config.gradient_checkpointing:
             self.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
             self.model.train()  # transformers checkpoints only in training mode
@@ -152,8 +157,9 @@ class AudioPolicy(nn.Module):
         self.weights_changed()
 
     def weights_changed(self) -> None:
-        """Drop what was computed with the old weights; call after every update."""
+        """Drop or renew what was computed with the old weights; call after every update."""
         self.audio.weights_changed()
+        refresh_copies(self.model)
 
     def copy(self) -> AudioPolicy:
         """Copy the policy as it is now: trained weights are copied, frozen ones shared."""
@@ -361,7 +367,8 @@ class AudioPolicy(nn.Module):
             logprobs_NQ = None
             if batch.codes is None:
                 head = self.backbone.head(self.model)
-                logprobs_N, entropy_N = fused_logprobs(hidden_NH, head.weight, targets_N, temperature)
+                low = working_copy(head)
+                logprobs_N, entropy_N = fused_logprobs(hidden_NH, head.weight, targets_N, temperature, low=low)
             else:
                 logprobs_NQ, entropy_N = self._text_and_frames(
                     hidden_NH, targets_N, batch, temperature, audio_temperature or temperature
@@ -387,7 +394,8 @@ class AudioPolicy(nn.Module):
         entropy_N = logprobs_NQ.new_zeros(len(codes_NQ))
         if len(text) or not len(frames):  # an empty batch must still give something to differentiate
             head = self.backbone.head(self.model)
-            logprobs, entropy = fused_logprobs(hidden_NH[text], head.weight, targets_N, temperature)
+            low = working_copy(head)
+            logprobs, entropy = fused_logprobs(hidden_NH[text], head.weight, targets_N, temperature, low=low)
             columns = nn.functional.pad(logprobs[:, None], (0, codes_NQ.shape[1] - 1))
             logprobs_NQ = logprobs_NQ.index_copy(0, text, columns)
             entropy_N = entropy_N.index_copy(0, text, entropy)
@@ -406,6 +414,10 @@ class AudioPolicy(nn.Module):
 
     def hidden(self, batch: PackedBatch) -> Tensor:
         """Return the decoder's last hidden states [T, H] of a packed batch."""
+        with packed_pass():
+            return self._hidden(batch)
+
+    def _hidden(self, batch: PackedBatch) -> Tensor:
         decoder, routing = self.backbone.decoder(self.model), self.routing_kwargs(batch.codes)
         embeds_TH = self.embed(batch.ids, batch.audio, batch.loss_mask, batch.codes)
         if isinstance(decoder, CrossAttentionDecoder):
