@@ -14,7 +14,7 @@ from __future__ import annotations
 import copy
 import os
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import accumulate
 from pathlib import Path
@@ -29,6 +29,7 @@ from audiorl.algos.experience import PackedBatch, PolicyOutput
 from audiorl.algos.fused import packed_pass
 from audiorl.algos.logprobs import IGNORE, fused_codebook_logprobs, fused_logprobs
 from audiorl.algos.packing import attention_mask
+from audiorl.algos.varlen import Spans
 from audiorl.audio import AudioClip
 from audiorl.config import ModelConfig
 from audiorl.models.attention import (
@@ -88,6 +89,9 @@ class AudioPolicy(nn.Module):
         set_attention(backbone.decoder(model), self.config.attention)
         self._clip_codes: ClipCodes | None = None
         self._reserved: tuple[int, re.Pattern[str]] | None = None
+        self.layers_again: Callable[[Spans, int], int] | None = None
+        """How many layers, the first ones, are computed again in the backward pass of a row with these spans and that
+        number of predicted tokens; None: all, where the config asks for checkpointing."""
         self.source = ModelSource(copied=remove_vision(model))
         self._set_trainable()
 
@@ -419,17 +423,21 @@ class AudioPolicy(nn.Module):
 
     def _hidden(self, batch: PackedBatch) -> Tensor:
         decoder, routing = self.backbone.decoder(self.model), self.routing_kwargs(batch.codes)
+        spans = spans_of(batch.span_ids, batch.span_parents)
+        if self.layers_again is not None and torch.is_grad_enabled():
+            again = self.layers_again(spans, int(batch.loss_mask.sum()))
+            for i, layer in enumerate(decoder.layers):
+                layer.gradient_checkpointing = i < again
         embeds_TH = self.embed(batch.ids, batch.audio, batch.loss_mask, batch.codes)
         if isinstance(decoder, CrossAttentionDecoder):
             return decoder(
                 inputs_embeds=embeds_TH[None],
                 is_audio=self.is_audio(batch.ids, batch.loss_mask),
-                spans=spans_of(batch.span_ids, batch.span_parents),
+                spans=spans,
                 attention=self.config.attention,
                 trained_audio=self.config.audio != "frozen",
             ).last_hidden_state[0]
         if takes_segments(decoder):
-            spans = spans_of(batch.span_ids, batch.span_parents)
             packed = packed_attention(decoder, spans, self.config.attention, embeds_TH[None])
             attention = {"attention_mask": no_mask(self.device), "packed": packed}
         else:

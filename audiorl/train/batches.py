@@ -133,12 +133,6 @@ def read_pass(
     return dict(zip(metrics, numbers[len(finite) :], strict=True))
 
 
-def check_gradients(parameters: Mapping[str, nn.Parameter]) -> None:
-    """Raise FloatingPointError naming a parameter whose gradient is not finite."""
-    if not bool(nn.utils.get_total_norm([p.grad for p in parameters.values() if p.grad is not None]).isfinite()):
-        raise gradient_error(parameters)
-
-
 def gradient_error(parameters: Mapping[str, nn.Parameter]) -> FloatingPointError:
     """Return the error of gradients whose norm is not finite."""
     bad = [n for n, p in parameters.items() if p.grad is not None and not bool(p.grad.isfinite().all())]

@@ -20,7 +20,7 @@ from audiorl.models import AudioPolicy
 from audiorl.models.value import ValueModel
 from audiorl.run.checkpoint import TrainerState, read_shape
 from audiorl.run.saving import CheckpointedWorker, CheckpointWriter, ModelFile
-from audiorl.train.batches import check_gradients, fill, gather, idle_batch, read_pass
+from audiorl.train.batches import fill, gather, idle_batch, read_pass
 from audiorl.train.optim.steps import backward, idle_passes, optimizer_for
 from audiorl.train.rl.minibatch import MicroBatch, MiniBatch, TrainBatch, mini_batches_of, updates_of
 
@@ -53,7 +53,7 @@ class Critic:
 
     def check_gradients(self) -> None:
         """Raise FloatingPointError before the policy has moved: both step, or neither."""
-        check_gradients(self.model.trainable())
+        self.optimizer.check_gradients()
 
     def step(self) -> dict[str, float]:
         """Update once. Returns `critic/grad_norm` and `critic/lr`."""
