@@ -18,6 +18,8 @@ from audiorl.plan.models import ModelSize, Shape, Tower, size_of
 
 GIB = 2**30
 BYTES = {"auto": 2, "bfloat16": 2, "float16": 2, "float32": 4}
+ROOM = 0.9
+"""Of a GPU's free memory, what layers may keep that could be computed again."""
 PHASES = ("generate", "score", "backward", "step", "sync")
 """Phases of a step: the engine generates; log-probs and values without gradients; backward passes; the optimizer;
 weights on their way to the engine. The phase that needs most decides."""
@@ -387,7 +389,7 @@ class _Planner:
             for again in range(self.size.shape.layers):
                 self.again = again
                 gpu = self._plan().gpus[0]
-                if gpu.totals[PHASES.index("backward")] <= gpu.size:
+                if gpu.totals[PHASES.index("backward")] <= ROOM * gpu.size:
                     break
             else:
                 self.again = self.size.shape.layers

@@ -16,7 +16,7 @@ from audiorl.models import AudioPolicy
 from audiorl.models.attention import emulates_bfloat16
 from audiorl.models.layers import use_working_copies
 from audiorl.models.value import ValueModel
-from audiorl.plan.memory import ATTENTION, PackedRow, Precision, layers_again
+from audiorl.plan.memory import ATTENTION, ROOM, PackedRow, Precision, layers_again
 from audiorl.plan.models import count
 from audiorl.train.optim.adamw import Optimizer
 
@@ -61,7 +61,7 @@ def checkpoint_what_does_not_fit(
         seen = [(end - start, end - start + above_end - above) for start, end, above, above_end in spans if above_end]
         pairs = sum(queries * keys for queries, keys in seen)
         row = PackedRow(spans[-1][1], predicted, sum(keys for _, keys in seen), pairs)
-        room = 0.9 * measure(policy.device) - optimizer.pending_bytes()
+        room = ROOM * measure(policy.device) - optimizer.pending_bytes()
         return layers_again(shape, row, precision, attention, room)
 
     policy.layers_again = again
