@@ -39,7 +39,11 @@ class Launches(TorchDispatchMode):
         returns = func._schema.returns
         view = any(r.alias_info is not None and not r.alias_info.is_write for r in returns)
         name = func._schema.name.removeprefix("aten::")
-        if not self._inside and not view and name not in ("detach", "empty", "empty_like"):
+        if (
+            not self._inside
+            and not view
+            and name not in ("detach", "empty", "empty_like", "_unsafe_view", "promote_types")
+        ):
             self.names[name] += 1
             if name in ("_to_copy", "copy_") and isinstance(out, Tensor) and out.dim() == 2:
                 self.casts += [x for x in tree_leaves(args) if isinstance(x, Tensor) and x.dtype != torch.bfloat16]
