@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -299,6 +301,8 @@ def test_a_step_takes_what_is_planned(dtype: Any, again: bool, passes: int, monk
     """
     monkeypatch.setattr("audiorl.plan.memory.LOGITS_CHUNK", 2**20)
     monkeypatch.setitem(ATTENTION, "auto", "span")
+    # Other tests copy the gradients of every optimizer's step.
+    monkeypatch.setattr(sys.modules["torch.optim.optimizer"], "_global_optimizer_pre_hooks", OrderedDict())
     config = ModelConfig(dtype=dtype, gradient_checkpointing=again)
     policy = in_dtype(text_decoder.tiny(TEXTS, hidden=256, layers=4, config=config), getattr(torch, dtype))
     prompt, answer, members, number = 64, 48, 6, 3
