@@ -53,6 +53,10 @@ class FusedNorm(nn.Module):
 class FusedMLP(nn.Module):
     """SwiGLU block with transformers' attributes."""
 
+    gate_proj: nn.Module
+    up_proj: nn.Module
+    down_proj: nn.Module
+
     def forward(self, x: Tensor) -> Tensor:
         """[..., H] -> [..., H]."""
         out: Tensor = self.down_proj(swiglu(self.gate_proj(x), self.up_proj(x)))
@@ -111,11 +115,12 @@ class _InPlaceOf(torch.autograd.Function):
 
 def use_working_copies(module: nn.Module, on: bool = True) -> None:
     """Let linears keep copies, or none: where ranks divide weights, whole copies of them would undo it."""
+    part: Any
     for part in module.modules():
         if type(part) is nn.Linear and on:
             part.__class__ = CastLinear
         elif type(part) is CastLinear and not on:
-            part.__class__ = nn.Linear
+            part.__class__ = nn.Linear  # type: ignore[assignment]
             part.weight.__dict__.pop("low", None)
 
 
