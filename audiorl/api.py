@@ -2,8 +2,9 @@
 
 All four take the same arguments:
 
-model     a folder, a hub id, `"tiny"` for a small random model, or a policy of `audiorl.load_policy`, trained in place
-data      files, folders, `"bundled"` speech, a list of row dictionaries, a `datasets.Dataset`, or several of these
+model     a folder, a run, a hub id, `"tiny"` for a small random model, or a policy of `load_policy`, trained in place
+data      files, folders, `"bundled"` speech, a list of row dictionaries, a `datasets.Dataset`, or several of these;
+          docs/reference/data.md shows the formats
 held_out  what to measure before and after, likewise; by default `held_out_count` rows of `data`
 steps     training steps; by default `epochs` passes over the data
 out       the run folder; by default a temporary one, which is deleted with the result
@@ -33,7 +34,7 @@ from audiorl.protocols import Reward
 from audiorl.recipes import audio_qa, dpo_audio_qa, sft_audio
 from audiorl.recipes._common import Given
 from audiorl.rewards import FunctionReward
-from audiorl.run.folder import Run
+from audiorl.run.folder import Run, newest_checkpoint
 from audiorl.run.metrics_log import read_metrics
 from audiorl.run.records import read_record
 from audiorl.types import Rollout, Score
@@ -182,7 +183,7 @@ def _train(
         for group in groups:
             inner = inner.setdefault(group, {})
         inner[last] = to_json(value) if is_dataclass(value) else value
-    values["path"] = "a policy in memory" if isinstance(model, AudioPolicy) else str(model)
+    values["path"] = "a policy in memory" if isinstance(model, AudioPolicy) else newest_checkpoint(model)
     if steps is not None:
         if {"epochs", "max_steps"} & values.keys():
             raise ValueError("steps: leave out epochs and max_steps, which say the same")
@@ -200,7 +201,7 @@ def _train(
         try:
             with processes():
                 trained = recipe.main(config, run, Given(policy, score, **given))
-        except (ValueError, OSError):
+        except Exception:
             run.discard_if_empty()
             raise
     evaluation = read_record(folder / "eval.json", dict[str, Any])
@@ -213,7 +214,7 @@ def _sets(data: Any) -> tuple[Any, ...]:
         return (str(data),)
     if isinstance(data, list | tuple) and not all(isinstance(row, Mapping) for row in data):
         return tuple(str(part) if isinstance(part, Path) else part for part in data)
-    return (data,) if len(data) else ()
+    return () if isinstance(data, list | tuple) and not data else (data,)
 
 
 def _place(config: RecipeConfig, name: str) -> list[str]:

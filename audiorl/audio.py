@@ -228,7 +228,7 @@ def seconds(clip: AudioClip) -> float:
 def name(clip: AudioClip) -> str:
     """Return what messages call a clip."""
     if clip.path is not None:
-        return clip.path
+        return clip.path if clip.path.isprintable() else repr(clip.path)
     return f"<{len(clip.data)} bytes of audio>" if clip.data is not None else "<audio array>"
 
 
@@ -390,7 +390,7 @@ def _open(clip: AudioClip) -> Iterator[_SoundFile | _Container | _Joined]:
     with ExitStack() as stack:
         try:
             if clip.path is not None and not os.path.isfile(clip.path):
-                missing = "missing; check the path, or the folder that relative paths start from"
+                missing = "missing; check the path, or the folder that relative paths start from (audio_root)"
                 missing = "missing; write paths with /, not with \\" if "\\" in clip.path else missing
                 missing = "a folder; name an audio file" if os.path.isdir(clip.path) else missing
                 raise AudioError(f"{name(clip)}: {missing}")
@@ -421,7 +421,7 @@ def _decoder(clip: AudioClip, data: bytes | None, stack: ExitStack) -> _SoundFil
     layout = _file_layout(path, os.stat(path).st_mtime_ns, size) if path is not None else _layout(data or b"")
     if layout.fault is not None:
         raise _truncated(clip, layout.fault)
-    if len(layout.parts) > 1:
+    if layout.parts != (0,):
         whole = Path(path).read_bytes() if path is not None else data or b""
         return _Joined(clip, [_decoder(clip, whole[a:b], stack) for a, b in pairwise((*layout.parts, size))])
     if layout.mends:  # in memory only
@@ -435,11 +435,16 @@ def _decoder(clip: AudioClip, data: bytes | None, stack: ExitStack) -> _SoundFil
     try:
         # By its content alone: of a name libsndfile takes the ending for the format where it knows no other.
         sound = stack.enter_context(soundfile.SoundFile(os.open(path, os.O_RDONLY) if path else source))
+        if sound.format in ("IRCAM", "PAF", "PVF", "XI"):
+            unknown = f"{sound.format} files do not say how long they are, and a cut one would pass"
+            raise AudioError(f"{name(clip)}: {unknown}; convert it to wav or flac")
         # libsndfile takes an .au or .snd with a damaged header for raw samples; of an odd number of blocks of GSM 6.10
         # in WAV it makes one more.
         foreign = (sound.format, sound.subtype) in (("RAW", "ULAW"), ("WAV", "GSM610"))
         if not foreign and layout.agrees(sound.frames / sound.samplerate):
             decoder = _SoundFile(clip, sound)
+            if layout.claimed is None and layout.counted is not None:  # libsndfile guesses where no header says it
+                decoder.info = replace(decoder.info, seconds=layout.counted)
     except soundfile.LibsndfileError as error:
         malformed = error.code == 3
     if decoder is None:
@@ -465,7 +470,7 @@ class _Layout:
     fault: str | None = None
     """The damage, such as a missing or a cut part; None where there is none."""
     parts: tuple[int, ...] = (0,)
-    """Where whole files begin that follow one another."""
+    """Where whole files begin that follow one another; what precedes the first is no sound."""
     mends: tuple[tuple[int, bytes], ...] = ()
     """(place, content): sizes that were not known when they were written, or that go beyond the end."""
     declared: int = 0
@@ -491,7 +496,9 @@ def _file_layout(path: str, changed: int, size: int) -> _Layout:
 
 def _layout(content: bytes | mmap.mmap, path: str | None = None) -> _Layout:
     """Look at what decoders believe or skip."""
-    magic = content[:4]
+    magic, tagged = content[:4], _after_tag(content, 0)
+    if tagged and content[tagged : tagged + 4] in (b"fLaC", b"OggS", *_CHUNKS):
+        return _Layout(parts=(tagged,))  # libsndfile takes the length of the tag off the sound
     if magic == b"OggS":
         return _ogg_layout(content)
     declared = int.from_bytes(content[4:8], "little") + 8
@@ -500,21 +507,16 @@ def _layout(content: bytes | mmap.mmap, path: str | None = None) -> _Layout:
         return _Layout(f"{len(content)} of {declared} bytes are there" if cut else None)
     if magic in (*_CHUNKS, b".snd", b"dns."):
         return _chunk_layout(content)
-    if magic == b"NIST":  # SPHERE, which libsndfile shortens without a word
-        sizes = dict(re.findall(rb"(?m)^(\w+) -i (\d+)", content[:1024]))
-        counts = (int(sizes.get(key, b"0")) for key in (b"sample_count", b"channel_count", b"sample_n_bytes"))
-        return _Layout(declared=math.prod(counts), present=len(content) - int(content[8:16]))
     if magic == b"fLaC":
-        parts = [0]
-        while (start := content.find(b"fLaC\0\0\0\x22", parts[-1] + 1)) > 0:
-            parts.append(start)
+        parts = [0, *(match.start() for match in re.finditer(rb"fLaC[\0\x80]\0\0\x22", content) if match.start())]
         packed = int.from_bytes(content[18:26], "big")
         rate, total = packed >> 44, packed & (2**36 - 1)
         claimed, tolerance = total / rate if rate and total else None, 0.5 / max(rate, 1)
-    elif magic[:3] == b"ID3" or (len(magic) > 1 and magic[0] == 0xFF and magic[1] & 0xE6 == 0xE2):
+    elif tagged or (len(magic) > 1 and magic[0] == 0xFF and magic[1] & 0xE6 == 0xE2):
         (parts, claimed), tolerance = _xing(content), SLACK / 2
     else:
-        return _Layout()
+        begin, end = _rare_layout(content)
+        return _Layout(declared=end - begin, present=max(0, len(content) - begin))
     if len(parts) > 1:
         return _Layout(parts=tuple(parts))
     import av
@@ -523,17 +525,76 @@ def _layout(content: bytes | mmap.mmap, path: str | None = None) -> _Layout:
         options = {"format_whitelist": "flac,mp3"}
         source = path if path is not None else io.BytesIO(content)
         with av.open(source, "r", options=options, metadata_errors="replace") as container:
-            counted = _packet_seconds(container)
+            mp3 = container.format.name == "mp3"
+            parts, counted = _mp3_packets(container) if mp3 else (parts, _packet_seconds(container))
     except (av.FFmpegError, IndexError):
         return _Layout()
+    if len(parts) > 1:
+        return _Layout(parts=tuple(parts))
     if claimed is not None and claimed - counted > SLACK:
         return _Layout(f"{counted:.2f} of {claimed:.2f} s are there")
     return _Layout(claimed=claimed, counted=counted, tolerance=tolerance)
 
 
+def _rare_layout(content: bytes | mmap.mmap) -> tuple[int, int]:
+    """(begin, end) of the sound by the header of kinds that libsndfile shortens without a word; (0, 0) of others."""
+    head, size = content[:1024], len(content)
+    if head[:4] == b"NIST":  # SPHERE
+        fields = dict(re.findall(rb"(?m)^(\w+) -(?:i|s\d+) (\w+)", head))
+        counts = (int(fields.get(key, b"0")) for key in (b"sample_count", b"channel_count", b"sample_n_bytes"))
+        return int(head[8:16]), int(head[8:16]) + math.prod(counts)
+    if head[:4] == b"2BIT":  # AVR
+        stereo, bits, frames = struct.unpack_from(">HH10xI", head, 12)
+        return 128, 128 + frames * (2 if stereo else 1) * bits // 8
+    if re.match(rb"\x01\x04[ -~\0]{17}", head):  # Akai MPC 2000, with a name
+        return 42, 42 + 2 * int.from_bytes(head[30:34], "little") * (1 + head[21])
+    if head.startswith(b"ALawSoundFile**"):  # Psion
+        return 32, 32 + int.from_bytes(head[18:22], "big")
+    if head[20:30] == b"samplerate":  # MATLAB 4: two matrices, (type, rows, columns, imaginary, length of the name)
+        order = "<" if head[:2] == b"\0\0" and head[16] else ">"
+        kind, rows, columns, _, name = struct.unpack_from(f"{order}5I", head, 39)
+        return 59 + name, 59 + name + rows * columns * (8, 4, 4, 2, 2, 1)[kind // 10 % 10]
+    if head.startswith(b"MATLAB 5"):  # elements, (type, bytes)
+        order, place = "<" if head[126:128] == b"IM" else ">", 128
+        while place + 8 <= size:
+            place += 8 + struct.unpack_from(f"{order}I", content, place + 4)[0]
+        return 128, place
+    if head.startswith(b"Creative Voice File"):  # blocks, (type, bytes)
+        place = int.from_bytes(head[20:22], "little")
+        while place + 4 <= size and content[place]:
+            place += 4 + int.from_bytes(content[place + 1 : place + 4], "little")
+        return 0, place
+    return 0, 0
+
+
+def _after_tag(content: bytes | mmap.mmap, place: int) -> int:
+    """Return where an ID3 tag at `place` ends; `place` where there is none."""
+    tag = re.match(rb"ID3[\2-\4][^\xff].([\0-\x7f]{4})", content[place : place + 10], re.DOTALL)
+    return place + 10 + sum(b << 21 - 7 * k for k, b in enumerate(tag[1])) if tag else place
+
+
+def _mp3_packets(container: av.container.InputContainer) -> tuple[list[int], float]:
+    """Return the places where frames of another rate or number of channels begin, as those of a file of its own do,
+    which decoders play too fast or too slow, and the seconds of all frames."""
+    stream = container.streams.audio[0]
+    packets = [(p.pos, p.duration or 0, bytes(memoryview(p)[:4])) for p in container.demux(stream)]
+    kinds = [(head[1] & 0x18, head[2] & 0x0C, head[3] >> 6 == 3) for _, _, head in packets if len(head) == 4]
+    parts, kind = [0], kinds[0] if kinds else None
+    for (place, *_), *following in zip(packets, kinds, kinds[1:], strict=False):
+        if following[0] != kind and following[0] == following[1]:  # one alone is a false header
+            kind = following[0]
+            parts.append(place or 0)
+    return parts, float(sum(duration for _, duration, _ in packets) * (stream.time_base or 0))
+
+
 def _xing(content: bytes | mmap.mmap) -> tuple[list[int], float | None]:
-    """Where the files of an MP3 file begin, by their Xing or Info headers; the seconds that the first header claims."""
+    """Where the files of an MP3 file begin, by their tags and their Xing or Info headers; the seconds that the first
+    header claims."""
     parts, claimed, header = [0], None, False
+    tags, after = dict[int, int](), 0  # where they begin, by where they end
+    for match in re.finditer(b"ID3", content):
+        if match.start() >= after and (end := _after_tag(content, match.start())) > match.start():
+            after, tags[end] = end, match.start()
     for match in re.finditer(rb"Xing|Info", content):
         for side in (32, 17, 9):  # bytes of side information between the head of a frame and the header
             start = max(0, match.start() - 4 - side)
@@ -542,9 +603,7 @@ def _xing(content: bytes | mmap.mmap) -> tuple[list[int], float | None]:
             right = (17 if mono else 32) if version == 3 else (9 if mono else 17)
             if head[0] != 0xFF or head[1] & 0xE6 != 0xE2 or version == 1 or rate_index == 3 or side != right:
                 continue
-            tag = content.rfind(b"ID3", parts[-1], start)
-            if tag >= 0 and tag + 10 + sum(b << 21 - 7 * k for k, b in enumerate(content[tag + 6 : tag + 10])) == start:
-                start = tag
+            start = tags.get(start, start)
             flags, frames = struct.unpack(">II", content[match.end() : match.end() + 8].ljust(8, b"\0"))
             # More than a frame since the last header; or sound without one before the first, which no tag explains.
             if start - parts[-1] > 1500 if header else start > 4096 and content[0] == 0xFF:
@@ -553,7 +612,10 @@ def _xing(content: bytes | mmap.mmap) -> tuple[list[int], float | None]:
                 samples, rate = (1152, 44_100) if version == 3 else (576, 22_050 >> (version == 0))
                 claimed = frames * samples / (rate, rate * 480 // 441, rate * 320 // 441)[rate_index]
             header = True
-    return parts, claimed
+    followed = (
+        place for end, place in tags.items() if re.match(rb"\xff[\xe2\xe3\xf2\xf3\xfa\xfb]", content[end : end + 2])
+    )
+    return sorted({*parts, *followed}), claimed
 
 
 _CHUNKS = {
@@ -577,6 +639,8 @@ def _chunk_layout(content: bytes | mmap.mmap) -> _Layout:
         body, stored = (struct.unpack(code, content[k : k + 4].ljust(4, b"\0"))[0] for k in (4, 8))
     else:
         first, head, multiple, sound, counted, before = _CHUNKS[content[:4]]
+        if content[8:12] in (b"8SVX", b"16SV"):
+            sound, before = b"BODY", 0
         width = struct.calcsize(head)
 
         def chunks(place: int) -> Iterator[tuple[int, bytes, int]]:

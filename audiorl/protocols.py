@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
-from torch import Tensor
 
 from audiorl.types import Rollout, Sample, Score
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Reward(Protocol):

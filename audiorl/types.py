@@ -9,11 +9,12 @@ import dataclasses
 import html
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, Literal
 
 from audiorl.audio import AudioClip
+
+if TYPE_CHECKING:  # rows are read, and logs scored, without the seconds that torch takes
+    from torch import Tensor
 
 StopReason = Literal["eos", "stop", "length", "paused"]
 """A stop token, a stop string, the length limit; "paused": a later step goes on with the answer."""

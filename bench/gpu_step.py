@@ -1,35 +1,43 @@
-"""GRPO steps of a Qwen2.5-Omni-3B thinker at its real sizes, with random weights: where do the seconds of a step go?
+"""Everything that is claimed of a GPU, in one run of less than eight minutes, against its targets.
 
-    python bench/gpu_step.py                     # 8 prompts of 20 s of audio x 8 answers of 256 tokens, three steps
-    python bench/gpu_step.py --side eager fp32   # one of the sides, see SIDES
-    python bench/gpu_step.py --tiny              # small, on a CPU too: it shows that the script runs
+    python bench/gpu_step.py                              # on a GPU; the parts may be named: steps quickstart doctor
+    python bench/gpu_step.py steps --side eager fp32      # GRPO steps of 3B with other settings, see SIDES
+    python bench/gpu_step.py --tiny                       # small, on a CPU too: it shows that the script runs
 
-Prints seconds of the rollout and of the update, tokens/s, ms for each token of all answers, and the peak of memory. No
-answer ends early, so every step samples the same number of tokens. Sides run one after the other in one process.
+steps: GRPO of a Qwen2.5-Omni-3B thinker of its real sizes, random weights, 8 prompts of 20 s of audio x 8 answers of
+256 tokens; seconds of rollout and update, ms for each token of all answers, MFU of the update, peak of memory.
+quickstart: `audiorl train quickstart` without its control, its seconds and its gain on people it never heard.
+doctor: `audiorl doctor --gpu`, with the step against TRL where that is installed.
+
+gpu-step.json is written after each part. Run it from a checkout; what it needs is in docs/gpu.md.
 """
 
 from __future__ import annotations
 
 import argparse
-import gc
+import json
+import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
 
-import numpy as np
 import torch
-from rich.console import Console
-from rich.table import Table
-from transformers import Qwen2_5OmniThinkerForConditionalGeneration, WhisperFeatureExtractor
 
-from audiorl.audio import AudioClip
-from audiorl.config import ModelConfig, OptimConfig, RLConfig, SamplingConfig
-from audiorl.models import AudioPolicy
-from audiorl.models.families.qwen_omni import QwenOmni, thinker_config
-from audiorl.models.tiny import SPECIAL, tiny_tokenizer
-from audiorl.rollout.hf import HFEngine
-from audiorl.train.rl.collect import collect, scored_experiences
-from audiorl.train.rl.trainer import TrainBatch, Trainer
-from audiorl.types import Message, Rollout, Sample, Score
+from audiorl.config import ModelConfig, SamplingConfig
+from audiorl.gpu_check.run import describe
+from audiorl.gpu_check.setup import GPU_SCALE, PRETEND_SCALE, Setup
+from audiorl.gpu_check.steps import (
+    MFU,
+    QUICKSTART_SECONDS,
+    ROLLOUT_SECONDS,
+    UPDATE_SECONDS,
+    thinker,
+    time_steps,
+)
 
 CUDA = torch.cuda.is_available()
 DTYPE = "bfloat16" if CUDA else "float32"
@@ -40,84 +48,100 @@ SIDES = {
     "no checkpointing": (ModelConfig(dtype=DTYPE), True),
 }
 """By name: the model's options, and whether decoding steps are captured as CUDA graphs."""
+MS_A_TOKEN, TRL_RATIO, DOCTOR_SECONDS = 9.0, 3.0, 240.0
 
 
-def thinker(config: ModelConfig, tiny: bool) -> AudioPolicy:
-    """A thinker of the real class. Its tokenizer knows few words; the embeddings have the real number of rows."""
-    tokenizer = tiny_tokenizer(["What is said, and by whom?"] * 20, 400)
-    hidden, heads = (64, 4) if tiny else (2048, 16)
-    text = {"hidden_size": hidden, "num_attention_heads": heads, "num_key_value_heads": 2}
-    text |= {"intermediate_size": 128 if tiny else 11_008, "num_hidden_layers": 2 if tiny else 36}
-    text |= {"vocab_size": 1000 if tiny else 151_936, "max_position_embeddings": 32_768, "tie_word_embeddings": False}
-    text |= {"bos_token_id": None, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
-    third = hidden // heads // 6
-    sections = [hidden // heads // 2 - 2 * third, third, third]
-    text |= {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": sections}}
-    audio = {"d_model": 32, "encoder_layers": 2, "encoder_attention_heads": 2, "encoder_ffn_dim": 64}
-    if not tiny:
-        audio = {"d_model": 1280, "encoder_layers": 32, "encoder_attention_heads": 20, "encoder_ffn_dim": 5120}
-    audio |= {"num_mel_bins": 128, "n_window": 100, "max_source_positions": 1500}
-    ids = {token: int(tokenizer.convert_tokens_to_ids(token)) for token in (*SPECIAL.values(), "user")}
-    torch.manual_seed(0)
-    torch.set_default_dtype(getattr(torch, config.dtype))
-    with torch.device("cuda" if CUDA else "cpu"):
-        model = Qwen2_5OmniThinkerForConditionalGeneration(thinker_config(audio, text, ids, ids["user"]))
-    torch.set_default_dtype(torch.float32)
-    extractor = WhisperFeatureExtractor(feature_size=128, n_fft=400, hop_length=160, chunk_length=300)
-    policy = AudioPolicy(model, tokenizer, extractor, QwenOmni(), config)
-    policy.stop_ids = (-1,)  # no answer ends early
-    return policy
+def verdict(name: str, value: float, target: float, unit: str, most: bool = True) -> dict[str, Any]:
+    """Print a line, and return it: `value` must be at most `target`, or at least."""
+    reached = value <= target if most else value >= target
+    mark = ("ok  " if reached else "MISS") if CUDA else "    "
+    print(f"{mark} {name}: {value:.3g} {unit}, {'at most' if most else 'at least'} {target:g}", flush=True)
+    return {"value": value, "target": target, "reached": reached}
 
 
-def reward(rollouts: Sequence[Rollout]) -> list[Score]:
-    return [Score(sum(i % 2 for i in r.segments[0].ids.tolist()) / 256) for r in rollouts]
-
-
-def now() -> float:
-    if CUDA:
-        torch.cuda.synchronize()
-    return time.perf_counter()
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--side", nargs="+", choices=SIDES, default=["eager", "captured"])
-    parser.add_argument("--steps", type=int, default=3)
-    parser.add_argument("--tiny", action="store_true")
-    options = parser.parse_args()
-    prompts, group, seconds, most = (2, 2, 2, 6) if options.tiny else (8, 8, 20, 256)
-    rng = np.random.default_rng(0)
-    table = Table("side", "step", "rollout s", "ms a token", "tokens/s", "update s", "step s", "peak GB")
+def steps(options: argparse.Namespace, setup: Setup) -> dict[str, Any]:
+    """GRPO steps of each side, in turn; the last step counts."""
+    prompts, group, most, seconds = (2, 2, 6, 2.0) if options.tiny else (8, 8, 256, 20.0)
+    out: dict[str, Any] = {}
     for side in options.side:
-        gc.collect()
+        config, captured = SIDES[side]
+        policy = thinker(setup, config)
+        sampling = SamplingConfig(max_new_tokens=most, cuda_graphs=captured)
+        found = time_steps(policy, setup, sampling, options.steps, prompts, group, seconds)
+        for k, t in enumerate(found):
+            numbers = f"rollout {t.rollout:.2f} s ({t.ms_a_token(most):.1f} ms a token), update {t.update:.2f} s"
+            print(f"     {side}, step {k}: {numbers}, MFU {t.mfu:.1%}, peak {t.peak_gb:.1f} GB", flush=True)
+        last = found[-1]
+        out[side] = {"steps": [asdict(t) for t in found]}
+        out[side] |= {
+            "rollout": verdict(f"{side}: rollout", last.rollout, ROLLOUT_SECONDS, "s"),
+            "ms_a_token": verdict(f"{side}: decoding", last.ms_a_token(most), MS_A_TOKEN, "ms a token"),
+            "update": verdict(f"{side}: update", last.update, UPDATE_SECONDS, "s"),
+            "step": verdict(f"{side}: step", last.rollout + last.update, 4.0, "s"),
+            "mfu": verdict(f"{side}: MFU of the update", last.mfu, MFU, "", most=False),
+        }
+        del policy
         if CUDA:
             torch.cuda.empty_cache()
-        config, captured = SIDES[side]
-        policy = thinker(config, options.tiny)
-        rl = RLConfig(steps=options.steps, prompts_per_step=prompts, group_size=group, kl_beta=0.0)
-        engine = HFEngine(policy, SamplingConfig(max_new_tokens=most, cuda_graphs=captured))
-        trainer = Trainer(policy, rl, OptimConfig(), 1.0, most)
-        for step in range(options.steps):
-            if CUDA:
-                torch.cuda.reset_peak_memory_stats()
-            samples = []
-            for i in range(prompts):
-                noise = (0.1 * rng.standard_normal(16_000 * seconds)).astype(np.float32)
-                clip = AudioClip(array=noise, sample_rate=16_000)
-                samples.append(
-                    Sample(f"{step}/{i}", (Message("user", (clip, "What is said, and by whom?")),), ("yes",))
-                )
-            began = now()
-            batch = collect(engine, samples, reward, step, rl, seed=0)
-            sampled = now()
-            trainer.step(TrainBatch(scored_experiences(batch, rl)))
-            done = now()
-            rollout, update = sampled - began, done - sampled
-            peak = f"{torch.cuda.max_memory_allocated() / 1e9:.1f}" if CUDA else "-"
-            numbers = (f"{rollout:.2f}", f"{1e3 * rollout / most:.1f}", f"{batch.num_sampled / rollout:,.0f}")
-            table.add_row(side, str(step), *numbers, f"{update:.2f}", f"{done - began:.2f}", peak)
-        del policy, engine, trainer
-    Console(width=110).print(table)
+    return out
+
+
+def quickstart(options: argparse.Namespace, setup: Setup) -> dict[str, Any]:
+    """The whole command, as a user gives it."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "quickstart"
+        command = [sys.executable, "-m", "audiorl", "train", "quickstart", "--out", str(out), "--control", "False"]
+        began = time.perf_counter()
+        done = subprocess.run([*command, *(["--tiny"] * options.tiny)], capture_output=True, text=True, timeout=300)
+        seconds = time.perf_counter() - began
+        if done.returncode:
+            print(done.stdout[-2000:], done.stderr[-2000:], sep="\n")
+            return {"failed": done.returncode}
+        found = json.loads((out / "eval.json").read_text())
+        gain = found["after"]["accuracy"] - found["before"]["accuracy"]
+    took = verdict("quickstart", seconds, QUICKSTART_SECONDS, "s")
+    return {"seconds": took, "gain": verdict("its gain in accuracy", gain, 0.05, "", most=False)}
+
+
+def doctor(options: argparse.Namespace, setup: Setup) -> dict[str, Any]:
+    """Every check, with a report of its own."""
+    report = options.out.with_name("gpu-report.json")
+    command = [sys.executable, "-m", "audiorl.gpu_check", "--out", str(report)]
+    if options.tiny:
+        command += ["--pretend", "--only", "packed|GRPO|quickstart|experts"]
+    began = time.perf_counter()
+    code = subprocess.run(command).returncode
+    checks = json.loads(report.read_text())["checks"]
+    out: dict[str, Any] = {"code": code}
+    out["seconds"] = verdict("doctor", time.perf_counter() - began, DOCTOR_SECONDS + 60, "s")
+    if (ratio := checks.get("step against TRL", {}).get("numbers", {}).get("ratio")) is not None:
+        out["trl"] = verdict("TRL takes", ratio, TRL_RATIO, "times as long", most=False)
+    return out
+
+
+PARTS = {"steps": steps, "quickstart": quickstart, "doctor": doctor}
+
+
+def main(args: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("parts", nargs="*", help=f"of {', '.join(PARTS)}; all, where none is named")
+    parser.add_argument("--side", nargs="+", choices=SIDES, default=["captured"])
+    parser.add_argument("--steps", type=int, default=3)
+    parser.add_argument("--tiny", action="store_true")
+    parser.add_argument("--out", type=Path, default=Path("gpu-step.json"))
+    options = parser.parse_args(args)
+    if unknown := set(options.parts) - set(PARTS):
+        parser.error(f"no part {min(unknown)!r}; give some of {', '.join(PARTS)}")
+    if not CUDA and not options.tiny:
+        parser.error("torch sees no GPU; --tiny runs everything small on the CPU")
+    device = torch.device("cuda", 0) if CUDA else torch.device("cpu")
+    setup = Setup(device, GPU_SCALE) if CUDA and not options.tiny else Setup(torch.device("cpu"), PRETEND_SCALE)
+    report: dict[str, Any] = {"machine": describe(device), "tiny": options.tiny}
+    for name in options.parts or PARTS:
+        began = time.perf_counter()
+        report[name] = PARTS[name](options, setup)
+        report[name]["took"] = time.perf_counter() - began
+        options.out.write_text(json.dumps(report, indent=2) + "\n")
 
 
 if __name__ == "__main__":

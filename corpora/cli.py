@@ -1,5 +1,6 @@
-"""The commands `audiorl data build | split | build-qa`, `audiorl annotate` and `audiorl graft`.
+"""The commands `audiorl data show | build | split | build-qa`, `audiorl annotate` and `audiorl graft`.
 
+    audiorl data show rows.jsonl                                       # what will be trained on
     audiorl data build corpus                                          # downloads the packages with apt-get
     audiorl data build corpus --sources asterisk --languages en es     # some of them
     audiorl data build corpus --packages FOLDER                        # from .deb files that are there already
@@ -21,6 +22,7 @@ from typing import Any, Literal
 
 from tyro.conf import Positional
 
+from audiorl.cli._show import ShowData, show
 from audiorl.config import require_ranges
 from audiorl.config.checks import require
 from audiorl.languages import language_code
@@ -34,8 +36,9 @@ HUMAN: tuple[SourceName, ...] = ("asterisk", "asterisk-es-co", "asterisk-fr-arme
 
 @dataclass(frozen=True)
 class Data:
-    """Build a corpus of human speech (data build OUT), split it into rows to train on and to measure on (data split
-    CORPUS --out ROWS), or build questions about audio (data build-qa OUT). Each lists its options with --help."""
+    """Show what is trained on (data show FILE), build a corpus of human speech (data build OUT), split it into
+    rows to train on and to measure on (data split CORPUS --out ROWS), or build questions about audio (data build-qa
+    OUT). Each lists its options with --help."""
 
 
 @dataclass(frozen=True)
@@ -171,7 +174,7 @@ class GraftOptions:
 
 
 def data(args: list[str]) -> int:
-    """Build a corpus of human speech or questions about audio, or split a corpus into rows."""
+    """Show data, build a corpus of human speech or questions about audio, or split a corpus into rows."""
     if args and args[0] in DATA_COMMANDS:
         options, run = DATA_COMMANDS[args[0]]
         run(parse(options, args[1:], prog=f"audiorl data {args[0]}"))
@@ -282,6 +285,7 @@ def run_questions(options: BuildQuestions) -> None:
 
 
 DATA_COMMANDS: dict[str, tuple[type[Any], Callable[[Any], None]]] = {
+    "show": (ShowData, show),
     "build": (BuildCorpus, run_build),
     "split": (SplitCorpus, run_split),
     "build-qa": (BuildQuestions, run_questions),

@@ -37,7 +37,7 @@ from audiorl.data.bundled import bundled_languages
 from audiorl.eval.metrics.corpus import UNSEEN
 from audiorl.models import load_policy
 from audiorl.models.examples import Example
-from audiorl.run.folder import Run, checkpoint_of
+from audiorl.run.folder import Run, newest_checkpoint
 
 RL = "--epochs 20 --max-steps 80 --sampling.max-new-tokens 20 --sampling.max-batch-tokens 32768 --optim.lr 1e-4 \
 --optim.warmup-steps 5"
@@ -67,7 +67,7 @@ def train_arm(out: Path, arm: str, seed: int, start: Path, quick: bool) -> None:
     recipe, *options = f"{ARMS[arm]} {MEASURED} {sets} --seed {seed}".split()
     train_recipe(folder, f"{recipe} --path {start} {' '.join(options)}", trust=[OUTSIDE])
     run = Run.open(folder)
-    policy = load_policy(checkpoint_of(str(folder)), ModelConfig(audio="projector"))
+    policy = load_policy(newest_checkpoint(folder), ModelConfig(audio="projector"))
     labels = bundled_languages("test")[:: 100 if quick else 4]
     check_listening(run, arm, policy, [Example(s, f"<answer>{s.references[0]}</answer>") for s in labels])
     run.close()

@@ -122,7 +122,7 @@ def other_table(folders: Sequence[Path]) -> str:
         values = [hits(folders, prefix + when, "as_written") for when in ARMS.values()]
         changes = [percent(value - values[0], "+") for value in values[1:]]
         rows.append([f"{name}, as written, 1 - CER %", *(percent(value) for value in values), *changes])
-    silent = [hits(folders, f"no_speech_{when}") for when in ARMS.values()]
+    silent = [hits(folders, f"no_speech_{when}", "silent") for when in ARMS.values()]
     rows.append(["no_speech, no word written, %", *(f"{100 * s.mean():.1f}" for s in silent), "", ""])
     return markdown(("", *ARMS, "GRPO - start", "SFT - start"), rows)
 

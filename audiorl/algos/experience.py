@@ -152,7 +152,7 @@ def _token_rewards(rollout: Rollout, score: Score, response: Tensor, mask: Tenso
         places = places[last.clamp(min=0)]
         placed, steps = torch.tensor(score.per_segment, dtype=torch.float32), range(len(places))
     else:
-        places, placed, steps = places[-1:], torch.tensor([score.total]), (0,)
+        places, placed, steps = places[-1:], torch.tensor([float(score.total)]), (0,)
     sampled = mask.nonzero().squeeze(-1)
     before = (mask.cumsum(0)[places] - 1).clamp(min=0)
     rewards = rewards.index_add_(0, sampled[before], placed)

@@ -70,7 +70,7 @@ def fused_codebook_logprobs(
     wrong = (targets != IGNORE) & ((targets < 0) | (targets >= rows // codebooks))
     if bool(wrong.any()):
         raise ValueError(f"target {int(targets[wrong][0])} is outside of the vocabulary of {rows // codebooks}")
-    targets = targets.to(hidden.device)
+    targets = targets.to(hidden.device, non_blocking=True)
     if chunk is None:
         chunk = 1 << (20 if hidden.device.type == "cpu" else 26)
     if not (torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)):

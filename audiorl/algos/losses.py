@@ -126,7 +126,7 @@ def gspo_loss(x: LossInputs, clip_low: float = 3e-4, clip_high: float = 4e-4) ->
 def sequence_means(values: Tensor, sequence: Tensor) -> Tensor:
     """Return the mean of its sequence at every token, [N]. Where `sequence` is on the CPU no device is waited for."""
     count = torch.zeros(int(sequence.max()) + 1 if len(sequence) else 0, dtype=values.dtype, device=values.device)
-    sequence = sequence.to(values.device)
+    sequence = sequence.to(values.device, non_blocking=True)
     total = count.index_add(0, sequence, values)
     count = count.index_add(0, sequence, torch.ones_like(values))
     return (total / count.clamp(min=1))[sequence]

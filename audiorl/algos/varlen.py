@@ -22,6 +22,7 @@ from torch.nn.functional import scaled_dot_product_attention
 Attention = Literal["auto", "varlen", "flex", "sdpa", "eager"]  # What `ModelConfig.attention` may be
 BLOCK = 128  # Rows of a block of FlexAttention's mask
 SHORT = 256  # Most keys of a segment that a CPU computes in 16 bits by whole matrices
+FEW_PAIRS = 2**24  # Of padded queries and keys, up to which a GPU without a variable-length kernel computes one call
 
 Spans = Sequence[tuple[int, int, int, int]]
 """Per span (start, end, start of its parent, end of its parent) as row indices; the parent is (0, 0) without one."""
@@ -78,6 +79,29 @@ class Segments:
     def lengths(self) -> tuple[Sequence[int], Sequence[int]]:
         """Lengths of the segments of queries and of keys. Waits for the device where the host does not have them."""
         return self.lengths_on_host or (self.query_offsets.diff().tolist(), self.key_offsets.diff().tolist())
+
+    @property
+    def padded_pairs(self) -> int:
+        """Pairs of queries and keys where every segment is as long as the longest."""
+        return (len(self.query_offsets) - 1) * self.longest_query * self.longest_key
+
+    @cached_property
+    def padding(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Rows of the padded segments, [N, longest query] and [N, longest key] int64, Q and K where there is nothing;
+        and which pairs are visible, [N, 1, longest query, longest key] bool. The host does not wait for them."""
+        rows, lengths, places = [], [], []
+        for offsets, longest in ((self.query_offsets, self.longest_query), (self.key_offsets, self.longest_key)):
+            place = torch.arange(longest, device=offsets.device)
+            length = offsets.diff()[:, None].long()
+            rows.append(torch.where(place < length, offsets[:-1, None] + place, offsets[-1]))
+            lengths.append(length)
+            places.append(place)
+        visible = (places[1] < lengths[1])[:, None]
+        if self.causal:
+            visible = visible & (places[1] <= (lengths[1] - lengths[0] + places[0])[..., None])
+        # What pads sees its first key: a softmax over nothing is NaN, and so are its gradients.
+        visible = visible.expand(-1, self.longest_query, -1) | (places[1] == 0)
+        return rows[0], rows[1], visible[:, None]
 
     @cached_property
     def visible(self) -> tuple[Tensor, Tensor]:
@@ -244,6 +268,34 @@ def flex(query: Tensor, key: Tensor, value: Tensor, segments: Segments, scale: f
     return out.squeeze(0).transpose(0, 1)
 
 
+def padded(query: Tensor, key: Tensor, value: Tensor, segments: Segments, scale: float | None = None) -> Tensor:
+    """Call SDPA once for all segments, padded to the longest: few launches, and nothing to compile."""
+    query_rows, key_rows, visible = segments.padding
+    key, value = segments.gather(key, value)
+    heads = query.shape[1] // key.shape[1]
+
+    def taken(x: Tensor, rows: Tensor) -> Tensor:
+        # A row of zeros behind the others stands for what pads.
+        x = torch.cat([x, x.new_zeros(1, *x.shape[1:])])
+        return x.index_select(0, rows.flatten()).unflatten(0, rows.shape).transpose(1, 2)
+
+    keys, values = (taken(x, key_rows).repeat_interleave(heads, 1) for x in (key, value))
+    out = scaled_dot_product_attention(taken(query, query_rows), keys, values, visible, scale=scale)
+    rows = out.new_zeros(len(query) + 1, *query.shape[1:])
+    return rows.index_copy(0, query_rows.flatten(), out.transpose(1, 2).flatten(0, 1))[:-1]
+
+
+def _padded_if_few(kernel: Kernel) -> Kernel:
+    """Return a kernel that a GPU leaves to `padded` where there are few pairs: a small model is all launches there, and
+    FlexAttention took 40 s to compile for one."""
+
+    def run(query: Tensor, key: Tensor, value: Tensor, segments: Segments, scale: float | None = None) -> Tensor:
+        few = query.is_cuda and segments.padded_pairs <= FEW_PAIRS
+        return (PADDED if few else kernel).run(query, key, value, segments, scale)
+
+    return replace(kernel, run=run)
+
+
 @cache
 def _compiled_flex() -> Any:
     from torch.nn.attention.flex_attention import flex_attention
@@ -274,13 +326,15 @@ def _flex_obstacle(device: torch.device, dtype: torch.dtype, head_width: int) ->
 
 TORCH_VARLEN = Kernel("torch varlen", torch_varlen, _varlen_obstacle)
 FLEX = Kernel("flex", flex, _flex_obstacle)
+PADDED = Kernel("padded", padded, lambda device, dtype, head_width: None)
 SDPA = Kernel("sdpa", sdpa, lambda device, dtype, head_width: None)
 KERNELS: dict[Attention, tuple[Kernel, ...]] = {
-    "auto": (TORCH_VARLEN, FLEX, SDPA),
+    "auto": (TORCH_VARLEN, _padded_if_few(FLEX), _padded_if_few(SDPA)),
     "varlen": (TORCH_VARLEN,),
     "flex": (FLEX,),
     "sdpa": (SDPA,),
     "eager": (SDPA,),
 }
-"""Kernels of each `ModelConfig.attention`, the preferred one first. With "eager" decoder-only models run transformers'
+"""Kernels of each `ModelConfig.attention`, the preferred one first. On a GPU "auto" pads short rows where there is no
+FlashAttention for them, see `padded`. With "eager" decoder-only models run transformers'
 own attention under a mask, so this is Whisper's only."""

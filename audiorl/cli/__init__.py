@@ -15,7 +15,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 
 import audiorl
-from audiorl.errors import Interrupted, RankError
+from audiorl.errors import Interrupted, RankError, RewardError
 from audiorl.recipes._loader import UnknownScript, summary
 
 COMMANDS = (
@@ -23,7 +23,7 @@ COMMANDS = (
     "interpret", "doctor",
 )  # fmt: skip
 EXTENSIONS = {
-    "data": "Build a corpus of human speech, split it into rows, or build questions about audio.",
+    "data": "Show what will be trained on, build a corpus of human speech, split it, or build questions about audio.",
     "annotate": "Find, transcribe and describe the speech in recordings: rows to train on.",
     "graft": "Make a speech model from a text model and a Whisper encoder, before any training.",
 }
@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Interrupted as stop:
         print(f"audiorl: {stop}", file=sys.stderr)
         return 130
-    except (ValueError, OSError, FloatingPointError, RankError) as error:
+    except (ValueError, OSError, FloatingPointError, RankError, RewardError) as error:
         if os.environ.get("AUDIORL_TRACEBACK"):
             raise
         print(f"audiorl: {' '.join(str(error).split())}", file=sys.stderr)  # some libraries write paragraphs

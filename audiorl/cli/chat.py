@@ -41,6 +41,8 @@ class ChatOptions:
 
     model: Positional[str]
     """A Hugging Face model folder or hub id, a checkpoint, an adapter, or a run folder (its newest checkpoint)."""
+    phase: str | None = None
+    """Of a run folder, the phase whose newest checkpoint is taken; by default the one that the run is for."""
     question: Positional[str] = ""
     """Answer this and end."""
     audio: UseAppendAction[tuple[Path, ...]] = ()
@@ -89,9 +91,9 @@ def main(args: list[str]) -> int:
 def _conversation(options: ChatOptions) -> ChatSession:
     from audiorl.eval._speech import load_with_codec
     from audiorl.rollout.conversation import ChatSession
-    from audiorl.run.folder import checkpoint_of
+    from audiorl.run.folder import newest_checkpoint
 
-    model = checkpoint_of(options.model)
+    model = newest_checkpoint(options.model, options.phase)
     policy = load_with_codec(model, options.codec, options.device)
     if policy.speech is None and (options.speak or options.codec is not None):
         raise ValueError(f"{model}: writes text only; leave --speak and --codec out")

@@ -220,7 +220,7 @@ def check_attention(device: torch.device, dtype: torch.dtype, head_width: int = 
     missed = obstacles("auto", device, dtype, head_width) if gpu else {}
     detail = f"{kernel.name} in {str(dtype).removeprefix('torch.')} at a head width of {head_width}"
     advice = "; ".join(f"{other} {reason}" for other, reason in missed.items())
-    return Check("accelerator", "attention", "missing" if gpu and kernel is SDPA else "ok", detail, advice)
+    return Check("accelerator", "attention", "missing" if gpu and kernel.name == SDPA.name else "ok", detail, advice)
 
 
 # ---------------------------------------------------------------------------------------------- memory, disk, files

@@ -18,6 +18,8 @@ class ExportOptions:
     """A checkpoint, such as RUN/checkpoints/grpo/step_000100, or a run folder (its newest checkpoint)."""
     out: Path
     """The new folder."""
+    phase: str | None = None
+    """Of a run folder, the phase whose newest checkpoint is taken; by default the one that the run is for."""
     merge: bool = False
     """Add a low-rank adapter to the weights of its base model, instead of exporting the adapter."""
     push: str | None = None
@@ -31,9 +33,9 @@ def main(args: list[str]) -> int:
     options = parse(ExportOptions, args or ["--help"], prog="audiorl export")
     from audiorl.eval.asr import model_card_section
     from audiorl.models.export import export
-    from audiorl.run.folder import checkpoint_of
+    from audiorl.run.folder import newest_checkpoint
 
-    checkpoint = Path(checkpoint_of(str(options.checkpoint)))
+    checkpoint = Path(newest_checkpoint(options.checkpoint, options.phase))
     sections = [model_card_section(folder) for folder in options.scores]
     print(export(checkpoint, options.out, options.merge, options.push, sections))
     return 0

@@ -32,6 +32,8 @@ class InterpretOptions:
 
     model: Positional[str]
     """An interpreter: a folder or hub id, a checkpoint, or a run folder (its newest checkpoint)."""
+    phase: str | None = None
+    """Of a run folder, the phase whose newest checkpoint is taken; by default the one that the run is for."""
     audio: Positional[Path | None] = None
     """The recording; without one give --mic."""
     mic: bool = False
@@ -87,11 +89,11 @@ def main(args: list[str]) -> int:
 def _interpret(options: InterpretOptions, write_raw: Write | None) -> int:
     from audiorl.eval._speech import load_with_codec
     from audiorl.rollout.speech import CodecSpeechDecoder
-    from audiorl.run.folder import StopRequest, checkpoint_of
+    from audiorl.run.folder import StopRequest, newest_checkpoint
     from audiorl.tasks.simul.live import Interpreter
     from audiorl.tasks.simul.streams import ChunkConfig
 
-    policy = load_with_codec(checkpoint_of(options.model), options.codec, options.device)
+    policy = load_with_codec(newest_checkpoint(options.model, options.phase), options.codec, options.device)
     decoder = CodecSpeechDecoder.of(policy) if policy.speech is not None else None
     if decoder is None and (options.raw or options.out):
         raise ValueError(f"{options.model}: writes text only; leave --raw and --out out")

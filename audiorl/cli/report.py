@@ -12,10 +12,10 @@ from audiorl.options import first_word, parse
 
 @dataclass(frozen=True)
 class ReportOptions:
-    """Write the report of a run, FOLDER/report.html, again."""
+    """Write the report of a run, FOLDER/report.html, again; or that of the runs in FOLDER, one a seed."""
 
     folder: Positional[Path]
-    """The run folder."""
+    """The run folder, or a folder with run folders."""
     audio_root: tuple[Path, ...] = ()
     """Folders whose audio may be embedded, besides the run folder and the run's data: see `audiorl.report`."""
 

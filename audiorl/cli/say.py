@@ -21,6 +21,8 @@ class SayOptions:
 
     model: Positional[str]
     """A model that speaks: a folder or hub id, a checkpoint, or a run folder (its newest checkpoint)."""
+    phase: str | None = None
+    """Of a run folder, the phase whose newest checkpoint is taken; by default the one that the run is for."""
     text: str = ""
     """Text to say; - reads it from stdin. Required."""
     voice: Path | None = None
@@ -74,7 +76,7 @@ def _say(options: SayOptions, write_raw: Write | None) -> int:
     from audiorl.eval._speech import load_speaking
     from audiorl.eval.metrics.speech import real_time_factor
     from audiorl.rollout.speech import speech_blocks
-    from audiorl.run.folder import checkpoint_of
+    from audiorl.run.folder import newest_checkpoint
     from audiorl.tasks.tts.prompts import SHORTEST_VOICE, speech_sample
 
     text, voice = sys.stdin.read() if options.text == "-" else options.text, None
@@ -87,7 +89,7 @@ def _say(options: SayOptions, write_raw: Write | None) -> int:
             raise ValueError(f"--voice: {clip.path} is {seconds(clip):.2f} s long; give at least {SHORTEST_VOICE} s")
         voice = (options.voice_text, clip)
     sample = speech_sample("said", text.strip(), voice=voice)
-    policy = load_speaking(checkpoint_of(options.model), options.codec, options.device)
+    policy = load_speaking(newest_checkpoint(options.model, options.phase), options.codec, options.device)
     assert policy.codec is not None
     rate, where, written = policy.codec.sample_rate, f"; {options.out}" if options.out else "", 0
     if options.raw:

@@ -105,13 +105,13 @@ def finished(run: Run | None) -> int:
 def print_results(folder: Path, console: Console | None = None) -> None:
     """Print a table of the held-out numbers: before → after → control, then the other evaluations and the change.
 
-    Below it stand the outside measures and unseen speakers that did not follow the headline. Prints nothing for a run
+    Below it stands what did not get better, and why that matters. Prints nothing for a run
     without evaluations. Raises ValueError for a damaged eval.json.
     """
     from rich.console import Console
     from rich.table import Table
 
-    from audiorl.report.summary import disagreements, entry_names, evaluation_rows, read_json_object
+    from audiorl.report.summary import doubts, entry_names, evaluation_rows, read_entries
     from audiorl.run.metrics_log import read_metrics
 
     rows = [row for row in evaluation_rows(folder) if "/" not in row.metric]  # parts of parts are in the report
@@ -128,5 +128,9 @@ def print_results(folder: Path, console: Console | None = None) -> None:
     console = console or Console()
     console.print(table)
     metrics = read_metrics(folder / "metrics.jsonl") if (folder / "metrics.jsonl").exists() else []
-    for text in disagreements(read_json_object(folder / "eval.json") or {}, metrics):
-        console.print(f"[red]▼ {text}[/]")
+    rise, found = doubts(read_entries(folder), metrics)
+    if found:
+        console.print(f"[red]▼ What did not get better{f', although {rise}' if rise else ''}:[/]")
+    for doubt in found:
+        numbers = ", ".join(f"{row.label} {row.change_text()}" for row in doubt.rows)
+        console.print(f"  {doubt.title}: {numbers}. {doubt.why}", highlight=False, markup=False)

@@ -8,7 +8,7 @@ import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 DEVICES = r"auto|cpu|meta|cuda(:\d{1,3})?"
 SIGNED = ("weight", "weights", "coef", "gain", "margin", "hinge", "layers", "regulariser")
@@ -28,8 +28,26 @@ def refuse(faults: Mapping[str, object]) -> None:
             raise ValueError(message)
 
 
+TOKENS = 8192
+"""Of a forward pass where `micro_batch_tokens` is not set and the device is a CPU."""
+
+
+class HasPasses(Protocol):
+    """Options of what runs over packed rows."""
+
+    @property
+    def micro_batch_tokens(self) -> int | None: ...
+
+
+def pass_tokens(config: HasPasses) -> int:
+    """Return the tokens of a forward pass. Workers on a GPU have set what its memory holds where None was given."""
+    return TOKENS if config.micro_batch_tokens is None else config.micro_batch_tokens
+
+
 def require_counts(config: Any, names: tuple[str, ...], prefix: str = "") -> None:
     for name in names:
+        if name == "micro_batch_tokens" and config.micro_batch_tokens is None:
+            continue
         require(getattr(config, name) > 0, prefix + name, getattr(config, name), "at least 1")
 
 

@@ -24,7 +24,9 @@ def torch_device(device: str) -> str:
         return "cuda" if torch.cuda.is_available() else "cpu"
     count = torch.cuda.device_count()
     if int(device.partition(":")[2] or 0) >= count:
-        here = f"the GPUs here are cuda:0 to cuda:{count - 1}" if count else "there is no GPU here; give cpu or auto"
+        without = "torch has no CUDA" if torch.version.cuda is None else "torch sees no GPU"
+        lacking = f"{without} here (version {torch.__version__}); give cpu, or leave the option out"
+        here = f"the GPUs here are cuda:0 to cuda:{count - 1}" if count else lacking
         raise ValueError(f"device {device!r}: {here}")
     return device
 

@@ -45,8 +45,9 @@ class PreferenceConfig:
     """Share of the audio that is silenced for `audio_coef`, in pieces of 0.1 s."""
     anchor_coef: float = 0.0
     """Weight of the anchor, which keeps the chosen answer as likely as under the reference (OPA-DPO: 1); 0: none."""
-    micro_batch_tokens: int = 8192
-    """Tokens of one forward pass; any value gives the same gradient."""
+    micro_batch_tokens: int | None = None
+    """Tokens of one forward pass; any value gives the same gradient. None: on a CPU 8192, on a GPU what its memory
+    holds."""
     save_every: int = 100
     """Updates between checkpoints."""
     eval_every: int = 0

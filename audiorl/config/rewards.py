@@ -23,8 +23,9 @@ class RewardModelConfig:
     length_debias: bool = False
     """Leave to a model of the answers' lengths, fitted before training, what length explains of the pairs (product of
     experts, arXiv 2310.05199)."""
-    micro_batch_tokens: int = 8192
-    """Tokens of one forward pass; any value gives the same gradient."""
+    micro_batch_tokens: int | None = None
+    """Tokens of one forward pass; any value gives the same gradient. None: on a CPU 8192, on a GPU what its memory
+    holds."""
     save_every: int = 100
     """Updates between checkpoints."""
 
@@ -49,8 +50,9 @@ class ProcessRewardConfig:
     """The first token of this text means that the step is bad."""
     soft: bool = False
     """Take labels as probabilities; otherwise as 0 or 1."""
-    micro_batch_tokens: int = 8192
-    """Tokens of one forward pass; any value gives the same gradient."""
+    micro_batch_tokens: int | None = None
+    """Tokens of one forward pass; any value gives the same gradient. None: on a CPU 8192, on a GPU what its memory
+    holds."""
     save_every: int = 100
     """Updates between checkpoints."""
 

@@ -292,7 +292,7 @@ class RLConfig:
     scores: ScoreConfig = ScoreConfig()
     """Clipping and normalisation of scores."""
     dynamic_sampling: int = 0
-    """Rounds in which groups with equal scores are replaced by those of other prompts (DAPO); 0 keeps all groups."""
+    """Rounds in which groups without signal are replaced by those of other prompts (DAPO); 0 keeps all groups."""
     generation: GenerationConfig = GenerationConfig()
     """Overlapped and partial rollouts."""
     distill: DistillConfig = DistillConfig()
@@ -303,8 +303,9 @@ class RLConfig:
     """Decay of an exponential moving average of the weights, saved as checkpoints/PHASE/ema at the end; None: none."""
     listening: ListeningConfig = ListeningConfig()
     """The check that the policy uses its audio."""
-    micro_batch_tokens: int = 8192
-    """Tokens of one forward pass; lower values need less memory and give the same gradient."""
+    micro_batch_tokens: int | None = None
+    """Tokens of one forward pass; any value gives the same gradient. None: on a CPU 8192, on a GPU what its memory
+    holds."""
     share_prompts: bool = True
     """Responses of a group share one copy of their prompt, audio included; same gradients, less work."""
     eval_every: int = 0

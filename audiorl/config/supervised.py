@@ -20,8 +20,9 @@ class SFTConfig:
     """Every target token counts the same, or every example (LongAlign's loss weighting, arXiv 2401.18058)."""
     sort: bool = False
     """Batches of examples of similar length, in random order (LongAlign's sorted batching)."""
-    micro_batch_tokens: int = 8192
-    """Tokens of one forward pass; any value gives the same gradient."""
+    micro_batch_tokens: int | None = None
+    """Tokens of one forward pass; any value gives the same gradient. None: on a CPU 8192, on a GPU what its memory
+    holds."""
     save_every: int = 100
     """Updates between checkpoints."""
 

@@ -20,28 +20,46 @@ import numpy as np
 
 from audiorl.audio import AudioClip
 from audiorl.data.containers import AUDIO_SUFFIXES
-from audiorl.data.prompts import asr_prompt, choice_question, open_question
+from audiorl.data.prompts import asr_prompt, choice_question, how_to_answer, open_question
 from audiorl.data.rows import AnyRow, BadRow, LeftOut, Row, stored
 from audiorl.data.schema import FieldError, check, check_language
-from audiorl.data.schema.manifests import AudioColumns, MMSUColumns, MusicBenchColumns, SampleColumns
+from audiorl.data.schema.manifests import (
+    AudioColumns,
+    ChatMessage,
+    ContentPart,
+    ConversationColumns,
+    MMSUColumns,
+    MusicBenchColumns,
+    SampleColumns,
+)
 from audiorl.data.schema.types import AudioObject
-from audiorl.types import Sample
+from audiorl.types import Message, Sample
 
-AUDIO_FIELDS = ("audio", "audio_path", "audio_filepath", "audio_id")
-TEXT_FIELDS = ("text", "transcript", "sentence")
+AUDIO_FIELDS = ("audio", "audio_path", "audio_filepath", "audio_id", "file_name")
+TEXT_FIELDS = ("text", "transcript", "transcription", "sentence")
+CONVERSATIONS = ("messages", "conversations", "conversation", "prompt")
+"""Columns that hold the turns of a conversation."""
+ASKED = {"prompt": "completion", "query": "response", "instruction": "output"}
+"""Columns that ask, with those of the answers, where no column holds turns: TRL's, ms-swift's, Alpaca's."""
+PLACEHOLDER = "<audio>"
+"""Where the next clip of the row stands in a text, as in ms-swift and LLaMA-Factory."""
 PART = ("start", "offset", "duration", "channel", "channel_selector")
 """Columns that select a part of the audio, ours and NeMo's."""
+
+
+Answer = str | AudioClip  # a written answer, or the recording of a spoken one
 
 
 @dataclass(frozen=True)
 class Style:
     """How rows become prompts: where relative paths start, whether to ask for thinking, a question for rows without,
-    whether a question must have an answer."""
+    whether a question must have an answer, whether conversations stay as they are."""
 
     root: Path
     think: bool = True
     question: str | None = None
     need_answer: bool = True
+    keep_conversations: bool = False
 
 
 def native(row: Row, style: Style) -> Sample:
@@ -127,7 +145,7 @@ def asr(row: Row, style: Style) -> Sample:
     columns = check(row.data, SampleColumns)
     text = next((name for name in TEXT_FIELDS if row.data.get(name) is not None), None)
     if text is None:
-        raise FieldError("text", f"missing; give the transcript in text{existing_columns(row)}")
+        raise FieldError("text", f"missing; give the transcript in text{existing_columns(row, 'text')}")
     transcript = row.data[text].strip()
     if not transcript and columns.task != "no_speech":
         raise FieldError(text, "empty; give the transcript")
@@ -139,6 +157,182 @@ def asr(row: Row, style: Style) -> Sample:
     return Sample(_id(row, clip), messages, (transcript,), task=columns.task or "asr", metadata=metadata)
 
 
+# -- conversations -----------------------------------------------------------------------------------------------------
+
+
+def conversation(row: Row, style: Style) -> Sample:
+    """Return the prompt of a conversation, with the last turn as its reference unless a column says another.
+
+    Unless conversations are to stay as they are, the last user turn asks for the answer in tags, if nothing does yet.
+    SFT learns `metadata["last_turn"]` where it is there, else the reference, and the assistant's earlier messages whose
+    numbers `metadata["learned_turns"]` holds. `prompt` is taken as a whole; of other columns the last turn comes off.
+    """
+    for pictures in ("images", "videos"):
+        if row.data.get(pictures):
+            raise FieldError(pictures, "pictures are not read; leave rows with them out")
+    field, given = turns_of(row)
+    columns = check({**row.data, field: given}, ConversationColumns)
+    turns: list[ChatMessage] = getattr(columns, field)
+    contents = [[piece for part in _parts(turn) for piece in _pieces(part, style)] for turn in turns]
+    clips_in, clips = ("audios" if row.data.get("audios") is not None else audio_field(row)), list[AudioClip]()
+    if clips_in == "audios" or not any(isinstance(piece, AudioClip) for content in contents for piece in content):
+        clips = _clips_of(row, style, clips_in)
+    places = sum(piece is None for content in contents for piece in content)
+    if clips and not any(not isinstance(piece, str) for content in contents for piece in content):
+        asking = next((i for i, turn in enumerate(turns) if turn.role == "user"), 0)
+        contents[asking][:0] = [None] * len(clips)  # where ms-swift and TRL put them, too
+    elif places != len(clips):
+        count = f"{len(clips)} clip{'' if len(clips) == 1 else 's'}, {places} place{'' if places == 1 else 's'} for one"
+        raise FieldError(clips_in, f"{count} in {field}; write {PLACEHOLDER} once for each clip, where it is heard")
+    waiting = iter(clips)
+    messages, learned = list[Message](), list[int]()
+    for turn, content in zip(turns, contents, strict=True):
+        pieces = tuple(next(waiting) if piece is None else piece for piece in content if piece != "")
+        if turn.role == "assistant" and turn.loss is not False and all(isinstance(piece, str) for piece in pieces):
+            learned.append(len(messages))
+        messages.append(Message(turn.role, pieces or ("",)))
+    last, answered = "", field != "prompt" or row.data.get("completion") is not None
+    answered = answered and messages[-1].role == "assistant"
+    before = messages[:-1] if answered else messages
+    if not any(m.role == "user" for m in before) or (answered and before[-1].role != "user"):
+        raise FieldError(field, "no user's turn before the assistant's last; give what is asked")
+    if answered:
+        answer = spoken_or_written(messages.pop().content, f"{field}[{len(messages)}].content")
+        if isinstance(answer, AudioClip):
+            raise FieldError(field, "ends with a spoken answer; give a text, or give the answers in pairs")
+        last = answer
+    gold = next((name for name in ("references", "solution", "answer") if getattr(columns, name) is not None), None)
+    texts = getattr(columns, gold) if gold else last or []
+    references = tuple(_inside_tags(str(text)) for text in (texts if isinstance(texts, list) else [texts]))
+    if style.need_answer and not references:
+        remedy = f"end with the assistant's turn, or give solution or answer{existing_columns(row, 'answer')}"
+        raise FieldError("answer", f"missing; {remedy}")
+    used = {field, ASKED.get(field), gold, "system", "choices", "task", "metadata", "id", "audios", "images", "videos"}
+    used |= {"history", "input"} if isinstance(row.data[field], str) else set()
+    used |= {clips_in} if clips else set()
+    metadata = {name: value for name, value in row.data.items() if name not in used and value is not None}
+    system = bool(columns.system) and messages[0].role != "system"
+    if field != "prompt" and (earlier := [i + system for i in learned if i < len(messages)]):
+        metadata["learned_turns"] = earlier
+    if system:
+        messages.insert(0, Message("system", (columns.system or "",)))
+    said = "".join(piece for m in messages for piece in m.content if isinstance(piece, str))
+    if not (style.keep_conversations or "<answer>" in said or "<think>" in said) and messages[-1].role == "user":
+        *heard, end = messages[-1].content
+        asked = [f"{end}\n{how_to_answer(style.think)}"] if isinstance(end, str) else [end, how_to_answer(style.think)]
+        messages[-1] = Message("user", (*heard, *asked))
+    if last and (style.keep_conversations or "<answer>" in last):
+        metadata["last_turn"] = last
+    sample = Sample(
+        id=f"{Path(row.file).stem}:{row.number}" if columns.id is None else str(columns.id).strip(),
+        messages=tuple(messages),
+        references=references,
+        choices=tuple(columns.choices or ()),
+        task="qa" if columns.task is None else columns.task,
+        metadata={**(columns.metadata or {}), **metadata},
+    )
+    if not sample.audio and sample.metadata.get("respond") != "speech":
+        raise FieldError(field, 'holds no audio; name it in audios, or put {"type": "audio", "audio": "…"} in a turn')
+    offered = list(sample.choices)
+    if len(set(offered)) < len(offered):
+        raise FieldError("choices", f"{offered} hold one twice; give every choice once")
+    if offered and references and references[0] not in offered:
+        raise FieldError(gold or field, f"{references[0]!r} is not among the choices {offered}; give the exact text")
+    return sample
+
+
+def is_conversation(row: Row) -> bool:
+    """Tell if a column holds turns, or one asks and no other column of a question or an utterance is there."""
+    columns = {name for name, value in row.data.items() if value is not None}
+    turns = any(isinstance(row.data.get(name), list | tuple) for name in CONVERSATIONS)
+    return turns or bool(columns & ASKED.keys() and not columns & {"question", *TEXT_FIELDS})
+
+
+def turns_of(row: Row) -> tuple[str, list[Any]]:
+    """Return the column of a conversation and its turns as {"role", "content"}, whatever a project calls these."""
+    data = row.data
+    if field := next((name for name in CONVERSATIONS if isinstance(data.get(name), list | tuple)), None):
+        turns = renamed_turns(data[field])
+    elif field := next((name for name in ASKED if data.get(name) is not None), None):
+        more = data.get("input") if field == "instruction" else None
+        pairs = [*(data.get("history") or ()), (f"{data[field]}\n{more}" if more else data[field],)]
+        if not all(isinstance(pair, list | tuple) for pair in pairs):
+            raise FieldError("history", "not pairs of a question and its answer; give [[question, answer], …]")
+        roles = ("user", "assistant")
+        turns = [dict(role=role, content=text) for pair in pairs for role, text in zip(roles, pair, strict=False)]
+    else:
+        raise FieldError("messages", f"missing; give the turns{existing_columns(row, 'messages')}")
+    answer = data.get(ASKED.get(field, ""))
+    if answer is not None:
+        turns += renamed_turns(answer) if isinstance(answer, list | tuple) else [dict(role="assistant", content=answer)]
+    return field, turns
+
+
+def renamed_turns(entries: Iterable[Any]) -> list[Any]:
+    """Return turns as {"role", "content"}: sharegpt's from and value, and pairs of human and assistant, are renamed."""
+    turns: list[Any] = []
+    for entry in entries:
+        if isinstance(entry, Mapping) and entry.get("from") is not None:
+            role = {"human": "user", "gpt": "assistant"}.get(entry["from"], entry["from"])
+            turns.append({"role": role, "content": entry.get("value")})
+        elif isinstance(entry, Mapping) and entry.get("human") is not None:
+            turns += [dict(role="user", content=entry["human"]), dict(role="assistant", content=entry.get("assistant"))]
+        else:
+            turns.append(entry)  # what is no message is refused where the turns are checked
+    return turns
+
+
+def _parts(message: ChatMessage) -> Sequence[str | ContentPart]:
+    return message.content if isinstance(message.content, list) else [message.content]
+
+
+def _pieces(part: str | ContentPart, style: Style) -> list[str | AudioClip | None]:
+    """Return the texts and clips of a part; None where the next of the row's clips is heard."""
+    if isinstance(part, ContentPart) and part.type == "audio":
+        source = next((name for name in ("audio", "audio_url", "path", "url") if getattr(part, name) is not None), None)
+        return [clip_from(part, style, source) if source else None]
+    first, *others = ((part if isinstance(part, str) else part.text) or "").split(PLACEHOLDER)
+    return [first, *(piece for text in others for piece in (None, text))]
+
+
+def _clips_of(row: Row, style: Style, field: str) -> list[AudioClip]:
+    """Return the clips that a row has beside its conversation: of a list, or the one of its audio column."""
+    given = row.data.get(field)
+    if given is None or (field != "audios" and not isinstance(given, list | tuple)):
+        return [] if given is None else [clip_of(row, style, field)]
+    clips = []
+    for i, audio in enumerate(given if isinstance(given, list | tuple) else [given]):
+        try:
+            clips.append(clip_from(check({"audio": audio}, AudioColumns), style, "audio"))
+        except FieldError as error:
+            raise FieldError(error.field.replace("audio", f"{field}[{i}]", 1), error.message) from error
+    return clips
+
+
+def message_pieces(message: ChatMessage, style: Style) -> tuple[str | AudioClip, ...]:
+    """Return the content of a message that names its own clips."""
+    pieces = [piece for part in _parts(message) for piece in _pieces(part, style)]
+    return tuple(PLACEHOLDER if piece is None else piece for piece in pieces)
+
+
+def spoken_or_written(parts: Sequence[str | AudioClip], field: str) -> Answer:
+    """Return an answer's text, or its recording. Raises FieldError for one that is neither, or empty."""
+    if len(parts) == 1 and isinstance(parts[0], AudioClip):
+        return parts[0]
+    texts = [part for part in parts if isinstance(part, str)]
+    if len(texts) < len(parts):
+        raise FieldError(field, "holds audio besides something else; give a text, or one audio part that says it all")
+    if not "".join(texts).strip():
+        raise FieldError(field, f"the {field} text is empty; give an answer")
+    return "".join(texts)
+
+
+def _inside_tags(text: str) -> str:
+    """Return what is in the <answer> tags of a text that ends with them, as solutions of R1-like data do."""
+    match = re.search(r"<answer>\s*((?:(?!<answer>).)*?\S)\s*</answer>\s*$", text, re.DOTALL)
+    return match[1] if match else text
+
+
 FORMATS: Mapping[str, Callable[[Row, Style], Sample]] = {
     "native": native,
     "avqa": avqa,
@@ -147,12 +341,15 @@ FORMATS: Mapping[str, Callable[[Row, Style], Sample]] = {
     "mmar": mmar,
     "mmsu": mmsu,
     "asr": asr,
+    "conversation": conversation,
 }
 
 
 def detect(row: Row) -> str:
     """Return the format that has this row's columns. Raises ValueError for none."""
     columns = row.data.keys()
+    if is_conversation(row):
+        return "conversation"
     for kind, present, absent in (
         ("avqa", {"multi_choice", "video_name"}, None),
         ("musicbench", {"multi_choice"}, None),
@@ -166,8 +363,9 @@ def detect(row: Row) -> str:
         if present <= columns and absent not in columns:
             return kind
     raise ValueError(
-        f"{row.file}: row {row.number}: no known kind of manifest has the columns {', '.join(columns)}; "
-        "give at least audio with text, or audio with question and answer"
+        f"{row.file}: row {row.number}: no known kind of manifest has the columns {', '.join(columns)}; give "
+        "audio with text, audio with question and answer, or messages with audios; --columns audio=NAME text=NAME … "
+        "says which columns of other names these are"
     )
 
 
@@ -205,7 +403,13 @@ def clip_from(columns: AudioColumns, style: Style, field: str) -> AudioClip:
             return AudioClip(array=_samples(source.array, f"{field}.array"), sample_rate=rate, **part)
         source = source.path
     if source is None or not source.strip():
-        raise FieldError(field, "missing or empty; give a path, or an object with bytes or path")
+        raise FieldError(
+            field, "missing or empty; give a path, or an object with path, bytes, or array and sampling_rate"
+        )
+    source = source.removeprefix("file://")
+    if re.match(r"[A-Za-z][\w+.-]+://|data:", source):
+        shown = source if len(source) <= 80 else f"{source[:79]}…"
+        raise FieldError(field, f"{shown!r} is a URL, which is not read; download the file and give its path")
     return AudioClip(path=str(style.root / source), sample_rate=rate, **part)
 
 
@@ -223,9 +427,9 @@ def _samples(values: Any, field: str) -> np.ndarray:
     return array.astype(np.float32)
 
 
-def existing_columns(row: Row) -> str:
-    """Return the row's columns, for the end of a message that one is missing."""
-    return f" (the columns are {', '.join(row.data)})"
+def existing_columns(row: Row, wanted: str) -> str:
+    """Return how to name a column as `wanted`, and which there are, for the end of a message that it is missing."""
+    return f", or name its column with --columns {wanted}=NAME (the columns are {', '.join(row.data)})"
 
 
 def _question_sample(
@@ -241,10 +445,10 @@ def _question_sample(
     text = (getattr(columns, question) or style.question or "").strip()
     if not text:
         remedy = "missing; give the question, here or for all rows with question=…"
-        raise FieldError(question, remedy + existing_columns(row))
+        raise FieldError(question, remedy + existing_columns(row, question))
     values = row.data.get(choices)
     if not values and not open_ended:
-        raise FieldError(choices, f"{_lack(row, choices)}; give the list of choices{existing_columns(row)}")
+        raise FieldError(choices, f"{_lack(row, choices)}; give the list of choices{existing_columns(row, choices)}")
     options = tuple(str(choice).strip() for choice in values or ())
     if not all(options):
         raise FieldError(choices, f"{values!r} is not a list of texts; give every choice as a text that is not empty")
@@ -275,7 +479,9 @@ def _answers(row: Row, choices: tuple[str, ...]) -> tuple[str, ...]:
         return (choices[value],)
     texts = tuple(str(v).strip() for v in (value if isinstance(value, list) else [value]))
     if value is None:
-        fault = f"{_lack(row, 'answer')}; give the text of the answer, or its index from 0{existing_columns(row)}"
+        fault = (
+            f"{_lack(row, 'answer')}; give the text of the answer, or its index from 0{existing_columns(row, 'answer')}"
+        )
     elif isinstance(value, list) and choices:
         fault = f"{value!r} is a list; a question with choices has one answer, give its text"
     elif not texts or not all(texts):
@@ -301,7 +507,7 @@ def _id(row: Row, clip: AudioClip) -> str:
 
 
 def _rest(row: Row, *used: str) -> dict[str, Any]:
-    used = (*used, *AUDIO_FIELDS, "id")
+    used = (*used, audio_field(row), "id")
     return {name: value for name, value in row.data.items() if name not in used and value is not None}
 
 

@@ -12,20 +12,29 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Generic, Literal, TypedDict, TypeVar, Unpack, get_args
 
 from audiorl.audio import AudioClip, AudioError, load_clip, probe
 from audiorl.data import containers
-from audiorl.data.formats import AUDIO_FIELDS, FORMATS, QUESTIONS_OF, TEXT_FIELDS, Style, audio_field, detect
+from audiorl.data.formats import (
+    AUDIO_FIELDS,
+    CONVERSATIONS,
+    FORMATS,
+    QUESTIONS_OF,
+    TEXT_FIELDS,
+    Style,
+    detect,
+)
 from audiorl.data.rows import (
     HUB,
     AnyRow,
     BadRow,
     LeftOut,
     Row,
+    audio_folder,
     converted,
     dataset_rows,
     files_below,
@@ -38,7 +47,7 @@ from audiorl.types import Sample
 
 Kind = Literal[
     "auto", "native", "avqa", "musicbench", "mmau", "mmar", "mmsu", "asr",
-    "librispeech", "wenetspeech", "kaldi", "shar", "webdataset",
+    "conversation", "librispeech", "wenetspeech", "kaldi", "shar", "webdataset",
 ]  # fmt: skip
 Format = Callable[[Row, Style], Sample]
 T = TypeVar("T")
@@ -59,25 +68,38 @@ class ReadOptions(TypedDict, total=False):
     """Decode every clip now; a broken one is an unusable row."""
     question: str | None
     """Asked where a row brings no question of its own, or in place of the request for a transcript."""
+    keep_conversations: bool
+    """Leave conversations as they are; by default their last turn asks for the answer in tags, as questions do."""
     need_answer: bool
     """A question without an answer is an unusable row (default); otherwise its sample has no references."""
     columns: Mapping[str, str] | None
     """{column wanted here: its name in the data}."""
 
 
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """The row that a sample came from, with what names the column that a fault is about."""
+
+    file: str
+    number: int
+    columns: tuple[str, ...] = ()
+    texts: tuple[str, ...] = ()
+    """Of each column; "" where it has none."""
+
+
 @dataclass(frozen=True)
 class Loaded(Generic[T]):
     """What a manifest holds, in order: usable samples (or what another reader makes of a row), and skipped rows.
 
-    `left_out` counts the sound rows that its kind does not use, by the reason. `rows`: where each sample came from,
-    with the texts of its columns; empty where that is not known.
+    `left_out` counts the sound rows that its kind does not use, by the reason. `rows`: where each sample came from;
+    empty where that is not known.
     """
 
     samples: tuple[T, ...]
     skipped: tuple[BadRow, ...]
     path: str
     left_out: Mapping[str, int] = field(default_factory=dict)
-    rows: tuple[Row, ...] = ()
+    rows: tuple[Origin, ...] = ()
 
     def fault(self, index: int, check: Callable[[T], None]) -> BadRow | None:
         """Return why `check` refuses a sample by a ValueError, as a row of its file; None where it does not."""
@@ -91,7 +113,7 @@ class Loaded(Generic[T]):
             fault = FieldError("", str(error))
         named = getattr(sample, "sample", sample)
         id = getattr(named, "id", getattr(named, "name", None))
-        row = self.rows[index] if self.rows else Row(self.path, index + 1, {})
+        row = self.rows[index] if self.rows else Origin(self.path, index + 1)
         return BadRow(row.file, row.number, _column(row, fault), fault.message.removeprefix(f"sample {id!r}: "))
 
     def checked(self, check: Callable[[T], None], on_error: str) -> Loaded[T]:
@@ -128,7 +150,7 @@ class Loaded(Generic[T]):
 
 def read_samples(data: Any, kind: Kind | str = "auto", **options: Unpack[ReadOptions]) -> Loaded[Sample]:
     """Read the samples of a manifest, corpus folder, `hf://NAME:SPLIT`, `datasets.Dataset`, or of row
-    dictionaries, whose audio paths start from the working directory.
+    dictionaries. Audio paths of rows in memory start from `audio_root`, by default the working directory.
 
     kind: which format it is, found from its columns when "auto"; "asr" stands for any corpus of transcripts. Raises
     ValueError naming file, row and field; of a file that cannot be read at all whatever `on_error` says.
@@ -166,8 +188,8 @@ def read_values(
     if root is not None and not Path(root).is_dir():
         raise ValueError(f"audio_root {root}: no such folder")
     name, folder, rows, kind = _source(data, kind)
-    if columns := options.get("columns"):
-        rows = converted(rows, lambda row: _renamed(row, columns))
+    if renamed := options.get("columns"):
+        rows = converted(rows, lambda row: _renamed(row, renamed))
     if kind == "auto":
         seen: list[AnyRow] = []
         for row in rows:
@@ -182,10 +204,17 @@ def read_values(
             kind, rows = "asr", converted(rows, containers.cut_columns)
     rows, to_sample = QUESTIONS_OF.get(kind, iter)(rows), FORMATS[kind]
     think, question = options.get("think", True), options.get("question")
-    style = Style(folder if root is None else Path(root), think, question, options.get("need_answer", True))
+    style = Style(
+        folder if root is None else Path(root),
+        think,
+        question,
+        options.get("need_answer", True),
+        options.get("keep_conversations", False),
+    )
 
     values: list[T] = []
-    origins: list[Row] = []
+    origins: list[Origin] = []
+    names: dict[tuple[str, ...], tuple[str, ...]] = {}  # one tuple for all rows alike: there may be millions
     skipped: list[BadRow] = []
     left_out: Counter[str] = Counter()
     first: dict[str, tuple[int, Sample]] = {}  # not the row, which may hold the recording
@@ -199,6 +228,11 @@ def read_values(
             try:
                 sample, value = value_of(row, style, to_sample)
                 earlier, same = first.get(sample.id, (row.number, sample))
+                if same is not sample and "id" not in row.data and _prompt(same) != _prompt(sample):
+                    # Another question about a clip whose path is the id of an earlier row.
+                    row = replace(row, data={**row.data, "id": f"{sample.id}:{row.number}"})
+                    sample, value = value_of(row, style, to_sample)
+                    earlier, same = first.get(sample.id, (row.number, sample))
                 if same is not sample and not (repeats and _prompt(same) == _prompt(sample)):
                     own = "prompt" if repeats else "row"
                     raise FieldError("id", f"{sample.id!r} also names row {earlier}; give every {own} its own id")
@@ -209,7 +243,9 @@ def read_values(
             else:
                 first[sample.id] = (earlier, same)
                 values.append(value)
-                origins.append(Row(row.file, row.number, {k: t for k, v in row.data.items() if (t := _texts(v))}))
+                texts = {k: "" if k in _UNSEARCHED else _texts(v) for k, v in row.data.items() if v is not None}
+                columns = names.setdefault(tuple(texts), tuple(texts))
+                origins.append(Origin(row.file, row.number, columns, tuple(texts.values())))
                 continue
         if on_error == "raise":
             raise ValueError(str(row))
@@ -222,12 +258,23 @@ def _source(data: Any, kind: str) -> tuple[str, Path, Iterator[AnyRow], str]:
     if is_dataset(data):
         return "dataset", Path(), dataset_rows(data), kind
     if not isinstance(data, str | Path):
-        return "rows", Path(), (Row("rows", number, row) for number, row in enumerate(data, 1)), kind
+        if isinstance(data, Mapping) or hasattr(data, "columns") or not isinstance(data, Iterable):
+            what = "a file, a folder, a list of row dictionaries, or a datasets.Dataset"
+            raise ValueError(f"{type(data).__name__}: not read as data; give {what}")
+        return "rows", Path(), _rows_in_memory(data), kind
     if str(data).startswith(HUB):
         return str(data), Path(), hub_rows(str(data)), kind
     file = Path(data)
+    if file.is_dir() and kind in ("auto", *FORMATS) and (metadata := audio_folder(file)):
+        file = metadata
     rows, kind = _rows_and_kind(file, kind)
     return str(data), file if file.is_dir() else file.parent, rows, kind
+
+
+def _rows_in_memory(data: Iterable[Any]) -> Iterator[AnyRow]:
+    for number, row in enumerate(data, 1):
+        wrong = f"a {type(row).__name__}, not a dictionary of columns; give {{…}}"
+        yield Row("rows", number, row) if isinstance(row, Mapping) else BadRow("rows", number, "", wrong)
 
 
 def _rows_and_kind(path: Path, kind: str) -> tuple[Iterator[AnyRow], str]:
@@ -272,6 +319,17 @@ def _renamed(data: Mapping[str, Any], columns: Mapping[str, str]) -> dict[str, A
     return {**{wanted: data[name] for wanted, name in columns.items()}, **rest}
 
 
+def column_names(given: Sequence[str]) -> dict[str, str]:
+    """Return {wanted: name in the data} of the option `--columns WANTED=NAME …`. Raises ValueError for another form."""
+    names: dict[str, str] = {}
+    for pair in given:
+        wanted, equals, name = pair.partition("=")
+        if not (wanted and equals and name) or wanted in names:
+            raise ValueError(f"--columns {pair!r}: give WANTED=NAME once for each column, such as audio=wav")
+        names[wanted] = name
+    return names
+
+
 def _texts(value: Any) -> str:
     """Return the texts in a column, without numbers and recordings, which are large."""
     if isinstance(value, Mapping):
@@ -281,22 +339,34 @@ def _texts(value: Any) -> str:
     return value if isinstance(value, str) else ""
 
 
-def _column(row: Row, fault: FieldError) -> str:
+_UNSEARCHED = (*AUDIO_FIELDS, "id", "language")
+"""Columns whose texts are no prompt and no answer."""
+
+
+def _column(row: Origin, fault: FieldError) -> str:
     """Return the column that a fault of a sample is about: by the text that it holds, else by the part's usual name."""
     if fault.field == "audio":
-        return next((column for column in (*AUDIO_FIELDS, "video_name", "prompt") if column in row.data), "audio")
+        return _audio_column(row.columns)
     if fault.holding:
-        texts = {k: v.strip() for k, v in row.data.items() if k not in AUDIO_FIELDS and k not in ("id", "language")}
-        held = [k for k, v in texts.items() if v and (fault.holding.strip() in v or v in fault.holding)]
+        wanted, texts = fault.holding.strip(), {k: v.strip() for k, v in zip(row.columns, row.texts, strict=True)}
+        held = [k for k, v in texts.items() if v and (wanted in v or v in fault.holding)]
         if held:
-            return max(held, key=lambda column: (texts[column] == fault.holding.strip(), len(texts[column])))
-    usual = {"prompt": ("prompt", "question"), "answer": ("answer", *TEXT_FIELDS)}.get(fault.field, ())
-    return next((column for column in usual if column in row.data), fault.field)
+            return max(held, key=lambda column: (texts[column] == wanted, len(texts[column])))
+    usual = {"prompt": (*CONVERSATIONS, "question"), "answer": ("answer", *TEXT_FIELDS)}.get(fault.field, ())
+    return next((column for column in usual if column in row.columns), fault.field)
+
+
+def _audio_column(columns: Collection[str]) -> str:
+    """Return which of the columns that a row fills names its clips: of a conversation perhaps that of its turns."""
+    usual = ("audios", *AUDIO_FIELDS, "video_name", *CONVERSATIONS)
+    return next((column for column in usual if column in columns), "audio")
 
 
 def _check_audio(row: Row, sample: Sample, value: Any) -> None:
     """Decode the clips of the prompt, and those that are answers."""
-    of_prompt = [(audio_field(row), clip) for clip in sample.audio]
+    column = _audio_column([name for name, value in row.data.items() if value is not None])
+    several = isinstance(row.data.get(column), list | tuple) and column not in CONVERSATIONS
+    of_prompt = [(f"{column}[{i}]" if several else column, clip) for i, clip in enumerate(sample.audio)]
     spoken = [(column, answer) for column, answer in vars(value).items() if isinstance(answer, AudioClip)]
     for column, clip in (*of_prompt, *spoken):
         try:

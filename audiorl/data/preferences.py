@@ -2,41 +2,51 @@
 
 A row is any that `read_samples` knows, its gold answer optional, with these columns::
 
-    read_pairs    chosen, rejected, margin?
+    read_pairs    chosen, rejected, margin?                     (or messages, which end with chosen, rejected_response)
     read_judged   answer | completion, desirable | label        (with completion, answer stays the gold answer)
     read_steps    steps, labels
 
     {"audio": "a.wav", "question": "Which animal?", "chosen": "a cat", "rejected": "a dog"}
 
 Answers may be TRL's `[{"role": "assistant", "content": "…"}]`, whose content may be an audio part: a spoken answer, to
-a prompt whose `metadata` has `"respond": "speech"`. A whole conversation stands in `prompt`, with gold texts in
-`references`; it is taken as it is, with no request for tags added (`pair_row` writes such rows). An audio part may
-select `duration` seconds from `start`. A prompt may come again, with the same id, for other answers.
+a prompt whose `metadata` has `"respond": "speech"`. A whole conversation stands in `prompt`, `messages` or
+`conversations`, with gold texts in `references`; it is taken as it is, with no request for tags added (`pair_row`
+writes such rows). An audio part may select `duration` seconds from `start`. A prompt may come again, with the same id,
+for other answers.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, Unpack
+from typing import Annotated, Any, Unpack
 
 from msgspec import Meta, Struct
 
 from audiorl.audio import AudioClip, name
-from audiorl.data.formats import Style, clip_from, detect, existing_columns
+from audiorl.data.formats import (
+    Answer,
+    Style,
+    conversation,
+    existing_columns,
+    is_conversation,
+    message_pieces,
+    renamed_turns,
+    spoken_or_written,
+    turns_of,
+)
 from audiorl.data.manifest import Format, Kind, Loaded, ReadOptions, read_values
 from audiorl.data.rows import Row
 from audiorl.data.schema import FieldError, check
-from audiorl.data.schema.manifests import AudioColumns
-from audiorl.data.schema.types import AnyText, Finite, Id, Object, Task, Text
-from audiorl.types import Message, Sample
+from audiorl.data.schema.manifests import ChatMessage, Reply
+from audiorl.data.schema.types import Finite, Text
+from audiorl.types import Sample
 
+_PAIR = {"chosen", "rejected"}
 ROLLOUT_COLUMNS = ("step", "group_id", "index", "sample", "segments", "text", "score", "advantage", "spoken_audio")
 """Columns of a recorded rollout; a labelled one has them besides those of a judged answer, and they are no metadata."""
-
-Answer = str | AudioClip  # A written answer, or the recording of a spoken one
 
 
 @dataclass(frozen=True)
@@ -78,34 +88,10 @@ class Steps:
 # -- columns of the rows ----------------------------------------------------------------------------------------------
 
 
-class ContentPart(AudioColumns, kw_only=True):
-    """A piece of a message, as chat templates have it."""
-
-    type: Literal["text", "audio"]
-    text: AnyText | None = None
-
-
-Content = Annotated[str | ContentPart, Meta(description='text or audio; give "…" or {"type": "audio", "audio": "…"}')]
-Contents = Annotated[
-    str | ContentPart | list[Content],
-    Meta(description='text or audio; give "…" or [{"type": "audio", "audio": "…"}, …]'),
-]
-
-
-class ChatMessage(Struct):
-    role: Literal["system", "user", "assistant"]
-    content: Contents
-
-
-Reply = Annotated[
-    str | list[ChatMessage], Meta(description='a text; give "…" or [{"role": "assistant", "content": "…"}]')
-]
-TextList = Annotated[list[Text] | Text, Meta(description="a list of texts; give each as a text that is not empty")]
 Verdict = Annotated[bool | Finite, Meta(description="a verdict; give true or false")]
 Margin = Annotated[Finite, Meta(description="a finite number; give by how much chosen is better, or leave it out")]
 Probability = Annotated[float, Meta(ge=0, le=1)]
 Label = Annotated[bool | Probability, Meta(description="a label; give a number from 0 (wrong) to 1 (right)")]
-ChatTurn = Annotated[ChatMessage, Meta(description="a message; give role (system, user or assistant) and content")]
 
 
 class PairColumns(Struct):
@@ -126,34 +112,22 @@ class StepsColumns(Struct):
     labels: Annotated[list[Label], Meta(description="a list; give one label a step")]
 
 
-class ConversationColumns(Struct):
-    """A row whose `prompt` is the whole conversation."""
-
-    prompt: Annotated[list[ChatTurn], Meta(description="a list of messages; a plain question belongs in question")]
-    id: Id | None = None
-    references: TextList | None = None
-    answer: TextList | None = None
-    choices: TextList | None = None
-    task: Task | None = None
-    metadata: Object | None = None
-
-
 # -- reading and writing ----------------------------------------------------------------------------------------------
 
 
 def read_pairs(path: str | Path, kind: Kind | str = "auto", **options: Unpack[ReadOptions]) -> Loaded[Pair]:
     """Read pairs for preference losses and reward models; arguments and errors are those of `read_samples`."""
-    return read_values(path, kind, _pair, detect=_detect, repeats=True, **options)
+    return read_values(path, kind, _pair, repeats=True, **options)
 
 
 def read_judged(path: str | Path, kind: Kind | str = "auto", **options: Unpack[ReadOptions]) -> Loaded[Judged]:
     """Read single answers, good or bad (KTO); arguments and errors are those of `read_samples`."""
-    return read_values(path, kind, _judged, detect=_detect, repeats=True, **options)
+    return read_values(path, kind, _judged, repeats=True, **options)
 
 
 def read_steps(path: str | Path, kind: Kind | str = "auto", **options: Unpack[ReadOptions]) -> Loaded[Steps]:
     """Read labelled steps for process reward models; arguments and errors are those of `read_samples`."""
-    return read_values(path, kind, _steps, detect=_detect, repeats=True, **options)
+    return read_values(path, kind, _steps, repeats=True, **options)
 
 
 def pairs_to_judged(pairs: Iterable[Pair]) -> list[Judged]:
@@ -192,28 +166,28 @@ def part_row(content: str | AudioClip) -> dict[str, Any]:
     return part if content.sample_rate is None else {**part, "sample_rate": content.sample_rate}
 
 
-def _detect(row: Row) -> str:
-    return "native" if row.data.get("prompt") is not None else detect(row)
-
-
 def _pair(row: Row, style: Style, to_sample: Format) -> tuple[Sample, Pair]:
-    columns = check(row.data, PairColumns)
-    sample = _sample(row, style, to_sample, "chosen", "rejected", "margin")
+    if row.data.get("rejected_response") is not None and row.data.get("chosen") is None:  # as ms-swift has pairs
+        row = _with_last_turn(row, "chosen", rejected=row.data["rejected_response"])
+    columns = check({**row.data, **{name: _renamed(row.data[name]) for name in _PAIR & row.data.keys()}}, PairColumns)
+    sample = _sample(row, style, to_sample, *_PAIR, "rejected_response", "margin")
     chosen, rejected = _answer(columns.chosen, "chosen", style), _answer(columns.rejected, "rejected", style)
     return sample, Pair(sample, chosen, rejected, columns.margin or 0.0)
 
 
 def _judged(row: Row, style: Style, to_sample: Format) -> tuple[Sample, Judged]:
+    if _either(row, "completion", "answer", "messages", "conversations") in ("messages", "conversations"):
+        row = _with_last_turn(row, "completion")
     field = "answer" if row.data.get("completion") is None else "completion"
     verdict = _either(row, "desirable", "label")
     columns = check({name: row.data.get(name) for name in (field, verdict)}, JudgedColumns)
     sample = _sample(row, style, to_sample, field, verdict)
     desirable, answer = getattr(columns, verdict), getattr(columns, field)
     if desirable not in (True, False):  # 0 and 1 are equal to these
-        what = f"missing; give true or false{existing_columns(row)}"
+        what = f"missing; give true or false{existing_columns(row, verdict)}"
         raise FieldError(verdict, what if desirable is None else f"{desirable!r} is not a verdict; give true or false")
     if answer is None:
-        raise FieldError(field, f"missing; give the text of the answer{existing_columns(row)}")
+        raise FieldError(field, f"missing; give the text of the answer{existing_columns(row, field)}")
     return sample, Judged(sample, _answer(answer, field, style), bool(desirable))
 
 
@@ -227,63 +201,33 @@ def _steps(row: Row, style: Style, to_sample: Format) -> tuple[Sample, Steps]:
 
 
 def _sample(row: Row, style: Style, to_sample: Format, *own: str) -> Sample:
-    """Return the sample of a row without the reader's `own` columns; its gold answer may be missing."""
-    data = {field: value for field, value in row.data.items() if field not in own}
-    if data.get("prompt") is None:
-        return to_sample(Row(row.file, row.number, data), replace(style, need_answer=False))
-    columns = check(data, ConversationColumns)
-    gold = _either(row, "references", "answer")
-    used = ("id", "prompt", "choices", "task", "metadata", gold, *(ROLLOUT_COLUMNS if "segments" in data else ()))
-    rest = {field: value for field, value in data.items() if field not in used and value is not None}
+    """Return the sample of a row without the reader's `own` columns; its gold answer may be missing.
 
-    def texts(value: list[str] | str | None) -> tuple[str, ...]:
-        return () if value is None else (value,) if isinstance(value, str) else tuple(value)
+    A conversation stays as it is.
+    """
+    unused = (*own, *(ROLLOUT_COLUMNS if "segments" in row.data else ()))
+    row = replace(row, data={field: value for field, value in row.data.items() if field not in unused})
+    style = replace(style, need_answer=False, keep_conversations=True)
+    return conversation(row, style) if is_conversation(row) else to_sample(row, style)
 
-    sample = Sample(
-        id=f"{Path(row.file).stem}:{row.number}" if columns.id is None else str(columns.id).strip(),
-        messages=tuple(Message(m.role, _pieces(m, style)) for m in columns.prompt),
-        references=texts(getattr(columns, gold)),
-        choices=texts(columns.choices),
-        task="qa" if columns.task is None else columns.task,
-        metadata={**(columns.metadata or {}), **rest},
-    )
-    if not sample.audio and sample.metadata.get("respond") != "speech":
-        raise FieldError("prompt", 'holds no audio; put {"type": "audio", "audio": "…"} where it belongs')
-    offered = list(sample.choices)
-    if len(set(offered)) < len(offered):
-        raise FieldError("choices", f"{offered} hold one twice; give every choice once")
-    if offered and sample.references and sample.references[0] not in offered:
-        raise FieldError(gold, f"{sample.references[0]!r} is not among the choices {offered}; give the exact text")
-    return sample
+
+def _with_last_turn(row: Row, column: str, **more: Any) -> Row:
+    """Return the row with the last turn of its conversation in a column of its own."""
+    field, turns = turns_of(row)
+    return replace(row, data={**row.data, field: turns[:-1], column: turns[-1:], **more})
+
+
+def _renamed(reply: Any) -> Any:
+    turns = [reply] if isinstance(reply, Mapping) else reply
+    return renamed_turns(turns) if isinstance(turns, list | tuple) else reply
 
 
 def _answer(reply: str | list[ChatMessage], field: str, style: Style) -> Answer:
-    parts: tuple[str | AudioClip, ...]
     if isinstance(reply, str):
-        parts = (reply,)
-    elif len(reply) == 1 and reply[0].role == "assistant":
-        parts = _pieces(reply[0], style)
-    else:
+        return spoken_or_written((reply,), field)
+    if len(reply) != 1 or reply[0].role != "assistant":
         raise FieldError(field, "is not one assistant message; what comes before it belongs in prompt")
-    if len(parts) == 1 and isinstance(parts[0], AudioClip):
-        return parts[0]
-    texts = [part for part in parts if isinstance(part, str)]
-    if len(texts) < len(parts):
-        raise FieldError(field, "holds audio besides something else; give a text, or one audio part that says it all")
-    if not "".join(texts).strip():
-        raise FieldError(field, f"the {field} text is empty; give an answer")
-    return "".join(texts)
-
-
-def _pieces(message: ChatMessage, style: Style) -> tuple[str | AudioClip, ...]:
-    parts = message.content if isinstance(message.content, list) else [message.content]
-    pieces: list[str | AudioClip] = []
-    for part in parts:
-        if isinstance(part, ContentPart):
-            pieces.append(clip_from(part, style, "audio") if part.type == "audio" else part.text or "")
-        else:
-            pieces.append(part)
-    return tuple(pieces)
+    return spoken_or_written(message_pieces(reply[0], style), field)
 
 
 def _either(row: Row, *fields: str) -> str:

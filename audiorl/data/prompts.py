@@ -71,11 +71,15 @@ def _stated(question: str) -> str:
     return question.strip()
 
 
-def _turn(clip: AudioClip, ask: str, think: bool) -> tuple[Message, ...]:
-    how = "Give only the final answer, inside <answer> </answer>."
+def how_to_answer(think: bool) -> str:
+    """Return the request for the answer in tags, with `think` after a thought in others."""
     if think:
-        how = (
+        return (
             "First think it over inside <think> </think>, in fewer than 50 words. "
             "Then give only the final answer inside <answer> </answer>."
         )
-    return (Message("user", (clip, f"{ask}\n{how}")),)
+    return "Give only the final answer, inside <answer> </answer>."
+
+
+def _turn(clip: AudioClip, ask: str, think: bool) -> tuple[Message, ...]:
+    return (Message("user", (clip, f"{ask}\n{how_to_answer(think)}")),)

@@ -29,6 +29,7 @@ import base64
 import io
 import math
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
@@ -46,6 +47,8 @@ from audiorl.data.rows import read_checked
 from audiorl.data.schema import FieldError, check
 from audiorl.types import Rollout, Sample, Score, Segment, Turn
 
+# msgspec evaluates the annotations of values; their module does not import torch.
+vars(sys.modules[Segment.__module__])["Tensor"] = Tensor
 NOT_SENT = "<audio that was not sent (RemoteReward(audio='none')) or not recorded>"
 """In place of a path: whoever loads such a clip gets an error that says why there is no audio."""
 _DTYPES = {"int64": torch.int64, "float32": torch.float32, "float16": torch.float16, "bool": torch.bool}

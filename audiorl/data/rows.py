@@ -1,5 +1,5 @@
 """Rows of data as plain dictionaries, whatever holds them: JSON lines, a JSON list, CSV, TSV, Parquet, Arrow, a folder
-that the `datasets` library saved, a dataset of the hub or in memory (extra: `hub`).
+that the `datasets` library saved or calls an audio folder, a dataset of the hub or in memory (extra: `hub`).
 
 A row that cannot be read is a `BadRow` in the stream, so that the caller can skip it, count it or stop; a file that
 cannot be read at all is a ValueError.
@@ -38,6 +38,8 @@ _JSON = (".jsonl", ".json", ".ndjson")
 _TABLES = (".csv", ".tsv")
 _NUMBERS = {"start", "offset", "duration", "seconds", "sample_rate", "sampling_rate", "channel", "channel_selector"}
 """Columns of text files that hold numbers. What kind any other holds is not guessed: 007 and null are transcripts."""
+_LISTS = {"choices", "multi_choice", "audios", "messages", "conversations", "conversation", "prompt", "history"}
+"""Columns of text files that may hold a list, as JSON."""
 _COMMON_VOICE = {"path": "audio", "locale": "language", "client_id": "speaker"}
 """Columns of Common Voice's files and what they are called here."""
 _BUFFER = 2**20
@@ -198,8 +200,9 @@ def _delimited(path: Path, content: bytes, kind: str) -> Iterator[Row | BadRow]:
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        line = content[: error.start].count(b"\n") + 1
-        raise ValueError(f"{path}, line {line}: not UTF-8 ({error.reason}); save the file as UTF-8") from error
+        before = content[: error.start].split(b"\n")
+        bad = f"line {len(before)}: byte {content[error.start]:#04x} at column {len(before[-1]) + 1} is not UTF-8"
+        raise ValueError(f"{path}, {bad}; save the file as UTF-8") from error
     style = {"delimiter": ","} if kind == ".csv" else {"delimiter": "\t", "quoting": csv.QUOTE_NONE}
     entries = csv.reader(io.StringIO(text, newline=""), strict=True, **style)  # type: ignore[arg-type]
     try:
@@ -219,6 +222,9 @@ def _delimited(path: Path, content: bytes, kind: str) -> Iterator[Row | BadRow]:
                 value = data[name]
                 if re.fullmatch(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", value.strip()):  # or else no field takes it
                     data[name] = int(value) if value.strip().isdecimal() else float(value)
+            if fault := _parse_lists(data):
+                yield BadRow(str(path), number, fault.field, fault.message)
+                continue
             if common_voice and (path.parent / "clips" / data.get("audio", "")).is_file():  # it leaves out the folder
                 data["audio"] = f"clips/{data['audio']}"
             yield Row(str(path), number, data)
@@ -226,6 +232,17 @@ def _delimited(path: Path, content: bytes, kind: str) -> Iterator[Row | BadRow]:
         raise ValueError(
             f"{path}, line {entries.line_num}: not readable as {kind[1:]} ({error}); correct it"
         ) from error
+
+
+def _parse_lists(data: dict[str, Any]) -> FieldError | None:
+    """Replace the texts that begin as JSON lists do, in columns that may hold lists; return a fault that one has."""
+    for name in sorted(_LISTS & data.keys()):
+        if data[name].lstrip().startswith("["):
+            try:
+                data[name] = parse_json(data[name])
+            except ValueError as error:
+                return FieldError(name, f'not a JSON list ({error}); write ["…", "…"]')
+    return None
 
 
 def files_below(folder: Path, *endings: str) -> list[Path]:
@@ -271,14 +288,31 @@ def _batches(path: Path) -> Iterator[pa.RecordBatch]:
                 raise ValueError("cut: no end-of-stream marker")
 
 
+def audio_folder(folder: Path) -> Path | None:
+    """Return the metadata file of an audio folder of `datasets`, in it or one level down; None where there is none.
+
+    Raises ValueError that names the splits where there are several.
+    """
+    endings = (".jsonl", ".csv", ".parquet")
+    found = [path for end in endings for path in (folder / f"metadata{end}",) if path.is_file()]
+    found = found or [path for end in endings for path in sorted(folder.glob(f"*/metadata{end}"))]
+    if len(found) > 1:
+        names = ", ".join(str(path.relative_to(folder)) for path in found)
+        raise ValueError(f"{folder}: an audio folder with {names}; name one of these files")
+    return found[0] if found else None
+
+
 def _dataset_files(path: Path) -> list[Path]:
     """Return the arrow files of a saved dataset, in order. They hold audio as {"bytes", "path"}, not decoded."""
     document = next((path / name for name in ("dataset_dict.json", "state.json") if (path / name).exists()), None)
     if document is None:
-        raise ValueError(f"{path}: neither a folder that datasets.save_to_disk wrote nor one with *.trans.txt files")
+        known = "metadata.csv, .jsonl or .parquet, *.trans.txt, wav.scp, or what datasets.save_to_disk wrote"
+        raise ValueError(f"{path}: a folder without {known}; name a data file")
     try:
         state = parse_json(document.read_bytes())
         splits = ", ".join(state["splits"]) if document.name == "dataset_dict.json" else ""
+        if splits and ", " not in splits:
+            return _dataset_files(path / splits)
         names = [] if splits else [Path(file["filename"]) for file in state["_data_files"]]
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{document}: damaged ({error!r}); save the dataset again") from error
@@ -307,12 +341,21 @@ def hub_rows(name: str) -> Iterator[Row | BadRow]:
 
 
 def is_dataset(value: Any) -> bool:
-    """Return whether it is a `Dataset` or `IterableDataset`, without importing the library."""
-    return type(value).__module__.partition(".")[0] == "datasets" and hasattr(value, "features")
+    """Return whether it is a dataset or a dictionary of splits, without importing the library."""
+    kinds = ("Dataset", "IterableDataset", "DatasetDict", "IterableDatasetDict")
+    return any(c.__module__.partition(".")[0] == "datasets" and c.__name__ in kinds for c in type(value).__mro__)
 
 
 def dataset_rows(dataset: Any, name: str = "dataset") -> Iterator[Row | BadRow]:
-    """Yield the rows of a dataset. Audio is not decoded: encoded bytes are stored (`stored`), a row at a time."""
+    """Yield the rows of a dataset, or of the only split of a dictionary.
+
+    Audio is not decoded: encoded bytes are stored (`stored`), a row at a time. Raises ValueError for several splits.
+    """
+    if isinstance(dataset, Mapping):
+        if len(dataset) != 1:
+            splits = ", ".join(dataset)
+            raise ValueError(f"{name}: a {type(dataset).__name__} with the splits {splits}; give one, dataset[SPLIT]")
+        dataset = next(iter(dataset.values()))
     datasets = _datasets()
     features = getattr(dataset, "features", None) or {}
     sounds = [column for column, feature in features.items() if isinstance(feature, datasets.Audio)]

@@ -43,6 +43,8 @@ class TextToSay:
     recording: AudioClip | None = None
     speaker: str = ""
     language: str = ""
+    line: int = field(default=0, compare=False)
+    """Of its list, from 1; 0 where it comes from none."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,12 @@ class Conversation:
     turns: tuple[ConversationTurn, ...]
     voices: Mapping[str, tuple[str, AudioClip]] = field(default_factory=dict)
     """(text, recording) of each speaker; empty, or one for every speaker of a turn."""
+    file: str = field(default="", compare=False)
+    row: int = field(default=0, compare=False)
+
+    def fault(self, field: str, message: str) -> ValueError:
+        """Return an error that names a field of the conversation's row."""
+        return ValueError(str(BadRow(self.file, self.row, field, message)))
 
 
 def read_meta(path: str | Path) -> list[TextToSay]:
@@ -91,7 +99,9 @@ def read_meta(path: str | Path) -> list[TextToSay]:
             names[name] = number
             files = (fields[2] if len(fields) > 3 else "", fields[-1] if recorded else "")
             prompt, recording = (AudioClip(path=str(path.parent / file)) if file else None for file in files)
-            utterances.append(TextToSay(name, text, fields[1] if len(fields) > 2 else "", prompt, recording))
+            utterances.append(
+                TextToSay(name, text, fields[1] if len(fields) > 2 else "", prompt, recording, line=number)
+            )
             continue
         raise ValueError(f"{path}, line {number}: {fault}")
     return utterances
@@ -100,12 +110,7 @@ def read_meta(path: str | Path) -> list[TextToSay]:
 def read_texts(path: str | Path) -> list[TextToSay]:
     """Return the lines of a text file, named FILE-0001 by their number. Raises ValueError for a file without any."""
     path = Path(path)
-    return [TextToSay(f"{path.stem}-{number:04d}", line.strip()) for number, line in _lines(path, "text")]
-
-
-def line_numbers(path: str | Path) -> list[int]:
-    """Return the number of the line of each utterance that `read_meta` or `read_texts` gives."""
-    return [number for number, _ in _lines(Path(path), "text")]
+    return [TextToSay(f"{path.stem}-{number:04d}", line.strip(), line=number) for number, line in _lines(path, "text")]
 
 
 def _lines(path: Path, what: str) -> list[tuple[int, str]]:
@@ -160,5 +165,5 @@ def read_conversations(path: str | Path, script: bool = False) -> list[Conversat
         for name, v in row.voices.items():
             part = {"start": v.start or 0.0, "duration": v.duration, "channel": v.channel}
             voices[name] = v.text, AudioClip(path=str(path.parent / v.audio), **part)
-        conversations.append(Conversation(row.id, tuple(turns), voices))
+        conversations.append(Conversation(row.id, tuple(turns), voices, str(path), number))
     return conversations

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
 
@@ -145,6 +147,39 @@ def cpu_seconds() -> float | None:
         return None
     children = os.times()
     return time.process_time() + children.children_user + children.children_system
+
+
+_gpu_work: deque[tuple[Any, Any]] = deque(maxlen=2**16)
+_in_gpu_work = False
+
+
+@contextmanager
+def gpu_work() -> Iterator[None]:
+    """Count the time of the block's kernels, from the first to the last, for `gpu_seconds`; nothing on a CPU."""
+    global _in_gpu_work
+    if _in_gpu_work or not torch.cuda.is_initialized() or torch.cuda.is_current_stream_capturing():
+        yield
+        return
+    first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    first.record()
+    _in_gpu_work = True
+    try:
+        yield
+    finally:
+        _in_gpu_work = False
+    last.record()
+    _gpu_work.append((first, last))
+
+
+def gpu_seconds() -> float | None:
+    """Return the seconds that this process's blocks of `gpu_work` took on its GPU since the last call; None without
+    one. Gaps between the kernels of one block count, those between blocks do not."""
+    if not _gpu_work:
+        return None
+    _gpu_work[-1][1].synchronize()
+    seconds = sum(first.elapsed_time(last) for first, last in _gpu_work) / 1000  # of milliseconds
+    _gpu_work.clear()
+    return seconds
 
 
 @dataclass(frozen=True)

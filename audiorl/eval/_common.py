@@ -8,11 +8,11 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
-from typing import Any, ClassVar, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, get_type_hints
 
 import numpy as np
 from rich.console import Console
@@ -22,14 +22,17 @@ from rich.table import Table
 from audiorl.config import ModelConfig, SamplingConfig, torch_device
 from audiorl.config.checks import require_counts
 from audiorl.data import manifest
+from audiorl.data.rows import BadRow
 from audiorl.data.schema import FieldError, check, parse_json
 from audiorl.data.schema.results import ResultRow
-from audiorl.eval.metrics.corpus import bootstrap_interval
+from audiorl.eval.metrics.corpus import bootstrap_interval, estimate, ratio
 from audiorl.options import parse
 from audiorl.protocols import Request, RolloutEngine
-from audiorl.run.folder import checkpoint_of
 from audiorl.speech_models import Recogniser, SpeakerEncoder, load_recogniser, load_speaker_encoder
 from audiorl.types import Rollout, Sample
+
+if TYPE_CHECKING:
+    from audiorl.models import AudioPolicy
 
 T = TypeVar("T")
 Row = dict[str, Any]
@@ -46,11 +49,12 @@ class InferenceOptions:
     """A run folder as `model` stands for its newest checkpoint."""
 
     data: Path | None = None
-    """What `audiorl.data.manifest.read_samples` reads; in audit, gap and passk also `bundled`, `bundled:languages/test`
-    or `bundled:languages/unseen`."""
+    """What `audiorl.data.manifest.read_samples` reads; in qa, audit, gap and passk also `bundled`,
+    `bundled:languages/test` or `bundled:languages/unseen`."""
     model: str | None = None
-    """A model folder or hub id, a checkpoint, or a run folder (its newest checkpoint); in audit, gap and passk also
-    `tiny`, a small random model."""
+    """A model folder or hub id, a checkpoint, a run folder (its newest checkpoint), or `tiny`, a small random model."""
+    phase: str | None = None
+    """Of a run folder, the phase whose newest checkpoint is taken; by default the one that the run is for."""
     out: Path | None = None
     """Folder for predictions and scores."""
     kind: str = "auto"
@@ -65,6 +69,8 @@ class InferenceOptions:
     """Only the first rows."""
     audio_root: Path | None = None
     """Where relative audio paths start; by default the folder of the data file."""
+    columns: tuple[str, ...] = ()
+    """Columns of the data that have other names, as WANTED=NAME: `audio=wav question=prompt`."""
     device: str = "auto"
     """cpu, cuda or cuda:N; auto is a GPU where there is one."""
 
@@ -79,12 +85,16 @@ class InferenceOptions:
     def check_settings(self, question: str | None = None) -> None:
         """Write out/settings.json, or raise ValueError where a run with other settings left one."""
         assert self.data and self.out
-        settings = {"model": self.model, "data": self.data.name, "kind": self.kind, "think": self.think}
+        settings: Row = {"model": self.model, "data": self.data.name, "kind": self.kind, "think": self.think}
         settings |= {"question": question} if question else {}
+        settings |= {"columns": self.columns} if self.columns else {}
         check_settings(self.out / "settings.json", {**settings, "max_new_tokens": self.max_new_tokens})
 
-    def read(self, question: str | None = None) -> manifest.Loaded:
-        """Return the usable samples, every clip decoded once; print those that are skipped. `question` is asked."""
+    def read(self, question: str | None = None, on_error: Literal["raise", "skip"] = "skip") -> manifest.Loaded[Sample]:
+        """Return the usable samples, every clip decoded once; print those that are skipped. `question` is asked.
+
+        on_error: "raise" also for a question without an answer.
+        """
         self.check()
         self.check_settings(question)
         assert self.data
@@ -93,10 +103,11 @@ class InferenceOptions:
             kind=self.kind,
             think=self.think,
             audio_root=self.audio_root,
-            on_error="skip",
+            on_error=on_error,
             limit=self.limit,
             check_audio=True,
-            need_answer=False,
+            need_answer=on_error == "raise",
+            columns=manifest.column_names(self.columns),
             question=question,
         )
         if loaded.skipped:
@@ -151,8 +162,14 @@ def run_evaluation(module: ModuleType, args: Sequence[str]) -> None:
     options, name = options_type(module.main), Path(str(module.__file__)).stem
     try:
         given: Any = parse(options, args, prog=f"audiorl eval {name}", description=module.__doc__, run_file=True)
-        if getattr(given, "newest", True) and getattr(given, "model", None):
-            given = replace(given, model=checkpoint_of(given.model))
+        named = {name: getattr(given, name, None) for name in ("model", "baseline") if getattr(given, "newest", True)}
+        models = {name: model for name, model in named.items() if isinstance(model, str)}
+        if models:
+            from audiorl.run.folder import newest_checkpoint  # imports torch, which scoring does without
+
+            phases = {"model": getattr(given, "phase", None)}
+            newest = {name: newest_checkpoint(model, phases.get(name)) for name, model in models.items()}
+            given = replace(given, **newest)
         module.main(given)
     except (ValueError, OSError, ImportError) as error:
         print(f"audiorl: {' '.join(str(error).split())}", file=sys.stderr)
@@ -171,12 +188,23 @@ def evaluation_config(device: str = "auto") -> ModelConfig:
     return ModelConfig(device=device, dtype="float32" if device == "cpu" else "bfloat16")
 
 
+def question_policy(model: str, config: ModelConfig) -> AudioPolicy:
+    """Load the model of a folder or hub id, or make `tiny`, a small random one."""
+    from audiorl.models import load_policy
+    from audiorl.models.families.qwen_omni import tiny
+
+    if model != "tiny":
+        return load_policy(model, config)
+    policy = tiny(whisper=False, config=config)
+    policy.model.to(torch_device(config.device))
+    return policy
+
+
 def greedy_engine(model: str | Path, max_new_tokens: int = 256, device: str = "auto") -> RolloutEngine:
     """Load a model as a greedy engine; see `evaluation_config`."""
-    from audiorl.models import load_policy
     from audiorl.rollout.hf import HFEngine
 
-    policy = load_policy(model, evaluation_config(device))
+    policy = question_policy(str(model), evaluation_config(device))
     return HFEngine(policy, SamplingConfig(temperature=0.0, max_new_tokens=max_new_tokens))
 
 
@@ -267,6 +295,16 @@ def read_rows(path: str | Path) -> list[Row]:
     return _parse(Path(path))[0]
 
 
+def distinct_rows(path: str | Path) -> list[Row]:
+    """Read a results file. Raises ValueError for an id that comes again: its errors would count twice."""
+    rows, first = read_rows(path), dict[str, int]()
+    for number, row in enumerate(rows, 1):
+        if (earlier := first.setdefault(str(row["id"]), number)) != number:
+            message = f"{row['id']!r} also names row {earlier}; give every row its own id"
+            raise ValueError(str(BadRow(str(path), number, "id", message)))
+    return rows
+
+
 def _parse(path: Path) -> tuple[list[Row], int]:
     """Return the complete rows of a file, and how many bytes they fill."""
     rows: list[Row] = []
@@ -352,15 +390,30 @@ class Judges:
 # -- summaries ---------------------------------------------------------------------------------------------------------
 
 
+FEWEST_CLUSTERS = 3
+"""Least number of clusters that an interval is drawn from: speakers, recordings."""
+
+
 def summarize(
-    values: Sequence[float], name: str = "mean", others: Mapping[str, Sequence[float]] | None = None
+    values: Sequence[float],
+    name: str = "mean",
+    others: Mapping[str, Sequence[float]] | None = None,
+    clusters: Sequence[Hashable] | None = None,
 ) -> dict[str, Any]:
-    """Return {name: mean, n, low, high, **means of `others`} with the mean's 95% bootstrap interval."""
+    """Return {name: mean, n, low, high, **means of `others`} with the mean's 95% bootstrap interval.
+
+    clusters: of each value what it shares with others, such as its speaker. From FEWEST_CLUSTERS on whole clusters are
+    drawn, and `clusters` says how many there are.
+    """
     if not len(values):
         raise ValueError("nothing to evaluate: there is no held-out data, or the reward skipped all of it")
     low, high = bootstrap_interval(values)
+    drawn = {}
+    if clusters is not None and FEWEST_CLUSTERS <= len(set(clusters)) < len(values):
+        over = estimate(np.stack([values, np.ones(len(values))], 1), ratio, clusters=clusters)
+        low, high, drawn = over.low, over.high, {"clusters": len(set(clusters))}
     means = {other: float(np.mean(column)) for other, column in (others or {}).items()}
-    return {name: float(np.mean(values)), "n": len(values), "low": low, "high": high, **means}
+    return {name: float(np.mean(values)), "n": len(values), "low": low, "high": high, **drawn, **means}
 
 
 def summarize_outside(rows: Sequence[Mapping[str, float]]) -> dict[str, Any]:

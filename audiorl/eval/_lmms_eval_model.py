@@ -27,6 +27,7 @@ from audiorl.eval._common import evaluation_config, progress_display
 from audiorl.models import load_policy
 from audiorl.protocols import Request
 from audiorl.rollout.hf import HFEngine
+from audiorl.run.folder import newest_checkpoint
 from audiorl.types import Message, Sample
 
 
@@ -61,7 +62,7 @@ class AudioRL(lmms):  # type: ignore[misc]
         self.batch_size = int(batch_size or 1)
         self._system, self._language = system, language
         self._max_new_tokens, self._seed = max_new_tokens, seed
-        self._policy = load_policy(model, evaluation_config(device or "auto"))
+        self._policy = load_policy(newest_checkpoint(model), evaluation_config(device or "auto"))
 
     def generate_until(self, requests: Sequence[Instance]) -> list[str]:
         """Answer the requests, in their order."""

@@ -6,17 +6,23 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from audiorl.config import SamplingConfig
 from audiorl.data.text import TextQuestion
-from audiorl.eval._common import paired_changes, progress_display, read_rows, summarize, summarize_outside
+from audiorl.eval._common import Row, paired_changes, progress_display, read_rows, summarize, summarize_outside
+from audiorl.eval.metrics.corpus import estimate, ratio
+from audiorl.eval.metrics.text import Normalizer, char_errors, word_errors
 from audiorl.eval.text import measure_text_phase
 from audiorl.models import AudioPolicy
 from audiorl.protocols import Request, Reward, RolloutEngine
+from audiorl.report.summary import metric_name
 from audiorl.rewards import StandardisedSum, WeightedSum
+from audiorl.rewards.answers import final_text
+from audiorl.rewards.asr import fewest_errors
 from audiorl.rewards.combine import check_scores, scored_rollouts
 from audiorl.rollout.hf import HFEngine
 from audiorl.run.folder import Run
@@ -54,6 +60,47 @@ def greedy_answers(
 
 
 @dataclass(frozen=True)
+class ErrorRate:
+    """WER or CER of transcripts: all errors over all words or characters, overall and by language."""
+
+    unit: Literal["word", "char"] = "word"
+    normalizer: Normalizer = "basic"
+
+    @property
+    def name(self) -> str:
+        return {"word": "wer", "char": "cer"}[self.unit]
+
+    def columns(self, rollout: Rollout) -> Row:
+        """Return the columns of a transcript in eval/NAME.jsonl: errors, length of the reference, language."""
+        errors = word_errors if self.unit == "word" else char_errors
+        counts = fewest_errors(rollout.sample, final_text(rollout.text), errors, self.normalizer)
+        language = str(rollout.sample.metadata.get("language") or "unknown")
+        return {"errors": counts.errors, "length": counts.reference_length, "language": language, "rate": counts.rate}
+
+    def cells(self, rows: Sequence[Row], before: Mapping[str, Row] | None = None) -> Row:
+        """Return {wer, n, low, high, by_task: {language: …}} of rows with `columns`; by_task for several languages.
+
+        before: earlier rows by id; adds changes: {wer: [mean, low, high]} of the samples in both, paired.
+        """
+
+        def counts(rows: Sequence[Row]) -> NDArray[np.float64]:
+            return np.array([[row["errors"], row["length"]] for row in rows], np.float64)
+
+        def cell(rows: Sequence[Row]) -> Row:
+            measured = estimate(counts(rows), ratio)
+            values: Row = {self.name: measured.value, "n": len(rows), "low": measured.low, "high": measured.high}
+            if paired := [row for row in rows if row["id"] in (before or {})]:
+                earlier = counts([before[row["id"]] for row in paired])  # type: ignore[index]
+                change = estimate(counts(paired), ratio, baseline_NK=earlier)
+                values["changes"] = {self.name: [change.value, change.low, change.high]}
+            return values
+
+        languages = sorted({row["language"] for row in rows})
+        named = {name: cell([row for row in rows if row["language"] == name]) for name in languages}
+        return cell(rows) | ({"by_task": named} if len(named) > 1 else {})
+
+
+@dataclass(frozen=True)
 class Evaluation:
     """What a run measures before, during and after its training, on which samples.
 
@@ -75,6 +122,8 @@ class Evaluation:
     """Measures, higher is better, that no phase optimises; the sum's weights do not matter."""
     metric: str = "accuracy"
     """The reward's part that tables begin with."""
+    errors: ErrorRate | None = None
+    """Of transcripts: the rate that is reported in place of the part `metric`, which is 1 - that of each."""
     passages: Sequence[str] = ()
     """Text without audio whose perplexity is measured, as the set `text`."""
     questions: Sequence[TextQuestion] = ()
@@ -98,15 +147,55 @@ class Evaluation:
                 if self.outside:
                     scores = check_scores("outside", self.outside(rollouts), rollouts)
                     outside = [{} if score is None else dict(score.parts) for score in scores]
-                results = summarize_answers(rollouts, self.metric) | summarize_outside(outside)
-                run.write_eval(name, results, rollouts, self.metric, outside)
+                rows = self._rows(rollouts)
+                results = self._summary(rollouts, rows) | summarize_outside(outside)
+                headline = next(iter(results))
+                both = zip(rows, outside, strict=True)
+                run.write_eval(name, results, rollouts, [row | {"outside": measured} for row, measured in both])
                 earlier, later = (run.dir / "eval" / f"{phase}.jsonl" for phase in (baseline, name))
                 if name != baseline and earlier.exists():
-                    results |= {"changes": paired_changes(measures_of(earlier), measures_of(later))}
-                    run.write_result(name, results)
-                run.finish(name, {self.metric: results[self.metric], "n": results["n"]})
+                    changes = paired_changes(measures_of(earlier), measures_of(later))
+                    if self.errors and headline == self.errors.name:
+                        cells = self.errors.cells(rows, {row["id"]: row for row in read_rows(earlier)})
+                        changes |= cells.get("changes", {})
+                        results |= cells
+                    run.write_result(name, results | {"changes": changes})
+                run.finish(name, {headline: results[headline], "n": results["n"]})
             result = run.result(name)
-            print(f"{name}: {self.metric} {result[self.metric]:.3f} on {result['n']} samples", flush=True)
+            headline = next(iter(result))
+            print(f"{name}: {metric_name(headline)} {result[headline]:.3f} on {result['n']} samples", flush=True)
+
+    def _rows(self, rollouts: Sequence[Rollout]) -> list[Row]:
+        """Return what eval/NAME.jsonl says of each rollout: if it is correct, its parts, of a transcript its errors."""
+        rows: list[Row] = [{"id": r.sample.id} for r in rollouts]
+        if self.errors is not None:
+            rows = [row | self.errors.columns(r) for row, r in zip(rows, rollouts, strict=True)]
+        silent = self.errors is not None and not any(row["length"] for row in rows)
+        for row, r in zip(rows, rollouts, strict=True):
+            parts = {} if r.score is None else dict(r.score.parts)
+            if self.errors is None:
+                row |= {"correct": parts.get(self.metric, 0.0) >= 1, "parts": parts}
+                continue
+            rate = row.pop("rate")
+            measured = {"silent": 1 - rate} if silent else {self.errors.name: rate}
+            row |= {"correct": not rate, "parts": measured | {k: v for k, v in parts.items() if k != self.metric}}
+        return rows
+
+    def _summary(self, rollouts: Sequence[Rollout], rows: Sequence[Row]) -> Row:
+        """Return an entry of eval.json, the headline first; of clips without speech the share without a text."""
+        if self.errors is None or not rows:
+            return summarize_answers(rollouts, self.metric)
+        name, *others = rows[0]["parts"]
+        columns = {part: [row["parts"][part] for row in rows] for part in (name, *others)}
+        summary = summarize(columns.pop(name), name, columns)
+        return summary if name == "silent" else summary | self.errors.cells(rows)
+
+    def headlines(self, rollouts: Sequence[Rollout]) -> dict[str, float]:
+        """Return the headline of scored rollouts, an error rate also as LANGUAGE/NAME."""
+        summary = self._summary(rollouts, self._rows(rollouts))
+        name = next(iter(summary))
+        languages = summary.get("by_task", {}) if self.errors is not None else {}
+        return {name: summary[name], **{f"{language}/{name}": cell[name] for language, cell in languages.items()}}
 
     def probe(self, policy: AudioPolicy) -> Probe:
         """Return what the training loop calls to measure the held-out data with the policy as it is at the moment."""
@@ -134,8 +223,7 @@ class Probe:
         return self._measured(scored_rollouts(self.evaluation.reward, rollouts))
 
     def _measured(self, rollouts: Sequence[Rollout]) -> dict[str, float]:
-        metric = self.evaluation.metric
-        return {metric: float(summarize_answers(rollouts, metric)[metric])}
+        return self.evaluation.headlines(rollouts)
 
 
 def summarize_answers(rollouts: Sequence[Rollout], metric: str = "accuracy") -> dict[str, Any]:

@@ -10,23 +10,21 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import soundfile
 from numpy.typing import NDArray
 
-from audiorl.config import ModelConfig, torch_device
 from audiorl.data.bundled import bundled_set
 from audiorl.data.formats import PART, audio_field
-from audiorl.data.manifest import read_values
+from audiorl.data.manifest import column_names, read_values
 from audiorl.data.rows import cache_folder
 from audiorl.data.schema import check_limit
 from audiorl.eval._common import InferenceOptions, Row, by_id, complete_rows
 from audiorl.eval.metrics.choice import log_distribution
-from audiorl.models import AudioPolicy, load_policy
+from audiorl.models import AudioPolicy
 from audiorl.models.examples import Example, answer_logprobs, experience
-from audiorl.models.families.qwen_omni import tiny
 from audiorl.protocols import Request, RolloutEngine
 from audiorl.report.listening import question_card
 from audiorl.rewards import AnswerAccuracy
@@ -37,10 +35,11 @@ ACCURACY = AnswerAccuracy(fallback="text")
 _RATE = 16_000
 
 
-def read_questions(options: InferenceOptions, need_answer: bool = True) -> list[Sample]:
+def read_questions(options: InferenceOptions, on_error: Literal["raise", "skip"] = "skip") -> list[Sample]:
     """Read the questions of `options.data`, a manifest or a bundled set by name, the first `options.limit` of them.
 
-    Raises ValueError where there are none, and with `need_answer` for one without a reference.
+    on_error: what becomes of rows that cannot be asked. Raises ValueError where there are no questions, and for one
+    without a reference.
     """
     options.check()
     if _bundled(options):
@@ -48,26 +47,17 @@ def read_questions(options: InferenceOptions, need_answer: bool = True) -> list[
         options.check_settings()
         samples = bundled_set(str(options.data), options.think)[: options.limit]
     else:
-        samples = list(options.read().samples)
+        samples = list(options.read(on_error=on_error).samples)
     if not samples:
         raise ValueError(f"{options.data}: no questions")
     for sample in samples:
-        if need_answer and not sample.references:
+        if not sample.references:
             raise ValueError(f"{options.data}: sample {sample.id!r}: no reference; give rows with answers")
     return samples
 
 
 def _bundled(options: InferenceOptions) -> bool:
     return str(options.data).startswith("bundled") and options.data is not None and not options.data.exists()
-
-
-def question_policy(model: str, config: ModelConfig) -> AudioPolicy:
-    """Load the model of a folder or hub id, or make `tiny`, a small random one."""
-    if model != "tiny":
-        return load_policy(model, config)
-    policy = tiny(whisper=False, config=config)
-    policy.model.to(torch_device(config.device))
-    return policy
 
 
 def tokenizer_digest(policy: AudioPolicy) -> str:
@@ -190,6 +180,7 @@ def write_manifest(
             audio_root=options.audio_root,
             on_error="skip",
             need_answer=False,
+            columns=column_names(options.columns),
         )
         for id, row in loaded.samples:
             rows[id] = {**row.data, "id": id}

@@ -19,6 +19,7 @@ from simuleval.agents.actions import Action, ReadAction, WriteAction
 from audiorl.config import ModelConfig, SamplingConfig
 from audiorl.eval._streams import settled
 from audiorl.models import load_policy
+from audiorl.run.folder import newest_checkpoint
 from audiorl.tasks.simul.live import Interpreter
 from audiorl.tasks.simul.streams import ChunkConfig
 
@@ -32,7 +33,7 @@ class InterpreterAgent(SpeechToTextAgent):  # type: ignore[misc]
 
     def __init__(self, args: Namespace):
         # Before SimulEval's own constructor, which calls reset().
-        self._policy = load_policy(args.model, ModelConfig(device=args.device))
+        self._policy = load_policy(newest_checkpoint(args.model), ModelConfig(device=args.device))
         self._languages = args.source_language, args.target_language
         self._chunks = ChunkConfig(args.source_segment_size / 1000, args.context)
         self._history = args.history

@@ -24,6 +24,7 @@ from audiorl.config import ModelConfig, SamplingConfig
 from audiorl.eval._streams import settled
 from audiorl.eval.metrics.latency import separator
 from audiorl.models import AudioPolicy, load_policy
+from audiorl.run.folder import newest_checkpoint
 from audiorl.tasks.simul.live import Interpreter
 from audiorl.tasks.simul.schedules import split_words
 from audiorl.tasks.simul.streams import ChunkConfig
@@ -48,7 +49,7 @@ class InterpreterProcessor(SpeechProcessor):  # type: ignore[misc]
 
     @classmethod
     def load_model(cls, config: SimpleNamespace) -> None:
-        cls.policy = load_policy(config.model, ModelConfig(device=getattr(config, "device", "auto")))
+        cls.policy = load_policy(newest_checkpoint(config.model), ModelConfig(device=getattr(config, "device", "auto")))
 
     def set_source_language(self, language: str) -> None:
         self._source = language

@@ -30,6 +30,7 @@ from audiorl.eval.metrics.prosody import MEASURES, prosody
 from audiorl.eval.metrics.speech import cosine, silent_share
 from audiorl.eval.metrics.text import Normalizer, char_errors, word_errors
 from audiorl.models import AudioPolicy, load_policy
+from audiorl.models.export import codec_of
 from audiorl.protocols import Request, RolloutEngine, SpeechDecoder
 from audiorl.rollout.hf import HFEngine
 from audiorl.rollout.speech import CodecSpeechDecoder
@@ -59,14 +60,12 @@ def load_speaking(model: str | Path, codec: str | Path | None = None, device: st
 def load_with_codec(model: str | Path, codec: str | Path | None = None, device: str = "auto") -> AudioPolicy:
     """Load a checkpoint for evaluation, and its codec where it speaks.
 
-    Without a `codec` it is the folder codec/ in or above the checkpoint's, as `tts_quickstart` leaves it. Raises
-    ValueError where none is found, or not the model's.
+    Without a `codec` it is the one that `codec_of` finds. Raises ValueError for none, and for one that is not the
+    model's.
     """
     policy = load_policy(model, evaluation_config(device))
     if policy.speech is not None:
-        model = Path(model)
-        folders = [model, *model.resolve().parents[:3]] if model.is_dir() else []
-        codec = codec or next((f / "codec" for f in folders if (f / "codec" / "config.json").is_file()), None)
+        codec = codec or codec_of(model)
         if codec is None:
             raise ValueError(f"{model}: no folder codec/ in it or above it; name its audio tokenizer with --codec")
         policy.set_codec(load_codec(codec))

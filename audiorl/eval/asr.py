@@ -26,16 +26,17 @@ from audiorl.audio import seconds
 from audiorl.data import manifest
 from audiorl.data.no_speech import no_speech_samples
 from audiorl.data.prompts import TRANSLATE
-from audiorl.data.rows import BadRow, write_json_lines
+from audiorl.data.rows import write_json_lines
 from audiorl.eval._common import (
+    FEWEST_CLUSTERS,
     InferenceOptions,
     Row,
     check_settings,
     complete_rows,
+    distinct_rows,
     generate_all,
     greedy_engine,
     print_table,
-    read_rows,
     refuse,
     run_evaluation,
     with_interval,
@@ -47,6 +48,7 @@ from audiorl.eval.metrics.text import (
     ErrorCounts,
     Normalizer,
     char_errors,
+    check_normalizer,
     normalize,
     number_words,
     units,
@@ -65,8 +67,6 @@ Systems = dict[str, Rows]
 """Rows by the name of the system that wrote their hypotheses, in equal order; the first is the evaluated one."""
 NAMES = {"wer": "WER %", "cer": "CER %", "bleu": "BLEU", "chrf": "chrF"}
 """Names of the metrics in tables."""
-FEWEST_SPEAKERS = 3
-"""Least number of speakers of an interval over speakers."""
 WORST = 30
 """Files that worst.html shows."""
 _RATE = 16_000
@@ -97,7 +97,8 @@ class ASROptions(InferenceOptions):
     metric: Literal["wer", "cer"] = "wer"
     """Which errors results.jsonl and worst.html show: in words (WER) or characters (CER)."""
     normalizer: Normalizer = "basic"
-    """What is left out before words are compared: see `audiorl.eval.metrics.text.normalize`."""
+    """What is left out before words are compared: english, basic, none, or FILE.py:FUNCTION; see
+    `audiorl.eval.metrics.text.normalize`."""
 
     @property
     def recorded_baseline(self) -> bool:
@@ -107,6 +108,7 @@ class ASROptions(InferenceOptions):
 
 def main(options: ASROptions, engine: RolloutEngine | None = None) -> Row:
     """Do what the options say and return the scores."""
+    check_normalizer(options.normalizer)
     score, silence, recorded = options.score is not None, options.silence, options.recorded_baseline
     names = [Path(path).name for path in options.recognisers]
     recordings = "needs recordings; give --data, --model and --out instead of --score"
@@ -254,16 +256,6 @@ def with_groups(systems: Systems, options: ASROptions) -> Systems:
     return {**grouped}
 
 
-def distinct_rows(path: str | Path) -> Rows:
-    """Read a results file. Raises ValueError for an id that comes again: its errors would count twice."""
-    rows, first = read_rows(path), dict[str, int]()
-    for number, row in enumerate(rows, 1):
-        if (earlier := first.setdefault(str(row["id"]), number)) != number:
-            message = f"{row['id']!r} also names row {earlier}; give every row its own id"
-            raise ValueError(str(BadRow(str(path), number, "id", message)))
-    return rows
-
-
 def paired_rows(rows: Rows, baseline: Rows, name: str) -> Rows:
     """Return the rows of `baseline` in the order of `rows`. Raises ValueError for other ids or other references."""
     others, own = ({row["id"]: row.get("reference") for row in part} for part in (baseline, rows))
@@ -336,7 +328,7 @@ class SystemScores:
     def scores(self, indices: Sequence[int]) -> Row:
         """Return {files, METRIC: {value, low, high}, …, substitutions, …, length_ratio, repetition} of a slice.
 
-        From FEWEST_SPEAKERS on, {low_speakers, high_speakers} is the interval over speakers. length_ratio: words
+        From FEWEST_CLUSTERS on, {low_speakers, high_speakers} is the interval over speakers. length_ratio: words
         written over words of the reference, None where nothing is said. repetition: share of the written three-word
         sequences that occurred before in the same output.
         """
@@ -344,7 +336,7 @@ class SystemScores:
         result: Row = {"files": len(indices)}
         for metric, (counts, score) in self._counts.items():
             result[metric] = asdict(estimate(counts[indices], score))
-            if None not in speakers and len(set(speakers)) >= FEWEST_SPEAKERS:
+            if None not in speakers and len(set(speakers)) >= FEWEST_CLUSTERS:
                 over = estimate(counts[indices], score, clusters=speakers)
                 result[metric] |= {"low_speakers": over.low, "high_speakers": over.high, "speakers": len(set(speakers))}
         if "wer" in self.errors:

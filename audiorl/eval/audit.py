@@ -28,6 +28,7 @@ from audiorl.eval._common import (
     Row,
     check_settings,
     print_table,
+    question_policy,
     refuse,
     run_evaluation,
     summarize,
@@ -35,7 +36,7 @@ from audiorl.eval._common import (
     write_scores,
 )
 from audiorl.eval._listening import DEFAULT_VIEWS, MIN_GAIN, audio_gains, check_frames, gain_metrics, verdict
-from audiorl.eval._questions import question_policy, read_questions, right_answers, sample_answers, write_manifest
+from audiorl.eval._questions import read_questions, right_answers, sample_answers, write_manifest
 from audiorl.eval.metrics.corpus import bootstrap_interval
 from audiorl.models import AudioPolicy
 from audiorl.models.examples import Example

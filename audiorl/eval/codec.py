@@ -49,7 +49,7 @@ from audiorl.eval._common import (
 )
 from audiorl.eval.metrics.codes import bitrate, codebook_use, count_codes, entropy_bitrate
 from audiorl.eval.metrics.speech import cosine, mel_distance, pesq_wb, real_time_factor, si_sdr, stft_distance, stoi
-from audiorl.eval.metrics.text import CorpusErrors, Normalizer, char_errors, word_errors
+from audiorl.eval.metrics.text import CorpusErrors, Normalizer, char_errors, check_normalizer, word_errors
 from audiorl.report.listening import Card, Take, listening_page
 from tokenizers_audio.protocol import AudioTokenizer
 
@@ -91,6 +91,7 @@ class CodecOptions(JudgeOptions):
 
 def main(options: CodecOptions) -> Row:
     """Do what the options say and return the scores."""
+    check_normalizer(options.normalizer)
     options = replace(options, device=torch_device(options.device))
     codecs = load_codecs(options)
     recordings = recordings_of(options)

@@ -33,6 +33,7 @@ from audiorl.eval._common import (
     generate_all,
     paired_changes,
     print_table,
+    question_policy,
     read_rows,
     run_evaluation,
     summarize,
@@ -43,14 +44,13 @@ from audiorl.eval._questions import (
     ACCURACY,
     choice_logprobs,
     question_article,
-    question_policy,
     read_questions,
     tokenizer_digest,
 )
 from audiorl.eval.metrics.choice import jensen_shannon, kl_divergence
 from audiorl.models import AudioPolicy
 from audiorl.report.kit import eval_page, number_table
-from audiorl.rewards.answers import final_text, normalize_text, same_answer
+from audiorl.rewards.answers import final_text, language_of, normalize_text, same_answer
 from audiorl.rollout.hf import HFEngine
 from audiorl.types import Sample
 
@@ -169,7 +169,7 @@ def gap_rows(
 def _alike(a: str, b: str, sample: Sample) -> bool:
     """Return whether two answers name one choice, or read the same; answers without a word are never alike."""
     a, b = final_text(a), final_text(b)
-    return bool(normalize_text(a)) and same_answer(a, b, sample.choices)
+    return bool(normalize_text(a)) and same_answer(a, b, sample.choices, language=language_of(sample))
 
 
 def gap_scores(rows: Sequence[Mapping[str, Any]], baseline: Sequence[Mapping[str, Any]] = ()) -> Row:

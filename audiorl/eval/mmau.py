@@ -3,9 +3,9 @@
     audiorl eval mmau --data mmau-test-mini.json --model MODEL --out results/mmau --blind silence
     audiorl eval mmau --score predictions.json
 
-Writes to --out: predictions.jsonl (one row per question as it is answered; a second call continues from there),
-predictions.json (the benchmark's own list with the model's outputs in the keys its scorer reads) and scores.json.
---blind asks every question once more without its audio: a model that answers as well without it guesses from the text.
+It is `audiorl eval qa` with the benchmark's files and rules, and writes the same to --out; predictions.json is in
+addition, the benchmark's own list with the model's outputs in the keys its scorer reads. --blind asks every question
+once more without its audio: a model that answers as well without it guesses from the text.
 
 A question counts as right by the official rule: `mmau_match` of `audiorl.eval.metrics.choice` for MMAU and MMAR,
 `mmsu_match` for MMSU, whose responses are letters. Unlike the official scripts, which skip questions without a usable
@@ -29,61 +29,63 @@ from audiorl.data.rows import BadRow
 from audiorl.data.rows import read_rows as table_rows
 from audiorl.data.schema import FieldError, check, check_limit
 from audiorl.data.schema.results import BenchmarkRow
-from audiorl.data.views import silence, text_only
-from audiorl.eval._common import (
-    InferenceOptions,
-    Row,
-    generate_all,
-    print_table,
-    run_evaluation,
-    summarize,
-    with_interval,
-    write_scores,
-)
+from audiorl.eval import qa
+from audiorl.eval._common import Row, run_evaluation, write_scores
 from audiorl.eval.metrics.choice import mmau_match, mmsu_letter, mmsu_match, rubric_score, word_set
+from audiorl.eval.qa import QuestionOptions
 from audiorl.protocols import RolloutEngine
 from audiorl.rewards.answers import extract_think, final_text, match_choice, same_answer
+from audiorl.types import Sample
 
 Kind = Literal["mmau", "mmar", "mmsu"]
-BLIND = {"silence": silence, "text": text_only}
 # Where a scorer looks for the output: MMAU's script reads the first, its README names the second.
 PREDICTION_KEYS: dict[Kind, tuple[str, ...]] = {
     "mmau": ("model_output", "model_prediction"),
     "mmar": ("answer_prediction",),
     "mmsu": ("response",),
 }
+PREDICTIONS = {key for keys in PREDICTION_KEYS.values() for key in keys}
 ANSWER_KEY: dict[Kind, str] = {"mmau": "answer", "mmar": "answer", "mmsu": "answer_gt"}
+OWN = {"audio", "audios", "messages", "conversations"}
+"""Columns of rows that are no benchmark's."""
+LABELS = {"rewarded": "as rewarded", "rubric": "rubric"}
 GROUPINGS = ("task", "task_name", "modality", "category", "sub-category", "sub-sub-category", "difficulty")
 
 
 @dataclass(frozen=True, kw_only=True)
-class MMAUOptions(InferenceOptions):
+class MMAUOptions(QuestionOptions):
     """Evaluate a model on MMAU, MMAR or MMSU, or score an existing predictions file."""
 
     score: Path | None = None
     """Score this predictions file instead of running a model; with --data, questions it leaves out count as wrong."""
     kind: Kind = "mmau"
     """Which benchmark: decides on the keys that are read and written."""
-    blind: Literal["silence", "text"] | None = None
-    """Ask again without the audio and report the difference: with silence of the same length, or the text alone."""
 
 
 def main(options: MMAUOptions, engine: RolloutEngine | None = None) -> dict[str, Any]:
     """Do what the options say and return the scores; empty when the data holds no answers to score against."""
-    blind: list[Row] = []
     check_limit(options.limit)
+    if options.columns:
+        raise ValueError("--columns: a benchmark's columns have its names; audiorl eval qa measures other questions")
+    samples: dict[str, Sample] = {}
+    said: dict[str, dict[str, str]] = {}
     if options.score is not None:
-        if options.blind is not None:
-            raise ValueError("--blind asks a model: give --data, --model and --out, and leave out --score")
+        if options.blind is not None or options.baseline is not None:
+            raise ValueError("--blind and --baseline ask models: give --data, --model and --out, and leave out --score")
         rows = read_rows(options.score)
         if options.data is not None:
             keys = (*PREDICTION_KEYS[options.kind], "thinking_prediction", "raw_responses")
             by_id = {str(p["id"]): {k: p[k] for k in keys if k in p} for p in rows}
             rows = [row | by_id.get(str(row["id"]), {}) for row in read_rows(options.data)[: options.limit]]
+        outputs = {"model": rows}
     else:
         options.check()
         assert options.data and options.out
-        rows, blind = predict(options, read_rows(options.data)[: options.limit], engine)
+        asked = read_rows(options.data)[: options.limit]
+        samples = askable(options, asked)
+        said = qa.ask(options, list(samples.values()), engine)
+        outputs = {name: with_outputs(asked, texts, options.kind) for name, texts in said.items()}
+        rows = outputs["model"]
         predictions = json.dumps(rows, indent=2, ensure_ascii=False) + "\n"
         (options.out / "predictions.json").write_text(predictions, encoding="utf-8")
     if not any(row.get(ANSWER_KEY[options.kind]) for row in rows):
@@ -91,13 +93,28 @@ def main(options: MMAUOptions, engine: RolloutEngine | None = None) -> dict[str,
         print(f"No answers in the data: nothing can be scored; the predictions to submit are{where}.", file=sys.stderr)
         return {}
     try:
-        scores = score_rows(rows, options.kind, blind)
+        results = {name: [judge(row, options.kind) for row in part] for name, part in outputs.items()}
     except ValueError as error:
         raise ValueError(f"{options.data or options.score}: {error}") from error
+    scores, title = (
+        score_rows(rows, options.kind, results),
+        f"{options.kind.upper()} · {options.model or options.score}",
+    )
     if options.out is not None:
         settings = {k: None if v is None else str(v) for k, v in dataclasses.asdict(options).items()}
-        write_scores(options.out, {**scores, "options": settings})
-    print_scores(scores, f"{options.kind.upper()} · {options.model or options.score}")
+        pages = {}
+        if samples:
+            there = [i for i, row in enumerate(rows) if str(row["id"]) in samples]
+            shown = {name: [part[i] for i in there] for name, part in results.items()}
+            page = qa.questions_page(title, scores, LABELS, [samples[str(rows[i]["id"])] for i in there], shown, said)
+            pages = {"qa.html": page}
+        write_scores(options.out, {**scores, "options": settings}, pages)
+    qa.print_scores(scores, title, LABELS)
+    for rule, what in (("official", "the official rule alone"), ("rewarded", "the rule of rewards alone")):
+        differ = scores["total"]["differ"][rule]
+        if differ["n"]:
+            more = ", …" if differ["n"] > len(differ["ids"]) else ""
+            print(f"right by {what}: {differ['n']} (ids {', '.join(differ['ids'])}{more})")
     return scores
 
 
@@ -110,6 +127,8 @@ def read_rows(path: Path) -> list[Row]:
     for row in table_rows(path):
         if isinstance(row, BadRow):
             raise ValueError(str(row))
+        if OWN & row.data.keys() and not {"audio_id", "audio_path", "choice_a", *PREDICTIONS} & row.data.keys():
+            raise ValueError(f"{path}: row {row.number}: a question of your own; audiorl eval qa measures them")
         try:
             check(row.data, BenchmarkRow)
         except FieldError as error:
@@ -122,44 +141,29 @@ def read_rows(path: Path) -> list[Row]:
     return list(rows.values())
 
 
-def predict(
-    options: MMAUOptions, rows: Sequence[Row], engine: RolloutEngine | None = None
-) -> tuple[list[Row], list[Row]]:
-    """Return (the rows with the model's outputs, the rows with its blind outputs, none without `options.blind`).
-
-    Rows whose audio cannot be used stay without an output.
-    """
+def askable(options: MMAUOptions, rows: Sequence[Row]) -> dict[str, Sample]:
+    """Return by id the questions of `rows` whose audio can be used."""
     loaded = options.read()
-    assert options.out
     wanted = {str(row["id"]) for row in rows}
-    samples = [s for s in loaded.samples if s.id in wanted]
+    samples = {s.id: s for s in loaded.samples if s.id in wanted}
     if loaded.skipped:
         print(f"{len(loaded.skipped)} questions cannot be asked and count as wrong", file=sys.stderr)
     if not samples:
         raise ValueError(f"{options.data}: none of the {len(rows)} questions can be asked")
-    engine = engine or options.engine()
-    runs = {"predictions": samples}
-    if options.blind is not None:
-        runs[f"blind-{options.blind}"] = list(map(BLIND[options.blind], samples))
-    answered: list[list[Row]] = []
-    for name, prompts in runs.items():
-        answers = generate_all(
-            engine,
-            prompts,
-            options.out / f"{name}.jsonl",
-            options.batch_size,
-            describe=lambda r: {"prediction": final_text(r.text), "think": extract_think(r.text) or ""},
-        )
-        by_id = {a["id"]: a for a in answers}
-        answered.append([])
-        for row in rows:
-            answer = by_id.get(str(row["id"]))
-            if answer is not None:
-                text = _as_letter(row, answer["prediction"]) if options.kind == "mmsu" else answer["prediction"]
-                row = row | dict.fromkeys(PREDICTION_KEYS[options.kind], text)
-                row |= {"thinking_prediction": answer["think"]} if options.kind == "mmar" else {}
-            answered[-1].append(row)
-    return answered[0], answered[1] if options.blind is not None else []
+    return samples
+
+
+def with_outputs(rows: Sequence[Row], texts: Mapping[str, str], kind: Kind) -> list[Row]:
+    """Return the rows with what a model wrote in the benchmark's keys; those it was not asked as they are."""
+    written = []
+    for row in rows:
+        text = texts.get(str(row["id"]))
+        if text is not None:
+            answer = final_text(text)
+            row = row | dict.fromkeys(PREDICTION_KEYS[kind], _as_letter(row, answer) if kind == "mmsu" else answer)
+            row |= {"thinking_prediction": extract_think(text) or ""} if kind == "mmar" else {}
+        written.append(row)
+    return written
 
 
 def _lettered(row: Row) -> dict[str, str]:
@@ -211,81 +215,28 @@ def judge(row: Row, kind: Kind) -> Row:
     return result
 
 
-def score_rows(rows: Sequence[Row], kind: Kind = "mmau", blind: Sequence[Row] = ()) -> dict[str, Any]:
-    """Return {"total": cell, "task": {"music": cell, …}, "category": …}, only groupings that the rows have.
+def score_rows(rows: Sequence[Row], kind: Kind, results: Mapping[str, Sequence[Row]]) -> Row:
+    """Return the scores of `qa.score_results`, by the groupings that the rows have.
 
-    A cell holds accuracy, its 95% bootstrap interval [low, high], n, missing, unanswered and the accuracy `rewarded` by
-    the rule of rewards; the total also, as `differ`, how many answers one rule alone takes, and the first ids. With the
-    rows' `blind` outputs it also holds `blind`, and `difference` = accuracy − blind, each with its interval; that of
-    the difference is paired by question. A question with a list of categories counts in each of them.
+    The total also holds, as `differ`, how many answers the official rule or that of rewards alone takes, and the first
+    ids. A question with a list of categories counts in each of them.
     """
-    results, blind_results = ([judge(row, kind) for row in part] for part in (rows, blind))
-
-    def cell(indices: Sequence[int]) -> Row:
-        part = [results[i] for i in indices]
-        right = [r["accuracy"] for r in part]
-        values = summarize(right, "accuracy")
-        values |= {name: sum(r[name] for r in part) for name in ("missing", "unanswered")}
-        values["rewarded"] = summarize([r["rewarded"] for r in part], "accuracy")
-        if rubric := [r["rubric"] for r in part if "rubric" in r]:
-            values["rubric"] = summarize(rubric, "score")
-        if blind:
-            right_blind = [blind_results[i]["accuracy"] for i in indices]
-            values["blind"] = summarize(right_blind, "accuracy")
-            values["difference"] = summarize([a - b for a, b in zip(right, right_blind, strict=True)], "accuracy")
-        return values
-
-    scores: Row = {"total": cell(range(len(rows)))}
+    groups: dict[str, list[list[str]]] = {}
+    for grouping in GROUPINGS:
+        groups[grouping] = [qa.names_of(row.get(grouping)) for row in rows]
+        if kind == "mmsu" and grouping == "sub-category":  # one name stands in two categories
+            categories = [qa.names_of(row.get("category")) for row in rows]
+            both = zip(categories, groups[grouping], strict=True)
+            groups[grouping] = [
+                [f"{category}, {name}" for category in first for name in names] for first, names in both
+            ]
+    scores = qa.score_results(results, groups)
     scores["total"]["differ"] = {}
     for rule, sign in (("official", 1), ("rewarded", -1)):
-        ids = [str(row["id"]) for row, r in zip(rows, results, strict=True) if r["accuracy"] - r["rewarded"] == sign]
+        own = zip(rows, results["model"], strict=True)
+        ids = [str(row["id"]) for row, r in own if r["accuracy"] - r["rewarded"] == sign]
         scores["total"]["differ"][rule] = {"n": len(ids), "ids": ids[:10]}
-    for grouping in GROUPINGS:
-        groups: dict[str, list[int]] = {}
-        for i, row in enumerate(rows):
-            names = _names(row.get(grouping))
-            if kind == "mmsu" and grouping == "sub-category":  # one name stands in two categories
-                names = [f"{category}, {name}" for category in _names(row.get("category")) for name in names]
-            for name in names:
-                groups.setdefault(name, []).append(i)
-        if groups:
-            scores[grouping] = {name: cell(indices) for name, indices in sorted(groups.items())}
     return scores
-
-
-def _names(value: Any) -> list[str]:
-    values = value if isinstance(value, list) else [value]
-    return list(dict.fromkeys(str(v) for v in values if v not in (None, "")))
-
-
-def print_scores(scores: Mapping[str, Any], title: str) -> None:
-    """Print accuracies in percent with intervals; with blind answers also those, and the difference."""
-
-    def percent(cell: Mapping[str, float], name: str = "accuracy") -> str:
-        return with_interval(cell, ".2f", name, 100, "–" if cell["low"] >= 0 else " to ")
-
-    cells = [("total", scores["total"])]
-    for grouping in (name for name in scores if name != "total"):
-        cells += [(f"{grouping}: {name}", cell) for name, cell in scores[grouping].items()]
-    head = ["", "accuracy (95% interval)", "n", "missing", "unanswered", "as rewarded"]
-    counts = ("n", "missing", "unanswered")
-    rows = [
-        [label, percent(c), *(str(c[name]) for name in counts), f"{100 * c['rewarded']['accuracy']:.2f}"]
-        for label, c in cells
-    ]
-    if "rubric" in scores["total"]:
-        head.append("rubric (95% interval)")
-        for row, (_, cell) in zip(rows, cells, strict=True):
-            row.append(percent(cell["rubric"], "score") if "rubric" in cell else "")
-    print_table(head, [rows[0], [], *rows[1:]], title)
-    for rule, what in (("official", "the official rule alone"), ("rewarded", "the rule of rewards alone")):
-        differ = scores["total"]["differ"][rule]
-        if differ["n"]:
-            more = ", …" if differ["n"] > len(differ["ids"]) else ""
-            print(f"right by {what}: {differ['n']} (ids {', '.join(differ['ids'])}{more})")
-    if "blind" in scores["total"]:
-        rows = [[label, *(percent(x) for x in (c, c["blind"], c["difference"])), str(c["n"])] for label, c in cells]
-        print_table(["", "accuracy", "blind", "difference", "n"], [rows[0], [], *rows[1:]], "with audio and without")
 
 
 if __name__ == "__main__":

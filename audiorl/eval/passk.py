@@ -33,6 +33,7 @@ from audiorl.eval._common import (
     check_settings,
     evaluation_config,
     print_table,
+    question_policy,
     refuse,
     run_evaluation,
     summarize,
@@ -41,7 +42,6 @@ from audiorl.eval._common import (
 )
 from audiorl.eval._questions import (
     question_article,
-    question_policy,
     read_questions,
     right_answers,
     sample_answers,
@@ -105,7 +105,7 @@ def main(options: PassKOptions) -> Row:
         ),
     )
     ks = sorted(set(options.ks) or {*(2**i for i in range(n.bit_length())), n})
-    named = named_models((options.model, *options.trained))
+    named = named_models((options.model, *options.trained), options.phase)
     first, *_ = named.values()
     folders = {name: options.out / re.sub(r"[^\w.-]+", "-", name) for name in named}
     samples = read_questions(replace(options, model=first, out=next(iter(folders.values()))))
@@ -153,16 +153,20 @@ def main(options: PassKOptions) -> Row:
     return scores
 
 
-def named_models(given: Sequence[str]) -> dict[str, str]:
-    """Return {name of the curve: model}, run folders replaced by their checkpoints. ValueError for one name twice."""
+def named_models(given: Sequence[str], phase: str | None = None) -> dict[str, str]:
+    """Return {name of the curve: model}, run folders replaced by their checkpoints, of `phase` where it is given.
+
+    Raises ValueError for one name twice.
+    """
     named: dict[str, str] = {}
     for text in given:
         name, equals, path = text.partition("=")
         if not equals or "/" in name:
             name, path = "", text
-        steps = sorted(Path(path).glob("checkpoints/*/step_*"), key=lambda step: (step.stat().st_mtime, step.name))
+        found = Path(path).glob(f"checkpoints/{phase or '*'}/step_*")
+        steps = sorted(found, key=lambda step: (step.stat().st_mtime, step.name))
         if (Path(path) / "checkpoints").is_dir() and not steps:
-            raise ValueError(f"{path}: a run without checkpoints; train it, or name a model folder")
+            raise ValueError(f"{path}: a run without checkpoints of {phase or 'any phase'}; train it, or name a model")
         for model in steps or [Path(path)]:
             inside = len(model.parts) > 2 and model.parts[-3] == "checkpoints"
             label = " ".join(model.parts[-2:]) if inside else model.name or path

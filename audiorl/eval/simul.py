@@ -22,7 +22,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
 import tyro
@@ -32,21 +32,18 @@ from audiorl.config import SamplingConfig
 from audiorl.data.schema import check_limit
 from audiorl.eval._common import Judges, Row, check_settings, print_table, refuse, run_evaluation
 from audiorl.eval._common import write_scores as write_json
-from audiorl.eval._speech import load_with_codec
-from audiorl.eval._streams import SEGMENTS, interpret_into, measure_spoken, write_interpreted
 from audiorl.eval.metrics.latency import latency_unit
 from audiorl.protocols import Request, RolloutEngine, Schedule
-from audiorl.report.charts import plot_tradeoff
-from audiorl.rollout.hf import HFEngine
-from audiorl.rollout.speech import CodecSpeechDecoder
-from audiorl.tasks.simul.bundled import bundled_streams
-from audiorl.tasks.simul.formats import read_streams
 from audiorl.tasks.simul.logs import read_log, read_types, write_speech_log
 from audiorl.tasks.simul.quality import Quality, bleu_tokenizer, default_quality
 from audiorl.tasks.simul.schedules import AlignAtt, EDAtt, LocalAgreement, Offline, Reviewed, WaitK, words_per_chunk
 from audiorl.tasks.simul.scoring import degeneracy, score
 from audiorl.tasks.simul.streams import ChunkConfig, Stream, interpretation_sample
 from audiorl.tasks.simul.talks import match_segments, read_segments
+
+# What interpreting and drawing need is imported there: a log is scored without torch, transformers and matplotlib.
+if TYPE_CHECKING:
+    from audiorl.rollout.hf import HFEngine
 
 TRANSCRIPTS = "asr_transcripts.txt"
 SETTINGS = "settings.json"
@@ -66,6 +63,8 @@ class SimulOptions:
     """Scored folders to plot; one whose subfolders are scored becomes a line."""
     model: str | None = None
     """Interpret with this Hugging Face model folder or hub id, checkpoint, or run folder (its newest checkpoint)."""
+    phase: str | None = None
+    """Of a run folder, the phase whose newest checkpoint is taken; by default the one that the run is for."""
     streams: str | None = None
     """What `audiorl.tasks.simul.formats.read_streams` reads, or bundled:TARGET/SPLIT: 20 streams of English prompts."""
     out: Path | None = None
@@ -130,6 +129,8 @@ class SimulOptions:
 def main(options: SimulOptions, engine: RolloutEngine | None = None) -> Row:
     """Do what the options say and return the scores (empty where only a picture was drawn)."""
     if options.plot is not None:
+        from audiorl.report.charts import plot_tradeoff
+
         print(f"wrote {plot_tradeoff(options.folders, options.plot)}")
         return {}
     if options.folders:
@@ -229,6 +230,8 @@ def interpret(options: SimulOptions, engine: RolloutEngine | None = None) -> Row
         if late:
             print(f"no tradeoff.png: nothing was written in {', '.join(late)}")
         else:
+            from audiorl.report.charts import plot_tradeoff
+
             curves = [options.out / kind for kind in dict.fromkeys(kinds)] if len(kinds) > 1 else [options.out]
             print(f"wrote {plot_tradeoff(curves, options.out / 'tradeoff.png')}")
     return scores
@@ -236,6 +239,9 @@ def interpret(options: SimulOptions, engine: RolloutEngine | None = None) -> Row
 
 def _engine(options: SimulOptions) -> HFEngine:
     """Load the model, greedy in text; one that speaks with its codec."""
+    from audiorl.eval._speech import load_with_codec
+    from audiorl.rollout.hf import HFEngine
+
     assert options.model
     policy = load_with_codec(options.model, options.codec, options.device)
     given = [name for name in ("codec", "asr", "speaker") if getattr(options, name)]
@@ -253,6 +259,9 @@ def _engine(options: SimulOptions) -> HFEngine:
 
 def streams_of(options: SimulOptions) -> tuple[list[Stream], int]:
     """Read the streams to interpret, in one target language; print and count the rows that cannot be used."""
+    from audiorl.tasks.simul.bundled import bundled_streams
+    from audiorl.tasks.simul.formats import read_streams
+
     assert options.streams
     check_limit(options.limit)
     bundled = re.fullmatch(r"bundled:(\w+)/(train|test)", options.streams)
@@ -320,6 +329,10 @@ def _operating_point(
     options: SimulOptions,
 ) -> Row:
     """Interpret the streams into `folder`; score those that have a reference, and what was said of them."""
+    from audiorl.eval._streams import SEGMENTS, interpret_into, measure_spoken, write_interpreted
+    from audiorl.rollout.hf import HFEngine
+    from audiorl.rollout.speech import CodecSpeechDecoder
+
     assert options.streams
     settings = {
         "model": options.model,

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from audiorl.algos.experience import Experience
 from audiorl.algos.packing import pack_experiences
-from audiorl.algos.varlen import FLEX, SDPA, TORCH_VARLEN, Attention, Kernel, SegmentAttention, Segments
+from audiorl.algos.varlen import FLEX, PADDED, SDPA, TORCH_VARLEN, Attention, Kernel, SegmentAttention, Segments
 from audiorl.audio import AudioClip
 from audiorl.config import LoraConfig, ModelConfig, SamplingConfig
 from audiorl.gpu_check.setup import (
@@ -32,6 +32,7 @@ from audiorl.models import AudioPolicy, load_policy
 from audiorl.models.audio_encoder import PASS_SECONDS
 from audiorl.models.families import qwen_omni
 from audiorl.protocols import Request, RolloutEngine
+from audiorl.rollout import kernels
 from audiorl.rollout.hf import HFEngine
 
 BOUNDS = {torch.float32: 1e-4, torch.bfloat16: 3e-2}
@@ -92,6 +93,15 @@ def _gradients(setup: Setup, attention: Attention, autocast: bool) -> dict[str, 
     out = policy.forward(pack_experiences(group)).logprobs
     (out * torch.linspace(-1, 1, len(out), device=out.device)).mean().backward()
     return {n: p.grad.flatten().cpu().double() for n, p in policy.trainable().items() if p.grad is not None}
+
+
+def decoding_kernels(dtype: torch.dtype, setup: Setup) -> Outcome:
+    """Compare Triton's kernels of a decoding step with torch's operators."""
+    if not setup.is_gpu:
+        return Outcome("skipped", "only a GPU runs Triton's kernels")
+    groups = setup.scale.heads // setup.scale.kv_heads
+    far = kernels.differences(setup.device, dtype, groups, setup.scale.head_width)
+    return within(max(far.values()), kernels.LIMITS[dtype], "largest difference", **far)
 
 
 def engine_equals_trainer(dtype: torch.dtype, setup: Setup) -> Outcome:
@@ -171,7 +181,11 @@ def clips_together(setup: Setup) -> Outcome:
 CHECKS: dict[str, Check] = {
     **{
         f"kernel {kernel.name}, {name}": partial(kernel_equals_reference, kernel, dtype)
-        for kernel in (TORCH_VARLEN, FLEX, SDPA)
+        for kernel in (TORCH_VARLEN, PADDED, FLEX, SDPA)
+        for dtype, name in ((torch.float32, "fp32"), (torch.bfloat16, "bf16"))
+    },
+    **{
+        f"decoding kernels, {name}": partial(decoding_kernels, dtype)
         for dtype, name in ((torch.float32, "fp32"), (torch.bfloat16, "bf16"))
     },
     "packed = shared = single": packed_equals_single,

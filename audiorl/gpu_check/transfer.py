@@ -6,7 +6,7 @@ import importlib.util
 import multiprocessing
 import queue
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -16,7 +16,8 @@ from torch import Tensor
 
 from audiorl.config import ModelConfig, SamplingConfig
 from audiorl.gpu_check.setup import Check, Outcome, Setup, full_width_policy, question
-from audiorl.protocols import Request
+from audiorl.protocols import Request, RolloutEngine
+from audiorl.rollout.hf import HFEngine
 from audiorl.rollout.weight_transfer import Backend, SyncError, WeightReceiver, WeightSender
 
 BYTES_OF_3B = 3.1e9 * 2
@@ -97,6 +98,7 @@ def sleep_and_wake(setup: Setup) -> Outcome:
     if not setup.is_gpu:
         return Outcome("skipped", "only on a GPU vLLM sleeps")
     from audiorl.rollout.vllm import VLLMConfig, VLLMEngine
+    from audiorl.rollout.vllm_weights import served_weights
 
     policy = full_width_policy(setup, ModelConfig(dtype="bfloat16"))
     request = Request(question(), greedy=True)
@@ -117,14 +119,28 @@ def sleep_and_wake(setup: Setup) -> Outcome:
             engine.wake()
             woke = time.perf_counter()
             after = engine.generate([request])[0].segments[0].ids.tolist()
+            many = [Request(question(), n=setup.scale.decoded, seed=k) for k in range(2)]
+            rates = [_rate(e, many, setup) for e in (engine, HFEngine(policy, engine.sampling))]
+            sent = setup.seconds(lambda: engine.update_weights(served_weights(policy, "merged"), 1), repeats=1)
         finally:
             engine.close()
     freed = (awake - asleep) / 1e9
-    numbers = {"freed_gb": freed, "sleep_seconds": slept - began, "wake_seconds": woke - slept}
-    detail = f"{freed:.2f} GB free while it slept; sleep {slept - began:.2f} s, wake {woke - slept:.2f} s"
+    numbers = {"freed_gb": freed, "sleep_seconds": slept - began, "wake_seconds": woke - slept, "sync_seconds": sent}
+    numbers |= {"tokens_per_second": rates[0], "hf_tokens_per_second": rates[1]}
+    detail = (
+        f"{freed:.2f} GB free while it slept; sleep {slept - began:.2f} s, wake {woke - slept:.2f} s, "
+        f"sync {sent:.2f} s; {rates[0]:,.0f} tokens/s, the engine hf {rates[1]:,.0f}"
+    )
     if before != after:
         return Outcome("fail", f"another answer after waking; {detail}", numbers)
     return Outcome("pass" if freed > 0.5 else "fail", detail, numbers)
+
+
+def _rate(engine: RolloutEngine, requests: Sequence[Request], setup: Setup) -> float:
+    """Return the tokens per second of a second call."""
+    tokens: list[int] = []
+    seconds = setup.seconds(lambda: tokens.append(sum(r.num_sampled for r in engine.generate(requests))), repeats=1)
+    return tokens[-1] / seconds
 
 
 CHECKS: dict[str, Check] = {

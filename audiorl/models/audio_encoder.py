@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from itertools import islice
 
@@ -19,6 +20,7 @@ from transformers import PreTrainedModel, WhisperFeatureExtractor
 from audiorl.audio import AudioClip, seconds
 from audiorl.audio import name as clip_name
 from audiorl.config import ModelConfig
+from audiorl.distributed.local import gpu_work
 from audiorl.models.attention import autocast, set_chunk_attention
 from audiorl.models.backbone import Backbone
 from tokenizers_audio.audio import prepare
@@ -31,6 +33,7 @@ MELS_BYTES = 256 * 2**20
 """Memory for the mel features of clips that a trained encoder reads again, about 170 of 30 s."""
 MIN_FRAMES = 3
 """Encoders pool four 10 ms frames into one audio token; shorter clips give none."""
+_LOADERS = ThreadPoolExecutor(2, thread_name_prefix="audio")
 CODEC_BATCH = 2048
 """Clips that `ClipCodes.encode_all` holds in memory at a time."""
 
@@ -40,22 +43,39 @@ def log_mel(extractor: WhisperFeatureExtractor, wav: np.ndarray) -> Tensor:
     return log_mels(extractor, [wav])[0]
 
 
-def log_mels(extractor: WhisperFeatureExtractor, wavs: Sequence[np.ndarray], device: str = "cpu") -> list[Tensor]:
-    """Return [mel bins, ceil(T / hop)] float32, on the CPU, of each of mono samples [T] at the extractor's rate.
+def log_mels(
+    extractor: WhisperFeatureExtractor, wavs: Sequence[np.ndarray], device: str | torch.device = "cpu"
+) -> list[Tensor]:
+    """Return [mel bins, ceil(T / hop)] float32, on `device`, of each of mono samples [T] at the extractor's rate.
 
     Equal to what the models' processors compute with the clip padded to 30 s and the padding cut off again, without
-    paying for the 30 s. Give clips of similar length together. device: where it is computed.
+    paying for the 30 s. Give clips of similar length together. On a GPU it is computed there, to 1e-5 of that.
     """
-    hop = extractor.hop_length
+    hop, device = extractor.hop_length, torch.device(device)
     frames = [math.ceil(len(wav) / hop) for wav in wavs]
     padded = np.zeros((len(wavs), (max(frames) + math.ceil(extractor.n_fft / hop) + 1) * hop), dtype=np.float32)
     for samples, wav in zip(padded, wavs, strict=True):
         samples[: len(wav)] = wav
     options = dict(sampling_rate=extractor.sampling_rate, padding=False, truncation=False, return_tensors="pt")
     # Under autocast its product with the mel filters would be bfloat16, which numpy lacks.
-    with torch.autocast(torch.device(device).type, enabled=False):
-        out = extractor(padded, **options, device=device)
-    return [mel[:, :count] for mel, count in zip(out["input_features"], frames, strict=True)]
+    with torch.autocast(device.type, enabled=False):
+        if device.type == "cuda" and not extractor.dither:
+            features = spectrogram(extractor, torch.from_numpy(padded).to(device, non_blocking=True))
+        else:
+            features = extractor(padded, **options)["input_features"].to(device)
+    return [mel[:, :count] for mel, count in zip(features, frames, strict=True)]
+
+
+def spectrogram(extractor: WhisperFeatureExtractor, wavs: Tensor) -> Tensor:
+    """Return [clips, mel bins, frames] of wavs [clips, T], where these are: what the extractor computes, which copies
+    its result to the host."""
+    window = torch.hann_window(extractor.n_fft, device=wavs.device)
+    spectrum = torch.stft(wavs, extractor.n_fft, extractor.hop_length, window=window, return_complex=True)
+    filters = torch.from_numpy(extractor.mel_filters).to(wavs.device, torch.float64, non_blocking=True)
+    # In float64: a product in TF32 would be off by a thousandth.
+    mels = (filters.T @ (spectrum[..., :-1].abs() ** 2).double()).float()
+    logs = mels.clamp(min=1e-10).log10()
+    return (torch.maximum(logs, logs.amax((1, 2), keepdim=True) - 8.0) + 4.0) / 4.0
 
 
 def padded_mel(mel: Tensor, frames: int) -> Tensor:
@@ -125,6 +145,8 @@ class AudioEncoder:
         self.cache = ClipCache(config.audio_cache_mb * 2**20)
         self.mels = ClipCache(MELS_BYTES)
         self._counts: dict[int, int] = {}
+        self.loading: dict[str, Future[np.ndarray]] = {}
+        """Samples of clips that `load_ahead` reads, by key."""
         self.pass_seconds: float | None = None
         """Seconds of audio in one pass of the encoder; 0: one clip at a time. None: 0 on the CPU, where a clip must
         have the same bits in every batch for a resumed run to repeat the first; PASS_SECONDS elsewhere, since a
@@ -166,10 +188,45 @@ class AudioEncoder:
         assert self.extractor is not None
         mel = self.mels.get(clip.key)
         if mel is None:
-            mel = log_mel(self.extractor, clip.with_context().load(self.extractor.sampling_rate))
+            mel = log_mel(self.extractor, self._wave(clip))
             if self.config.audio == "full":  # a frozen encoder reads each clip once
                 self.mels.put(clip.key, mel)
         return mel, self._tokens_in(clip.context) if clip.context else 0
+
+    def load_ahead(self, clips: Iterable[AudioClip]) -> None:
+        """Begin to decode clips that will be encoded next, in threads, while the GPU works. Their errors are raised
+        when they are encoded."""
+        new = {c.key: c for c in clips if self.cache.get(c.key) is None and self.mels.get(c.key) is None}
+        self.loading = {key: self.loading[key] for key in new if key in self.loading}  # drops what nobody asked for
+        self.loading |= {key: _LOADERS.submit(self._load, c) for key, c in new.items() if key not in self.loading}
+
+    def _load(self, clip: AudioClip) -> np.ndarray:
+        assert self.extractor is not None
+        return clip.with_context().load(self.extractor.sampling_rate)
+
+    def _wave(self, clip: AudioClip) -> np.ndarray:
+        loading = self.loading.pop(clip.key, None)
+        return self._load(clip) if loading is None else loading.result()
+
+    def _mels(self, clips: Sequence[AudioClip], device: torch.device) -> list[tuple[Tensor, int]]:
+        """Return `mel` of each clip; on a GPU those of several clips are computed there together."""
+        if device.type == "cuda":
+            assert self.extractor is not None
+            missing = {c.key: c for c in clips if self.mels.get(c.key) is None}
+            wavs = {key: self._wave(c) for key, c in missing.items()}
+            found: dict[str, Tensor] = {}
+            most = PASS_SECONDS * self.extractor.sampling_rate
+            ordered = sorted(wavs, key=lambda key: len(wavs[key]))
+            while ordered:
+                count = max(sum((i + 1) * len(wavs[key]) <= most for i, key in enumerate(ordered)), 1)
+                part, ordered = ordered[:count], ordered[count:]
+                found |= zip(part, log_mels(self.extractor, [wavs[key] for key in part], device), strict=True)
+            if self.config.audio == "full":
+                for key, mel in found.items():
+                    self.mels.put(key, mel.cpu())
+            known = [found[c.key] if c.key in found else self.mel(c)[0] for c in clips]
+            return [(mel, self._tokens_in(c.context) if c.context else 0) for mel, c in zip(known, clips, strict=True)]
+        return [self.mel(clip) for clip in clips]
 
     def _tokens_in(self, duration: float) -> int:
         """Return the number of audio tokens of `duration` seconds."""
@@ -201,6 +258,11 @@ class AudioEncoder:
         finally:
             self._update = None
 
+    @property
+    def in_update(self) -> bool:
+        """Whether `once` keeps what is encoded."""
+        return self._update is not None
+
     def weights_changed(self) -> None:
         """Drop the cached output of a trained audio encoder; call after every update of the weights."""
         if self.config.audio == "full":
@@ -222,10 +284,14 @@ class AudioEncoder:
         cached = {clip.key: tensor for clip in clips if (tensor := self.cache.get(clip.key)) is not None}
         missing = {clip.key: clip for clip in clips if clip.key not in cached}
         with torch.no_grad():
-            for key, encoded in zip(missing, self._run(list(missing.values())), strict=True):
-                cached[key] = encoded.cpu()
-                self.cache.put(key, cached[key])
-        return [cached[clip.key].to(self._device) for clip in clips]
+            encoded = self._run(list(missing.values()))
+            copies: Sequence[Tensor] = encoded
+            if encoded and self._device.type == "cuda":  # the host waits once for all
+                copies = [x.clone() for x in torch.cat(encoded).cpu().split([len(x) for x in encoded])]
+            for key, copy in zip(missing, copies, strict=True):
+                self.cache.put(key, copy.cpu())
+            cached |= zip(missing, encoded, strict=True)
+        return [cached[clip.key].to(self._device, non_blocking=True) for clip in clips]
 
     def _run(self, clips: Sequence[AudioClip]) -> list[Tensor]:
         """Return one [tokens, D] per clip; its context is encoded with it and then cut off."""
@@ -235,7 +301,7 @@ class AudioEncoder:
         if limit is None:
             limit = 0.0 if self._device.type == "cpu" else PASS_SECONDS
         limit *= self.extractor.sampling_rate / self.extractor.hop_length
-        mels = [self.mel(clip) for clip in clips]
+        mels = self._mels(clips, weight.device)
         passes: list[list[Tensor]] = []
         total = 0
         for mel, _ in mels:
@@ -246,8 +312,8 @@ class AudioEncoder:
             total += mel.shape[1]
         outputs: list[Tensor] = []
         for batch in passes:
-            batch = [mel.to(device=weight.device, dtype=weight.dtype) for mel in batch]
-            with autocast(self.config, weight.device):
+            batch = [mel.to(device=weight.device, dtype=weight.dtype, non_blocking=True) for mel in batch]
+            with autocast(self.config, weight.device), gpu_work():
                 outputs += [o.to(weight.dtype) for o in self.backbone.encode_audio(self.model, batch)]
         for i, (clip, (_, context)) in enumerate(zip(clips, mels, strict=True)):
             if not clip.context:

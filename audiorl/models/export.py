@@ -12,9 +12,11 @@ import shutil
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -26,11 +28,19 @@ from audiorl.models.families import load_policy
 from audiorl.models.lora import NON_LORA_WEIGHTS, adapted_model, is_adapter
 from audiorl.models.value import HEAD_FILE
 from audiorl.models.weights import BASE_KEY, SPEECH_OUTPUT
+from tokenizers_audio.unified.model import MODEL_TYPE as CODEC
 
 SPEECH_FILE = "speech-output.safetensors"
 SPEAKERS = "spk_dict.pt"
 DATA_OPTIONS = {"data": "training", "ptx_data": "auxiliary loss", "held_out": "held out", "unseen": "unseen speakers"}
 """The options of recipes that name data sets, and what the sets are for."""
+PIPELINES = {
+    "whisper": "automatic-speech-recognition",
+    "higgs_audio_v2": "text-to-speech",
+    **dict.fromkeys(("llama", "qwen2", "qwen3"), "text-generation"),
+    CODEC: "audio-to-audio",
+}
+"""The hub's names of what models do, by their type; others answer questions about audio."""
 BUNDLED_LICENCE = "CC BY-SA 3.0"
 NOT_STATED = "not stated"
 RESULTS = (
@@ -66,27 +76,41 @@ def export(
     if push is not None:
         with _on_hub(push) as hub:  # before anything is written: a wrong name or token is noticed here
             hub.create_repo(push, private=True, exist_ok=True)
+    partial = out.with_name(f".{out.name}.partial")  # the folder is there whole or not at all
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
     try:
-        _write(checkpoint, out, merge, sections)
+        _write(checkpoint, partial, merge, sections)
+        partial.rename(out)
         if push is not None:
             with _on_hub(push) as hub:
                 hub.upload_folder(
                     repo_id=push, folder_path=str(out), commit_message="Upload a model trained with audiorl"
                 )
     except BaseException:
-        shutil.rmtree(out, ignore_errors=True)  # the same command can be given again
+        for folder in (partial, out):
+            shutil.rmtree(folder, ignore_errors=True)  # the same command can be given again
         raise
     return out
 
 
 def _write(checkpoint: Path, out: Path, merge: bool, sections: Sequence[str]) -> None:
     """Write the model and its card to `out`."""
+    if _model_type(checkpoint) == CODEC:
+        trainer = shutil.ignore_patterns("manifest.json", "trainer*")
+        shutil.copytree(checkpoint, out, ignore=trainer, dirs_exist_ok=True)
+        model_card(checkpoint, False, sections=sections).save(out / "README.md")
+        return
     policy = load_policy(checkpoint, ModelConfig(dtype="auto"))
     if merge:
         policy.adapter.merge_and_unload()
         policy.adapter = None
-    out.mkdir(parents=True, exist_ok=True)
     policy.save(out)
+    codec = codec_of(checkpoint) if policy.speech is not None else None
+    if codec is not None and Path(codec).is_dir():
+        shutil.copytree(codec, out / "codec")
+    if "omni" in _model_type(out) and find_spec("torchvision") is None:
+        _log.warning("transformers' AutoProcessor and vLLM need torchvision for Omni models; it is not installed here")
     for name in (HEAD_FILE,) if merge else (HEAD_FILE, NON_LORA_WEIGHTS):
         if (checkpoint / name).is_file():
             shutil.copy(checkpoint / name, out)
@@ -99,15 +123,19 @@ def _write(checkpoint: Path, out: Path, merge: bool, sections: Sequence[str]) ->
                 f"The talker is left out: the model that training began with, {_public_name(str(base))}, was not "
                 "there. transformers loads it as Qwen2_5OmniThinkerForConditionalGeneration, or its Qwen3 counterpart."
             ]
-            _log.warning("%s: exported without its talker, which is not at %s any more; it writes text", out, base)
+            _log.warning(
+                "%s: exported without its talker, which is not at %s any more; it writes text", checkpoint, base
+            )
     if policy.adapter is not None and (out / NON_LORA_WEIGHTS).is_file():
         notes = [
             f"`{NON_LORA_WEIGHTS}` holds weights that were trained besides the adapter, such as the audio projector. "
             "audiorl loads them; PEFT and vLLM do not, and answer differently. `audiorl export --merge` writes a whole "
             "model that they load."
         ]
-        _log.warning("%s: PEFT and vLLM do not read %s; use --merge for a model that they load", out, NON_LORA_WEIGHTS)
-    (out / "README.md").write_text(model_card(checkpoint, policy.adapter is not None, base, notes, sections))
+        _log.warning(
+            "%s: PEFT and vLLM do not read %s; use --merge for a model that they load", checkpoint, NON_LORA_WEIGHTS
+        )
+    model_card(checkpoint, policy.adapter is not None, base, notes, sections).save(out / "README.md")
 
 
 @contextmanager
@@ -170,8 +198,8 @@ def _edit_config(folder: Path, changes: Mapping[str, Any]) -> None:
 
 def model_card(
     checkpoint: Path, adapter: bool, base: str | None = None, notes: Sequence[str] = (), sections: Sequence[str] = ()
-) -> str:
-    """Return README.md in Markdown with the hub's metadata, and for a checkpoint in a run folder what the run recorded.
+) -> ModelCard:
+    """Return the card with the hub's metadata, and for a checkpoint in a run folder what the run recorded.
 
     base: the model that training began with, where the checkpoint does not name it. notes: paragraphs about the export.
     sections: further measurements. Data files that are still there are read for the `licence` of their rows.
@@ -182,15 +210,38 @@ def model_card(
     base = base or adapted_model(checkpoint)
     if base is None or (run is not None and Path(base).resolve().is_relative_to(run.resolve())):
         base = recorded.get("config", {}).get("path")  # a phase's start is no base to name
-    front = {"library_name": "peft" if adapter else "transformers", "tags": ["audiorl"]}
-    if base is not None and _is_hub_id(base):
-        front["base_model"] = base
-    lines = ["---", *(f"{key}: {json.dumps(value)}" for key, value in front.items()), "---", ""]
-    lines += [f"# {Path(_public_name(base)).name if base else 'A model'}, trained with audiorl", ""]
+    sets = [
+        (given, purpose)
+        for option, purpose in DATA_OPTIONS.items()
+        for given in _texts(recorded.get("config", {}).get(option))
+    ]
+    kind = _model_type(checkpoint)
+    task = PIPELINES.get(kind, "audio-text-to-text")
+    newest = {} if run is None else json.loads((run / "state.json").read_text()).get("checkpoints", {})
+    phase, step = checkpoint.resolve().parts[-2:]
+    measured = Path(newest.get(phase, "")).name == step  # the evaluations are of these weights, and not of earlier ones
+    trained = [name for name in newest if not name.startswith("control")]
+    when = "" if not measured else "after" if trained[-1:] == [phase] else "control" if phase not in trained else ""
+    title = Path(_public_name(base)).name if base else "A model" if run is None else run.name
+    data = ModelCardData(
+        base_model=base if base is not None and _is_hub_id(base) else None,
+        datasets=[name.removeprefix("hf://").partition(":")[0] for name, _ in sets if name.startswith("hf://")] or None,
+        library_name="peft" if adapter else "audiorl" if kind == CODEC else "transformers",
+        pipeline_tag=task,
+        tags=["audiorl"],
+        model_name=title,
+        eval_results=[
+            EvalResult(task, "held-out", name.removesuffix(when).strip("_") or "held out", metric, round(value, 4))
+            for name, metric, value, *_ in _rows(results)
+            if when and name.endswith(when)
+        ]
+        or None,
+    )
+    lines = ["---", data.to_yaml(), "---", ""]
+    lines += [f"# {title}, trained with audiorl", ""]
     lines += [f"- Base model: {_public_name(base) if base else 'none, or not recorded'}"]
     lines += [f"- Weights: {'a low-rank adapter; load it with the base model' if adapter else 'the whole model'}"]
     if run is not None:
-        phase, step = checkpoint.resolve().parts[-2:]
         lines += [f"- Recipe: {Path(recorded['recipe']).name}, phase {phase}, {step.replace('_', ' ')}"]
         lines += ["- Trained with: " + ", ".join(f"{n} {v}" for n, v in recorded.get("versions", {}).items())]
     lines += ["", *(line for note in notes for line in (note, ""))]
@@ -208,16 +259,39 @@ def model_card(
     lines += ["## What was not measured", "", *(f"- {limit}" for limit in _limits(run, checkpoint, results)), ""]
     if run is not None:
         lines += ["## Data", "", "| Set | Used for | Licence |", "|---|---|---|"]
-        for option, purpose in DATA_OPTIONS.items():
-            sets = recorded["config"].get(option) or []
-            for given in [sets] if isinstance(sets, str) else sets:
-                name = given if "://" in given else Path(given).name
-                lines.append(f"| {name} | {purpose} | {_licences(parse_set(given)[0])} |")
+        for given, purpose in sets:
+            name = given if "://" in given else Path(given).name
+            lines.append(f"| {name} | {purpose} | {_licences(parse_set(given)[0])} |")
         if not recorded["config"].get("data"):
             lines.append(f"| the recipe's own data, see the recipe | training | {NOT_STATED} |")
         config = json.dumps(_without_paths(recorded["config"]), indent=1)
         lines += ["", "## Configuration", "", "```json", config, "```", ""]
-    return "\n".join(lines)
+    return ModelCard("\n".join(lines))
+
+
+def _model_type(folder: Path) -> str:
+    """Return what config.json calls the model, "" for an adapter."""
+    return "" if is_adapter(folder) else str(json.loads((folder / "config.json").read_text()).get("model_type"))
+
+
+def _texts(value: Any) -> list[str]:
+    """Return the names of sets in the value of an option, which in some recipes is a share of the data."""
+    return [v for v in (value if isinstance(value, list) else [value]) if isinstance(v, str)]
+
+
+def codec_of(model: str | Path) -> str | None:
+    """Return the audio tokenizer of a model that speaks: codec/ in or above its folder, else what its run recorded."""
+    folder = Path(model).resolve()
+    if not folder.is_dir():
+        return None
+    for place in (folder, *folder.parents[:3]):
+        if (place / "codec" / "config.json").is_file():
+            return str(place / "codec")
+    run = run_of(folder)
+    recorded = None if run is None else json.loads((run / "config.json").read_text())["config"].get("codec")
+    if recorded == "tiny" and run is not None:
+        recorded = str(run / "tiny" / "codec")
+    return recorded if isinstance(recorded, str) and (Path(recorded).is_dir() or _is_hub_id(recorded)) else None
 
 
 def run_of(checkpoint: Path) -> Path | None:

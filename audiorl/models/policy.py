@@ -14,7 +14,7 @@ from __future__ import annotations
 import copy
 import os
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import accumulate
 from pathlib import Path
@@ -138,6 +138,10 @@ class AudioPolicy(nn.Module):
     def device(self) -> torch.device:
         return self.backbone.head(self.model).weight.device
 
+    def _here(self, x: Tensor) -> Tensor:
+        """Copy a tensor of the host to the model's device; the host does not wait for the device."""
+        return x.to(self.device, non_blocking=True)
+
     def parameters_by_name(self) -> dict[str, nn.Parameter]:
         """Return all parameters of the model; for the names see `Backbone.weight_name`."""
         return {self.backbone.weight_name(name): p for name, p in self.model.named_parameters()}
@@ -173,7 +177,8 @@ class AudioPolicy(nn.Module):
         return copy.deepcopy(self, shared | self._never_copied())
 
     def _never_copied(self) -> dict[int, Any]:
-        return {id(x): x for x in (self.tokenizer, self.extractor, self.backbone, self._clip_codes, self.audio.mels)}
+        shared = self.tokenizer, self.extractor, self.backbone, self._clip_codes, self.audio.mels, self.audio.loading
+        return {id(x): x for x in shared}
 
     def skeleton(self, hollow: Collection[nn.Parameter]) -> AudioPolicy:
         """Copy the policy, sharing all weights but the `hollow` ones: these are on meta, to be filled before saving."""
@@ -247,6 +252,19 @@ class AudioPolicy(nn.Module):
         """Return one [tokens, H] per clip, as the decoder receives it; differentiable where the config trains it."""
         return self.audio.encode(clips)
 
+    def clips_of(self, samples: Iterable[Sample]) -> list[AudioClip]:
+        """Return the clips of prompts that go through the audio encoder."""
+        if self.extractor is None or self.backbone.audio_token is None:
+            return []
+        messages = (m for s in samples for m in s.messages if self.speech is None or m.role != "assistant")
+        return [content for m in messages for content in m.content if isinstance(content, AudioClip)]
+
+    def encode_ahead(self, samples: Iterable[Sample]) -> None:
+        """On a GPU encode the clips of prompts together, before `prompt` asks for each; a CPU encodes them then."""
+        clips = self.clips_of(samples) if self.device.type == "cuda" else []
+        if clips and (self.config.audio != "full" or not torch.is_grad_enabled() or self.audio.in_update):
+            self.audio.encoder_outputs(clips)
+
     # -- speech ----------------------------------------------------------------------------------------------------
 
     @property
@@ -308,7 +326,7 @@ class AudioPolicy(nn.Module):
             if runs[-1:] != ends[-1:] or not set(runs) <= set(ends):
                 after = f"runs of audio placeholders end after {runs} tokens, but clips after {ends}"
                 raise ValueError(f"{after}: audio and text do not match")
-            embeds = embeds.masked_scatter(is_audio[:, None].to(self.device), torch.cat(audio).to(embeds.dtype))
+            embeds = embeds.masked_scatter(self._here(is_audio[:, None]), torch.cat(audio).to(embeds.dtype))
         return embeds
 
     def is_audio(self, ids: Tensor, sampled: Tensor | None = None) -> Tensor:
@@ -319,13 +337,13 @@ class AudioPolicy(nn.Module):
     def embed_tokens(self, ids: Tensor, codes: Tensor | None) -> Tensor:
         """Return [..., H]: embeddings of ids [...], or of codes [..., Q] where these are not -1."""
         decoder = self.backbone.decoder(self.model)
-        embeds = decoder.get_input_embeddings()(ids.to(self.device))
+        embeds = decoder.get_input_embeddings()(self._here(ids))
         if codes is None:
             return embeds
         flat = codes.flatten(0, -2)
         places = (flat[:, 0] >= 0).nonzero()[:, 0]
-        frames = decoder.embed_audio_tokens(flat[places].to(self.device))
-        return embeds.flatten(0, -2).index_copy(0, places.to(self.device), frames.to(embeds.dtype)).view_as(embeds)
+        frames = decoder.embed_audio_tokens(self._here(flat[places]))
+        return embeds.flatten(0, -2).index_copy(0, self._here(places), frames.to(embeds.dtype)).view_as(embeds)
 
     def new_cache(self) -> DynamicCache:
         """Return an empty key-value cache for prompts and what is generated after them."""
@@ -393,7 +411,7 @@ class AudioPolicy(nn.Module):
         targets_FQ = codes_NQ[frames] - (codes_NQ[frames] > self.speech.bos).long()
         targets_FQ = torch.where(code_mask_NQ[frames], targets_FQ, IGNORE)
         targets_N = targets_N[text]
-        text, frames = text.to(self.device), frames.to(self.device)
+        text, frames = self._here(text), self._here(frames)
         logprobs_NQ = hidden_NH.new_zeros(codes_NQ.shape, dtype=torch.promote_types(hidden_NH.dtype, torch.float32))
         entropy_N = logprobs_NQ.new_zeros(len(codes_NQ))
         if len(text) or not len(frames):  # an empty batch must still give something to differentiate
@@ -414,7 +432,7 @@ class AudioPolicy(nn.Module):
 
     def predicting_hidden(self, batch: PackedBatch) -> Tensor:
         """Return the hidden states [N, H] that predict the sampled tokens."""
-        return self.hidden(batch)[batch.predecessor[batch.loss_mask].to(self.device)]
+        return self.hidden(batch)[self._here(batch.predecessor[batch.loss_mask])]
 
     def hidden(self, batch: PackedBatch) -> Tensor:
         """Return the decoder's last hidden states [T, H] of a packed batch."""
@@ -441,11 +459,11 @@ class AudioPolicy(nn.Module):
             packed = packed_attention(decoder, spans, self.config.attention, embeds_TH[None])
             attention = {"attention_mask": no_mask(self.device), "packed": packed}
         else:
-            mask = attention_mask(batch.span_ids, batch.span_parents).to(self.device)
-            attention = mask_argument(decoder, mask, batch.position_ids.to(self.device), embeds_TH.dtype)
+            mask = self._here(attention_mask(batch.span_ids, batch.span_parents))
+            attention = mask_argument(decoder, mask, self._here(batch.position_ids), embeds_TH.dtype)
         out = decoder(
             inputs_embeds=embeds_TH[None],
-            position_ids=batch.position_ids[None].to(self.device),
+            position_ids=self._here(batch.position_ids[None]),
             use_cache=False,
             **routing,
             **attention,

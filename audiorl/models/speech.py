@@ -146,7 +146,13 @@ class Routing:
             return Routing.FRAMES
         order = torch.argsort(flat.int(), stable=True)
         place = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
-        return Routing(len(flat) - frames, frames, flat.to(device), order.to(device), place.to(device))
+        return Routing(
+            len(flat) - frames,
+            frames,
+            flat.to(device, non_blocking=True),
+            order.to(device, non_blocking=True),
+            place.to(device, non_blocking=True),
+        )
 
 
 Routing.TEXT = Routing(1, 0)

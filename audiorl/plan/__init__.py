@@ -10,4 +10,4 @@ models.py counts the weights of a model on torch's meta device, memory.py adds u
 from audiorl.plan.memory import MemoryPlan, PlanOptions, make_plan, suggestions
 from audiorl.plan.models import ModelSize, size_of
 
-__all__ = ["MemoryPlan", "ModelSize", "PlanOptions", "make_plan", "size_of", "suggestions"]
+__all__ = ["MemoryPlan", "ModelSize", "PlanOptions", "largest_pass", "make_plan", "size_of", "suggestions"]

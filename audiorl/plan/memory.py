@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from audiorl.config import LoraConfig, ModelConfig, OptimConfig, RLConfig, SamplingConfig
+from audiorl.config.checks import pass_tokens
 from audiorl.config.distributed import RuntimeConfig
 from audiorl.plan.models import ModelSize, Shape, Tower, size_of
 
@@ -85,7 +86,7 @@ class PlanOptions:
         for name in ("gpu_gib", "gpus_per_node", "prompt_tokens", "clips"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"--{name.replace('_', '-')} is {getattr(self, name):g}; it must be above 0")
-        tokens, row = self.prompt_tokens + self.sampling.max_new_tokens, self.rl.micro_batch_tokens
+        tokens, row = self.prompt_tokens + self.sampling.max_new_tokens, pass_tokens(self.rl)
         how, vllm = "fsdp" if r.fsdp else f"zero {r.zero}", r.engine == "vllm"
         alone = r.sharded and r.ranks == 1 and not r.offload
         indivisible = shape.kv_heads % tp and tp % shape.kv_heads
@@ -371,7 +372,7 @@ class _Planner:
         self.shards_weights = r.fsdp or r.zero == 3
         self.sends_adapter = size.shape.rank > 0 and r.engine == "vllm" and r.engine_lora != "merged"
         self.row = packed_row(
-            options.rl.micro_batch_tokens,
+            pass_tokens(options.rl),
             options.prompt_tokens,
             options.sampling.max_new_tokens,
             options.rl.group_size,
@@ -488,7 +489,7 @@ class _Planner:
         groups = -(-rl.prompts_per_step // (rl.mini_batches * self.runtime.ranks))
         answers = rl.group_size * o.sampling.max_new_tokens
         tokens = groups * (answers + o.prompt_tokens * (1 if rl.share_prompts else rl.group_size))
-        return tokens <= rl.micro_batch_tokens and not rl.ptx.coef and not rl.distill.coef
+        return tokens <= pass_tokens(rl) and not rl.ptx.coef and not rl.distill.coef
 
     def _states(self, name: str, trained: int, n: int, optim: OptimConfig, in_head: bool = False) -> list[Part]:
         """Count gradients, the optimizer's states and its temporary memory."""
@@ -629,6 +630,25 @@ class _Planner:
         return needed
 
 
+PASSES = tuple(2**k * part // 4 for k in range(16, 11, -1) for part in (4, 3))
+"""Tokens of a pass that `largest_pass` tries. Beyond 65,536 a GPU gains nothing."""
+PASS_SHARE = 0.9
+"""Of a GPU's memory, which a plan may fill."""
+
+
+def largest_pass(size: ModelSize, options: PlanOptions) -> int:
+    """Return the most tokens of a pass, of `PASSES`, whose scoring and update leave a tenth of the GPU free; the fewest
+    where none do. Raises ValueError for options that contradict each other or the model."""
+    least = options.prompt_tokens + options.sampling.max_new_tokens
+    fitting = [tokens for tokens in PASSES if tokens >= least] or [least]
+    for tokens in fitting:
+        gpu = make_plan(size, replace(options, rl=replace(options.rl, micro_batch_tokens=tokens))).gpus[0]
+        totals = dict(zip(PHASES, gpu.totals, strict=True))
+        if max(totals[phase] for phase in ("score", "backward", "step")) <= PASS_SHARE * gpu.size:
+            return tokens
+    return fitting[-1]
+
+
 # -- what takes less ---------------------------------------------------------------------------------------------------
 
 Change = dict[str, Any]
@@ -663,7 +683,7 @@ def suggestions(model: str, options: PlanOptions) -> list[tuple[Change, MemoryPl
 def _changes(options: PlanOptions) -> Iterator[Change]:
     r = options.runtime
     yield {"model.gradient-checkpointing": "auto"}
-    yield from ({"rl.micro-batch-tokens": options.rl.micro_batch_tokens // part} for part in (2, 4))
+    yield from ({"rl.micro-batch-tokens": pass_tokens(options.rl) // part} for part in (2, 4))
     yield {"model.dtype": "bfloat16", "model.autocast": False}
     yield {"model.lora.rank": 16}
     if r.engine == "hf":

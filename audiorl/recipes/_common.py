@@ -27,12 +27,13 @@ from audiorl.audio import AudioError
 from audiorl.config import ModelConfig, RLConfig, torch_device
 from audiorl.config.recipe import ControlOptions, HeldOutOptions, RecipeConfig, RewardOptions
 from audiorl.data.bundled import bundled_set
-from audiorl.data.manifest import Loaded, check_clip, read_samples
+from audiorl.data.manifest import Loaded, check_clip, column_names, read_samples
+from audiorl.data.preferences import read_pairs
 from audiorl.data.schema import FieldError
 from audiorl.data.sets import first_drawn, identity, parse_set, split_held_out, weighted
 from audiorl.data.text import BUNDLED, TextQuestion, read_passages
 from audiorl.data.text import read_questions as read_text_questions
-from audiorl.eval._phases import Evaluation
+from audiorl.eval._phases import ErrorRate, Evaluation
 from audiorl.eval.metrics.corpus import UNSEEN
 from audiorl.models import AudioPolicy, dualize, load_policy
 from audiorl.models.examples import Example, check_example
@@ -50,6 +51,7 @@ from audiorl.types import Sample
 from tokenizers_audio import load as load_codec
 
 T = TypeVar("T")
+C = TypeVar("C", bound=Any)  # A dataclass
 Sum = TypeVar("Sum", bound=WeightedSum | StandardisedSum)
 
 
@@ -184,7 +186,9 @@ def _loaded(
 ) -> list[tuple[str, Loaded[T], bool]]:
     """(name, content, whether clips are still to be decoded, those of drawn rows only) of each set."""
     if config.columns:
-        options |= {"columns": column_names(config.columns, read)}
+        if read not in (read_samples, read_pairs):
+            raise ValueError("--columns: this recipe's data has columns of one name only; rename them in the file")
+        options |= {"columns": column_names(config.columns)}
     found: list[tuple[str, Loaded[T], bool]] = []
     for number, source in enumerate(sets, 1):
         name = source if isinstance(source, str) else f"rows {number}"
@@ -246,22 +250,6 @@ def _use(check: Callable[[Any], None] | None, decode: bool, item: Any) -> None:
         check(item)
 
 
-def column_names(given: Sequence[str], read: Callable[..., Any]) -> dict[str, str]:
-    """Return {wanted: name in the data} of WANTED=NAME.
-
-    Raises ValueError for another form, and where `read` takes no names.
-    """
-    if read is not read_samples:
-        raise ValueError("--columns: this recipe's data has columns of one name only; rename them in the file")
-    names: dict[str, str] = {}
-    for pair in given:
-        wanted, equals, name = pair.partition("=")
-        if not (wanted and equals and name) or wanted in names:
-            raise ValueError(f"--columns {pair!r}: give WANTED=NAME once for each column, such as audio=wav")
-        names[wanted] = name
-    return names
-
-
 def _with_id(item: Any, new: str) -> Any:
     if hasattr(item, "sample"):
         return replace(item, sample=replace(item.sample, id=new))
@@ -288,16 +276,27 @@ def ptx_examples(
 
     def learned(sample: Sample) -> list[Example]:
         prompt = "".join(part for m in sample.messages for part in m.content if isinstance(part, str))
-        return [Example(sample, supervised_turn(sample, bool(sample.choices) or "<answer>" in prompt))]
+        return supervised_turns(sample, bool(sample.choices) or "<answer>" in prompt)
 
     bundled = partial(bundled_set, think=False, seed=config.seed)
     asked = None if check is None else replace(check, trained=learned).train
-    samples = weighted(read_sets(paths, config, bundled, read_samples, asked, think=False), config.data_seed)
+    source: dict[str, Any] = {"think": False, "keep_conversations": True}
+    samples = weighted(read_sets(paths, config, bundled, read_samples, asked, **source), config.data_seed)
     return [example for sample in samples for example in learned(sample)]
 
 
+def supervised_turns(sample: Sample, tags: bool = True, thought: str | None = None) -> list[Example]:
+    """Return what SFT learns of a row: `supervised_turn`, and before it the earlier turns of a conversation, each after
+    the turns that precede it."""
+    numbers: Sequence[int] = sample.metadata.get("learned_turns", ())
+    earlier = [(replace(sample, messages=sample.messages[:i]), sample.messages[i].content) for i in numbers]
+    turns = [Example(before, "".join(map(str, content))) for before, content in earlier]
+    return [*turns, Example(sample, supervised_turn(sample, tags, thought))]
+
+
 def supervised_turn(sample: Sample, tags: bool = True, thought: str | None = None) -> str:
-    """Return the first reference, in <answer> tags if `tags`, after the row's field `thought` in <think> tags.
+    """Return the first reference, in <answer> tags if `tags`, after the row's field `thought` in <think> tags; of a
+    conversation that stays as it is its last turn.
 
     Raises ValueError naming a sample without a reference or a thought.
     """
@@ -305,7 +304,7 @@ def supervised_turn(sample: Sample, tags: bool = True, thought: str | None = Non
         raise FieldError("answer", f"sample {sample.id!r}: no reference to learn")
     answer = f"<answer>{sample.references[0]}</answer>" if tags else sample.references[0]
     if thought is None:
-        return answer
+        return str(sample.metadata.get("last_turn", answer))
     text = sample.metadata.get(thought)
     if not isinstance(text, str) or not text.strip():
         raise FieldError(thought, f"sample {sample.id!r}: its row has no text in the field {thought!r}")
@@ -333,6 +332,15 @@ def random_policy(model: ModelConfig, *args: Any, **options: Any) -> AudioPolicy
     policy = tiny_qwen_omni(*args, config=model, **options)
     policy.model.to(torch_device(model.device))
     return policy
+
+
+def passes_on_cpu(config: C, device: torch.device, **tokens: int) -> C:
+    """Return a recipe's config whose trainers, by the names of their fields, take passes of so many tokens on a CPU,
+    whose caches hold few. Numbers that are given stay, and so does everything on a GPU."""
+    if device.type != "cpu":
+        return config
+    unset = {n: t for n, t in tokens.items() if getattr(config, n).micro_batch_tokens is None}
+    return replace(config, **{n: replace(getattr(config, n), micro_batch_tokens=t) for n, t in unset.items()})
 
 
 def with_voice(policy: AudioPolicy, codec: str | Path, seed: int = 0) -> CodecSpeechDecoder:
@@ -368,10 +376,12 @@ def evaluation_of(
     *,
     check: RowCheck | None = None,
     think: bool = False,
+    keep_conversations: bool = False,
     bundled: Callable[[str], Sequence[Sample]] | None = None,
     outside: WeightedSum | None = None,
     sets: Mapping[str, Sequence[Sample]] | None = None,
     metric: str = "accuracy",
+    errors: ErrorRate | None = None,
 ) -> Evaluation:
     """Return what the run measures: `held_out`, `sets` by name, and the speakers of `--unseen`, read like questions and
     checked like held-out rows.
@@ -384,7 +394,8 @@ def evaluation_of(
     if isinstance(config, HeldOutOptions):
         reader = bundled or partial(bundled_set, think=think, seed=config.seed)
         asked = None if check is None else replace(check, measured=of_row).held_out
-        rows_of = read_sets(config.unseen, config, reader, read_samples, asked, think=think)
+        source: dict[str, Any] = {"think": think, "keep_conversations": keep_conversations}
+        rows_of = read_sets(config.unseen, config, reader, read_samples, asked, **source)
         unseen = [sample for _, items in rows_of for sample in items]
         if unseen:
             rows = [getattr(item, "sample", item) for item in samples]
@@ -396,7 +407,7 @@ def evaluation_of(
         if config.retention_text is not None:
             passages = read_passages(config.retention_text)
             questions = read_text_questions(BUNDLED) if config.retention_text == BUNDLED else []
-    return Evaluation(reward, held_out, max_new_tokens, sets, outside, metric, passages, questions)
+    return Evaluation(reward, held_out, max_new_tokens, sets, outside, metric, errors, passages, questions)
 
 
 def check_unseen_speakers(trained: Sequence[tuple[str, str]], unseen: Sequence[tuple[str, str]]) -> None:

@@ -13,14 +13,14 @@ import re
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from importlib.metadata import entry_points
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal
 
-from audiorl.config import require_sound
+from audiorl.config import require_sound, torch_device
 from audiorl.config.recipe import RecipeConfig
 from audiorl.options import options_module, parse, with_values
 
@@ -173,10 +173,13 @@ def start(path: str | Path, argv: Sequence[str], out: str | Path, trackers: Sequ
     Processes of torchrun beyond the first follow it and have no run.
     """
     from audiorl.distributed import processes
-    from audiorl.run.folder import Run
+    from audiorl.run.folder import Run, newest_checkpoint
 
     recipe = load_recipe(path)
     config = parse_config(recipe, argv)
+    if isinstance(config, RecipeConfig):
+        torch_device(config.model.device)
+        config = replace(config, path=newest_checkpoint(config.path))
     if _followed():
         return None
     with Run.create(out, str(find_script("recipes", path).resolve()), argv, config) as run:
@@ -184,8 +187,8 @@ def start(path: str | Path, argv: Sequence[str], out: str | Path, trackers: Sequ
             with processes():
                 run.track(trackers)
                 recipe.main(config, run)
-        except (ValueError, OSError):
-            run.discard_if_empty()  # a mistake in the data or options should not block the same --out
+        except Exception:
+            run.discard_if_empty()  # a mistake in the data, the options or the reward should not block the same --out
             raise
     return run
 

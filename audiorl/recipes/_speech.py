@@ -34,7 +34,8 @@ from audiorl.recipes._common import (
     read_split,
     with_voice,
 )
-from audiorl.rewards.asr import language_of, references_of
+from audiorl.rewards.answers import language_of
+from audiorl.rewards.asr import references_of
 from audiorl.run.folder import Run
 from audiorl.speech_models.character_ctc import CharacterCTC, Head
 from audiorl.speech_models.loading import GE2E

@@ -8,12 +8,13 @@ A clipped 1 - WER does not see how long an output is that is wrong throughout, n
 logged as reward/hallucination and reward/repetition, do: see `audiorl.rewards.Hallucination` and `Repetition`.
 `--no-speech 200` trains on silence and noise too, for which nothing is to be written.
 
-Before and after training, greedy transcripts are measured of held-out rows; of `--unseen` speakers; of clips without
-speech (the share for which nothing is written); and of `--retention`. Next to the reward stands `as_written`, 1 - CER
+Before and after training, greedy transcripts are measured, as WER (with `--unit char` CER) overall and by language: of
+held-out rows, of `--unseen` speakers and of `--retention`; of clips without speech the share for which nothing is
+written, `silent`. Next to the reward stands `as_written`, 1 - CER
 of the texts without normalisation, which nothing optimises. `--control` also trains on the same rows by SFT for as
 many seconds.
 
-The sets of `--retention` are measured before and after training. Where their accuracy has fallen by more than
+The sets of `--retention` are measured before and after training. Where their error rate has risen by more than
 `--retention-margin`, the run ends with an error; its checkpoints and report remain. `--path tiny --data bundled` tries
 the recipe without any download.
 """
@@ -29,6 +30,8 @@ from audiorl.data.bundled import bundled_transcripts
 from audiorl.data.manifest import read_samples
 from audiorl.data.no_speech import TRAINED, no_speech_samples
 from audiorl.data.sets import stratified
+from audiorl.eval._phases import ErrorRate
+from audiorl.eval.metrics.text import Normalizer, check_normalizer
 from audiorl.protocols import Reward
 from audiorl.recipes._common import (
     evaluation_of,
@@ -47,14 +50,16 @@ from audiorl.types import Sample
 @dataclass(frozen=True)
 class ASRConfig(ControlOptions, HeldOutOptions, PtxOptions, RewardOptions, RecipeConfig):
     retention: tuple[str, ...] = ()
-    """Sets on which the score must not fall, named like `data`: another language, another domain. At most
+    """Sets on which the error rate must not rise, named like `data`: another language, another domain. At most
     `held_out_count` rows of them are measured."""
     retention_margin: float = 0.01
-    """By how much accuracy on `retention` may fall (0.01: one percentage point) before the run ends with an error."""
+    """By how much the error rate on `retention` may rise (0.01: one percentage point) before the run ends with an
+    error."""
     unit: Literal["word", "char"] = "word"
     """Errors are counted in words (reward 1 - WER) or in characters (reward 1 - CER)."""
-    normalizer: Literal["english", "basic", "none"] = "basic"
-    """How texts are normalised before they are compared: see `audiorl.eval.metrics.text.normalize`."""
+    normalizer: Normalizer = "basic"
+    """How texts are normalised before they are compared: english, basic, none, or FILE.py:FUNCTION; see
+    `audiorl.eval.metrics.text.normalize`."""
     hallucination_weight: float = 0.5
     """Weight of the penalty, in [-1, 0], on inserted words and on more words than fit into the audio; 0: none."""
     max_rate: float | None = None
@@ -77,6 +82,7 @@ class ASRConfig(ControlOptions, HeldOutOptions, PtxOptions, RewardOptions, Recip
     def __post_init__(self) -> None:
         super().__post_init__()
         require_ranges(self, not_negative=("hallucination_weight", "repetition_weight"))
+        check_normalizer(self.normalizer)
 
 
 def tiny() -> ASRConfig:
@@ -97,6 +103,7 @@ def tiny() -> ASRConfig:
 
 
 def main(config: ASRConfig, run: Run) -> None:
+    errors = ErrorRate(config.unit, config.normalizer)
     accuracy = WordAccuracy if config.unit == "word" else CharAccuracy
     guards: dict[str, tuple[Reward, float]] = {
         "hallucination": (Hallucination(config.unit, config.normalizer, config.max_rate), config.hallucination_weight),
@@ -111,6 +118,7 @@ def main(config: ASRConfig, run: Run) -> None:
     reward = with_user_reward(config, reward)
     check = rl_check(config, reward, config.sampling.max_new_tokens, tags=False)
     source: dict[str, Any] = {"bundled": lambda _: bundled_transcripts(), "read": read_samples, "think": False}
+    source["keep_conversations"] = True
     samples, held_out = read_split(config, check=check, **source)
     languages = languages_of(samples)
     sets: dict[str, list[Sample]] = {}
@@ -129,16 +137,18 @@ def main(config: ASRConfig, run: Run) -> None:
         reward,
         config.sampling.max_new_tokens,
         check=check,
+        keep_conversations=True,
         bundled=source["bundled"],
         outside=outside,
         sets=sets,
+        errors=errors,
     )
     train_with_reward(config, run, policy, samples, evaluation, phase="grpo", tags=False)
     if config.retention:
-        before, after = (run.result(f"retention_{when}")["accuracy"] for when in ("before", "after"))
-        if after < before - config.retention_margin:
-            fell = f"accuracy fell from {before:.3f} to {after:.3f} on {', '.join(config.retention)}"
+        before, after = (run.result(f"retention_{when}")[errors.name] for when in ("before", "after"))
+        if after > before + config.retention_margin:
+            rose = f"{errors.name.upper()} rose from {before:.3f} to {after:.3f} on {', '.join(config.retention)}"
             raise ValueError(
-                f"retention: {fell}, more than {config.retention_margin}; take an earlier checkpoint, a lower optim.lr "
+                f"retention: {rose}, more than {config.retention_margin}; take an earlier checkpoint, a lower optim.lr "
                 "or a higher rl.kl_beta"
             )

@@ -24,6 +24,7 @@ from audiorl.config.recipe import ControlOptions, HeldOutOptions, PtxOptions, Re
 from audiorl.data.bundled import bundled_transcripts
 from audiorl.data.manifest import read_samples
 from audiorl.data.views import views_of
+from audiorl.eval._phases import ErrorRate
 from audiorl.models.examples import Example
 from audiorl.recipes._common import (
     answer_reward,
@@ -112,6 +113,7 @@ def main(config: DistillSpeechConfig, run: Run) -> None:
         reward,
         config.eval_tokens,
         check=check,
+        errors=None if tags else ErrorRate(),
         sets={} if view == UNCHANGED else {"view": views_of(held_out, view)},
         **source,
     )
@@ -119,7 +121,6 @@ def main(config: DistillSpeechConfig, run: Run) -> None:
     train_with_reward(config, run, policy, samples, evaluation, phase="distill", answers=answers, tags=tags)
     if view != UNCHANGED:
         for when in ("before", "after"):
-            by_view, by_audio = (run.result(name)["accuracy"] for name in (f"view_{when}", when))
-            print(
-                f"gap {when}: {by_view - by_audio:+.3f} ({by_view:.3f} by {view}, {by_audio:.3f} by audio)", flush=True
-            )
+            by_view, by_audio = (next(iter(run.result(name).values())) for name in (f"view_{when}", when))
+            gap = f"{by_view - by_audio:+.3f} ({by_view:.3f} by {view}, {by_audio:.3f} by audio)"
+            print(f"gap {when}, {'accuracy' if tags else 'WER'}: {gap}", flush=True)

@@ -11,7 +11,7 @@ download. `audiorl/recipes/dpo_online.py` makes its pairs from the policy's own 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from audiorl.config import ModelConfig, OptimConfig, PreferenceConfig
@@ -30,6 +30,7 @@ from audiorl.recipes._common import (
     evaluation_of,
     read_sets,
 )
+from audiorl.rewards import final_text
 from audiorl.run.folder import Run
 from audiorl.train.preference import pair_examples, prefer
 from audiorl.types import Sample
@@ -82,7 +83,10 @@ def main(config: DPOConfig, run: Run, given: Given = NOTHING) -> AudioPolicy:
 
 
 def read(config: DPOConfig, given: Given, check: RowCheck) -> tuple[list[Pair], list[Sample]]:
-    """Return (training pairs, held-out questions): those of held-out pairs, where no set of questions is given."""
+    """Return (training pairs, held-out questions): those of held-out pairs, where no set of questions is given.
+
+    Of a pair without a gold answer that is the chosen one.
+    """
     think, seed = config.think, config.seed
     pairs_of = partial(bundled_pairs, think=think, seed=seed)
     sets = read_sets(given.data or config.data, config, pairs_of, read_pairs, check.train, think=think)
@@ -92,4 +96,11 @@ def read(config: DPOConfig, given: Given, check: RowCheck) -> tuple[list[Pair], 
     if questions:
         return weighted(sets, config.data_seed), [s for _, samples in questions for s in samples]
     pairs, held_out = split_held_out(sets, [], config.held_out_count, config.data_seed)
-    return pairs, [p.sample for p in held_out]
+    return pairs, [_with_answer(p) for p in held_out]
+
+
+def _with_answer(pair: Pair) -> Sample:
+    sample, chosen = pair.sample, pair.chosen
+    if sample.references or not isinstance(chosen, str):
+        return sample
+    return replace(sample, references=(final_text(chosen),), metadata={**sample.metadata, "last_turn": chosen})

@@ -33,7 +33,7 @@ from audiorl.eval._phases import Evaluation
 from audiorl.eval.metrics.corpus import UNSEEN
 from audiorl.models.examples import Example
 from audiorl.protocols import Reward
-from audiorl.recipes._common import random_policy
+from audiorl.recipes._common import passes_on_cpu, random_policy
 from audiorl.report import write_report
 from audiorl.rewards import (
     AnswerAccuracy,
@@ -84,13 +84,11 @@ class QuickstartConfig:
     """CPU threads of torch."""
     model: ModelConfig = ModelConfig(audio="projector")
     """How the model is held, and what of it is trained."""
-    sft: SFTConfig = SFTConfig(steps=280, batch_size=24, micro_batch_tokens=800, save_every=50)
+    sft: SFTConfig = SFTConfig(steps=280, batch_size=24, save_every=50)
     """The supervised start; the control takes its batches."""
     sft_optim: OptimConfig = OptimConfig(lr=1e-3, warmup_steps=20, schedule="cosine")
     """The optimizer of the supervised start."""
-    rl: RLConfig = RLConfig(
-        steps=80, prompts_per_step=16, group_size=8, micro_batch_tokens=800, eval_every=20, save_every=20
-    )
+    rl: RLConfig = RLConfig(steps=80, prompts_per_step=16, group_size=8, eval_every=20, save_every=20)
     """GRPO on human recordings."""
     rl_optim: OptimConfig = OptimConfig(lr=1e-4, warmup_steps=5)
     """The optimizer of GRPO."""
@@ -117,6 +115,7 @@ def main(config: QuickstartConfig, run: Run) -> None:
     limits = config.max_seconds, config.held_out, config.max_phrases
     trained, measured = bundled_languages("train", *limits), bundled_languages("test", *limits)
     policy = random_policy(config.model, [u.text for u in human] + [LANGUAGE_QUESTION] * 100, seed=config.seed)
+    config = passes_on_cpu(config, policy.device, sft=800, rl=800)
     sets = {UNSEEN: unseen_questions(config)} if config.unseen else {}
     supervised = ["sft", "control_sft"] if config.control else ["sft"]
     learned = all(run.finished(phase) for phase in supervised) and not config.rl.ptx.coef

@@ -5,8 +5,10 @@
     audiorl train sft-audio --out runs/asr --data LibriSpeech/train-clean-100 --task transcripts …
 
 What is learned: the first reference, inside <answer> tags for questions; `--thought reasoning` puts the row's field
-`reasoning` before it in <think> tags. `--sft.sort True --sft.weighting sequence` are LongAlign's sorted batches and
-loss weighting. `--path tiny --data bundled` tries the recipe without any download.
+`reasoning` before it in <think> tags. Of a conversation (`messages`, `conversations`) every turn of the assistant is
+learned as it is written, each after the turns before it; of TRL's `prompt` with `completion` the completion alone.
+`--sft.sort True --sft.weighting sequence` are LongAlign's sorted batches and loss weighting. `--path tiny --data
+bundled` tries the recipe without any download.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from audiorl.config import ModelConfig, OptimConfig, SFTConfig
 from audiorl.config.recipe import HeldOutOptions, RecipeConfig
 from audiorl.data.bundled import bundled_transcripts
 from audiorl.data.manifest import read_samples
+from audiorl.eval._phases import ErrorRate
 from audiorl.models import AudioPolicy
 from audiorl.models.examples import Example
 from audiorl.recipes._common import (
@@ -30,7 +33,7 @@ from audiorl.recipes._common import (
     evaluation_of,
     read_questions,
     read_split,
-    supervised_turn,
+    supervised_turns,
 )
 from audiorl.rewards import WeightedSum, WordAccuracy
 from audiorl.run.folder import Run
@@ -67,24 +70,28 @@ def tiny() -> SFTAudioConfig:
 def main(config: SFTAudioConfig, run: Run, given: Given = NOTHING) -> AudioPolicy:
     """Train on the rows and return the policy."""
     if config.task == "questions":
-        source: dict[str, Any] = {"think": config.thought is not None}
+        thinks = config.thought is not None
+        source: dict[str, Any] = {"think": thinks, "keep_conversations": not thinks}
         read: Any = partial(read_questions, config, given=given, **source)
-        reward = answer_reward(**source)
+        reward = answer_reward(thinks)
     elif config.thought is not None:
         raise ValueError("--thought: belongs to --task questions; transcripts are learned without thoughts")
     else:
-        source = {"bundled": lambda _: bundled_transcripts(), "think": False}
+        source = {"bundled": lambda _: bundled_transcripts(), "think": False, "keep_conversations": True}
         read = partial(read_split, config, read=read_samples, given=given, **source)
         reward = WeightedSum.of(accuracy=WordAccuracy(normalizer="basic"))
 
     def learned(sample: Sample) -> list[Example]:
-        return [Example(sample, supervised_turn(sample, config.task == "questions", config.thought))]
+        return supervised_turns(sample, config.task == "questions", config.thought)
 
     check = RowCheck.of(config, reward, given.policy, eval_tokens=config.eval_tokens, trained=learned)
     samples, held_out = read(check=check)
     examples = [example for sample in samples for example in learned(sample)]
     policy = check.policy()
-    evaluation = evaluation_of(config, samples, held_out, reward, config.eval_tokens, check=check, **source)
+    errors = ErrorRate() if config.task == "transcripts" else None
+    evaluation = evaluation_of(
+        config, samples, held_out, reward, config.eval_tokens, check=check, errors=errors, **source
+    )
     with evaluate_around_training(run, policy, evaluation):
         training = config.with_steps_for(config.sft, len(examples))
         sft(policy, examples, run, config=training, optim=config.optim, seed=config.seed)

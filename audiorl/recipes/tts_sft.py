@@ -15,11 +15,11 @@ the recipe without any download.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 
-from audiorl.audio import AudioClip, seconds
+from audiorl.audio import AudioClip, AudioError, seconds
 from audiorl.config import OptimConfig, SamplingConfig, SFTConfig, require_ranges
 from audiorl.data.schema import FieldError
 from audiorl.data.seedtts import read_conversations
@@ -76,13 +76,8 @@ def main(config: TTSSFTConfig, run: Run) -> None:
         measured=lambda u: [spoken_text(u, config, None if config.judge is None else config.normalizer)],
     )
     train, held_out = texts_of(config, check)
-    turns = conversation_turns(config, held_out={normalize(u.text, "basic") for u in held_out})
     policy = policy_of()
-    for example in turns:
-        try:
-            check_example(policy, example)
-        except FieldError as error:
-            raise ValueError(f"conversation turn {example.sample.id!r}, {error.field}: {error}") from error
+    turns = conversation_turns(config, {normalize(u.text, "basic") for u in held_out}, partial(check_example, policy))
     examples = [*(utterance_example(u, config.tags) for u in train), *turns]
     config = with_tiny_parts(config, run.dir / "tiny")
     measure = Measurement(config, run, policy, train, held_out)
@@ -96,20 +91,43 @@ def main(config: TTSSFTConfig, run: Run) -> None:
     print(write_report(run.dir))
 
 
-def conversation_turns(config: TTSSFTConfig, held_out: Collection[str]) -> list[Example]:
+def conversation_turns(
+    config: TTSSFTConfig, held_out: Collection[str], check: Callable[[Example], None]
+) -> list[Example]:
     """Return the turns of `config.conversations`. Those that are too long and those whose text is held out are not
-    learned, and counted. Raises ValueError for a voice that cannot be read or is too short."""
-    examples = []
+    learned, and counted.
+
+    Raises ValueError naming file, row, field and turn for a recording that cannot be read, a voice that is too short,
+    and what `check` refuses by a FieldError.
+    """
+    learned: list[Example] = []
+    turns = long = measured = 0
     for path in config.conversations:
         for conversation in read_conversations(path):
             check_voices(conversation)
-            examples += conversation_examples(conversation, config.context)
-    short = [e for e in examples if seconds(e.speech[0]) <= config.max_seconds]
-    learned = [e for e in short if normalize(e.sample.references[0], "basic") not in held_out]
-    if len(learned) < len(examples):
+            texts = {f"voices.{name}.text": text for name, (text, _) in conversation.voices.items()}
+            for number, example in enumerate(conversation_examples(conversation, config.context)):
+                own = f"turns[{number}].text"
+                texts[own] = example.sample.references[0]
+                turns += 1
+                try:
+                    if seconds(example.speech[0]) > config.max_seconds:
+                        long += 1
+                    elif normalize(texts[own], "basic") in held_out:
+                        measured += 1
+                    else:
+                        check(example)
+                        learned.append(example)
+                except (AudioError, FieldError) as error:
+                    if isinstance(error, AudioError) or error.field == "audio":
+                        raise conversation.fault(f"turns[{number}].audio", str(error)) from error
+                    # The prompt holds the voices and the turns before it, too.
+                    at = next((k for k, text in texts.items() if error.holding and error.holding in text), own)
+                    raise conversation.fault(at, str(error)) from error
+    if len(learned) < turns:
         print(
-            f"conversations: {len(examples)} turns, of which {len(examples) - len(short)} are longer than "
-            f"{config.max_seconds:g} s and {len(short) - len(learned)} say a held-out text; these are left out",
+            f"conversations: {turns} turns, of which {long} are longer than {config.max_seconds:g} s and {measured} "
+            "say a held-out text; these are left out",
             flush=True,
         )
     return learned

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import html
 import io
 import json
 import mmap
@@ -15,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import soundfile
+from markupsafe import Markup, escape
 from numpy.typing import NDArray
 
 import audiorl
@@ -125,7 +125,7 @@ class Players:
     bytes_used: int = 0
     _cache: dict[str, tuple[str, bytes]] = field(default_factory=dict, repr=False)
 
-    def player(self, clip: Mapping[str, Any] | None) -> str:
+    def player(self, clip: Mapping[str, Any] | None) -> Markup:
         """Return HTML for {"path", "start", "duration", "channel"}. A clip that cannot be read says so in its place."""
         if not clip or not clip.get("path"):
             return note("♪ audio was not kept with the run", "span")
@@ -143,10 +143,10 @@ class Players:
         ):
             if wrong:
                 return note(f"♪ {why}: {label}", "span")
-        title, key = html.escape(label), part.key
+        title, key = escape(label), part.key
         if self.link is not None:
-            source = html.escape(self.link(part))
-            return f'<audio controls preload="none" title="{title}" src="{source}"></audio>'
+            source = escape(self.link(part))
+            return Markup(f'<audio controls preload="none" title="{title}" src="{source}"></audio>')
         if key not in self._cache:
             try:
                 self._cache[key] = playable(part, self.max_file)
@@ -155,12 +155,12 @@ class Players:
         mime, content = self._cache[key]
         self.embedded += 1
         self.bytes_used += len(content) * 4 // 3
-        return f'<audio controls preload="metadata" title="{title}" src="{_data_uri(mime, content)}"></audio>'
+        return Markup(f'<audio controls preload="metadata" title="{title}" src="{_data_uri(mime, content)}"></audio>')
 
-    def contour(self, clip: Mapping[str, Any] | None) -> str:
+    def contour(self, clip: Mapping[str, Any] | None) -> Markup:
         """Return its pitch and level as an SVG; "" where there is nothing to read."""
         wav = self.samples(clip)
-        return "" if wav is None else contour(wav, RATE)
+        return Markup("") if wav is None else contour(wav, RATE)
 
     def samples(self, clip: Mapping[str, Any] | None) -> NDArray[np.float32] | None:
         """Return the clip's sound, mono float32 [T] at 16 kHz; None where there is none to read."""
@@ -183,14 +183,14 @@ class Players:
         return path in (self.allowed or Allowed((self.run_dir,)))
 
 
-def clip_player(clip: AudioClip) -> str:
+def clip_player(clip: AudioClip) -> Markup:
     """Return a player for a clip that the caller has read itself, in FLAC at 16 kHz; the error if it cannot be read."""
     buffer = io.BytesIO()
     try:
         soundfile.write(buffer, clip.load(RATE), RATE, format="FLAC", subtype="PCM_16")
     except AudioError as error:
         return note(str(error))
-    return f'<audio controls preload="none" src="{_data_uri("audio/flac", buffer.getvalue())}"></audio>'
+    return Markup(f'<audio controls preload="none" src="{_data_uri("audio/flac", buffer.getvalue())}"></audio>')
 
 
 def playable(clip: AudioClip, max_file: int) -> tuple[str, bytes]:
@@ -214,11 +214,11 @@ def _data_uri(mime: str, content: bytes) -> str:
 # -- melody and level --------------------------------------------------------------------------------------------------
 
 
-def contour(wav: NDArray[Any], sample_rate: int) -> str:
+def contour(wav: NDArray[Any], sample_rate: int) -> Markup:
     """Return an SVG as wide as a player, from the recording's start to its end; "" for one without samples."""
     levels, seconds = frame_levels(wav, sample_rate), len(wav) / sample_rate
     if not len(levels):
-        return ""
+        return Markup("")
     # The level from `SILENT` dB below the loudest frame, the highest of the frames at each pixel.
     columns = np.minimum(np.arange(len(levels)) * FRAME_SECONDS / seconds * _WIDTH, _WIDTH - 1).astype(int)
     starts = np.flatnonzero(np.diff(columns, prepend=-1))
@@ -244,7 +244,7 @@ def contour(wav: NDArray[Any], sample_rate: int) -> str:
     if measured is not None:
         values = (f"{metric_name(name)} {show(getattr(measured, name), name)}" for name in ("f0_range", "energy_range"))
         title = f"median {measured.f0_median:.0f} Hz, {', '.join(values)}"
-    return (
+    return Markup(
         f"<svg class='contour' viewBox='0 0 {_WIDTH} {_HEIGHT}' preserveAspectRatio='none' role='img'>"
         f"<title>{title}</title><path d='M0 {_HEIGHT}{area}V{_HEIGHT}Z' fill='var(--grid)'/>{pitch}</svg>"
     )

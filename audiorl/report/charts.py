@@ -15,6 +15,7 @@ from typing import Any, Literal, TypeGuard
 
 import matplotlib as mpl
 import numpy as np
+from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.text import Annotation
@@ -23,7 +24,7 @@ from matplotlib.transforms import Bbox, BboxBase
 from numpy.typing import NDArray
 
 from audiorl.report.kit import asset
-from audiorl.report.summary import UNSEEN, Measure, Point, read_json_object, show
+from audiorl.report.summary import UNSEEN, Evals, Measure, Point, Row, headline, read_json_object, show
 
 LineStyle = Literal["average", "points", "exact"]
 """How a line is drawn: every step faint under a moving average, marked points, or as recorded."""
@@ -67,6 +68,8 @@ class Series:
     phase: str
     x: tuple[float, ...]
     y: tuple[float, ...]
+    spread: tuple[tuple[float, ...], ...] = ()
+    """Of a mean over several runs: the lowest and the highest."""
 
     @property
     def end(self) -> float:
@@ -87,7 +90,7 @@ def offsets(metrics: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """
     spans: dict[str, tuple[float, float]] = {}
     for row in metrics:
-        if _is_number(row.get("step")):
+        if _is_number(row.get("step")) and "entry" not in row:
             phase, step = str(row.get("phase", "")), float(row["step"])
             low, high = spans.get(phase, (step, step))
             spans[phase] = (min(low, step), max(high, step))
@@ -118,6 +121,45 @@ def series(metrics: Sequence[Mapping[str, Any]], name: str) -> list[Series]:
     return [
         Series(name, phase, *map(tuple, zip(*sorted(pairs.items()), strict=True))) for phase, pairs in found.items()
     ]
+
+
+def mean_series(runs: Sequence[Sequence[Mapping[str, Any]]], name: str) -> list[Series]:
+    """Return the `series` of one run, or of several the mean at the steps that all of them have, with its spread."""
+    of_runs = [{one.phase: one for one in series(metrics, name)} for metrics in runs]
+    if len(of_runs) == 1:
+        return list(of_runs[0].values())
+    means = []
+    for phase in of_runs[0]:
+        values = [dict(zip(held[phase].x, held[phase].y, strict=True)) for held in of_runs if phase in held]
+        if shared := [x for x in of_runs[0][phase].x if len(values) == len(runs) and all(x in each for each in values)]:
+            columns = [[each[x] for each in values] for x in shared]
+            spread = (tuple(map(min, columns)), tuple(map(max, columns)))
+            means.append(Series(name, phase, tuple(shared), tuple(sum(c) / len(c) for c in columns), spread))
+    return means
+
+
+def with_evaluations(metrics: Sequence[Row], evals: Evals) -> list[Row]:
+    """Return `metrics` with lines for what eval.json holds of the headline and of each metric that was probed.
+
+    `before` stands before the first step of the phases with probes (without any, of the last phase), `after` at their
+    last step, where it takes the place of a probe, `control` at the last step of the control. Field `entry` names it.
+    """
+    ends: dict[str, list[Row]] = {}
+    for row in metrics:
+        if _is_number(row.get("step")):
+            ends.setdefault(str(row.get("phase", "")), []).append(row)
+    controls = [phase for phase in ends if is_control(phase)]
+    trained = [phase for phase in ends if phase not in controls]
+    added: list[Row] = []
+    probed = [name for name in metric_names(metrics) if name.startswith("eval/")]
+    for name in dict.fromkeys([*probed, f"eval/{headline(evals)}"]):
+        phases = [p for p in trained if any(name in row for row in ends[p])] or trained[-1:]
+        for entry, where, at in (("before", phases[:1], 0), ("after", phases[-1:], -1), ("control", controls[:1], -1)):
+            value = (evals.get(entry) or {}).get(name.removeprefix("eval/"))
+            for row in [ends[phase][at] for phase in where if _is_number(value)]:
+                place = {"phase": row.get("phase", ""), "step": row["step"] - (at == 0), "time": row.get("time", 0.0)}
+                added.append({"entry": entry, **place, name: value})
+    return [*metrics, *added]
 
 
 def _window(count: int) -> int:
@@ -154,7 +196,7 @@ def literal(text: str) -> str:
     return text.encode("utf-8", "replace").decode().replace("$", r"\$")
 
 
-def svg(figure: Figure) -> str:
+def svg(figure: Figure) -> Markup:
     """Return the figure as an `<svg>` element for a page: transparent, colours and font from the page's CSS, no ids."""
     buffer = io.StringIO()
     with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": str(len(figure.axes)), "path.simplify": True}):
@@ -167,7 +209,7 @@ def svg(figure: Figure) -> str:
     text = re.sub(r"(font: [^;\"]*?[\d.]+px) [^;\"]*", r"\1 var(--sans)", text)
     for name, stand_in in _STAND_INS.items():
         text = text.replace(stand_in, f"var(--{name})")
-    return text.strip()
+    return Markup(text.strip())
 
 
 def _save(figure: Figure, png: str | Path) -> Path:
@@ -191,17 +233,21 @@ def draw_lines(
             tint, dash = theme.lines[place % len(theme.lines)], "-"
             if is_control(one.phase):
                 tint, dash = theme.control, (0, (4, 2))  # type: ignore[assignment]
+            if one.spread:
+                low, high = one.spread
+                ax.fill_between(one.x, low, high, color=tint, alpha=0.18, lw=0)
             if style == "exact":
                 ax.plot(one.x, one.y, color=tint, lw=2.0, ls=dash)
             elif style == "points" or _window(len(one.y)) == 1:
                 ax.plot(one.x, one.y, color=tint, lw=1.6, ls=dash, marker="o", ms=4.2, mew=0)
             else:
-                ax.plot(one.x, one.y, color=tint, lw=0.8, alpha=0.28)
+                if not one.spread:
+                    ax.plot(one.x, one.y, color=tint, lw=0.8, alpha=0.28)
                 ax.plot(one.x, smooth(one.y), color=tint, lw=2.0, ls=dash)
     _plain_axes(ax, theme, literal(label))
     ax.yaxis.set_major_formatter(lambda value, _: f"{value:.5g}")  # an offset would cover the phases' names
     drawn = [one for phases in shown for one in phases]
-    if all(one.name.endswith("accuracy") for one in drawn):
+    if all(one.name.endswith(("accuracy", "/wer", "/cer")) for one in drawn):
         ax.yaxis.set_major_formatter(PercentFormatter(1.0))
     if label != "step":
         return

@@ -1,7 +1,7 @@
-"""The kit of pages: documents, sections, tables, and what policies wrote as HTML. All text from data is escaped here.
+"""The kit of pages: templates, documents, tables, and what policies wrote as HTML.
 
 The run report, the live view, the study of rewards and the pages of benchmarks are made of it; audio.py makes players,
-charts.py pictures.
+charts.py pictures. HTML is `Markup`; every other text is escaped where it enters a template or `Markup.format`.
 """
 
 from __future__ import annotations
@@ -10,31 +10,43 @@ import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import SequenceMatcher
-from html import escape
 from pathlib import Path
 from typing import Any
 
-from audiorl.report.summary import show
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup, escape
+
+from audiorl.report.summary import metric_name, show
 
 ASSETS = Path(__file__).parent / "assets"
 _SCRIPTS = {"class='stream'": "streams.js", "class='chooser'": "steps.js"}
 """Scripts that a page needs which has such an element."""
 _TAG = re.compile(r"(</?(?:think|answer)>)")
 _WORD = re.compile(r"\s+|\w+|[^\w\s]")
-NOTHING = "<span class='note'>wrote nothing</span>"
+NOTHING = Markup("<span class='note'>wrote nothing</span>")
+TEMPLATES = Environment(
+    loader=FileSystemLoader(ASSETS), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+)
 
 
-def asset(name: str) -> str:
+def asset(name: str) -> Markup:
     """Return the text of a style sheet or script."""
-    return (ASSETS / name).read_text(encoding="utf-8")
+    return Markup((ASSETS / name).read_text(encoding="utf-8"))
+
+
+def macros(name: str) -> Any:
+    """Return the macros of a template of assets/ as functions that return `Markup`."""
+    return TEMPLATES.get_template(name).module
 
 
 # -- pages -------------------------------------------------------------------------------------------------------------
 
 
-def document(title: str, body: str, css: str = "") -> str:
-    """Return a whole page in one file: `body` is HTML, `css` is added to the style sheet."""
-    scripts = "".join(f"<script>\n{asset(name)}</script>" for mark, name in _SCRIPTS.items() if mark in body)
+def document(title: str, body: Markup, css: str = "") -> str:
+    """Return a whole page in one file; `css` is added to the style sheet."""
+    scripts = Markup("").join(
+        Markup("<script>\n{}</script>").format(asset(s)) for m, s in _SCRIPTS.items() if m in body
+    )
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -45,10 +57,8 @@ def document(title: str, body: str, css: str = "") -> str:
 
 def eval_page(title: str, lead: str, sections: Iterable[str], *, style: str = "", note: str = "") -> str:
     """Return the page of a benchmark. `title`, `lead` and `note` are plain text, `sections` HTML, `style` more CSS."""
-    body = "".join(f"<section>{section}</section>" for section in sections)
-    header = f"<p class='over'>audiorl evaluation</p><h1>{escape(title)}</h1><p class='sub'>{escape(lead)}</p>"
-    page = f"<header>{header}</header>{body}<footer>Written by audiorl.{escape(note)}</footer>"
-    return document(title, page, style)
+    body = macros("kit.html").eval_page(title, lead, list(map(Markup, sections)), note)
+    return document(title, body, style)
 
 
 def write_page(path: Path, page: str) -> Path:
@@ -60,80 +70,67 @@ def write_page(path: Path, page: str) -> Path:
     return path
 
 
-def section(title: str, body: str, lead: str = "") -> str:
-    """Return a section with a heading; `lead` (HTML) explains it; "" without a body."""
-    sub = f"<p class='sub'>{lead}</p>" if lead else ""
-    return f"<section><h2>{title}</h2>{sub}{body}</section>" if body else ""
-
-
-def note(text: str, tag: str = "p") -> str:
+def note(text: str, tag: str = "p") -> Markup:
     """Return a remark in small grey letters; `tag` "span" is one within a line."""
-    return f"<{tag} class='note'>{escape(text)}</{tag}>"
+    return Markup("<{0} class='note'>{1}</{0}>").format(tag, text)
 
 
-def more(count: int, what: str) -> str:
+def more(count: int, what: str) -> Markup:
     """Say how many `what` are not shown; "" for none."""
-    return note(f"{count} more {what}") if count > 0 else ""
+    return note(f"{count} more {what}") if count > 0 else Markup("")
 
 
-def fact(label: str, value: Any) -> str:
+def fact(label: str, value: Any) -> Markup:
     """Return a small label with its value."""
-    return f"<span class='fact'>{escape(label)} <b>{escape(str(value))}</b></span>"
+    return Markup("<span class='fact'>{} <b>{}</b></span>").format(label, value)
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[str]], kind: str = "numbers") -> str:
-    """Return a card with a table of HTML cells; the first cell of each row is its heading."""
-    top = "".join(f"<th>{cell}</th>" for cell in head)
-    body = "".join(f"<tr><th>{first}</th>{''.join(f'<td>{c}</td>' for c in rest)}</tr>" for first, *rest in rows)
-    cells = f"<table class='{kind}'><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>"
-    return f"<div class='card scroll-x'>{cells}</div>"
-
-
-def number_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a card with a table of plain text."""
-    return table(list(map(escape, head)), (list(map(escape, row)) for row in rows))
+def number_table(head: Sequence[str], rows: Iterable[Sequence[str]], kind: str = "numbers") -> Markup:
+    """Return a card with a table; the first cell of each row is its heading. Cells are plain text or `Markup`."""
+    table: Markup = macros("kit.html").table(head, list(rows), kind)
+    return table
 
 
 # -- what policies wrote -----------------------------------------------------------------------------------------------
 
 
-def marked(text: str, limit: int | None = None, unit: str = "more characters") -> str:
+def marked(text: str, limit: int | None = None, unit: str = "more characters") -> Markup:
     """Give `<think>` and `<answer>` parts their own look. A part that is never closed runs to the end of the text.
 
     Only `limit` characters are shown; how many follow is said.
     """
-    out, inside = [], ""
+    out, inside = Markup(""), ""
     for piece in _TAG.split(text[:limit]):
         if not _TAG.fullmatch(piece):
-            out.append(escape(piece))
+            out += piece
             continue
-        name, tag = piece.strip("</>"), f'<span class="tag">{escape(piece)}</span>'
+        name, tag = piece.strip("</>"), Markup('<span class="tag">{}</span>').format(piece)
         if not piece.startswith("</"):
-            out.append(("</span>" if inside else "") + f'<span class="{name}">{tag}')
+            out += Markup("</span>" * bool(inside) + f'<span class="{name}">') + tag
             inside = name
         elif name == inside:
-            out.append(tag + "</span>")
+            out += tag + Markup("</span>")
             inside = ""
         else:
-            out.append(tag)
+            out += tag
     cut = len(text) - limit if limit is not None else 0
-    return "".join(out) + "</span>" * bool(inside) + (f" {note(f'… {cut} {unit}', 'span')}" if cut > 0 else "")
+    return out + Markup("</span>") * bool(inside) + (" " + note(f"… {cut} {unit}", "span") if cut > 0 else "")
 
 
-def differences(before: str, after: str) -> tuple[str, str]:
+def differences(before: str, after: str) -> tuple[Markup, Markup]:
     """Return both texts with the words that only one of them has in `<del>` and `<ins>`."""
     first, second = _WORD.findall(before), _WORD.findall(after)
-    sides: tuple[list[str], list[str]] = [], []
+    sides = [Markup(""), Markup("")]
     for kind, a, b, c, d in SequenceMatcher(None, first, second, autojunk=False).get_opcodes():
-        for side, words, tag in ((sides[0], first[a:b], "del"), (sides[1], second[c:d], "ins")):
-            text = escape("".join(words))
-            side.append(f"<{tag}>{text}</{tag}>" if kind != "equal" and text else text)
-    return "".join(sides[0]), "".join(sides[1])
+        for side, words, tag in ((0, first[a:b], "del"), (1, second[c:d], "ins")):
+            text = "".join(words)
+            sides[side] += Markup("<{0}>{1}</{0}>").format(tag, text) if kind != "equal" and text else text
+    return sides[0], sides[1]
 
 
-def prompt(text: str) -> str:
+def prompt(text: str) -> Markup:
     """Return a prompt with its `[audio]` marks as small pills."""
-    return escape(text.strip()).replace("[audio]", '<span class="pill">♪ audio</span>')
+    return Markup(escape(text.strip()).replace("[audio]", Markup('<span class="pill">♪ audio</span>')))
 
 
 def sign_of(value: float) -> str:
@@ -141,15 +138,19 @@ def sign_of(value: float) -> str:
     return "plus" if value > 0 else "minus" if value < 0 else "zero"
 
 
-def chip(name: str, value: float, kind: str = "", number: str = "") -> str:
+def chip(name: str, value: float, kind: str = "", number: str = "") -> Markup:
     """Return a coloured value, stronger for a larger one. `number` replaces the value as `show` writes it."""
     strength = min(1.0, abs(value)) if value == value else 0.0
-    return (
-        f'<span class="chip {sign_of(value)} {kind}" style="--strength:{strength:.2f}">{escape(str(name))} '
-        f"<b>{escape(number or show(value))}</b></span>"
+    return Markup('<span class="chip {} {}" style="--strength:{:.2f}">{} <b>{}</b></span>').format(
+        sign_of(value), kind, strength, name, number or show(value)
     )
 
 
-def chips(parts: Mapping[str, float] | None) -> str:
+def chips(parts: Mapping[str, float] | None) -> Markup:
     """Return one chip per reward part."""
-    return "".join(chip(name, value) for name, value in (parts or {}).items())
+    return Markup("").join(chip(name, value) for name, value in (parts or {}).items())
+
+
+for _of_templates in (show, metric_name, marked, prompt, note, more, fact, chip, chips):
+    TEMPLATES.globals[_of_templates.__name__] = _of_templates
+TEMPLATES.globals["NOTHING"] = NOTHING

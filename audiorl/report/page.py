@@ -1,84 +1,140 @@
-"""The whole page of a run: header, evaluation, curves, examples, settings, in one self-contained file."""
+"""The whole page of a run: header, evaluation, curves, examples, settings, in one self-contained file.
+
+assets/report.html holds the HTML.
+"""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from html import escape
 from pathlib import Path
 from typing import Any
 
+from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from audiorl.report import charts, rollouts, summary
 from audiorl.report.audio import CONTOUR_NOTE, Players, allowed_audio
 from audiorl.report.charts import LineStyle, Series
-from audiorl.report.kit import document, more, note, section, write_page
+from audiorl.report.kit import document, macros, more, write_page
 from audiorl.report.rollouts import Kind, Side
 from audiorl.report.run import RunContents, checked_rows, load_run
 from audiorl.report.streams import STREAM_LEAD, Band, stream
 from audiorl.report.summary import Row, show
+from audiorl.run.records import flat
 
 _CHANGED = 6
 _GROUPS, _MEMBERS = 6, 8  # of the first and the last step
 _GROUPS_BETWEEN, _MEMBERS_BETWEEN = 3, 4  # of the other steps
 _BYTES = 4_000_000  # of HTML of rollouts, audio not counted
+_parts = macros("report.html")
 
 
-def write(run_dir: str | Path, audio_root: Sequence[Path] = ()) -> Path:
+@dataclass(frozen=True)
+class Section:
+    """A part of the page that the contents name; it is left out without a body."""
+
+    title: str
+    body: Markup
+    lead: str = ""
+
+    @property
+    def id(self) -> str:
+        return self.title.lower().replace(" ", "-")
+
+
+def write(folder: str | Path, audio_root: Sequence[Path] = ()) -> Path:
     """See `audiorl.report.write_report`."""
-    run = load_run(run_dir)
-    return write_page(run.path / "report.html", page(run, audio_root))
+    seeds = summary.seed_folders(Path(folder))
+    runs = [load_run(path) for path in seeds or [Path(folder)]]
+    text = experiment_page(Path(folder), runs) if seeds else page(runs[0], audio_root)
+    return write_page(Path(folder) / "report.html", text)
 
 
 def page(run: RunContents, audio_root: Sequence[Path] = ()) -> str:
-    """Return the page as text."""
+    """Return the page of a run as text."""
     players = Players(run.path, allowed=allowed_audio(run.path, run.config.get("config"), audio_root))
-    body = _header(run) + _evaluations(run) + _curves(run) + _examples(run, players) + _rollouts(run, players)
-    sound = f"{players.embedded} audio players, {players.bytes_used / 1e6:.1f} MB of sound"
-    skipped = f"; {players.skipped} more clips were left out to keep the page small" if players.skipped else ""
-    footer = f"<footer>Written by audiorl. {sound}{skipped}.</footer>"
-    return document(f"{run.recipe} · {run.name}", f"{body}{_settings(run)}{footer}")
+    sections = [_evaluations(run.evals), _curves([run]), *_examples(run, players), _rollouts(run, players)]
+    missing = (*run.missing, *summary.not_measured(run.evals))
+    footer = f". {players.embedded} audio players, {players.bytes_used / 1e6:.1f} MB of sound"
+    footer += f"; {players.skipped} more clips were left out to keep the page small" if players.skipped else ""
+    sections.append(_settings(run))
+    return _page(run, f"recipe {run.recipe}", summary.sentence(run.evals), _facts(run), missing, sections, footer)
 
 
-# -- header and settings -----------------------------------------------------------------------------------------------
+def experiment_page(folder: Path, runs: Sequence[RunContents]) -> str:
+    """Return the page of runs that differ by their seed: means over seeds, and how far they spread.
+
+    Raises ValueError for runs of several recipes; other settings that differ are named on the page.
+    """
+    if len(recipes := {run.recipe for run in runs}) > 1:
+        raise ValueError(
+            f"{folder}: name one run folder: its runs are of several recipes, {', '.join(sorted(recipes))}"
+        )
+    ended = [run for run in runs if "after" in run.evals] or runs
+    evals = summary.mean_entries([run.evals for run in ended])
+    settings = [flat(run.config.get("config") or {}) for run in runs]
+    differing = [name for name in settings[0] if len({str(held.get(name)) for held in settings}) > 1]
+    missing = [f"one experiment: the runs differ in {name}" for name in differing if not name.endswith("seed")]
+    missing += [f"{run.name}: {text}" for run in runs for text in run.missing if "eval/" not in text]
+    mean = RunContents(folder, runs[0].config, tuple(row for run in runs for row in run.metrics), evals)
+    linked = [(run.path.name, (run.path / "report.html").exists(), run.evals) for run in runs]
+    order = [*summary.BASIC_ENTRIES, *(name for run in runs for name in run.evals)]
+    entries = [name for name in dict.fromkeys(order) if any(name in run.evals for run in runs)]
+    each = _parts.seeds(summary.headline(evals), entries, linked)
+    sections = [Section("Seeds", each), _evaluations(evals), _curves(ended), _settings(runs[0])]
+    said = f"{summary.sentence(evals)} Means of {len(ended)} seeds; the intervals are over seeds."
+    facts = [("seeds", str(len(runs)))]
+    return _page(mean, f"recipe {mean.recipe}, {len(runs)} seeds", said, facts, missing, sections, "")
 
 
-def _header(run: RunContents) -> str:
-    picture = _picture(run)
-    warnings = [*filter(None, [summary.worse_tasks(run.evals)]), *summary.disagreements(run.evals, run.metrics)]
-    worse = "".join(f"<p class='worse'>▼ {escape(text)}</p>" for text in warnings)
-    items = "".join(f"<li>{escape(text)}</li>" for text in (*run.missing, *summary.not_measured(run.evals)))
-    missing = f"<div class='missing'><b>Not in this report</b><ul>{items}</ul></div>" if items else ""
-    said = escape(summary.sentence(run.evals))
-    return (
-        f"<header><p class='over'>audiorl run · {escape(run.name)}</p><h1>{escape(run.recipe)}</h1>"
-        f"<div class='hero{'' if picture else ' alone'}'><div><p class='say'>{said}</p>{worse}"
-        f"<p class='facts-line'>{_facts(run)}</p></div>{picture}</div>{missing}</header>"
-    )
+def _page(
+    run: RunContents,
+    what: str,
+    said: str,
+    facts: Sequence[tuple[str, str]],
+    missing: Sequence[str],
+    sections: Sequence[Section],
+    footer: str,
+) -> str:
+    rise, doubts = summary.doubts(run.evals, run.metrics)
+    shown = [section for section in sections if section.body]
+    over, picture = f"audiorl · {what}", _picture(run)
+    body = _parts.page(over, run.name, said, facts, picture, rise, doubts, missing, shown, footer)
+    return document(f"{run.name} · {run.recipe}", body)
 
 
-def _picture(run: RunContents) -> str:
-    """Draw the chart next to the headline: bars, for interpreters quality and latency; "" without an evaluation."""
+def _evaluations(evals: summary.Evals) -> Section:
+    rows = summary.rows_of_entries(evals)
+    body = _parts.evaluations(rows, summary.entry_names(rows)) if rows else Markup("")
+    return Section("Held-out evaluation", body)
+
+
+def _settings(run: RunContents) -> Section:
+    """Show the command that repeats the run, its resolved configuration, and the versions it ran with."""
+    groups = (("Resolved configuration", "config"), ("Versions", "versions"))
+    settings = [(title, flat(run.config.get(name) or {})) for title, name in groups]
+    return Section("Settings", _parts.settings(run.command, settings))
+
+
+def _picture(run: RunContents) -> tuple[str, Markup] | None:
+    """Draw the chart next to the headline: bars, for interpreters quality and latency; None without an evaluation."""
     places, evaluations = summary.points(run.evals), summary.measures(run.evals)
     if len(places) > 1:
         figure = Figure(figsize=(5.0, 3.3))
         charts.draw_tradeoff(figure.add_axes((0.1, 0.13, 0.87, 0.84)), places, charts.PAGE)
-        title = "Held-out quality against latency; up and left is better"
-        return f"<figure class='card'><h3>{title}</h3>{charts.svg(figure)}</figure>"
+        return "Held-out quality against latency; up and left is better", charts.svg(figure)
     if not evaluations:
-        return ""
+        return None
     metric = summary.headline(run.evals) or ""
     figure = Figure(figsize=(5.0, 0.45 + 0.52 * len(evaluations)), layout="constrained")  # room for long names
     charts.draw_bars(figure.subplots(), evaluations, metric, charts.PAGE)
     lines = "; lines are 95% intervals" if any(m.low is not None for m in evaluations) else ""
-    title = f"Held-out {escape(summary.metric_name(metric))}{lines}"
-    return f"<figure class='card bars'><h3>{title}</h3>{charts.svg(figure)}</figure>"
+    return f"Held-out {summary.metric_name(metric)}{lines}", charts.svg(figure)
 
 
-def _facts(run: RunContents) -> str:
+def _facts(run: RunContents) -> list[tuple[str, str]]:
     """Steps of each phase, the length of the run, and where the numbers that people ask for first ended."""
     facts = []
     for phase in charts.offsets(run.metrics):
@@ -91,51 +147,7 @@ def _facts(run: RunContents) -> str:
     for label, name in (("reward", "reward/mean"), ("KL", "kl"), ("tokens/s", "tokens_per_s")):
         if ends := [s for s in charts.series(run.metrics, name) if not charts.is_control(s.phase)]:
             facts.append((label, show(ends[-1].end)))
-    return "".join(f"<span>{escape(label)} <b>{escape(value)}</b></span>" for label, value in facts)
-
-
-def _settings(run: RunContents) -> str:
-    """Show the command that repeats the run, its resolved configuration, and the versions it ran with."""
-    body = f"<pre>{escape(run.command)}</pre>" if run.command else ""
-    for title, values in (("Resolved configuration", "config"), ("Versions", "versions")):
-        if settings := run.config.get(values):
-            rows = "".join(f"<div><span>{escape(k)}</span><b>{escape(v)}</b></div>" for k, v in _flat(settings))
-            body += f"<details><summary>{title}</summary><div class='settings'>{rows}</div></details>"
-    return section("Settings", body)
-
-
-def _flat(value: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Nested settings as dotted names, the way the command line overrides them."""
-    if isinstance(value, Mapping) and value:
-        for key, inner in value.items():
-            yield from _flat(inner, f"{prefix}.{key}" if prefix else str(key))
-    else:
-        yield prefix, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-
-
-# -- evaluations -------------------------------------------------------------------------------------------------------
-
-
-def _evaluations(run: RunContents) -> str:
-    """Return every number of eval.json, overall and by task, one column per evaluation; what got worse is marked."""
-    rows = summary.rows_of_entries(run.evals)
-    entries, body = summary.entry_names(rows), ""
-    compared = {"before", "after"} <= set(entries)
-    for row in rows:
-        # The number of samples stands at the name when it is the same everywhere, else at each value.
-        samples = {name: f"<small>n = {n}</small>" for name, n in row.samples.items()}
-        shared = len(set(samples.values())) == 1 and len(samples) == len(row.values)
-        cells = [escape(row.cell(e)) + ("" if shared else samples.get(e, "")) for e in entries]
-        cells += [("▼ " if row.worse else "") + escape(row.change_text())] if compared else []
-        heading = escape(row.label) + (next(iter(samples.values())) if shared else "")
-        kind = " ".join(name for name, holds in (("task", row.task), ("worse", row.worse)) if holds)
-        body += f"<tr class='{kind}'><th scope='row'>{heading}</th>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
-    if not rows:
-        return ""
-    top = "".join(f"<th>{escape(cell)}</th>" for cell in ("", *entries, *["after − before"] * compared))
-    legend = note("▼ is worse after training than before.") if any(row.worse for row in rows) else ""
-    table = f"<table class='numbers'><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>"
-    return section("Held-out evaluation", f"<div class='card scroll-x'>{table}{legend}</div>")
+    return facts
 
 
 # -- curves ------------------------------------------------------------------------------------------------------------
@@ -145,6 +157,7 @@ Rule = tuple[str, tuple[str, ...], LineStyle]
 _MAIN: tuple[Rule, ...] = (
     ("Reward", ("reward/mean",), "average"),
     ("Held-out accuracy", ("eval/accuracy",), "points"),
+    ("Held-out error rate", ("eval/wer", "eval/cer", "eval/*/wer", "eval/*/cer"), "points"),
     ("Held-out chrF", ("eval/chrf",), "points"),
     ("Held-out mel distance", ("eval/mel_distance",), "points"),
     ("Mel loss", ("loss/mel",), "average"),
@@ -197,51 +210,47 @@ def arrange(names: Sequence[str]) -> tuple[list[Panel], list[Panel]]:
     return groups[0], groups[1] + [Panel(name, (name,)) for name in remaining]
 
 
-def _curves(run: RunContents) -> str:
-    main, rest = ([_panel(run, panel) for panel in panels] for panels in arrange(charts.metric_names(run.metrics)))
-    body = f'<div class="panels">{"".join(main)}</div>' if main or rest else ""
-    if rest:
-        title = f"{len(rest)} more chart{'s' * (len(rest) > 1)}"
-        body += f'<details><summary>{title}</summary><div class="panels">{"".join(rest)}</div></details>'
-    lead = "Faint: each step. Strong: moving average. Points: probes on held-out samples during training."
-    if any(charts.is_control(phase) for phase in charts.offsets(run.metrics)):
+def _curves(runs: Sequence[RunContents]) -> Section:
+    metrics = [charts.with_evaluations(run.metrics, run.evals) for run in runs]
+    names = dict.fromkeys(name for rows in metrics for name in charts.metric_names(rows))
+    main, rest = ([_panel(runs, metrics, panel) for panel in panels] for panels in arrange(list(names)))
+    lead = "Faint: each step. Strong: moving average. Points: held-out samples, before, during and after training."
+    if len(runs) > 1:
+        lead = "Strong: moving average of the mean over seeds. Band: from the lowest seed to the highest."
+    if any(charts.is_control(phase) for phase in charts.offsets(metrics[0])):
         lead += " Dashed: the control, from the point where it branches off."
-    return section("Curves", body, lead)
+    return Section("Curves", _parts.panels(main, rest) if names else Markup(""), lead)
 
 
-def _panel(run: RunContents, panel: Panel) -> str:
-    title = f"<h3>{escape(panel.title)}</h3>"
-    lines = [s for s in (charts.series(run.metrics, name) for name in panel.names) if s]
-    if not lines:  # a metric that was never finite
-        return f'<figure class="card">{title}{note("never a finite value")}</figure>'
-    figure = Figure(figsize=(3.9, 2.2))
-    charts.draw_lines(
-        figure.add_axes((0.115, 0.17, 0.87, 0.755)), lines, charts.offsets(run.metrics), charts.PAGE, panel.style
-    )
+def _panel(runs: Sequence[RunContents], metrics: Sequence[Sequence[Row]], panel: Panel) -> Markup:
+    lines = [s for s in (charts.mean_series(metrics, name) for name in panel.names) if s]
+    picture, keys, groups = Markup(""), [], {n.partition("/")[0] for n in panel.names}
+    if lines:
+        figure = Figure(figsize=(3.9, 2.2))
+        axes = figure.add_axes((0.115, 0.17, 0.87, 0.755))
+        charts.draw_lines(axes, lines, charts.offsets(metrics[0]), charts.PAGE, panel.style)
+        picture = charts.svg(figure)
     # One key per line, and one per control: its colour, its name and where it ended. Where all names of the panel share
     # a group it is left out: ``reward/format`` is ``format``.
-    keys, groups = "", {n.partition("/")[0] for n in panel.names}
     for place, phases in enumerate(lines):
         main = [one for one in phases if not charts.is_control(one.phase)]
         for one in main[-1:] + [one for one in phases if charts.is_control(one.phase)]:
             control = charts.is_control(one.phase)
-            colour = "var(--control)" if control else f"var(--line{place % 8})"
             short = one.name.partition("/")[2] if len(groups) == 1 and "/" in one.name else one.name
-            name = escape(", ".join([short] * (len(lines) > 1) + [one.phase] * control))
-            keys += f'<span><i style="background:{colour}"></i>{_end(run, one, panel.style, name)}</span>'
-    return f'<figure class="card">{title}<div class="legend">{keys}</div>{charts.svg(figure)}</figure>'
+            name = ", ".join([short] * (len(lines) > 1) + [one.phase] * control)
+            colour = "var(--control)" if control else f"var(--line{place % 8})"
+            keys.append((colour, *_end(one, panel.style, name, runs[0].evals)))
+    panel_html: Markup = _parts.panel(panel.title, keys, picture)
+    return panel_html
 
 
-def _end(run: RunContents, one: Series, style: LineStyle, name: str) -> str:
-    """Name and end of a line. A held-out metric ends with the final evaluation, which is not the last probe."""
-    prefix, last = f"{name} " if name else "", show(one.y[-1], one.name)
+def _end(one: Series, style: LineStyle, name: str, evals: summary.Evals) -> tuple[str, str]:
+    """Return name and value of the end of a line; a held-out metric ends with the final evaluation."""
+    last = show(one.y[-1], one.name)
     if not one.name.startswith("eval/"):
-        return f"{prefix or 'at the end '}<b>{show(one.end, one.name) if style == 'average' else last}</b>"
-    final = summary.numbers(run.evals.get("control" if charts.is_control(one.phase) else "after") or {})
-    metric = one.name.removeprefix("eval/")
-    if metric not in final:
-        return f"{prefix}last probe <b>{last}</b>"
-    return f"{prefix}final evaluation <b>{show(final[metric], metric)}</b> (last probe {last})"
+        return name or "at the end", show(one.end, one.name) if style == "average" else last
+    ended = one.name.removeprefix("eval/") in (evals.get("control" if charts.is_control(one.phase) else "after") or {})
+    return f"{name} {'final evaluation' if ended else 'last probe'}".strip(), last
 
 
 # -- held-out examples -------------------------------------------------------------------------------------------------
@@ -259,17 +268,16 @@ _EXAMPLES: dict[Kind, tuple[str, str, int]] = {
 """By kind: title, lead, and how many are shown."""
 
 
-def _examples(run: RunContents, players: Players) -> str:
+def _examples(run: RunContents, players: Players) -> list[Section]:
     """Held-out examples as each evaluation has them."""
     kinds: dict[Kind, dict[str, dict[Any, Row]]] = {}
     for name, rows in run.answers.items():
         if rows:
             by_id = {(row.get("sample") or row).get("id"): row for row in rows}
             kinds.setdefault(rollouts.kind_of(rows[0]), {})[name] = by_id
-    answers = kinds.get("text", {})
-    body = (
-        _changed_answers(answers["before"], answers["after"], players) if {"before", "after"} <= answers.keys() else ""
-    )
+    answers, sections = kinds.get("text", {}), []
+    if {"before", "after"} <= answers.keys():
+        sections.append(_changed_answers(answers["before"], answers["after"], players))
     for kind, (title, lead, limit) in _EXAMPLES.items():
         held = kinds.get(kind, {})
         ids = list(dict.fromkeys(id for rows in held.values() for id in rows))
@@ -285,13 +293,10 @@ def _examples(run: RunContents, players: Players) -> str:
             ids = sorted(change, key=lambda id: -change[id])
         elif kind == "codec" and held:
             ids = [id for id, row in next(reversed(held.values())).items() if row.get("decoded")]
-        cards = ""
-        for id in ids[:limit]:
-            cards += rollouts.example_card(
-                [(name, rows[id], players) for name, rows in held.items() if id in rows], kind
-            )
-        body += section(title, cards + more(len(ids) - limit, "in eval/"), lead)
-    return body
+        sides = [[(name, rows[id], players) for name, rows in held.items() if id in rows] for id in ids[:limit]]
+        cards = Markup("").join(rollouts.example_card(side, kind) for side in sides)
+        sections.append(Section(title, cards + more(len(ids) - limit, "in eval/"), lead))
+    return sections
 
 
 def changed_pairs(before: Mapping[Any, Row], after: Mapping[Any, Row]) -> tuple[list[tuple[Row, Row]], ...]:
@@ -302,34 +307,29 @@ def changed_pairs(before: Mapping[Any, Row], after: Mapping[Any, Row]) -> tuple[
     return fixed, broken, pairs
 
 
-def _changed_answers(before: Mapping[Any, Row], after: Mapping[Any, Row], players: Players) -> str:
+def _changed_answers(before: Mapping[Any, Row], after: Mapping[Any, Row], players: Players) -> Section:
     fixed, broken, pairs = changed_pairs(before, after)
-    lead = (
-        f"Of {len(pairs)} examples answered before and after, <b>{len(fixed)}</b> went from wrong to right and "
-        f"<b>{len(broken)}</b> from right to wrong (sign test: p = {summary.sign_test(len(fixed), len(broken)):.2g})."
-    )
-    body = f"<p class='sub'>{lead}</p>"
+    lead = Markup(
+        "Of {} examples answered before and after, <b>{}</b> went from wrong to right and <b>{}</b> from right to "
+        "wrong (sign test: p = {:.2g})."
+    ).format(len(pairs), len(fixed), len(broken), summary.sign_test(len(fixed), len(broken)))
+    groups = []
     for title, changed in (("Wrong → right", fixed), ("Right → wrong", broken)):
-        cards = ""
-        for pair in changed[:_CHANGED]:
-            sides: list[Side] = [(name, row, players) for name, row in zip(("before", "after"), pair, strict=True)]
-            cards += rollouts.example_card(sides, "text")
-        if cards:
-            rest = more(len(changed) - _CHANGED, "in eval/after.jsonl")
-            body += f"<h3>{title}</h3><div class='pairs'>{cards}</div>{rest}"
-    return section("Answers that changed", body)
+        sides: list[list[Side]] = [[("before", b, players), ("after", a, players)] for b, a in changed[:_CHANGED]]
+        groups.append((title, len(changed), [rollouts.example_card(side, "text") for side in sides]))
+    return Section("Answers that changed", _parts.changed(lead, groups, _CHANGED))
 
 
 # -- rollouts ----------------------------------------------------------------------------------------------------------
 
 
-def _rollouts(run: RunContents, players: Players) -> str:
-    """Recorded steps with a selector; "" when none were recorded.
+def _rollouts(run: RunContents, players: Players) -> Section:
+    """Recorded steps with a selector; empty when none were recorded.
 
     The last step and the first come first, then the middle of every gap, until the section holds `_BYTES`: a long run
     is thinned out evenly. The page says how many steps were left out.
     """
-    steps: dict[int, str] = {}
+    steps: dict[int, Markup] = {}
     size, files = 0, run.rollout_files
     order, gaps = [len(files) - 1, 0][: len(files)], [(0, len(files) - 1)]
     for low, high in gaps:  # grows while it is read
@@ -347,37 +347,18 @@ def _rollouts(run: RunContents, players: Players) -> str:
             before = players.bytes_used
             steps[number] = _step(f"rollouts/{file.name}", rows, groups, members, players)
             size += len(steps[number]) - (players.bytes_used - before)
-    if not steps:
-        return ""
-    shown = sorted(steps)
-    body = _selector(shown) if len(shown) > 1 else f"<h3>Step {shown[0]}</h3>"
-    body += more(len(files) - len(shown), "recorded steps are left out to keep the page small: rollouts/step_*.jsonl")
-    for number in shown:
-        hidden = "" if number == shown[-1] else " hidden"
-        body += f"<div class='step' data-step='{number}'{hidden}>{steps[number]}</div>"
     lead = (
         "Each card is one prompt with its group of sampled responses, best first. Chips are reward parts; the "
         "advantage compares a response with its group."
     )
-    return section("Rollouts", body, lead).replace("<section>", "<section class='rollouts'>", 1)
+    return Section("Rollouts", _parts.steps(steps, len(files) - len(steps)) if steps else Markup(""), lead)
 
 
-def _selector(steps: Sequence[int]) -> str:
-    options = "".join(f"<option value='{n}'{' selected' if n == steps[-1] else ''}>{n}</option>" for n in steps)
-    return (
-        "<p class='chooser'><button type='button' data-move='-1' aria-label='previous recorded step'>◀</button>"
-        f"<label>Step <select>{options}</select></label>"
-        "<button type='button' data-move='1' aria-label='next recorded step'>▶</button>"
-        f"<span class='note'>{len(steps)} recorded steps, {steps[0]} to {steps[-1]}</span></p>"
-        "<noscript><style>.step[hidden] { display: block; }</style></noscript>"
-    )
-
-
-def _step(file: str, rows: Sequence[Row], groups: int, members: int, players: Players) -> str:
+def _step(file: str, rows: Sequence[Row], groups: int, members: int, players: Players) -> Markup:
     by_group: dict[str, list[Row]] = {}
     for row in rows:
         by_group.setdefault(str(row.get("group_id", "")), []).append(row)
-    cards = ""
+    cards = Markup("")
     for group in list(by_group.values())[:groups]:
         shown = sorted(group, key=lambda row: -rollouts.total(row))[:members]
         sample = group[0].get("sample") or {}
@@ -386,7 +367,7 @@ def _step(file: str, rows: Sequence[Row], groups: int, members: int, players: Pl
             bands = [Band(r, rollouts.score_chips(r), f"response {r.get('index', '')}", r in ends) for r in shown]
             body = stream(sample, bands, players)
         else:
-            body = "".join(rollouts.response(row, players) for row in shown)
+            body = Markup("").join(rollouts.response(row, players) for row in shown)
         rest = more(len(group) - members, f"responses in {file}")
-        cards += f"<article class='card'>{rollouts.question(sample, players)}{body}{rest}</article>"
+        cards += Markup("<article class='card'>{}{}{}</article>").format(rollouts.question(sample, players), body, rest)
     return cards + more(len(by_group) - groups, f"prompts in {file}")

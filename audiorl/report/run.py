@@ -148,14 +148,9 @@ def load_run(folder: str | Path) -> RunContents:
     path = Path(folder)
     if not path.is_dir():
         raise ValueError(f"{path}: no such run folder")
-    config, evals = (read_json_object(path / name) for name in ("config.json", "eval.json"))
+    config, evals = read_json_object(path / "config.json"), checked_evals(path)
     if config is not None:
         _check(config, RunConfig, str(path / "config.json"))
-    for name, entry in (evals or {}).items():
-        where = f"{path / 'eval.json'}: {name!r}"
-        _check(entry, _Entry, where)
-        for numbers in (entry, *(entry.get("by_task") or {}).values()):
-            _check(numbers, dict[str, _Value], where)
     metrics = read_metrics(path / "metrics.jsonl") if (path / "metrics.jsonl").is_file() else []
     answer_files = {f.stem: f for f in sorted((path / "eval").glob("*.jsonl"))}
     in_order = dict.fromkeys([*(name for name in evals or {} if name in answer_files), *answer_files])
@@ -175,6 +170,17 @@ def load_run(folder: str | Path) -> RunContents:
     }
     said = tuple(text for text, holds in missing.items() if holds)
     return RunContents(path, config or {}, tuple(metrics), evals or {}, answers, rollout_files, said)
+
+
+def checked_evals(run_folder: Path) -> dict[str, Row] | None:
+    """Return eval.json; None where there is none. ValueError names the entry and the field that is damaged."""
+    evals = read_json_object(run_folder / "eval.json")
+    for name, entry in (evals or {}).items():
+        where = f"{run_folder / 'eval.json'}: {name!r}"
+        _check(entry, _Entry, where)
+        for numbers in (entry, *(entry.get("by_task") or {}).values()):
+            _check(numbers, dict[str, _Value], where)
+    return evals
 
 
 def checked_rows(path: Path) -> list[Row]:

@@ -10,11 +10,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
 from itertools import accumulate, pairwise
 from statistics import median
 
 import numpy as np
+from markupsafe import Markup, escape
 from numpy.typing import NDArray
 
 from audiorl.report.audio import Players
@@ -33,14 +33,14 @@ _LANES, _LINES, _LETTER = 4, 3, 8.2  # of text: rows at most, lines in a box if 
 
 @dataclass(frozen=True)
 class Band:
-    """One rollout of a stream. `head` is HTML that introduces it, `name` says whose it is.
+    """One rollout of a stream. `head` introduces it, `name` says whose it is.
 
     open: whether the page shows it unfolded. total: show the sum of a chunk's rewards; leave it out where the parts are
     standardised within a batch, because sums of different batches are then not comparable.
     """
 
     row: Row
-    head: str
+    head: Markup
     name: str
     open: bool = True
     total: bool = True
@@ -76,7 +76,7 @@ class _Axis:
         return f"<table class='track' {label}><colgroup>{columns}</colgroup>{rows}</table>"
 
 
-def stream(sample: Row, bands: Sequence[Band], players: Players) -> str:
+def stream(sample: Row, bands: Sequence[Band], players: Players) -> Markup:
     """Return the speech and its reference above the bands, on one time axis; it scrolls sideways when it is long."""
     ends = [float(t.get("end") or 0.0) for t in sample["turns"]]
     starts = (0.0, *ends[:-1])
@@ -95,7 +95,7 @@ def stream(sample: Row, bands: Sequence[Band], players: Players) -> str:
     rows = f"<tr class='times'><th scope='row'>seconds</th>{times}</tr>"
     rows += _waveform(axis, players.samples(clip), "<audio" in player) + _references(axis, sample["turns"])
     name = escape(str(sample.get("id") or "stream"))
-    return (
+    return Markup(
         f"<div class='stream'><div class='audio'>{instructions}{player}</div>"
         f"<div class='scroll' tabindex='0' role='region' aria-label='timeline of {name}'><div class='inner'>"
         f"<div class='playhead' hidden></div>{axis.table('speech and reference', rows)}"

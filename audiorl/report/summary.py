@@ -28,6 +28,7 @@ _METRICS: dict[str, tuple[str, int, bool]] = {
     **dict.fromkeys(("comet", "format", "similarity", "dnsmos", "win_rate"), ("", 1, False)),
     "wer": ("WER", -1, True),
     "cer": ("CER", -1, True),
+    "silent": ("nothing written for silence", 1, True),
     "cut": ("cut at the length limit", -1, True),
     "laal": ("LAAL (s)", -1, False),
     "stream_laal": ("StreamLAAL (s)", -1, False),
@@ -164,12 +165,70 @@ class EvaluationRow:
 
 
 def evaluation_rows(run_folder: str | Path) -> list[EvaluationRow]:
-    """Return the held-out numbers of a run folder, from its eval.json; [] before the first evaluation has finished.
+    """Return the held-out numbers of a run folder, or of a folder of seeds; [] before the first evaluation has ended.
 
     The first row is the headline metric over all samples, then come its rows by task, then all other numbers;
     `entry_names(rows)` gives the columns. Raises ValueError for a damaged eval.json.
     """
-    return rows_of_entries(read_json_object(Path(run_folder) / "eval.json") or {})
+    return rows_of_entries(read_entries(run_folder))
+
+
+def seed_folders(folder: Path) -> list[Path]:
+    """Return the run folders in a folder that is none itself, the runs of `audiorl train --seeds`; [] without any."""
+    if not folder.is_dir() or any((folder / name).exists() for name in ("config.json", "metrics.jsonl", "eval.json")):
+        return []
+    found = [path for path in folder.iterdir() if (path / "config.json").is_file()]
+    return sorted(found, key=lambda path: [int(n) if n.isdigit() else n for n in re.split(r"(\d+)", path.name)])
+
+
+def read_entries(folder: str | Path) -> dict[str, Any]:
+    """Return eval.json of a run folder, or of a folder of seeds the `mean_entries`; {} before the first evaluation."""
+    seeds = seed_folders(Path(folder))
+    each = [read_json_object(path / "eval.json") or {} for path in seeds or [Path(folder)]]
+    return mean_entries(each) if seeds else each[0]
+
+
+_STUDENT = (math.inf, 12.71, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
+"""97.5% quantiles of Student's t by degrees of freedom; the last one for more."""
+
+
+def mean_entries(each: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the mean over runs of the entries of eval.json that all of them have; runs without `after` wait for it.
+
+    The interval of the headline and those of `changes` are 95% t-intervals over runs: how far another seed may lie.
+    """
+
+    each = [evals for evals in each if "after" in evals] or each
+
+    def interval(values: Sequence[float], share: bool) -> tuple[float, float, float]:
+        mean, count = statistics.mean(values), len(values)
+        half = _STUDENT[min(count, 11) - 1] * statistics.stdev(values) / math.sqrt(count) if count > 1 else 0.0
+        return mean, max(mean - half, 0.0) if share else mean - half, min(mean + half, 1.0) if share else mean + half
+
+    def means(entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        held = list(map(numbers, entries))
+        shared = [k for k in held[0] if k not in ("low", "high") and all(k in h and math.isfinite(h[k]) for h in held)]
+        tasks = [t for t in entries[0].get("by_task") or {} if all(t in (e.get("by_task") or {}) for e in entries)]
+        result: dict[str, Any] = {
+            k: held[0][k] if k == "n" else interval([h[k] for h in held], False)[0] for k in shared
+        }
+        outside = {"outside": entries[0]["outside"]} if "outside" in entries[0] else {}
+        return result | outside | {"by_task": {t: means([e["by_task"][t] for e in entries]) for t in tasks}}
+
+    names = [name for name in each[0] if all(isinstance(evals.get(name), Mapping) for evals in each)]
+    result = {name: means([evals[name] for evals in each]) for name in names}
+    metric, prefixes = headline(result), [name.removesuffix("before") for name in names if name.endswith("_before")]
+    for name, entry in result.items():
+        if metric in entry:
+            _, entry["low"], entry["high"] = interval(
+                [evals[name][metric] for evals in each], is_percentage(metric or "")
+            )
+        baseline = next((p for p in prefixes if name.startswith(p)), "") + "before"
+        if name != baseline and baseline in result:
+            shared = [k for k in numbers(entry) if k in result[baseline] and k not in _NOT_METRICS]
+            differences = {k: [evals[name][k] - evals[baseline][k] for evals in each] for k in shared}
+            entry["changes"] = {k: interval(values, False) for k, values in differences.items()}
+    return result
 
 
 def rows_of_entries(entries: Mapping[str, Any]) -> list[EvaluationRow]:
@@ -178,12 +237,7 @@ def rows_of_entries(entries: Mapping[str, Any]) -> list[EvaluationRow]:
     Where there is an entry NAME_before, entries NAME_… measure another set: they fill the columns before, after, … of
     rows whose `task` is NAME, or ``NAME: task``.
     """
-    prefixes = [name.removesuffix("before") for name in entries if name.endswith("_before")]
-    sets: dict[str, dict[str, Mapping[str, Any]]] = {"": {}}
-    for name, entry in entries.items():
-        prefix = next((p for p in prefixes if name.startswith(p)), "")
-        if isinstance(entry, Mapping):
-            sets.setdefault(prefix.rstrip("_"), {})[name.removeprefix(prefix)] = entry
+    sets = _sets(entries)
     rows = []
     for name, columns in sets.items():
         tasks = dict.fromkeys(task for entry in columns.values() for task in entry.get("by_task") or {})
@@ -195,6 +249,17 @@ def rows_of_entries(entries: Mapping[str, Any]) -> list[EvaluationRow]:
                     rows.append(_row(metric, f"{name}: {task}" if name else task, cells))
     first = headline(sets[""])
     return sorted(rows, key=lambda row: row.metric != first)  # a stable sort: the headline's rows first
+
+
+def _sets(entries: Mapping[str, Any]) -> dict[str, dict[str, Mapping[str, Any]]]:
+    """Return {set: {before, after, …: numbers}}; "" is the held-out data."""
+    prefixes = [name.removesuffix("before") for name in entries if name.endswith("_before")]
+    sets: dict[str, dict[str, Mapping[str, Any]]] = {"": {}}
+    for name, entry in entries.items():
+        prefix = next((p for p in prefixes if name.startswith(p)), "")
+        if isinstance(entry, Mapping):
+            sets.setdefault(prefix.rstrip("_"), {})[name.removeprefix(prefix)] = entry
+    return sets
 
 
 def _row(metric: str, task: str, entries: Evals) -> EvaluationRow:
@@ -248,8 +313,12 @@ class Point:
 
 
 def headline(evals: Evals) -> str | None:
-    """Return the metric that the page is about: accuracy, chrF, or else the first number that all entries share."""
-    entries = [numbers(e) for e in evals.values() if isinstance(e, Mapping)]
+    """Return the metric that the page is about: accuracy, chrF, or else the first number that all entries share.
+
+    Entries of other sets than the held-out data count where there are no others.
+    """
+    sets = _sets(evals)
+    entries = [numbers(e) for e in (sets[""] or evals).values() if isinstance(e, Mapping)]
     shared = [k for k in entries[0] if k not in _NOT_METRICS and all(k in e for e in entries)] if entries else []
     return next((k for k in ("accuracy", "chrf", *shared) if k in shared), None)
 
@@ -266,7 +335,7 @@ def measures(evals: Evals) -> list[Measure]:
     metric = headline(evals)
     result = []
     for name, entry in evals.items():
-        if metric is None or not isinstance(entry, Mapping):
+        if metric is None or not isinstance(entry, Mapping) or metric not in numbers(entry):
             continue
         n, low, high = (entry.get(key) for key in ("n", "low", "high"))
         if (low is None or high is None) and metric == "accuracy" and n:
@@ -278,7 +347,7 @@ def measures(evals: Evals) -> list[Measure]:
 def sentence(evals: Evals) -> str:
     """Return ``Held-out accuracy rose from 41.0% (34.4–47.9%) to 63.5% (56.6–69.9%) on n = 200; …``.
 
-    The numbers are those of eval.json. `worse_tasks` says which tasks did not follow.
+    The numbers are those of eval.json. `doubts` says which did not follow.
     """
     by_entry, metric = {m.entry: m for m in measures(evals)}, headline(evals)
     if not by_entry or metric is None:
@@ -304,40 +373,47 @@ def sentence(evals: Evals) -> str:
     return text + (f"; the control reached {control.text(metric)}." if control else ".")
 
 
-def worse_tasks(evals: Evals, limit: int = 3) -> str:
-    """Return ``Worse than before: English (95.0% to 87.0%).``, the greatest losses first; "" where no task lost."""
-    metric = headline(evals)
-    lost = [row for row in rows_of_entries(evals) if row.metric == metric and row.task and row.worse]
-    lost.sort(key=lambda row: -abs(row.change))
-    named = ", ".join(f"{row.task} ({row.cell('before')} to {row.cell('after')})" for row in lost[:limit])
-    more = f" and {len(lost) - limit} more" if len(lost) > limit else ""
-    return f"Worse than before: {named}{more}." if lost else ""
+@dataclass(frozen=True)
+class Doubt:
+    """Held-out numbers that did not get better although what training optimised did, and why that matters."""
+
+    title: str
+    why: str
+    rows: tuple[EvaluationRow, ...]
 
 
-def disagreements(entries: Mapping[str, Any], metrics: Sequence[Row] = ()) -> list[str]:
-    """Return ``accuracy rose by +9.0 points (…), but accuracy, unseen did not get better: +0.4 points (−2.1 to +2.9).``
+def doubts(entries: Mapping[str, Any], metrics: Sequence[Row] = ()) -> tuple[str, list[Doubt]]:
+    """Return (what rose: ``accuracy rose by +9.0 points (+4.0 to +14.0)``, the doubts in it).
 
-    One sentence for each measure that no phase optimised, and for each set of unseen speakers, that did not surely get
-    better while the headline did, and for each range of prosody that got smaller. Where no phase optimises the headline
-    either, as with speech models that judge, the mean reward of `metrics`, the lines of metrics.jsonl, stands for it.
+    Doubtful are the headline itself if it did not surely get better; else measures that no phase optimised and sets of
+    unseen speakers which did not, and ranges of prosody that got smaller; and always parts of the held-out data that
+    lost. Where no phase optimises the headline, as with speech models that judge, the mean reward of `metrics`, the
+    lines of metrics.jsonl, stands for it. ("", []) before there is an `after`.
     """
-    rows = [row for row in rows_of_entries(entries) if "after" in row.changes]
-    flattened = [r for r in rows if r.metric in _PROSODY[:2] and r.changes["after"][2] < 0]
-    rows = [row for row in rows if row.metric not in _PROSODY]
-    headlines = [row for row in rows if not row.task and not row.outside and row.metric != "laal"]
-    optimised = ""
-    if headlines and headlines[0].surely_better:
-        first = headlines[0]
-        rise = f"{first.label} {'rose' if first.change > 0 else 'fell'} by {first.change_text()}"
-        optimised = first.metric
-    elif headlines or not rows or not (rise := _reward_rise(metrics)):
-        return []
-    kinds = [(row, row.task == UNSEEN and row.metric == optimised) for row in rows]
-    others = [row for row, unseen in kinds if unseen or (row.outside and row.task in ("", UNSEEN))]
-    return [
-        *(f"{rise}, but {r.label} did not get better: {r.change_text()}." for r in others if not r.surely_better),
-        *(f"{rise}, but {r.label} got smaller: {r.change_text()}." for r in flattened),
-    ]
+    rows, metric = rows_of_entries(entries), headline(entries)
+    compared = [row for row in rows if "after" in row.changes and row.metric not in _PROSODY]
+    own = [row for row in compared if not row.task and not row.outside and row.metric != "laal"]
+    rise = _reward_rise(metrics) if compared and not own else ""
+    if own and own[0].surely_better:
+        rise = f"{own[0].label} {'rose' if own[0].change > 0 else 'fell'} by {own[0].change_text()}"
+    unsure = [row for row in own[:1] if not rise] or [r for r in rows[:1] if r.worse and not r.changes]
+    missed = [row for row in compared if rise and not row.surely_better]
+    found = [
+        ("The result itself", "Training was for this number. It fell, or it may not have moved: more held-out samples "
+         "show which.", unsure),
+        ("Voices that training never heard", "The gain may hold for the voices of the training data only.",
+         [r for r in missed if r.task == UNSEEN and r.metric == own[0].metric] if own else []),
+        ("Measures that nothing rewarded", "The model may have learned what the reward counts, not what it stands for.",
+         [r for r in missed if r.outside and r.task in ("", UNSEEN)]),
+        ("Speech that became flatter", "Nothing rewards a lively voice, so that monotone speech scores as well.",
+         [r for r in rows if rise and r.metric in _PROSODY[:2] and r.changes.get("after", (0, 0, 0))[2] < 0]),
+    ]  # fmt: skip
+    named = [row for *_, held in found for row in held]
+    lost = [row for row in rows if row.metric == metric and row.task and row.worse and row not in named]
+    found.append(
+        ("Parts that lost", "The number for all samples hides them.", sorted(lost, key=lambda r: -abs(r.change)))
+    )
+    return rise, [Doubt(title, why, tuple(held)) for title, why, held in found if held]
 
 
 def _reward_rise(metrics: Sequence[Row], steps: int = 5) -> str:

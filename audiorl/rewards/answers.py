@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from audiorl.data.schema import FieldError
+from audiorl.eval.metrics.text import INVISIBLE, JOINERS, languages_of_number_words, script_counts, spell_numbers
+from audiorl.languages import language_code, written_in
 from audiorl.rewards.combine import check_options
 from audiorl.types import Rollout, Sample, Score
 
@@ -66,8 +68,7 @@ def final_text(text: str) -> str:
 
 # -- one text, however it is written -----------------------------------------------------------------------------------
 
-# What shows nothing beside category Cf, and the frame of keycaps.
-_INVISIBLE = re.compile(r"[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u20e3\u3164\ufe00-\ufe0f\U000e0100-\U000e01ef]")
+_KEYCAP = "\u20e3"  # the frame of 2\ufe0f\u20e3
 _SAME = str.maketrans(
     {"♯": "#", "♭": "b", "♮": " natural", "⁄": "/", "∕": "/", "−": "-"}
     | dict.fromkeys("‐‑‒–—―", "-")
@@ -90,7 +91,7 @@ def _plain(text: str) -> str:
         letter = re.search(r"LETTER ([A-Z])$", name)
         return f"({letter[1]}) " if letter else f"({value:.0f}) " if value % 1 == 0 else char
 
-    text = "".join(ringed(c) for c in _INVISIBLE.sub("", text) if unicodedata.category(c) != "Cf")
+    text = "".join(map(ringed, JOINERS.sub("", INVISIBLE.sub("", text)).replace(_KEYCAP, "")))
     # NFKC alone makes 31/2 of 3½, 102 of 10², and two numbers of 1 000 with a narrow space.
     text = re.sub(r"(?<=\d)(?=[¼-¾⅐-⅞])", " ", text)
     text = re.sub(r"(?<=[0-9])(?=[⁰¹²³⁴-⁹⁻])", "^", text)
@@ -218,6 +219,28 @@ def _unaccented(text: str) -> str:
     return re.sub(r"(?<=[a-z])[\u0300-\u036f]+", "", unicodedata.normalize("NFD", _loose(text)))
 
 
+# -- numbers in words of other languages -------------------------------------------------------------------------------
+
+
+@functools.lru_cache(4096)
+def _bare(text: str, language: str = "") -> str:
+    """Return the normal text without the accents of Latin letters; with a `language`, numbers in its words."""
+    text = normalize_text(spell_numbers(_folded(text), language) if language else _folded(text))
+    return re.sub(r"(?<=[a-z])[\u0300-\u036f]+", "", unicodedata.normalize("NFD", text))
+
+
+@functools.cache
+def _small_numbers(language: str) -> frozenset[str]:
+    return frozenset(_bare(str(number), language) for number in (*range(101), *range(200, 1001, 100)))
+
+
+@functools.lru_cache(1024)
+def _languages_in_script(text: str) -> tuple[str, ...]:
+    """Return the languages that may be that of a text by its script, with words for numbers; none of mixed scripts."""
+    scripts = set(script_counts(text))
+    return tuple(c for c in languages_of_number_words() if scripts <= set(written_in(c))) if len(scripts) == 1 else ()
+
+
 # From the text itself to what only its sense has in common with it. The first under which a text equals a choice
 # decides: two choices that differ never become one.
 _FORMS: tuple[Callable[[str], str], ...] = (str.strip, _folded, _normal, _without_article, _loose, _unaccented)
@@ -267,8 +290,8 @@ _LONGEST = 1000  # characters that are searched: what declares an answer stands 
 class _Choices:
     """The choices of a question, by what they are called."""
 
-    def __init__(self, choices: tuple[str, ...]) -> None:
-        self.count = len(choices)
+    def __init__(self, choices: tuple[str, ...], language: str | None) -> None:
+        self.count, self.language = len(choices), language
         # A label is one only where all choices have theirs: "J. Smith" has an initial, "A-flat" and "1:30" have none.
         parts = [part for part in map(_split_label, map(_unwrapped, choices)) if part and part[1] and part[2]]
         labels = [label.upper() for label, _, _ in parts]
@@ -288,6 +311,40 @@ class _Choices:
                     return named[0] if len(named) == 1 else None
         return None
 
+    def by_number(self, text: str) -> int | None:
+        """Return the choice with the number of a text where one has it in digits and the other in words that are not
+        English or Han: "2 Hunde" for "zwei Hunde", "три" for "3".
+
+        Their language is the sample's. Where it names none, choices in words show it if all are numbers of one language
+        before and after the same words, and an answer in words if the languages of its script, other than Latin, agree.
+        """
+        choices, folded = self.texts[1] or self.texts[0], _folded(text)
+        number = re.search(r"\d+(?:[.,]\d+)*", folded)
+        in_digits = [re.search(r"\d", choice) is not None for choice in choices]
+        if len(folded) > 4 * max(map(len, choices), default=0) + 40 or (
+            any(in_digits) if number else not any(in_digits)
+        ):
+            return None
+        known = self.language and (language_code(self.language),)
+        found = set[int]()
+        for language in known or _languages_in_script(_bare(" ".join(choices) if number else folded)):
+            if number is None and not known and written_in(language) == ("latin",):
+                return None  # "elf" is 11 in German
+            if number is None:
+                named = {
+                    i for i, choice in enumerate(choices) if in_digits[i] and _bare(choice, language) == _bare(folded)
+                }
+            elif named := {i for i, choice in enumerate(choices) if _bare(choice) == _bare(folded, language)}:
+                before, after = _bare(folded[: number.start()]), _bare(folded[number.end() :])
+                between = (
+                    re.fullmatch(rf"{re.escape(before)}(.*){re.escape(after)}", _bare(choice)) for choice in choices
+                )
+                numbers = sum(bool(m) and m[1].strip() in _small_numbers(language) for m in between if m)
+                if numbers < (2 if known else len(choices)):  # "on" is 10 in Turkish, and "off" no number
+                    named = set()
+            found |= named
+        return found.pop() if len(found) == 1 else None
+
     def by_label(self, label: str) -> int | None:
         """Return the choice of a letter, or of a number where the choices have numbers."""
         index = ord(label.upper()) - ord("A") if label.isalpha() else int(label) - 1 if self.numbered else -1
@@ -303,7 +360,7 @@ class _Choices:
             said = self.named(rest, depth) if rest else None
             if said == label or (clear and said is not None):
                 return label if said == label else _CONTRADICTION
-        if (index := self.by_text(text, 2, 6)) is not None:
+        if (index := self.by_text(text, 2, 6)) is not None or (index := self.by_number(text)) is not None:
             return index
         if label is not None and (not rest or (clear and self.fits(rest, label))):
             return label
@@ -365,29 +422,32 @@ def _declared(text: str) -> str:
 
 
 @functools.lru_cache(1024)
-def _choices(choices: tuple[str, ...]) -> _Choices:
-    return _Choices(choices)
+def _choices(choices: tuple[str, ...], language: str | None) -> _Choices:
+    return _Choices(choices, language)
 
 
-def match_choice(text: str, choices: Sequence[str]) -> int | None:
+def match_choice(text: str, choices: Sequence[str], language: str | None = None) -> int | None:
     """Return the index of the choice that `text` names, None if it names none or more than one.
 
     A choice is named by its words or its letter in any brackets and marks of Markdown and LaTeX, with "the answer is"
     or an explanation around it. Its own words come first, so a choice that happens to be called "A" is found by name;
     comparison goes from exact to loose, which keeps "C" and "C#" apart. A letter with the words of another choice, "not
-    B" and "B or C" name none.
+    B" and "B or C" name none. Numbers in words of the `language` (English and Chinese are always read) are those in
+    digits, in their basic form: "zwei" is 2, "ein Hund" not 1.
     """
-    index = _choices(tuple(choices)).named(text[-_LONGEST:])
+    index = _choices(tuple(choices), language).named(text[-_LONGEST:])
     return None if index == _CONTRADICTION else index
 
 
-def same_answer(answer: str, gold: str, choices: Sequence[str] = (), maths: bool = True) -> bool:
+def same_answer(
+    answer: str, gold: str, choices: Sequence[str] = (), maths: bool = True, language: str | None = None
+) -> bool:
     """Return whether an answer says what `gold` says: the rule of rewards and evaluations.
 
     With choices, an answer that names one is right exactly when it names gold's. Otherwise texts that are equal up to
     their writing are equal, and with `maths` expressions that are so symbolically; among choices only one may be.
     """
-    named, wanted = (match_choice(text, choices) if choices else None for text in (answer, gold))
+    named, wanted = (match_choice(text, choices, language) if choices else None for text in (answer, gold))
     if named is not None:
         if wanted is not None:
             return named == wanted
@@ -465,6 +525,18 @@ def maths_equal(a: str, b: str) -> bool:
         quiet.setLevel(level)
 
 
+def language_of(sample: Sample) -> str | None:
+    """Return sample.metadata["language"], if it has one. Raises ValueError for an unknown one."""
+    language = sample.metadata.get("language")
+    if not isinstance(language, str) or not language:
+        return None
+    try:
+        language_code(language)
+    except ValueError as error:
+        raise FieldError("language", f"sample {sample.id!r}: {error}") from error
+    return language
+
+
 Fallback = Literal["none", "text", "last_line"]
 
 
@@ -473,7 +545,8 @@ class AnswerAccuracy:
     """1 if the answer equals a reference, else 0.
 
     The answer is the text of the last well-formed <answer> outside the thinking. Without one, `fallback` decides:
-    "none" scores 0, "text" takes all that follows the thinking, "last_line" its last line that is not empty.
+    "none" scores 0, "text" takes all that follows the thinking, "last_line" its last line that is not empty. To a
+    conversation that ends without tags itself (`metadata["last_turn"]`) it is all that follows the thinking.
 
     An answer equals a reference by `same_answer`: it names the reference's choice, has its words however they are
     written, or with `maths` is an expression of the same value. `strict` is the rule of Ke-Omni-R's released reward:
@@ -493,17 +566,21 @@ class AnswerAccuracy:
     def check(self, sample: Sample) -> None:
         if not sample.references:
             raise FieldError("answer", f"AnswerAccuracy: sample {sample.id!r} has no reference answer")
+        language_of(sample)
 
     def correct(self, text: str, sample: Sample) -> bool:
         self.check(sample)
         answer, rest = extract_answer(text), after_think(text).strip()
-        if answer is None and self.fallback != "none" and "<think>" not in rest:  # else it was cut off while thinking
+        plain = "<answer>" not in sample.metadata.get("last_turn", "<answer>")
+        fallback = "text" if self.fallback == "none" and plain else self.fallback
+        if answer is None and fallback != "none" and "<think>" not in rest:  # else it was cut off while thinking
             lines = rest.splitlines()
-            answer = rest if self.fallback == "text" or not lines else lines[-1].strip()
+            answer = rest if fallback == "text" or not lines else lines[-1].strip()
         if not answer:
             return False
         if self.strict:
             return any(
                 answer == gold.strip() or (self.maths and maths_equal(answer, gold)) for gold in sample.references
             )
-        return any(same_answer(answer, gold, sample.choices, self.maths) for gold in sample.references)
+        language = language_of(sample)
+        return any(same_answer(answer, gold, sample.choices, self.maths, language) for gold in sample.references)

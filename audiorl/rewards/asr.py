@@ -11,8 +11,7 @@ from typing import Literal
 from audiorl.audio import seconds
 from audiorl.data.schema import FieldError
 from audiorl.eval.metrics.text import ErrorCounts, Normalizer, char_errors, normalize, units, word_errors
-from audiorl.languages import language_code
-from audiorl.rewards.answers import after_think, final_text, strip_tags
+from audiorl.rewards.answers import after_think, final_text, language_of, strip_tags
 from audiorl.rewards.combine import check_options
 from audiorl.types import Rollout, Sample, Score
 
@@ -53,20 +52,20 @@ class CharAccuracy:
 
 
 def _accuracy(rollout: Rollout, errors: Callable[..., ErrorCounts], normalizer: Normalizer, clip: bool) -> float:
-    accuracy = 1.0 - error_rate(rollout.sample, final_text(rollout.text), errors, normalizer)
+    accuracy = 1.0 - fewest_errors(rollout.sample, final_text(rollout.text), errors, normalizer).rate
     return max(0.0, accuracy) if clip else accuracy
 
 
-def error_rate(
+def fewest_errors(
     sample: Sample, hypothesis: str, errors: Callable[..., ErrorCounts], normalizer: Normalizer = "basic"
-) -> float:
-    """Return the lowest rate of `errors` (`word_errors` or `char_errors`) of a text over the sample's references.
+) -> ErrorCounts:
+    """Return `errors` (`word_errors` or `char_errors`) of a text from the sample's reference with the lowest rate.
 
     Raises ValueError for a sample without references and for a text that is empty after normalisation.
     """
     language = language_of(sample)
     references = references_of(sample, normalizer, language)
-    return min(errors(reference, hypothesis, normalizer, language).rate for reference in references)
+    return min((errors(reference, hypothesis, normalizer, language) for reference in references), key=lambda c: c.rate)
 
 
 def references_of(sample: Sample, normalizer: Normalizer, language: str | None) -> tuple[str, ...]:
@@ -89,18 +88,6 @@ def _is_empty(text: str, normalizer: Normalizer, language: str | None) -> bool:
 def languages_of(samples: Sequence[Sample]) -> tuple[str, ...]:
     """Return the codes of the samples' languages, sorted."""
     return tuple(sorted({code for s in samples if (code := language_of(s))}))
-
-
-def language_of(sample: Sample) -> str | None:
-    """Return sample.metadata["language"], if it has one. Raises ValueError for an unknown one."""
-    language = sample.metadata.get("language")
-    if not isinstance(language, str) or not language:
-        return None
-    try:
-        language_code(language)
-    except ValueError as error:
-        raise FieldError("language", f"sample {sample.id!r}: {error}") from error
-    return language
 
 
 _BRACKETS = re.compile(r"[<>()\[\]{}（）［］【】]")

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import inspect
 import math
+import os
+import sysconfig
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -16,6 +19,8 @@ from typing import Any, Literal
 import numpy as np
 from torch import Tensor
 
+import audiorl
+from audiorl.errors import RewardError
 from audiorl.protocols import Reward
 from audiorl.rewards.chat import JudgeError
 from audiorl.rewards.combine import check_scores
@@ -24,14 +29,17 @@ from audiorl.rewards.remote import RewardServerError
 from audiorl.types import Rollout, Score
 from audiorl.user_files import load_name
 
-
-class RewardError(RuntimeError):
-    """A reward file that raised anything but a ValueError; the message names file, function and sample."""
+# Code in these folders is a library's. Frozen modules, such as importlib's, have names in angle brackets.
+_LIBRARIES = (*map(sysconfig.get_path, ("stdlib", "purelib", "platlib")), Path(audiorl.__file__).parent)
+_NOT_OF_USERS = (*(f"{folder}{os.sep}" for folder in _LIBRARIES), "<")
 
 
 @contextmanager
 def naming(where: str) -> Iterator[None]:
-    """Put `where` before any error's message; ValueError, which blames the rollouts, and JudgeError keep their kind."""
+    """Put `where` before any error's message, and after it the line of the user's code that raised it.
+
+    ValueError, which blames the rollouts, and JudgeError keep their kind; others become RewardError.
+    """
     try:
         yield
     except RewardServerError:
@@ -39,7 +47,9 @@ def naming(where: str) -> Iterator[None]:
     except Exception as error:
         kind = next((kind for kind in (ValueError, JudgeError) if isinstance(error, kind)), RewardError)
         name = "" if type(error) is kind else f"{type(error).__name__}: "
-        raise kind(f"{where}: {name}{error}") from error
+        frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(_NOT_OF_USERS)]
+        line = f" ({frames[-1].filename}:{frames[-1].lineno}: {frames[-1].line})" if frames else ""
+        raise kind(f"{where}: {name}{error}{line}") from error
 
 
 @dataclass(frozen=True)

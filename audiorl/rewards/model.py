@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The model in the folder, or of the cached hub id, `path`, loaded at the first call."""
+    """The model in the folder or run, or of the cached hub id, `path`, loaded at the first call."""
 
     path: str
     device: str = field(default="auto", kw_only=True)
@@ -30,8 +30,9 @@ class Checkpoint:
     def policy(self) -> AudioPolicy:
         from audiorl.config import ModelConfig
         from audiorl.models import load_policy
+        from audiorl.run.folder import newest_checkpoint
 
-        policy = load_policy(self.path, ModelConfig(dtype="auto", device=self.device))
+        policy = load_policy(newest_checkpoint(self.path), ModelConfig(dtype="auto", device=self.device))
         policy.model.requires_grad_(False)
         return policy
 
@@ -46,7 +47,7 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class ModelReward:
-    """(score - mean) / std of the reward model in the folder `path` (`audiorl/recipes/reward_model.py` trains one).
+    """(score - mean) / std of the reward model in the folder or run `path`, which `audiorl train reward-model` writes.
 
     It reads the answer's text under its own tokenizer, so it may be of another family than the policy. Raises
     ValueError for a folder that holds no reward model.
@@ -65,8 +66,10 @@ class ModelReward:
     def model(self) -> ValueModel:
         from audiorl.config import ModelConfig
         from audiorl.models.value import load_value_model
+        from audiorl.run.folder import newest_checkpoint
 
-        return load_value_model(self.path, ModelConfig(dtype="auto", device=self.device)).requires_grad_(False)
+        config = ModelConfig(dtype="auto", device=self.device)
+        return load_value_model(newest_checkpoint(self.path), config).requires_grad_(False)
 
     def check(self, sample: Sample) -> None:
         self.model.trunk.prompts.check(sample)
@@ -81,7 +84,7 @@ class ModelReward:
 
 @dataclass(frozen=True)
 class ProcessModelReward(Checkpoint):
-    """The quality of an answer's steps, by the process reward model in the folder `path`.
+    """The quality of an answer's steps, by the process reward model in the folder or run `path`.
 
     An answer is split into steps after every `</think>` and at each `separator`. The total is the lowest probability of
     a step to be good; `parts` hold the mean too. An empty answer scores 0. `marker`, `good` and `bad` are those that

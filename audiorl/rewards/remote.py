@@ -137,8 +137,8 @@ class _Step:
                 return await retried(attempt, reward.tries, reward.backoff, reward.max_backoff, rng)
             except FailedTry as failure:
                 raise RewardServerError(
-                    f"reward server {', '.join(reward.servers)}: {len(batch)} rollouts from {batch[0].name} on could "
-                    f"not be scored in {reward.tries} tries and {time.monotonic() - begin:.1f} s; the last try, "
+                    f"reward server {', '.join(reward.servers)}: {len(batch)} rollouts starting with {batch[0].name} "
+                    f"could not be scored in {reward.tries} tries and {time.monotonic() - begin:.1f} s; the last try, "
                     f"{failure}. Start it again, or raise timeout or tries"
                 ) from None
 

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from audiorl.data.schema import FieldError
 from audiorl.data.views import SWAP_ALIKE, view_of, views_of
 from audiorl.eval.metrics.text import char_errors, normalize, units
-from audiorl.rewards.answers import extract_answer, extract_think, match_choice
-from audiorl.rewards.asr import language_of
+from audiorl.rewards.answers import extract_answer, extract_think, language_of, match_choice
 from audiorl.rewards.combine import check_options
 from audiorl.rewards.model import Checkpoint
 from audiorl.types import Rollout, Sample, Score
@@ -150,7 +149,7 @@ class ThoughtConsistency(Checkpoint):
         for rollout in rollouts:
             sample, thought = rollout.sample, extract_think(rollout.text)
             self.check(sample)
-            named = match_choice(extract_answer(rollout.text) or "", sample.choices)
+            named = match_choice(extract_answer(rollout.text) or "", sample.choices, language_of(sample))
             chosen.append(named if thought else None)
             if chosen[-1] is not None:
                 given = view_of(sample, self.view)

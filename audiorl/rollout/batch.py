@@ -5,8 +5,7 @@ pass copies nothing but the new tokens. `GroupBatch` holds a prompt once for all
 `RowBatch` holds it in every row: for a single answer to each prompt, for a few groups among many single answers, and
 for models whose layers keep something else than all keys and values or whose attention is not to be replaced.
 
-A step runs on tensors that stay in place until rows join or leave, and asks the device for nothing, so that it can be
-captured as a CUDA graph (`graphs.py`).
+A step asks the device for nothing. On a GPU most decoders run in slots instead (`slots.py`).
 
 Shapes: R prompts that were prefilled, P prompts of the batch, B rows of the cache, L new tokens, S columns in use (of
 the prompts in `GroupBatch`), W columns that the buffers hold, H decoder width, D head width.
@@ -257,17 +256,13 @@ class Batch:
 
     def forward(self, inputs: dict[str, Any]) -> None:
         """Run one token of every row through the decoder."""
-        self.run(inputs, *self.advance())
+        raise NotImplementedError
 
-    def advance(self) -> tuple[int, bool]:
+    def _advance(self) -> tuple[int, bool]:
         """Count the next token of every row: the columns then in use, and whether all rows write to the last one."""
         self._counts = [min(count + 1, self.room) for count in self._counts]
         width = max(self._counts)
         return width, min(self._counts) == width
-
-    def run(self, inputs: dict[str, Any], width: int, together: bool) -> None:
-        """Run the token that `advance` counted, with the rows' first `width` columns, or more up to `room`."""
-        raise NotImplementedError
 
 
 class RowBatch(Batch):
@@ -289,7 +284,8 @@ class RowBatch(Batch):
         self.room = max(self.room, columns + most)
         self._cache.join(prefill.cache, rows, self.room)
 
-    def run(self, inputs: dict[str, Any], width: int, together: bool) -> None:
+    def forward(self, inputs: dict[str, Any]) -> None:
+        width, together = self._advance()
         # A row that has ended may go on beyond its room; what it writes there is never read.
         last = self._written.add_(1).clamp_(max=self.room - 1)
         columns = torch.arange(width, device=last.device)
@@ -366,13 +362,10 @@ class GroupBatch(Batch):
             layer.join(keys, values, rows, self.room)
         self._attention = None
 
-    def advance(self) -> tuple[int, bool]:
+    def forward(self, inputs: dict[str, Any]) -> None:
         if self._attention is None:
             self._attention = self._prompt_attention()
-        return super().advance()
-
-    def run(self, inputs: dict[str, Any], width: int, together: bool) -> None:
-        assert self._attention is not None
+        width, together = self._advance()
         # A row that has ended may go on beyond its room; what it writes there is never read.
         columns = self._written.clamp(max=self.room - 1)
         self._cache.at(columns[:, None], width, together)

@@ -1,30 +1,30 @@
 """Decoding steps as CUDA graphs: the host starts one token of every row by one call, and reads it while the next runs.
 
 A graph holds everything between two tokens: the embedding of the last ones, the decoder, the head, the sampler, the
-counts of columns. It works in place on tensors that stay where they are until rows join or leave; then another graph is
-captured, which takes about as long as one step that the host starts kernel by kernel. A graph reads a fixed number of
-the cache's columns, so there is one for each power of 2 from `LEAST_COLUMNS` on.
+counts of columns. It works in place on `Slots`, which stay where they are while answers join and leave, so a call
+captures one graph for each power of 2 of rows that it comes to. They share their memory, as one runs at a time.
 
-Not captured: speech, whose sampler decides on the host what a row is given next; caches of other kinds (Whisper,
-sliding windows, linear attention), which grow; streams, whose rows change at every chunk.
+Not captured: speech, whose sampler decides on the host what a row is given next, and which branch of every layer it
+goes through; streams, which write a few tokens between two chunks and then change places; decoders with caches that
+grow (Whisper, sliding windows, linear attention) or with layers of another build than `slots.FUSED`.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from audiorl.rollout.batch import Batch
+from audiorl.distributed.local import gpu_work
+from audiorl.models.policy import AudioPolicy
 from audiorl.rollout.samplers import StepOutput, TextSampler
+from audiorl.rollout.slots import Slots
 
-LEAST_COLUMNS = 256
-"""Up to here reading columns that are masked costs less than another capture: 64 rows of a 3B model, 0.2 ms."""
 logger = logging.getLogger(__name__)
 
 
@@ -51,8 +51,11 @@ class GraphRecorder:
             graph.capture_begin(**pool, capture_error_mode="thread_local")
             try:
                 run()
-            finally:
-                graph.capture_end()
+            except BaseException:
+                with suppress(RuntimeError):  # it would say that the capture is not valid, and hide why: Ctrl-C, too
+                    graph.capture_end()
+                raise
+            graph.capture_end()
         current.wait_stream(self._stream)
         self._last = graph
         return graph.replay
@@ -73,47 +76,48 @@ class _LateOutput(StepOutput):
         return [(int(i), x) for i, x in zip(ids, logprobs, strict=True)]
 
 
-class CapturedSteps:
-    """The steps of a batch while its rows stay the same, from the last ids [B] that were sampled for them.
+class SlotSteps:
+    """The steps of answers in slots. Without a recorder they run as they are.
 
-    warm: a step of these rows was run before; otherwise the first is run as it is, since libraries load kernels and
-    make their workspaces at a first call, which must not fall into a capture.
+    The first step of so many rows always does: libraries load kernels and make their workspaces at a first call, which
+    must not fall into a capture.
     """
 
-    def __init__(self, recorder: GraphRecorder, batch: Batch, sampler: TextSampler, ids: Tensor, warm: bool):
-        self._recorder, self._batch, self._sampler, self._warm = recorder, batch, sampler, warm
-        self._ids = ids.clone()
-        self._sampled = torch.zeros(2, len(ids), dtype=torch.float64, device=ids.device)
+    def __init__(self, recorder: GraphRecorder | None, policy: AudioPolicy, slots: Slots, sampler: TextSampler):
+        self._recorder, self._policy, self._slots, self._sampler = recorder, policy, slots, sampler
+        self._sampled = torch.zeros(2, len(slots.rollouts), dtype=torch.float64, device=slots.ids.device)
+        self._warm: set[int] = set()
         self._graphs: dict[int, Callable[[], None]] = {}
 
+    @gpu_work()
     def launch(self) -> StepOutput:
         """Start the next step; the device may still be at the one before."""
-        width, _ = self._batch.advance()
-        columns = LEAST_COLUMNS
-        while columns < width:
-            columns *= 2
-        run = partial(self._step, min(columns, self._batch.room))
-        if self._warm and columns not in self._graphs and not self._recorder.failed:
+        rows, recorder = self._slots.rows, self._recorder
+        self._slots.advance()
+        if recorder is not None and not recorder.failed and rows in self._warm and rows not in self._graphs:
             try:
-                self._graphs[columns] = self._recorder.capture(run)
-            except RuntimeError as error:
-                self._recorder.failed = True
-                reason = str(error).splitlines()[0]
+                self._graphs[rows] = recorder.capture(lambda: self._step(rows))
+            except Exception as error:  # of torch, of a kernel's compiler or of a model that waits for the device
+                recorder.failed = True
+                reason = (str(error) or type(error).__name__).splitlines()[0]
                 logger.warning("decoding goes on without CUDA graphs, several times as slowly: %s", reason)
-        self._graphs.get(columns, run)()
-        self._warm = True
-        if self._ids.device.type != "cuda":
-            return _LateOutput(ids=self._ids, logprobs=self._sampled[1], on_host=self._sampled.clone())
-        on_host = torch.empty(self._sampled.shape, dtype=torch.float64, pin_memory=True)
-        on_host.copy_(self._sampled, non_blocking=True)
+        self._graphs.get(rows, lambda: self._step(rows))()
+        self._warm.add(rows)
+        sampled, ids = self._sampled[:, :rows], self._slots.ids[:rows]
+        if ids.device.type != "cuda":
+            return _LateOutput(ids=ids, logprobs=sampled[1], on_host=sampled.clone())
+        on_host = torch.empty(sampled.shape, dtype=torch.float64, pin_memory=True)
+        on_host.copy_(sampled, non_blocking=True)
         ready = torch.cuda.Event()
         ready.record()
-        return _LateOutput(ids=self._ids, logprobs=self._sampled[1], on_host=on_host, ready=ready)
+        return _LateOutput(ids=ids, logprobs=sampled[1], on_host=on_host, ready=ready)
 
-    def _step(self, columns: int) -> None:
+    def _step(self, rows: int) -> None:
         """Read and write in place what the next step reads."""
-        policy = self._batch.policy
-        self._batch.run({"inputs_embeds": policy.embed_tokens(self._ids[:, None], None)}, columns, together=False)
-        output = self._sampler.step(self._batch.hidden)
-        self._ids.copy_(output.ids)
-        self._sampled[0], self._sampled[1] = output.ids, output.logprobs
+        slots, ids = self._slots, self._slots.ids[:rows]
+        self._sampler.select(slots.selected[:rows])
+        output = self._sampler.step(slots.decoder(self._policy.embed_tokens(ids, None), slots, rows))
+        ids.copy_(output.ids)
+        self._sampled[0, :rows], self._sampled[1, :rows] = output.ids, output.logprobs
+        # A row that has ended goes on until others join or it is left out: not beyond the last position.
+        slots.written[:rows].add_(1).clamp_(max=slots.keys[0].shape[2])

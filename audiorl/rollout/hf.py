@@ -3,14 +3,17 @@
 Each prompt is encoded and prefilled once; its key-value cache then serves all n answers (`batch.py`). Answers that have
 ended make room for the next prompts as soon as these fit, and leave the batch at the latest when half of it is idle. A
 sampler decides what each answer gets next, a token or a frame (`samplers.py`). A step waits for the device once, to
-read what was sampled. On a GPU steps are captured as CUDA graphs (`graphs.py`), and each is read while the next runs.
+read what was sampled. On a GPU answers have slots (`slots.py`), steps are captured as CUDA graphs (`graphs.py`), and
+each is read while the next runs.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Callable, Collection, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import groupby
 
 import torch
@@ -18,6 +21,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from audiorl.config import SamplingConfig
+from audiorl.distributed.local import gpu_work
 from audiorl.models.attention import gqa_without_repeat
 from audiorl.models.policy import AudioPolicy
 from audiorl.models.prompts import Prompt, wants_speech
@@ -25,10 +29,13 @@ from audiorl.models.speech import pad_codes
 from audiorl.models.weights import Weights
 from audiorl.protocols import Ended, Request
 from audiorl.rollout.batch import Batch, PendingBatch, Prefill, new_batch
-from audiorl.rollout.graphs import CapturedSteps, GraphRecorder
+from audiorl.rollout.graphs import GraphRecorder, SlotSteps
 from audiorl.rollout.samplers import RolloutKey, Sampler, SegmentBuffer, StepOutput, TextSampler, sampler_for
+from audiorl.rollout.slots import Slots, takes_slots
 from audiorl.rollout.streams import StreamDecoder
 from audiorl.types import Rollout, Segment, StopReason
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -42,6 +49,8 @@ class AnswerState:
     """Sampled by earlier calls, where the answer was paused."""
     buffer: SegmentBuffer = field(default_factory=SegmentBuffer)
     stop_reason: StopReason | None = None
+    siblings: list[AnswerState] = field(default_factory=list, repr=False)
+    """All answers to the request that this call continues, itself among them."""
 
     @property
     def num_before(self) -> int:
@@ -63,10 +72,13 @@ class AnswerState:
 
 def pending_answers(request: Request, prompt: Prompt) -> list[AnswerState]:
     """Return the answers that a request asks for: n new ones, or those that were paused."""
-    if not request.paused:
-        return [AnswerState(request, k, prompt) for k in range(request.n)]
-    paused = [(r.index, r.segments[0]) for r in request.paused]
-    return [AnswerState(request, k, prompt, before, SegmentBuffer.from_segment(before)) for k, before in paused]
+    answers = [] if request.paused else [AnswerState(request, k, prompt) for k in range(request.n)]
+    for rollout in request.paused:
+        before = rollout.segments[0]
+        answers.append(AnswerState(request, rollout.index, prompt, before, SegmentBuffer.from_segment(before)))
+    for answer in answers:
+        answer.siblings = answers
+    return answers
 
 
 @dataclass
@@ -95,9 +107,13 @@ class HFEngine:
         self.policy = policy
         self.sampling = sampling or SamplingConfig()
         self.on_step = on_step
+        self._in_slots = policy.device.type == "cuda" and takes_slots(policy)
         self._recorder: GraphRecorder | None = None
         if self.sampling.cuda_graphs and policy.device.type == "cuda":
-            self._recorder = GraphRecorder(policy.device)
+            if self._in_slots:
+                self._recorder = GraphRecorder(policy.device)
+            elif policy.speech is None:
+                _say_uncaptured(policy.backbone.decoder(policy.model).config.model_type)
         self.policy_version = 0
 
     def update_weights(self, weights: Weights, version: int) -> None:
@@ -115,13 +131,16 @@ class HFEngine:
         policy.model.eval()  # in training mode, gradient checkpointing would switch the cache off
         rollouts: list[Rollout] = []
         try:
-            with policy.autocast(), gqa_without_repeat(policy.backbone.decoder(policy.model)):
+            # Triton starts kernels on torch's current device.
+            on_device = torch.cuda.device(policy.device) if policy.device.type == "cuda" else nullcontext()
+            with on_device, policy.autocast(), gqa_without_repeat(policy.backbone.decoder(policy.model)):
                 for streams, group in groupby(requests, key=lambda r: bool(r.sample.turns)):
                     if streams:
                         rollouts += StreamDecoder(policy, self.sampling, self.policy_version).rollouts(list(group))
                         continue
-                    groups = []
-                    for request in group:
+                    groups, asked = [], list(group)
+                    policy.encode_ahead(request.sample for request in asked)
+                    for request in asked:
                         prompt = policy.prompt(request.sample)
                         answers = pending_answers(request, prompt)
                         if not request.paused:
@@ -131,7 +150,8 @@ class HFEngine:
                                 longer = prompt.followed_by(answer.before.ids, ())
                                 sampled = torch.arange(len(longer)) >= len(prompt)
                                 groups.append(_PromptGroup(longer, [answer], sampled))
-                    rollouts += [self._rollout(answer) for answer in self._decode(groups, ended)]
+                    decode = self._decode_in_slots if self._in_slots else self._decode
+                    rollouts += [self._rollout(answer) for answer in decode(groups, ended)]
         finally:
             policy.model.train(training)
         return rollouts
@@ -143,66 +163,123 @@ class HFEngine:
     def _decode(self, groups: Sequence[_PromptGroup], ended: Ended | None) -> list[AnswerState]:
         """Decode all prompts in one loop: answers that end make room for the next ones."""
         answers = [answer for group in groups for answer in group.answers]
-        by_request: dict[int, list[AnswerState]] = defaultdict(list)
-        for answer in answers:
-            by_request[id(answer.request)].append(answer)
         sampler = sampler_for(self.policy, self.sampling, [answer.key() for answer in answers])
         batch = new_batch(self.policy, [len(group.answers) for group in groups])
         started = 0  # prompts whose answers are in the batch or have ended
         output: StepOutput | None = None
-        steps: CapturedSteps | None = None  # of the batch as it is
-        ahead: StepOutput | None = None  # started before the step before it was read
         while True:
             active = [b for b, i in enumerate(batch.rollouts) if answers[i].stop_reason is None]
             joining = self._joining(groups[started:], active, batch, sampler)
             # Dropping ended answers copies the cache: only when others join, or when half of the batch is idle.
             changes = bool(joining) or len(active) * 2 <= len(batch.rollouts)
-            if steps is not None and (not changes or ahead is not None):
-                # What was started for these rows is read before they change.
-                output = steps.launch() if ahead is None else ahead
-                ahead = None if changes else steps.launch()
-            else:
-                stay: Tensor | None = None  # all
-                if changes and len(active) < len(batch.rollouts):
-                    stay = torch.tensor(active, dtype=torch.long)
-                    batch.keep(active)
-                if batch.rollouts:
-                    assert output is not None
+            stay: Tensor | None = None  # all
+            if changes and len(active) < len(batch.rollouts):
+                stay = torch.tensor(active, dtype=torch.long)
+                batch.keep(active)
+            if batch.rollouts:
+                assert output is not None
+                with gpu_work():
                     batch.forward(output.next_inputs(self.policy, stay))
-                if joining:
-                    new = groups[started : started + joining]
-                    before = sum(len(group.answers) for group in groups[:started])
-                    repeat = [i for i, group in enumerate(new) for _ in group.answers]
-                    most = max(group.answers[0].room(sampler.max_rows) for group in new)
-                    batch.join(self._prefill(new), repeat, range(before, before + len(repeat)), most)
-                    started += joining
-                if not batch.rollouts:
-                    return answers
-                if changes:
-                    sampler.select(batch.rollouts)
+            if joining:
+                new = groups[started : started + joining]
+                before = sum(len(group.answers) for group in groups[:started])
+                repeat = [i for i, group in enumerate(new) for _ in group.answers]
+                most = max(group.answers[0].room(sampler.max_rows) for group in new)
+                batch.join(self._prefill(new), repeat, range(before, before + len(repeat)), most)
+                started += joining
+            if not batch.rollouts:
+                return answers
+            if changes:
+                sampler.select(batch.rollouts)
+            with gpu_work():
                 output = sampler.step(batch.hidden)
-                if self._recorder is not None and isinstance(sampler, TextSampler) and not batch.aligned:
-                    steps = CapturedSteps(self._recorder, batch, sampler, output.ids, warm=not joining)
-            for i, numbers in zip(batch.rollouts, output.rows(), strict=True):
-                answer = answers[i]
-                if answer.stop_reason is not None:
-                    continue  # it stays in the batch until the next change
-                try:
-                    answer.buffer.add(*numbers)
-                except FloatingPointError as error:
-                    raise FloatingPointError(f"sample {answer.request.sample.id!r}, {error}") from None
-                answer.stop_reason = sampler.ended(i, answer.buffer)
-                stop = self.sampling.stop
-                if answer.stop_reason != "eos" and ends_with_stop_string(self.policy, answer.buffer.ids, stop):
-                    answer.stop_reason = "stop"
-                if answer.stop_reason is None and answer.reaches_limit():
-                    answer.stop_reason = "paused"
-                if ended is not None and answer.stop_reason is not None:
-                    siblings = by_request[id(answer.request)]
-                    if all(a.stop_reason is not None for a in siblings):
-                        ended([self._rollout(a) for a in siblings])
-            if self.on_step is not None:
-                self.on_step([answer.buffer for answer in answers])
+            self._add(answers, batch.rollouts, output, sampler, ended)
+
+    def _decode_in_slots(self, groups: Sequence[_PromptGroup], ended: Ended | None) -> list[AnswerState]:
+        """Decode all prompts in one loop, each step started before the one before it is read."""
+        answers = [answer for group in groups for answer in group.answers]
+        sampler = TextSampler(self.policy, self.sampling, [answer.key() for answer in answers])
+        prompts = [(len(group.prompt), len(group.answers)) for group in groups]
+        most = max(answer.room(sampler.max_rows) for answer in answers)
+        slots = Slots(self.policy, prompts, most, self.sampling.max_batch_tokens, len(answers))
+        steps = SlotSteps(self._recorder, self.policy, slots, sampler)
+        started, begun = 0, 0  # prompts, and their answers, that are in slots or have ended
+        ahead: StepOutput | None = None  # started, and not read yet
+        while True:
+            active = {
+                b: answers[i].buffer.ids[-1]
+                for b, i in enumerate(slots.rollouts)
+                if i is not None and answers[i].stop_reason is None
+            }
+            joining = self._joining_slots(prompts[started:], active, slots)
+            if not active and not joining:
+                return answers
+            if joining or slots.fewer(len(active)):
+                if ahead is not None:  # it is of the rows as they are
+                    self._add(answers, slots.rollouts, ahead, sampler, ended)
+                    ahead = None
+                    continue
+                new = groups[started : started + joining]
+                numbers: list[list[int]] = []
+                for group in new:
+                    numbers.append(list(range(begun, begun + len(group.answers))))
+                    begun += len(group.answers)
+                started += joining
+                if not new:
+                    slots.change(active)
+                    continue
+                prefill, flat = self._prefill(new), [i for rows in numbers for i in rows]
+                repeat = [r for r, rows in enumerate(numbers) for _ in rows]
+                sampler.select(flat)
+                first = sampler.step(prefill.hidden[torch.tensor(repeat, device=prefill.hidden.device)])
+                self._add(answers, flat, first, sampler, ended)
+                joined = [
+                    [(i, answers[i].buffer.ids[-1]) for i in rows if answers[i].stop_reason is None] for rows in numbers
+                ]
+                slots.change(active, prefill, joined)
+                continue
+            output = steps.launch() if ahead is None else ahead
+            ahead = steps.launch()
+            self._add(answers, slots.rollouts, output, sampler, ended)
+
+    def _joining_slots(self, waiting: Sequence[tuple[int, int]], active: Collection[int], slots: Slots) -> int:
+        """Count the waiting prompts for whose answers there are slots now; as `_joining`, rarely for a few."""
+        prompts = rows = 0
+        free_prompts, free_rows = slots.free(active)
+        for _, count in waiting[:free_prompts]:
+            if rows + count > free_rows:
+                break
+            prompts, rows = prompts + 1, rows + count
+        last = prompts == len(waiting)
+        return prompts if last or not active or rows * 8 >= len(slots.rollouts) else 0
+
+    def _add(
+        self,
+        answers: Sequence[AnswerState],
+        rollouts: Sequence[int | None],
+        output: StepOutput,
+        sampler: Sampler,
+        ended: Ended | None,
+    ) -> None:
+        """Add a step of `rollouts` to their answers; None: nobody's."""
+        for i, numbers in zip(rollouts, output.rows(), strict=False):
+            if i is None or answers[i].stop_reason is not None:
+                continue  # it stays in the batch until the next change
+            answer = answers[i]
+            try:
+                answer.buffer.add(*numbers)
+            except FloatingPointError as error:
+                raise FloatingPointError(f"sample {answer.request.sample.id!r}, {error}") from None
+            answer.stop_reason = sampler.ended(i, answer.buffer)
+            stop = self.sampling.stop
+            if answer.stop_reason != "eos" and ends_with_stop_string(self.policy, answer.buffer.ids, stop):
+                answer.stop_reason = "stop"
+            if answer.stop_reason is None and answer.reaches_limit():
+                answer.stop_reason = "paused"
+            if ended is not None and all(a.stop_reason is not None for a in answer.siblings):
+                ended([self._rollout(a) for a in answer.siblings])
+        if self.on_step is not None:
+            self.on_step([answer.buffer for answer in answers])
 
     def _joining(self, waiting: Sequence[_PromptGroup], active: Sequence[int], batch: Batch, sampler: Sampler) -> int:
         """Count the waiting prompts that join the `active` answers now: what `max_batch_tokens` allows.
@@ -225,6 +302,7 @@ class HFEngine:
         last = now.prompts == len(waiting)
         return now.prompts if last or not active or now.rows * 8 >= len(batch.rollouts) else 0
 
+    @gpu_work()
     def _prefill(self, groups: Sequence[_PromptGroup]) -> Prefill:
         """Run left-padded prompts through the decoder."""
         policy, device = self.policy, self.policy.device
@@ -245,6 +323,11 @@ class HFEngine:
             **policy.cross_attention_kwargs(prompts),
         )
         return Prefill(cache, out.last_hidden_state[:, -1], lengths)
+
+
+@lru_cache
+def _say_uncaptured(kind: str) -> None:
+    logger.warning("decoding without CUDA graphs, several times as slowly: they take no decoder of type %r", kind)
 
 
 def ends_with_stop_string(policy: AudioPolicy, ids: Sequence[int], stop: Sequence[str]) -> bool:

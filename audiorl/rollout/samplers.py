@@ -35,7 +35,7 @@ from tokenizers_audio import delay
 def filtered_logprobs(logits: Tensor, config: SamplingConfig) -> Tensor:
     """Return the log-probs [B, V] of the sampled distribution: temperature (0: the model's own), top-k, then top-p."""
     logits = logits.float()
-    if config.temperature > 0:
+    if config.temperature not in (0, 1):
         logits = logits / config.temperature
     if config.top_k and config.top_k < logits.shape[-1]:
         kth = logits.topk(config.top_k).values[:, -1:]
@@ -191,7 +191,8 @@ def max_rows(policy: AudioPolicy, config: SamplingConfig, spoken: bool = False) 
 class TextSampler:
     """State of the R rollouts of one decoding loop, of which the B selected ones take part in the next steps.
 
-    All of it is on the policy's device. max_rows: the most tokens and frames that a rollout can have.
+    All of it is on the policy's device. max_rows: the most tokens and frames that a rollout can have. Number R, one
+    beyond the rollouts, is none of them: rows that are computed and never read sample as it.
     """
 
     def __init__(self, policy: AudioPolicy, config: SamplingConfig, keys: Sequence[RolloutKey]):
@@ -199,16 +200,21 @@ class TextSampler:
         self.max_rows = max_rows(policy, config)
         self._policy, self._config = policy, config
         self._head = policy.backbone.head(policy.model)
-        self._noise = torch.stack([uniforms(k.seed, k.name, k.index, config.max_new_tokens) for k in keys]).to(device)
-        self._greedy = [config.temperature == 0 or k.greedy for k in keys]
-        self._sampled = torch.tensor([k.sampled for k in keys], device=device)  # tokens of each rollout
+        noise = [uniforms(k.seed, k.name, k.index, config.max_new_tokens) for k in keys]
+        self._noise = torch.stack([*noise, torch.zeros_like(noise[0])]).to(device)
+        greedy = [config.temperature == 0 or k.greedy for k in keys]
+        self._greedy = _shared_flag([*greedy, greedy[0]], device)
+        self._sampled = torch.tensor([*(k.sampled for k in keys), 0], device=device)  # tokens of each rollout
         self._stop_ids = torch.tensor(policy.stop_ids, device=device)
         self.select(range(len(keys)))
 
-    def select(self, rollouts: Sequence[int]) -> None:
-        """Choose the rollouts of the next steps, by number, in the order of their hidden states. At first it is all."""
-        self._selected = torch.tensor(rollouts, device=self._noise.device)
-        self._selected_greedy = _shared_flag([self._greedy[i] for i in rollouts], self._noise.device)
+    def select(self, rollouts: Sequence[int] | Tensor) -> None:
+        """Choose the rollouts of the next steps, by number, in the order of their hidden states. At first it is all.
+
+        A tensor is kept: what is written into it later is chosen then.
+        """
+        given = isinstance(rollouts, Tensor)
+        self._selected = rollouts if given else torch.tensor(rollouts, device=self._noise.device)
 
     def step(self, hidden: Tensor, must_continue: Tensor | None = None) -> StepOutput:
         """Sample the next step of the selected rollouts from hidden states [B, H]. `must_continue` [B]: not to end."""
@@ -216,8 +222,8 @@ class TextSampler:
         number = self._sampled[self._selected].clamp(max=self._config.max_new_tokens - 1)
         self._sampled[self._selected] = number + 1
         noise = self._noise[self._selected, number]
-        logits = self._head(hidden)
-        return StepOutput(*_token(logits, self._config, noise, self._selected_greedy, must_continue, self._stop_ids))
+        greedy = self._greedy[self._selected] if isinstance(self._greedy, Tensor) else self._greedy
+        return StepOutput(*_token(self._head(hidden), self._config, noise, greedy, must_continue, self._stop_ids))
 
     def ended(self, i: int, buffer: SegmentBuffer) -> StopReason | None:
         """Return why rollout i ends with the last step in its `buffer`; None if it does not."""
@@ -344,7 +350,7 @@ class SpeechSampler:
         # A rollout that has ended may still be in the batch; its rows are discarded.
         number = self._tokens[rollouts].clamp(max=self._config.max_new_tokens - 1)
         self._tokens[rollouts] += 1
-        rows, here, number = (x.to(hidden.device) for x in (text, rollouts, number))
+        rows, here, number = (x.to(hidden.device, non_blocking=True) for x in (text, rollouts, number))
         greedy = _shared_flag(self._greedy[rollouts].tolist(), hidden.device)
         noise = self._noise[here, number]
         must_continue = None if must_continue is None else must_continue[rows]
@@ -358,7 +364,7 @@ class SpeechSampler:
             return nothing.long(), nothing
         rollouts = self._active[frames]
         number = self._frames[rollouts].clamp(max=self._code_noise.shape[1] - 1)
-        rows, here, number = (x.to(hidden.device) for x in (frames, rollouts, number))
+        rows, here, number = (x.to(hidden.device, non_blocking=True) for x in (frames, rollouts, number))
         logits = self._code_head(hidden[rows]).float().view(-1, layout.size)
         bos = torch.arange(layout.size, device=logits.device) == layout.bos
         logits = logits.masked_fill(bos, -torch.inf)

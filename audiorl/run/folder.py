@@ -46,6 +46,8 @@ if TYPE_CHECKING:
 
     from audiorl.run.trackers import Tracker
 
+CONTROL = "control"
+"""How the names of phases begin that train what the result is compared with."""
 KEPT_CHECKPOINTS = 2
 """Of each phase; older ones are removed."""
 VERSIONS = ("torch", "transformers", "peft", "numpy")
@@ -57,26 +59,33 @@ def check_run_folder(folder: Path) -> None:
         raise ValueError(f"{folder}: not a run folder (config.json and state.json are not both there)")
 
 
-def newest_checkpoint(folder: Path) -> Path:
-    """Return the checkpoint of a run folder that most steps of the run came before.
+def newest_checkpoint(model: str | Path, phase: str | None = None) -> str:
+    """Return the newest checkpoint of a run folder, which stderr names: of `phase`, else of what the run trained.
 
-    Raises ValueError for a folder of anything else, and for a run that has no checkpoint yet.
+    That is the last phase which is no control, by name: a phase `control…` trains what the result is compared with.
+    Whatever is no run folder is returned as it is. Raises ValueError for a run without such a checkpoint, naming those
+    that it has, and for a phase of anything but a run.
     """
+    folder = Path(model)
+    if not (folder / "state.json").is_file():
+        if phase is not None:
+            raise ValueError(f"--phase {phase}: {model} is no run folder; leave --phase out, or give the run's folder")
+        return str(model)
     check_run_folder(folder)
-    paths = [folder / path for path in read_record(folder / "state.json", RunState).checkpoints.values()]
-    checkpoints = [path for path in paths if (path / META).is_file()]
-    if not checkpoints:
+    state = read_record(folder / "state.json", RunState)
+    found = {name: folder / path for name, path in state.checkpoints.items() if (folder / path / META).is_file()}
+    if not found:
         raise ValueError(f"{folder}: the run has no checkpoint yet; wait for the first one, or name a model")
-    return max(checkpoints, key=lambda path: read_record(path / META, TrainerMeta).seq)
-
-
-def checkpoint_of(model: str) -> str:
-    """Return the newest checkpoint of a run folder, which stderr names; other models as they are."""
-    if not (Path(model) / "state.json").is_file():
-        return model
-    checkpoint = newest_checkpoint(Path(model))
-    print(f"{model}: {checkpoint.relative_to(model)}", file=sys.stderr)
-    return str(checkpoint)
+    wanted = [name for name in found if (name == phase if phase else not name.startswith(CONTROL))]
+    listed = ", ".join(found)
+    if not wanted:
+        what = f"no checkpoint of a phase {phase!r}" if phase else "only controls have checkpoints"
+        raise ValueError(f"{folder}: {what}; choose by --phase: {listed}")
+    name = max(wanted, key=lambda name: read_record(found[name] / META, TrainerMeta).seq)
+    begun = [other for other in state.rollout_offsets if other not in found and not phase]
+    notes = [f"phases: {listed}"] * (len(found) > 1) + [f"no checkpoint of {other} yet" for other in begun]
+    print(f"{folder}: {found[name].relative_to(folder)}" + f" ({'; '.join(notes)})" * bool(notes), file=sys.stderr)
+    return str(found[name])
 
 
 class _Saving(NamedTuple):
@@ -196,7 +205,7 @@ class Run:
         with self._lock:
             self._log.close()
             for tracker in self._trackers:
-                tracker.close()
+                tracker.close(self._evaluations())
             self._trackers = ()
 
     def __enter__(self) -> Run:
@@ -225,6 +234,9 @@ class Run:
         """Note that the phase has ended, with a result that JSON can hold."""
         self._state.finished[phase] = result
         self._write_state()
+        if self._trackers and (entry := self._evaluations().get(phase)):
+            for tracker in self._trackers:
+                tracker.write_evaluation(self._seq, phase, entry)
 
     def seconds(self, phase: str) -> float:
         """Return the wall-clock seconds spent in the steps of a phase, over all sittings."""
@@ -383,30 +395,27 @@ class Run:
                 tracker.write_rollouts(self._seq, table)
 
     def write_eval(
-        self,
-        name: str,
-        results: Mapping[str, Any],
-        rollouts: Sequence[Rollout],
-        metric: str,
-        outside: Sequence[Mapping[str, float]] = (),
+        self, name: str, results: Mapping[str, Any], rollouts: Sequence[Rollout], columns: Sequence[Mapping[str, Any]]
     ) -> None:
-        """Write eval/NAME.jsonl and an entry of eval.json; `outside`: of each rollout what no phase optimises."""
+        """Write eval/NAME.jsonl and an entry of eval.json.
+
+        columns: of each rollout if it is `correct`, its `parts`, and what else the row is to hold.
+        """
         rows = []
-        for i, r in enumerate(rollouts):
-            assert r.score is not None
-            sample, parts = rollout_row(r, 0, 0.0)["sample"], dict(r.score.parts)
+        for r, column in zip(rollouts, columns, strict=True):
+            sample = rollout_row(r, 0, 0.0)["sample"]
             row = {"id": r.sample.id, "prompt": sample["prompt"], "references": list(r.sample.references)}
-            row |= {"text": r.text, "correct": parts[metric] >= 1, "parts": parts}
-            row |= {"task": r.sample.task, "audio": sample["audio"]}
-            rows.append(row | ({"outside": dict(outside[i])} if outside else {}))
+            rows.append({**row, "text": r.text, **column, "task": r.sample.task, "audio": sample["audio"]})
         write_json_lines(self.dir / "eval" / f"{name}.jsonl", rows)
         self.write_result(name, results)
 
     def write_result(self, name: str, results: Mapping[str, Any]) -> None:
         """Set one entry of eval.json."""
+        write_json(self.dir / "eval.json", self._evaluations() | {name: dict(results)})
+
+    def _evaluations(self) -> dict[str, Any]:
         path = self.dir / "eval.json"
-        entries = read_record(path, dict[str, Any]) if path.exists() else {}
-        write_json(path, entries | {name: dict(results)})
+        return read_record(path, dict[str, Any]) if path.exists() else {}
 
     def _write_state(self, state: RunState | None = None) -> None:
         assert not self._closed, f"{self.dir}: closed, another process may write here"

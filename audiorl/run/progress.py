@@ -22,6 +22,8 @@ _SHOWN = (
     ("reward", ("reward/mean",), "{:.3f}"),
     ("acc", ("reward/accuracy",), "{:.1%}"),
     ("held-out", ("eval/accuracy",), "{:.1%}"),
+    ("WER", ("eval/wer",), "{:.1%}"),
+    ("CER", ("eval/cer",), "{:.1%}"),
     ("KL", ("kl",), "{:.4f}"),
     ("tok/s", ("tokens_per_s",), "{:.0f}"),
 )
@@ -120,22 +122,36 @@ class Progress:
 
 
 class StepClock:
-    """Measures one step: wall-clock time by its parts, CPU time of this process and those of `groups` together."""
+    """Measures steps: wall-clock time by its parts, CPU time of this process and those of `groups` together.
+
+    Every second from one row of metrics to the next is in a part: their sum is `time/step`.
+    """
 
     def __init__(self, *groups: Group) -> None:
         self._groups = groups
-        self._start = self._last = time.monotonic()
-        self._cpu_start = self._read_cpu()
-        self.laps: dict[str, float] = {}
-        """Wall-clock seconds of every part, as `time/NAME`."""
-        self.cpu_seconds: float | None = 0.0
-        """From the start to the last lap; None where a GPU took part."""
+        self._last = time.monotonic()
+        self.begin()
 
-    def lap(self, name: str) -> None:
-        """End the part `name` now."""
+    def begin(self) -> None:
+        """Begin a step. What came after the last lap, such as a checkpoint, is the new step's part `time/save`."""
+        now = time.monotonic()
+        self.laps: dict[str, float] = {"time/save": now - self._last}
+        """Wall-clock seconds of every part, as `time/NAME`."""
+        self.seconds = 0.0
+        """Wall-clock seconds from the beginning to the last lap that counts."""
+        self._start = self._last = now
+        self._cpu_start = self._read_cpu()
+        self.cpu_seconds: float | None = 0.0
+        """Of the same time; None where a GPU took part."""
+
+    def lap(self, name: str, counts: bool = True) -> None:
+        """End the part `name` now. `counts`: it belongs to the training itself."""
         now = time.monotonic()
         self.laps[f"time/{name}"] = now - self._last
         self._last = now
+        if not counts:
+            return
+        self.seconds = now - self._start
         self.cpu_seconds = 0.0
         for before, after in zip(self._cpu_start, self._read_cpu(), strict=True):
             if before is None or after is None:
@@ -143,10 +159,14 @@ class StepClock:
                 return
             self.cpu_seconds += max(after - before, 0.0)  # a process that was replaced meanwhile counts 0
 
+    def divide(self, name: str, part: str, seconds: float) -> None:
+        """Take `seconds` from the part `name` as a part of its own."""
+        seconds = min(max(seconds, 0.0), self.laps[f"time/{name}"])
+        self.laps |= {f"time/{name}": self.laps[f"time/{name}"] - seconds, f"time/{part}": seconds}
+
+    def times(self) -> dict[str, float]:
+        """Return the parts so far, and `time/step`, which they add up to."""
+        return self.laps | {"time/step": sum(self.laps.values())}
+
     def _read_cpu(self) -> list[float | None]:
         return [cpu_seconds(), *(seconds for group in self._groups for seconds in group.cpu_seconds())]
-
-    @property
-    def seconds(self) -> float:
-        """Wall-clock seconds from the start to the last lap."""
-        return self._last - self._start

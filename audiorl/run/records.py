@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -73,6 +73,18 @@ def write_json(path: Path, value: Any) -> None:
     except BaseException:  # a full disk
         partial.unlink(missing_ok=True)
         raise
+
+
+def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested settings by dotted names, as on the command line; lists and null are JSON texts."""
+    leaves: dict[str, Any] = {}
+    for key, value in config.items():
+        if isinstance(value, Mapping) and value:
+            leaves |= flat(value, f"{prefix}{key}.")
+        else:
+            plain = isinstance(value, str | int | float | bool)
+            leaves[f"{prefix}{key}"] = value if plain else json.dumps(value, ensure_ascii=False)
+    return leaves
 
 
 @contextmanager

@@ -1,7 +1,9 @@
 """Experiment trackers: TensorBoard, Weights & Biases, Trackio and MLflow, one adapter each.
 
-Every tracker gets the curve of every metric, at the line number (`seq`) of metrics.jsonl, and a table of the rollouts
-that are written, with audio players. Which trackers a run has is not part of its recipe.
+Every tracker gets the curve of every metric, at the line number (`seq`) of metrics.jsonl, a table of the rollouts that
+are written, with audio players, and each evaluation of eval.json when it has ended, as `eval/NAME/METRIC` and by task
+`eval/NAME/METRIC/TASK`. Its table of runs has the configuration and the evaluations: config and summary of W&B, config
+of Trackio, params and metrics of MLflow, hparams of TensorBoard. Which trackers a run has is not part of its recipe.
 
 Where they write: TensorBoard to RUN/tensorboard; W&B to your account, or to RUN/wandb with WANDB_MODE=offline; Trackio
 to its own folder (TRACKIO_DIR); MLflow to MLFLOW_TRACKING_URI, or to RUN/mlflow.db without it. The project is "audiorl"
@@ -23,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from audiorl.audio import AudioClip, write_wav
-from audiorl.run.records import read_record, write_json
+from audiorl.run.records import flat, read_record, write_json
 from audiorl.types import Rollout
 
 AUDIO_RATE = 24_000
@@ -52,6 +54,7 @@ class Tracker:
     """Shows a run's metrics and rollouts, from the line `first` of metrics.jsonl on; those before are there already."""
 
     first = 0
+    folder: Path
 
     def write(self, row: Mapping[str, Any]) -> None:
         """Log the numbers of one line of metrics.jsonl."""
@@ -63,13 +66,21 @@ class Tracker:
         if seq >= self.first:
             self.log_rollouts(seq, table)
 
+    def write_evaluation(self, seq: int, name: str, entry: Mapping[str, Any]) -> None:
+        """Log an entry of eval.json before line `seq`: with the last line, so that a resumed run still logs its own."""
+        self.log_evaluation(max(seq - 1, 0), evaluated({name: entry}))
+
     def log(self, row: Mapping[str, Any], metrics: dict[str, float]) -> None:
         raise NotImplementedError
 
     def log_rollouts(self, seq: int, table: RolloutTable) -> None:
         raise NotImplementedError
 
-    def close(self) -> None:
+    def log_evaluation(self, seq: int, metrics: dict[str, float]) -> None:
+        raise NotImplementedError
+
+    def close(self, evaluations: Mapping[str, Any]) -> None:
+        """Write the summary, with all of eval.json and the report if there is one, and send what is still held."""
         raise NotImplementedError
 
 
@@ -104,11 +115,11 @@ class TensorBoard(Tracker):
     def __init__(self, folder: Path, ids: dict[str, str], config: dict[str, Any], seq: int):
         from torch.utils.tensorboard import SummaryWriter
 
-        self._writer = SummaryWriter(str(folder / "tensorboard"), purge_step=seq or None)
+        self._config, self.folder = config, folder / "tensorboard"
+        self._writer = SummaryWriter(str(self.folder), purge_step=seq or None)
 
     def log(self, row: Mapping[str, Any], metrics: dict[str, float]) -> None:
-        for name, value in metrics.items():
-            self._writer.add_scalar(name, value, row["seq"])
+        self.log_evaluation(row["seq"], metrics)
 
     def log_rollouts(self, seq: int, table: RolloutTable) -> None:
         def cell(value: Any) -> str:
@@ -121,8 +132,23 @@ class TensorBoard(Tracker):
             for name, samples_T in waves.items():
                 self._writer.add_audio(f"rollouts/{i} {name}", samples_T[None], seq, AUDIO_RATE)
 
-    def close(self) -> None:
+    def log_evaluation(self, seq: int, metrics: dict[str, float]) -> None:
+        for name, value in metrics.items():
+            self._writer.add_scalar(name, value, seq)
+
+    def close(self, evaluations: Mapping[str, Any]) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+        from torch.utils.tensorboard.summary import hparams
+
         self._writer.close()
+        # Not add_hparams, which makes a second run. TensorBoard keeps the first of such records, so that of an earlier
+        # sitting, which knew fewer evaluations, is removed.
+        for earlier in self.folder.glob("*.hparams"):
+            earlier.unlink()
+        writer = SummaryWriter(str(self.folder), filename_suffix=".hparams")
+        for summary in hparams(flat(self._config), evaluated(evaluations)):
+            writer._get_file_writer().add_summary(summary)
+        writer.close()
 
 
 class Wandb(Tracker):
@@ -132,6 +158,7 @@ class Wandb(Tracker):
         import wandb
 
         self._library: Any = wandb
+        self.folder = folder
         project = os.environ.get("WANDB_PROJECT", PROJECT)
         try:
             self._run: Any = wandb.init(
@@ -159,7 +186,13 @@ class Wandb(Tracker):
     def _audio(self, samples_T: np.ndarray) -> Any:
         return self._library.Audio(samples_T, sample_rate=AUDIO_RATE)
 
-    def close(self) -> None:
+    def log_evaluation(self, seq: int, metrics: dict[str, float]) -> None:
+        self._run.log(metrics, step=seq)
+
+    def close(self, evaluations: Mapping[str, Any]) -> None:
+        self._run.summary.update(evaluated(evaluations))
+        if (self.folder / "report.html").is_file():
+            self._run.summary["report"] = self._library.Html(self.folder / "report.html", inject=False)
         self._run.finish()
 
 
@@ -175,6 +208,9 @@ class Trackio(Wandb):
         self.first = self._run._next_step  # after the last one that its database holds
         self._logged = None
 
+    def close(self, evaluations: Mapping[str, Any]) -> None:
+        self._run.finish()  # it has no summary: its table shows the last value of each metric
+
     def _audio(self, samples_T: np.ndarray) -> Any:
         pcm_T = (samples_T.clip(-1, 1) * np.iinfo(np.int16).max).astype(np.int16)
         return self._library.Audio(pcm_T, sample_rate=AUDIO_RATE)
@@ -185,7 +221,9 @@ class MLflow(Tracker):
 
     def __init__(self, folder: Path, ids: dict[str, str], config: dict[str, Any], seq: int):
         from mlflow import MlflowClient
+        from mlflow.entities import Param
 
+        self.folder = folder
         experiment = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
         uri = os.environ.get("MLFLOW_TRACKING_URI")
         self._client = MlflowClient(uri or f"sqlite:///{folder / 'mlflow.db'}")
@@ -199,14 +237,21 @@ class MLflow(Tracker):
         where = existing.experiment_id if existing else self._client.create_experiment(experiment, location)
         self._id = ids["mlflow"] = self._client.create_run(where, run_name=folder.name).info.run_id
         self._client.log_dict(self._id, config, "config.json")
+        params = [Param(_mlflow_name(name), str(value)[:6000]) for name, value in flat(config).items()]
+        for start in range(0, len(params), 100):  # as many as it takes at once; of each 6000 letters
+            self._client.log_batch(self._id, params=params[start : start + 100])
 
     def log(self, row: Mapping[str, Any], metrics: dict[str, float]) -> None:
-        from mlflow.entities import Metric, RunTag
+        from mlflow.entities import RunTag
+
+        self.log_evaluation(row["seq"], metrics, [RunTag(NEXT_STEP, str(row["seq"] + 1))])
+
+    def log_evaluation(self, seq: int, metrics: dict[str, float], tags: Sequence[Any] = ()) -> None:
+        from mlflow.entities import Metric
 
         now = int(time.time() * 1000)
-        named = {re.sub(r"[^\w\-. :/]", "_", name): value for name, value in metrics.items()}
-        logged = [Metric(name, value, now, row["seq"]) for name, value in named.items()]
-        self._client.log_batch(self._id, logged, tags=[RunTag(NEXT_STEP, str(row["seq"] + 1))])
+        named = {_mlflow_name(name): value for name, value in metrics.items()}
+        self._client.log_batch(self._id, [Metric(name, value, now, seq) for name, value in named.items()], tags=tags)
 
     def log_rollouts(self, seq: int, table: RolloutTable) -> None:
         columns = {name: [row[i] for row in table.rows] for i, name in enumerate(table.columns)}
@@ -218,11 +263,28 @@ class MLflow(Tracker):
                     write_wav(file, samples_T, AUDIO_RATE)
                     self._client.log_artifact(self._id, str(file), f"rollouts/{seq:06d}")
 
-    def close(self) -> None:
+    def close(self, evaluations: Mapping[str, Any]) -> None:
+        if (self.folder / "report.html").is_file():
+            self._client.log_artifact(self._id, str(self.folder / "report.html"))
         self._client.set_terminated(self._id)
 
 
 TRACKERS: dict[str, Any] = {"tensorboard": TensorBoard, "wandb": Wandb, "trackio": Trackio, "mlflow": MLflow}
+
+
+def _mlflow_name(name: str) -> str:
+    return re.sub(r"[^\w\-. :/]", "_", name)
+
+
+def evaluated(entries: Mapping[str, Any]) -> dict[str, float]:
+    """Return the metrics of entries of eval.json as eval/NAME/METRIC, and those by task as eval/NAME/METRIC/TASK."""
+    results: dict[str, float] = {}
+    for name, entry in entries.items():
+        for task, values in {"": entry, **(entry.get("by_task") or {})}.items():
+            for metric, value in numbers(values).items():
+                if metric not in ("n", "low", "high"):
+                    results["/".join(filter(None, ("eval", name, metric, task)))] = value
+    return results
 
 
 def numbers(row: Mapping[str, Any]) -> dict[str, float]:

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from audiorl.config import torch_device
@@ -53,9 +52,10 @@ class SentenceEncoder(ModelFolder):
         tokenizer = load_processor(AutoTokenizer, self.path, "tokenizer")
         return load_model(AutoModel, self.path, torch_device(self.device)), tokenizer, int(longest)
 
-    @torch.no_grad()
     def embed(self, texts: Sequence[str]) -> NDArray[Any]:
         """Return [N, D] float32, each of length 1."""
+        import torch  # an installed encoder is looked for without it
+
         model, tokenizer, longest = self.parts
         out = np.zeros((len(texts), model.config.hidden_size), np.float32)
         order = sorted(range(len(texts)), key=lambda i: len(texts[i]))
@@ -63,7 +63,8 @@ class SentenceEncoder(ModelFolder):
             batch = order[start : start + self.batch_size]
             options = {"padding": True, "truncation": True, "max_length": longest, "return_tensors": "pt"}
             inputs = tokenizer([texts[i] for i in batch], **options).to(model.device)
-            hidden_BLD = model(**inputs).last_hidden_state.float()
+            with torch.no_grad():
+                hidden_BLD = model(**inputs).last_hidden_state.float()
             mask_BL1 = inputs["attention_mask"][..., None]
             mean_BD = (hidden_BLD * mask_BL1).sum(1) / mask_BL1.sum(1)
             out[batch] = torch.nn.functional.normalize(mean_BD, dim=-1).cpu().numpy()

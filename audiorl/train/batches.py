@@ -6,6 +6,7 @@ Shapes: L tokens of an experience, N sampled tokens of a pack, Q codebooks where
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 
 from audiorl.algos.experience import Experience, PackedBatch, PolicyOutput
 from audiorl.algos.packing import micro_batches, pack, pack_experiences, shared_groups
+from audiorl.distributed.local import gpu_work
 from audiorl.models import AudioPolicy
 
 
@@ -75,7 +77,9 @@ def fill(
     filled = list(experiences)
     for indices in micro_batches(experiences, budget, share_prompts):
         part = [experiences[i] for i in indices]
-        for name, given in forward(pack_experiences(part, share_prompts)).items():
+        with gpu_work():
+            outputs = forward(pack_experiences(part, share_prompts))
+        for name, given in outputs.items():
             flat = given.float().cpu()
             check_finite(part, flat, name)
             for i, values in zip(indices, flat.split(counts(part)), strict=True):
@@ -115,22 +119,48 @@ def check_finite(experiences: Sequence[Experience], flat: Tensor, what: str) -> 
             )
 
 
-def read_pass(
-    experiences: Sequence[Experience], loss: Tensor, metrics: Mapping[str, Tensor], logprobs: Tensor | None = None
-) -> dict[str, float]:
-    """Return the metrics of a pass as numbers, by one transfer: the host waits for the device once in a micro-batch.
+class PassMetrics:
+    """What the passes of an update give. It stays on the device until `read`, so that the host waits once an update."""
 
-    metrics: scalars by name. logprobs: [N] or [N, Q], of all sampled tokens. Raises FloatingPointError naming rollouts
-    where `loss` or one of `logprobs` is not finite.
-    """
-    finite = [loss.isfinite()] if logprobs is None else [loss.isfinite(), logprobs.isfinite().all()]
-    numbers = torch.stack([x.detach().double() for x in (*finite, *metrics.values())]).tolist()
-    if not all(numbers[: len(finite)]):
-        if logprobs is not None:
-            check_finite(experiences, logprobs.detach(), "the log-prob")
-        names = ", ".join(e.name for e in experiences)
-        raise FloatingPointError(f"the loss of {names} is {float(loss.detach())}; this update changed no weight")
-    return dict(zip(metrics, numbers[len(finite) :], strict=True))
+    def __init__(self) -> None:
+        self._passes: list[tuple[Sequence[Experience], Tensor, Tensor | None]] = []
+        self._names: list[list[str]] = []
+        self._numbers: list[Tensor] = []
+
+    def add(
+        self,
+        experiences: Sequence[Experience],
+        loss: Tensor,
+        metrics: Mapping[str, Tensor],
+        logprobs: Tensor | None = None,
+    ) -> None:
+        """Keep scalars by name of a pass, its loss, and the log-probs [N] or [N, Q] of all sampled tokens."""
+        loss, logprobs = loss.detach(), None if logprobs is None else logprobs.detach()
+        finite = loss.isfinite() if logprobs is None else loss.isfinite() & logprobs.isfinite().all()
+        self._passes.append((experiences, loss, logprobs))
+        self._names.append(list(metrics))
+        self._numbers.append(torch.stack([x.detach().double() for x in (finite, *metrics.values())]))
+
+    def read(self, *norms: Tensor) -> tuple[dict[str, float], list[float]]:
+        """Return the sums of the metrics by name, and the `norms` of gradients, by one transfer.
+
+        Raises FloatingPointError naming the rollouts of the first pass with a loss or log-prob that is not finite.
+        """
+        both = [*self._numbers, *(norm.detach().double().reshape(1) for norm in norms)]
+        numbers = torch.cat(both).tolist() if both else []
+        sums: dict[str, float] = defaultdict(float)
+        at = 0
+        for (experiences, loss, logprobs), names in zip(self._passes, self._names, strict=True):
+            if not numbers[at]:
+                if logprobs is not None:
+                    check_finite(experiences, logprobs, "the log-prob")
+                listed = ", ".join(e.name for e in experiences)
+                raise FloatingPointError(f"the loss of {listed} is {float(loss)}; this update changed no weight")
+            for name in names:
+                at += 1
+                sums[name] += numbers[at]
+            at += 1
+        return sums, numbers[at:]
 
 
 def gradient_error(parameters: Mapping[str, nn.Parameter]) -> FloatingPointError:

@@ -6,18 +6,19 @@ what the loss of a pack is. The codec brings workers of its own to the same loop
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
+from audiorl.algos.experience import Experience
 from audiorl.algos.packing import pack_experiences
 from audiorl.config import OptimConfig
+from audiorl.config.checks import pass_tokens
 from audiorl.data.schedule import batch_of_step, sorted_batch_of_step
 from audiorl.distributed import trainer_group
-from audiorl.distributed.local import Group, World, changes_worker
+from audiorl.distributed.local import Group, World, changes_worker, gpu_seconds, gpu_work
 from audiorl.models import AudioPolicy
 from audiorl.models.examples import Example, experience
 from audiorl.models.value import ValueModel
@@ -34,8 +35,15 @@ from audiorl.run.saving import (
     pull_last,
     restore,
 )
-from audiorl.train.batches import counts, group_packs, idle_batch
-from audiorl.train.optim.steps import backward, idle_passes, optimizer_for
+from audiorl.train.batches import PassMetrics, counts, group_packs, idle_batch
+from audiorl.train.optim.steps import (
+    backward,
+    halved,
+    idle_passes,
+    optimizer_for,
+    with_pass_tokens,
+    within_memory,
+)
 
 T = TypeVar("T")
 
@@ -59,9 +67,9 @@ class FitConfig(Protocol):
     def save_every(self) -> int: ...
 
 
-PackLoss = Callable[[list[int]], tuple[Tensor, Mapping[str, float]]]
-"""The loss of the items at these indices, its share of the mean over the batches of all ranks, and its metrics, which
-are added up over packs and ranks."""
+PackLoss = Callable[[list[int]], tuple[Sequence[Experience], Tensor, Mapping[str, Tensor], Tensor | None]]
+"""From the indices of items: their experiences; their loss, as its share of the mean over the batches of all ranks; its
+metrics, scalars that are added up over packs and ranks; and the log-probs of all sampled tokens."""
 BatchLoss = Callable[..., tuple[list[list[int]], PackLoss]]
 """(learner, config, this rank's items) to (the packs, each the indices of its items; the loss of a pack). A function of
 a module or a `partial` of one: other processes unpickle it."""
@@ -82,8 +90,9 @@ class Learner(CheckpointedWorker):
         optim: OptimConfig,
         world: World | None = None,
     ):
-        self.model, self.config, self.world = model, config, world or World()
+        self.model, self.world = model, world or World()
         self.policy = model.trunk if isinstance(model, ValueModel) else model
+        self._given, self.config = config, with_pass_tokens(config, self.policy, optim)
         self._batch_loss = batch_loss
         self._writer = CheckpointWriter(model, self.world)
         self.optimizer = optimizer_for(model, optim, config.steps, self.world)
@@ -91,22 +100,34 @@ class Learner(CheckpointedWorker):
     @changes_worker
     def train(self, items: Sequence[Any]) -> dict[str, float]:
         """Update once from the mean loss over the items of all ranks. Returns its metrics."""
-        sums: dict[str, float] = defaultdict(float)
+        sums, norm = within_memory(lambda: self._passes(items), self._halve)
+        with gpu_work():
+            update = self.world.add_up(sums) | self.optimizer.step(norm)
+        self.model.weights_changed()
+        return update if (busy := gpu_seconds()) is None else update | {"time/gpu_busy": busy}
+
+    def _halve(self) -> bool:
+        config = halved(self.config, self._given, self.world)
+        self.config = self.config if config is None else config
+        return config is not None
+
+    def _passes(self, items: Sequence[Any]) -> tuple[dict[str, float], float]:
+        """Run all forward and backward passes. Returns sums of metrics, and the norm of the gradients."""
+        passes = PassMetrics()
         with self.policy.audio.once():
             packs, pack_loss = self._batch_loss(self, self.config, items)
             self.optimizer.zero_grad()
             idle = idle_passes(len(packs), self.world, self.optimizer)
             for pack in packs:
-                loss, metrics = pack_loss(pack)
-                for name, value in metrics.items():
-                    sums[name] += value
-                backward(loss, self.optimizer)
+                with gpu_work():
+                    experiences, loss, metrics, logprobs = pack_loss(pack)
+                    backward(loss, self.optimizer)
+                passes.add(experiences, loss, metrics, logprobs)
             for _ in range(idle):  # ZeRO and FSDP need equally many passes on every rank
                 backward(0 * self._idle_pass().sum(), self.optimizer)
         self.optimizer.gather_gradients()
-        update = self.world.add_up(sums) | self.optimizer.step()
-        self.model.weights_changed()
-        return update
+        sums, (norm,) = passes.read(self.optimizer.clip())
+        return sums, norm
 
     def _idle_pass(self) -> Tensor:
         batch = idle_batch(self.policy)
@@ -117,7 +138,7 @@ class Learner(CheckpointedWorker):
         """Return the log-probs [n] of the tokens of each group's answers, which share a prompt; on the CPU."""
         tokens = [[experience(self.policy, e, str(k)) for e in group] for k, group in enumerate(groups)]
         logprobs: list[tuple[Tensor, ...]] = [()] * len(groups)
-        for indices in group_packs(tokens, self.config.micro_batch_tokens):
+        for indices in group_packs(tokens, pass_tokens(self.config)):
             part = [e for i in indices for e in tokens[i]]
             answers = iter(self.policy.forward(pack_experiences(part)).logprobs.split(counts(part)))
             for i in indices:
@@ -195,20 +216,23 @@ def fit(
         completing_saves(run, trainers),
         Progress(phase, config.steps, step, spent=spent()) as progress,
     ):
+        clock = StepClock(trainers)
         while step < config.steps and (spent() or 0.0) < 1:
-            clock = StepClock(trainers)
+            clock.begin()
             if lengths:
                 batch = sorted_batch_of_step(items, lengths, step, config.batch_size, seed)
             else:
                 batch = batch_of_step(items, step, config.batch_size, seed)
+            clock.lap("batch")
             metrics = trainers.each(FitWorker.train, [batch[r :: trainers.size] for r in range(trainers.size)])[0]
             clock.lap("train")
             step += 1
             run.add_seconds(phase, clock.seconds, clock.cpu_seconds)
-            metrics |= clock.laps
             if evaluate and eval_every and step % eval_every == 0 and step < config.steps:
                 pull(model, trainers)
                 metrics |= {f"eval/{name}": value for name, value in evaluate().items()}
+            clock.lap("hooks", counts=False)
+            metrics |= clock.times()
             run.log(phase, step, metrics)
             progress.update(step, metrics, spent())
             over = (spent() or 0.0) >= 1

@@ -32,6 +32,7 @@ from audiorl.algos.preference import (
 )
 from audiorl.audio import AudioClip
 from audiorl.config import OptimConfig, PreferenceConfig
+from audiorl.config.checks import pass_tokens
 from audiorl.data.augment import silence_pieces
 from audiorl.data.preferences import Judged, Pair
 from audiorl.distributed.local import Group
@@ -41,7 +42,7 @@ from audiorl.models.examples import Example, answer_example, experience
 from audiorl.models.weights import read_tensors
 from audiorl.run.folder import Run
 from audiorl.run.progress import Progress
-from audiorl.train.batches import check_finite, counts, group_packs, read_pass
+from audiorl.train.batches import check_finite, counts, group_packs
 from audiorl.train.fit import Learner, PackLoss, fit, learners, training_indices
 from audiorl.types import Message
 
@@ -75,6 +76,7 @@ def _pair_loss(
     learner: Learner, config: PreferenceConfig, items: Sequence[Compared]
 ) -> tuple[list[list[int]], PackLoss]:
     world, count = learner.world, sum(learner.world.gather(len(items)))
+    learner.policy.encode_ahead(e.sample for i in items for e in i.answers)
     groups = [[experience(learner.policy, e, str(k)) for e in i.answers] for k, i in enumerate(items)]
     chosen_tokens = sum(world.gather(sum(counts([g[0] for g in groups]))))
     beta = {} if config.beta is None else {"beta": config.beta}
@@ -83,10 +85,10 @@ def _pair_loss(
     # on how the batch is packed.
     seeds = [learner.optimizer.updates * 1_000_003 + p * world.size + world.rank for p in range(len(items))]
 
-    def loss(places: list[int]) -> tuple[Tensor, dict[str, float]]:
+    def loss(places: list[int]) -> tuple[list[Experience], Tensor, dict[str, Tensor], Tensor | None]:
         experiences = [e for p in places for e in groups[p]]
         answers = _logprobs(learner.policy, experiences)
-        refs = [ref.to(answers[0]) for p in places for ref in items[p].refs]
+        refs = [ref.to(answers[0], non_blocking=True) for p in places for ref in items[p].refs]
         parts = answers[::each], answers[1::each], refs[::each], refs[1::each]
         pairs = PairLogprobs(*parts, [seeds[p] for p in places])
         good, bad = pairs.sums()
@@ -106,10 +108,10 @@ def _pair_loss(
             total = total + config.audio_coef * dpo(on_audio, **beta).sum() / count
             margins = on_audio.margin().detach()
             metrics |= {"audio_margin": margins.sum(), "audio_accuracy": (margins > 0).sum()}
-        read = read_pass(experiences, total, {"loss": total, **metrics}, torch.cat(answers))
-        return total, {f"preference/{name}": x if name == "loss" else x / count for name, x in read.items()}
+        means = {f"preference/{name}": x.double() / count for name, x in metrics.items()}
+        return experiences, total, {"preference/loss": total, **means}, torch.cat(answers)
 
-    return group_packs(groups, config.micro_batch_tokens), loss
+    return group_packs(groups, pass_tokens(config)), loss
 
 
 def _kto_loss(
@@ -120,7 +122,7 @@ def _kto_loss(
     others = [[experience(policy, i.answers[1])] for i in items]
     drift = torch.zeros(len(items))
     with torch.no_grad():  # before the update begins: ranks need not have equally many passes here
-        for places in group_packs(others, config.micro_batch_tokens):
+        for places in group_packs(others, pass_tokens(config)):
             part = [others[p][0] for p in places]
             by_answer = _logprobs(policy, part)
             check_finite(part, torch.cat(by_answer), "the log-prob")
@@ -129,20 +131,20 @@ def _kto_loss(
     refs, _ = learner.world.gather_list([float(i.refs[1].sum()) for i in items])
     baseline = kto_baseline(torch.tensor(drifts), torch.tensor(refs)).to(policy.device)
 
-    def loss(places: list[int]) -> tuple[Tensor, dict[str, float]]:
+    def loss(places: list[int]) -> tuple[list[Experience], Tensor, dict[str, Tensor], Tensor | None]:
         part = [answers[p][0] for p in places]
         by_answer = _logprobs(policy, part)
         logprobs = sum_each(by_answer)
-        ref = sum_each([items[p].refs[0] for p in places]).to(logprobs)
+        ref = sum_each([items[p].refs[0] for p in places]).to(logprobs, non_blocking=True)
         desirable = [isinstance(item := items[p].item, Judged) and item.desirable for p in places]
-        wanted = torch.tensor(desirable, device=logprobs.device)
+        wanted = torch.tensor(desirable).to(logprobs.device, non_blocking=True)
         total = kto(logprobs, ref, wanted, baseline, **config.options()).sum() / count
-        metrics = {"loss": total, "accuracy": ((logprobs - ref > baseline) == wanted).sum(), "baseline": baseline}
-        read = read_pass(part, total, metrics, torch.cat(by_answer))
-        accuracy, mean = read["accuracy"] / count, len(places) * read["baseline"] / count
-        return total, {"preference/loss": read["loss"], "preference/accuracy": accuracy, "preference/baseline": mean}
+        right = ((logprobs - ref > baseline) == wanted).sum()
+        means = {"accuracy": right.double() / count, "baseline": len(places) * baseline.double() / count}
+        metrics = {f"preference/{name}": x for name, x in {"loss": total, **means}.items()}
+        return part, total, metrics, torch.cat(by_answer)
 
-    return group_packs(answers, config.micro_batch_tokens), loss
+    return group_packs(answers, pass_tokens(config)), loss
 
 
 def _logprobs(policy: AudioPolicy, experiences: Sequence[Experience]) -> list[Tensor]:

@@ -12,16 +12,18 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from audiorl.algos.experience import Experience
 from audiorl.algos.packing import micro_batches, pack_experiences
 from audiorl.algos.preference import bradley_terry, length_expert, length_logit, process_reward
 from audiorl.config import OptimConfig, ProcessRewardConfig, RewardModelConfig
+from audiorl.config.checks import pass_tokens
 from audiorl.data.preferences import Pair, Steps
 from audiorl.models import AudioPolicy
 from audiorl.models.examples import experience
 from audiorl.models.process_reward import ProcessRewardModel
 from audiorl.models.value import ValueModel, score_answers
 from audiorl.run.folder import Run
-from audiorl.train.batches import group_packs, read_pass
+from audiorl.train.batches import group_packs
 from audiorl.train.fit import Learner, PackLoss, train_on
 from audiorl.train.preference import pair_examples
 
@@ -38,7 +40,7 @@ def pair_score_loss(
     count = sum(learner.world.gather(len(pairs)))
     groups = [[experience(model.trunk, e, str(k)) for e in pair_examples(p)] for k, p in enumerate(pairs)]
 
-    def loss(places: list[int]) -> tuple[Tensor, dict[str, float]]:
+    def loss(places: list[int]) -> tuple[list[Experience], Tensor, dict[str, Tensor], Tensor | None]:
         part = [e for p in places for e in groups[p]]
         scores = model.scores(pack_experiences(part))
         chosen, rejected = scores[::2], scores[1::2]
@@ -49,11 +51,11 @@ def pair_score_loss(
             margin = margin - length_logit(torch.tensor(longer).to(chosen), *expert)
         total = bradley_terry(chosen, rejected, margin, config.regulariser).sum() / count
         metrics = {"accuracy": (chosen > rejected).sum(), "margin": (chosen - rejected).sum(), "mean": scores.sum()}
-        read = read_pass(part, total, {"loss": total, **metrics})
-        shares = {"loss": 1, "accuracy": count, "margin": count, "mean": 2 * count}
-        return total, {f"reward_model/{name}": value / shares[name] for name, value in read.items()}
+        shares = {"accuracy": count, "margin": count, "mean": 2 * count}
+        means = {f"reward_model/{name}": value.double() / shares[name] for name, value in metrics.items()}
+        return part, total, {"reward_model/loss": total, **means}, None
 
-    return group_packs(groups, config.micro_batch_tokens), loss
+    return group_packs(groups, pass_tokens(config)), loss
 
 
 def train_reward_model(
@@ -96,17 +98,17 @@ def step_judgement_loss(
     if not config.soft and any(label not in (0, 1) for i in items for label in i.labels):
         raise ValueError("a step's label is neither 0 nor 1; set soft to learn from probabilities")
 
-    def loss(indices: list[int]) -> tuple[Tensor, dict[str, float]]:
+    def loss(indices: list[int]) -> tuple[list[Experience], Tensor, dict[str, Tensor], Tensor | None]:
         part = [marked[i] for i in indices]
         logits = judge.logits(part)
         labels = torch.tensor([x for i in indices for x in items[i].labels], device=logits.device)
         total = process_reward(logits, labels, judge.label_ids).sum() / steps
         good, bad = (logits[:, label] for label in judge.label_ids)
         right = ((good > bad) == (labels > 0.5)).sum()
-        read = read_pass([m.experience for m in part], total, {"loss": total, "right": right})
-        return total, {"process_reward/loss": read["loss"], "process_reward/accuracy": read["right"] / steps}
+        metrics = {"process_reward/loss": total, "process_reward/accuracy": right.double() / steps}
+        return [m.experience for m in part], total, metrics, None
 
-    return micro_batches([m.experience for m in marked], config.micro_batch_tokens, share_prompts=False), loss
+    return micro_batches([m.experience for m in marked], pass_tokens(config), share_prompts=False), loss
 
 
 def train_process_reward(

@@ -74,7 +74,7 @@ def statistics(waveforms: Sequence[Waveform], sample_rate: int) -> NDArray[np.fl
     for places in batches_by_length(waves, BATCH):
         for place, mel in zip(places, log_mels(extractor, [waves[i] for i in places], device), strict=True):
             level = mel.mean(0)
-            louder = mel[:, level >= level.max() - LOUDER].numpy()
+            louder = mel[:, level >= level.max() - LOUDER].cpu().numpy()
             out[place] = np.concatenate([louder.mean(1) - louder.mean(), louder.std(1)])
     return out
 

@@ -44,7 +44,7 @@ from audiorl.eval._streams import measure_streams
 from audiorl.eval.metrics.corpus import UNSEEN
 from audiorl.models.examples import Example
 from audiorl.protocols import Schedule
-from audiorl.recipes._common import random_policy, with_voice
+from audiorl.recipes._common import passes_on_cpu, random_policy, with_voice
 from audiorl.recipes._simul import SimulStage, StreamRewards, train_stages
 from audiorl.report import write_report
 from audiorl.run.folder import Run
@@ -66,7 +66,6 @@ PPO = RLConfig(
     kl=KLConfig(place="reward", kind="k1", control="log-space", target=0.55, gain=0.5),
     kl_beta=0.15,
     critic=CriticConfig(warmup_steps=3, optim=OptimConfig(lr=3e-4)),
-    micro_batch_tokens=4000,
     eval_every=10,
     save_every=10,
 )
@@ -106,7 +105,7 @@ class SimulQuickstartConfig(StreamOptions):
     """How the model is held, and what of it is trained."""
     vocabulary: int = 700
     """Size of the tokenizer's vocabulary."""
-    sft: SFTConfig = SFTConfig(steps=500, batch_size=8, micro_batch_tokens=4000, save_every=50)
+    sft: SFTConfig = SFTConfig(steps=500, batch_size=8, save_every=50)
     """The supervised start."""
     sft_optim: OptimConfig = OptimConfig(lr=1e-3, warmup_steps=20, schedule="cosine")
     """The optimizer of the supervised start."""
@@ -114,7 +113,7 @@ class SimulQuickstartConfig(StreamOptions):
     """After the supervised start as many steps more of it, on an interpreter who is late, as people are."""
     late_optim: OptimConfig = OptimConfig(lr=5e-4, warmup_steps=20, schedule="cosine")
     """The optimizer of the phase `late`."""
-    wait_k: SFTConfig = SFTConfig(steps=200, batch_size=8, micro_batch_tokens=4000, save_every=50)
+    wait_k: SFTConfig = SFTConfig(steps=200, batch_size=8, save_every=50)
     """Training of the wait-k baselines, from the supervised start on."""
     wait_k_optim: OptimConfig = OptimConfig(lr=5e-4, warmup_steps=20, schedule="cosine")
     """The optimizer of the baselines."""
@@ -165,6 +164,7 @@ def main(config: SimulQuickstartConfig, run: Run) -> None:
     torch.set_num_threads(config.threads)
     source = streams_of(config)
     policy = random_policy(config.model, source.target_texts(), vocab_size=config.vocabulary, seed=config.seed)
+    config = passes_on_cpu(config, policy.device, sft=4000, wait_k=4000, stage1=4000, stage2=4000)
     speech_decoder = with_voice(policy, config.codec, config.seed) if config.codec else None
     rewards = replace(config.rewards, time=config.rewards.time or speech_decoder is not None)
     single, both = rewards.of_stages(speech_decoder.codec.frame_rate if speech_decoder else None)
@@ -224,7 +224,8 @@ def main(config: SimulQuickstartConfig, run: Run) -> None:
             Example(replace(s, turns=delay_references(s.turns, WaitK(rng.choice(config.ks), rate, config.target))))
             for s in (interpretation_sample(s, config.chunks) for s in streams)
         ]
-        sft(policy, waiting, run, config=config.wait_k, optim=config.wait_k_optim, seed=config.seed, phase="wait_k")
+        optim, phase = config.wait_k_optim, "control_wait_k"
+        sft(policy, waiting, run, config=config.wait_k, optim=optim, seed=config.seed, phase=phase)
         for k in config.ks:
             measured(f"wait-{k}", WaitK(k, rate, config.target))
         measured("offline", Offline(config.target))

@@ -47,6 +47,7 @@ from audiorl.models import dualize, load_policy
 from audiorl.models.examples import Example
 from audiorl.models.families.text import tiny as tiny_text
 from audiorl.protocols import Reward
+from audiorl.recipes._common import passes_on_cpu
 from audiorl.report import write_report
 from audiorl.rewards import WeightedSum
 from audiorl.rollout.speech import CodecSpeechDecoder
@@ -126,7 +127,7 @@ class TTSQuickstartConfig:
     """Width of the decoder."""
     layers: int = 4
     """Layers of the decoder."""
-    sft: SFTConfig = SFTConfig(steps=500, batch_size=32, micro_batch_tokens=4000, save_every=100)
+    sft: SFTConfig = SFTConfig(steps=500, batch_size=32, save_every=100)
     """Supervised training on the codes."""
     sft_optim: OptimConfig = OptimConfig(lr=1.5e-3, warmup_steps=50, schedule="cosine")
     """The optimizer of supervised training."""
@@ -143,7 +144,6 @@ class TTSQuickstartConfig:
         advantage="step-index",
         aggregation="token-mean",
         kl_beta=0.005,
-        micro_batch_tokens=6000,
         save_every=10,
     )
     """GRPO on the practice split."""
@@ -218,6 +218,7 @@ def main(config: TTSQuickstartConfig, run: Run) -> None:
     )
     policy = dualize(writer, codec.num_codebooks, codec.codebook_size, config.seed)
     policy.model.to(torch_device(policy.config.device))
+    config = passes_on_cpu(config, policy.device, sft=4000, rl=6000)
     policy.set_codec(codec)
     examples = supervised(train, voices, config.clone, config.voices_per_text)
     policy.clip_codes.encode_all(clip for e in examples for clip in (*e.sample.audio, *e.speech))

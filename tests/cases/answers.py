@@ -14,21 +14,29 @@ from tests.cases import Case
 ANIMALS = ("dog", "cat", "bird", "fish")
 
 
-def _reward(answer: str, gold: str, choices: tuple[str, ...]) -> int:
-    sample = Sample(id="q", messages=(), references=(gold,), choices=choices)
+def _reward(answer: str, gold: str, choices: tuple[str, ...], language: str = "") -> int:
+    sample = Sample(id="q", messages=(), references=(gold,), choices=choices, metadata={"language": language})
     return int(AnswerAccuracy().correct(f"<answer>{answer}</answer>", sample))
 
 
 def _cases(
-    kind: str, source: str, texts: str | tuple[str, ...], gold: str, choices: tuple[str, ...], right: int, before: int
+    kind: str,
+    source: str,
+    texts: str | tuple[str, ...],
+    gold: str,
+    choices: tuple[str, ...],
+    right: int,
+    before: int,
+    language: str = "",
 ) -> Iterator[Case]:
     """Make a case of each text, an answer whose reward is right."""
     for text in (texts,) if isinstance(texts, str) else texts:
 
         def run(folder: Path, text: str = text) -> int:
-            return _reward(text, gold, choices)
+            return _reward(text, gold, choices, language)
 
         given = f"{text!a} for {gold!a}" + (f" of {', '.join(map(ascii, choices))}" if choices != ANIMALS else "")
+        given += f" in {language}" if language else ""
         yield Case(kind, source, given, run, right, "right" if before == right else str(before))
 
 
@@ -114,6 +122,26 @@ WRITING = [
     *_cases("A13", "own", "Beyonce", "Beyoncé", ("Beyoncé", "Adele"), 1, 0),
     *_cases("A13", "own", "THE SAME", "The same", ("the same", "The same"), 0, 1),
 ]
+FIGURES, GERMAN, SPANISH = ("11", "12", "21"), ("elf Hunde", "zwölf Hunde"), ("once", "veintidós", "treinta")
+NUMBERS = [
+    *_cases("A30", "own", ("elf", "Elf.", "A) elf", "Die Antwort ist: elf"), "11", FIGURES, 1, 0, "de"),
+    *_cases("A30", "own", ("vingt et un", "vingt-et-un", "C. vingt et un"), "21", FIGURES, 1, 0, "fr"),
+    *_cases("A30", "own", ("двадцать один", "двадцать один."), "21", FIGURES, 1, 0),
+    *_cases("A30", "own", ("إحدى عشرة", "יותר"), "12", FIGURES, 0, 0),
+    *_cases("A30", "own", ("बारह", "십이", "สิบสอง"), "12", FIGURES, 1, 0),
+    *_cases("A30", "own", ("12 Hunde", "B: 12 Hunde", "12 Hunde."), GERMAN[1], GERMAN, 1, 0),
+    *_cases("A30", "own", ("22", "B) 22", "veintidos"), "veintidós", SPANISH, 1, 0),
+    *_cases("A30", "own", "once", "11", FIGURES, 1, 0, "es"),
+    *_cases("A30", "own", ("elf", "once", "dodici"), "11", FIGURES, 0, 0),
+    *_cases("A30", "own", ("elf", "dozen"), "11", FIGURES, 0, 0, "en"),
+    *_cases("A30", "own", ("doce", "veintiuno", "A) doce", "once o doce"), "11", FIGURES, 0, 0, "es"),
+    *_cases("A30", "own", ("11 Hunde", "A) 12 Hunde", "12 Katzen", "21"), GERMAN[1], GERMAN, 0, 0),
+    *_cases("A30", "own", ("10", "2"), "on", ("on", "off"), 0, 0),
+    *_cases("A30", "own", "10", "on", ("on", "off"), 0, 0, "tr"),
+    *_cases("A30", "own", "4 alarms", "fire alarms", ("fire alarms", "bells"), 0, 0),
+    *_cases("A30", "own", "6", "sex", ("sex", "age", "height"), 0, 0),
+    *_cases("A30", "own", ("twelve", "12", "十二"), "12", FIGURES, 1, 1, "de"),
+]
 
 
 ROWS = "QwenLM/Qwen2.5-Omni#243, QwenLM/Qwen3-Omni#63"
@@ -145,4 +173,4 @@ RULES = [
     _rules("own", "3", (0, 1), "0 by both, the second is not shown", ("two", "three")),
     _rules("own", "**B**", (0, 1), "0 by both, the second is not shown"),
 ]
-CASES = [*LETTERS, *WRITING, *RULES]
+CASES = [*LETTERS, *WRITING, *NUMBERS, *RULES]

@@ -93,6 +93,36 @@ def _xing(content: bytes, frames: int | None) -> bytes:
     return _patched(content, mark, 8, struct.pack(">I", frames))
 
 
+def _plain_mp3(wav: np.ndarray = TONE, rate: int = RATE) -> bytes:
+    """The MP3 file of a constant bit rate without its first frame, which says how long it is."""
+    return _xing(_mp3(wav, rate), None)
+
+
+def _bare_flac(rate: int = RATE) -> bytes:
+    """The FLAC file with a STREAMINFO block alone, which is then marked as the last."""
+    content, place = bytes(_file("FLAC", rate=rate)), 4
+    while True:
+        last, place = content[place] >> 7, place + 4 + int.from_bytes(content[place + 1 : place + 4], "big")
+        if last:
+            return b"fLaC\x80" + content[5:42] + content[place:]
+
+
+def _rare(kind: str, subtype: str, half: bool) -> Callable[[Path], Any]:
+    def content() -> bytes:
+        whole = bytes(_file(kind, subtype, rate=8000 if kind == "WVE" else RATE))
+        return whole[: len(whole) // 2 if half else None]
+
+    return _seconds(content, kind.lower())
+
+
+RARE = {
+    "AVR": "PCM_16", "SVX": "PCM_16", "MAT4": "FLOAT", "MAT5": "PCM_16", "MPC2K": "PCM_16", "WVE": "ALAW",
+    "NIST": "ULAW", "VOC": "PCM_U8", "W64": "PCM_24",
+}  # fmt: skip
+"""Kinds whose header says how long the sound is."""
+LENGTHLESS = {"IRCAM": "PCM_16", "PAF": "PCM_16", "PVF": "PCM_16", "XI": "DPCM_16"}
+
+
 def _noise() -> np.ndarray:
     """Four seconds, loud and quiet by turns, of which an encoder's bit rate varies."""
     rng = np.random.default_rng(0)
@@ -526,4 +556,33 @@ CASES = [
     Case(
         "C3", "own", "two such files in one", _seconds(lambda: (ART + _mp3(_noise())) * 2, "mp3"), [8.0, 8.0], "4.0 s"
     ),
-]
+    *(
+        Case("C4", "own", f"{kind} {subtype}{' cut in half' if half else ''}", _rare(kind, subtype, half),
+             Refused("truncated") if half else TWO if kind == "WVE" else [0.99, 0.99] if kind == "VOC" else ONE,
+             ("right" if kind == "W64" else "half of it") if half else "right")
+        for kind, subtype in RARE.items() for half in (False, True)
+    ),
+    *(
+        Case("C4", "own", f"{kind}, whose header says no length", _rare(kind, subtype, half=True),
+             Refused("do not say how long they are, and a cut one would pass; convert it"), "half of it")
+        for kind, subtype in LENGTHLESS.items()
+    ),
+    *(
+        Case("C5", "own", f"MP3 files without headers in one, {what}", _seconds(lambda make=make: make(), "mp3"), right,
+             before)
+        for what, make, right, before in (
+            ("of 16 and 8 kHz", lambda: _plain_mp3() + _plain_mp3(TONE, 8000), [3.24, 3.24], "5.24 s"),
+            ("of 16 and 44.1 kHz", lambda: _plain_mp3() + _plain_mp3(np.tile(TONE, 3), 44_100), [2.2, 2.2], "1.5 s"),
+            ("the second stereo", lambda: _plain_mp3() + _plain_mp3(np.stack([TONE, 0.5 * TONE], 1)), [2.16, 2.16],
+             "refused: Frame does not match AudioResampler setup"),
+            ("each with a tag", lambda: (ID3 + _plain_mp3()) * 2, [2.16, 2.16], "refused: Invalid data"),
+        )
+    ),
+    Case("C5", "own", "two FLAC files with the least header in one", _seconds(lambda: _bare_flac() * 2, "flac"), TWO,
+         "refused: Invalid data"),
+    Case("C5", "own", "two such files of 16 and 8 kHz", _seconds(lambda: _bare_flac() + _bare_flac(8000), "flac"),
+         [3.0, 3.0], "4.0 s"),
+    Case("C5", "own", "two FLAC files with tags in one", _seconds(lambda: (ID3 + _file("FLAC")) * 2, "flac"), TWO,
+         "refused: Invalid data"),
+    Case("C5", "own", "a WAV file after a tag", _seconds(lambda: ID3 + _file("WAV")), ONE, "0.99 s"),
+]  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +15,18 @@ from audiorl.config.recipe import RecipeConfig
 from audiorl.data.manifest import read_samples
 from audiorl.data.preferences import read_pairs, read_steps
 from audiorl.models import AudioPolicy
-from audiorl.models.examples import Example, experience
-from audiorl.models.families import qwen2_audio, qwen_omni, text, whisper
+from audiorl.models.examples import Example, check_example, experience
+from audiorl.models.families import higgs, qwen2_audio, qwen_omni, text, whisper
 from audiorl.models.process_reward import ProcessRewardModel
 from audiorl.protocols import Reward
 from audiorl.recipes._common import RowCheck, answer_reward, read_questions, read_sets, read_split, supervised_turn
+from audiorl.recipes._speech import TINY_CODEC
+from audiorl.recipes.tts_sft import TTSSFTConfig, conversation_turns
 from audiorl.rewards import CharAccuracy, Hallucination, LanguageConsistency, WeightedSum, WordAccuracy
 from audiorl.train.preference import pair_examples
 from audiorl.types import Message, Sample
 from tests.cases import Case, Refused
+from tokenizers_audio.unified import UnifiedTokenizer
 
 QUESTION = {"audio": "good.wav", "question": "What is heard?", "choices": ["a dog", "a bell"], "answer": "a dog"}
 SPEECH = {"audio": "good.wav", "text": "one two three", "language": "en"}
@@ -117,6 +120,38 @@ def transcripts_of(folder: Path, **check: Any) -> tuple[int, int]:
     return len(rows[0]), len(rows[1])
 
 
+@cache
+def speaking() -> AudioPolicy:
+    policy = higgs.tiny(codebooks=TINY_CODEC.num_codebooks, codebook_size=TINY_CODEC.codebook_size)
+    policy.set_codec(UnifiedTokenizer(TINY_CODEC))
+    return policy
+
+
+def conversation(place: tuple[str | int, ...], value: str, held_out: str = "") -> Callable[[Path], Any]:
+    """Learn the turns of two conversations, the second with `value` at a place of its row."""
+
+    def run(folder: Path) -> int:
+        write_wav(folder / "said.wav", 0.3 * np.sin(np.arange(9600, dtype=np.float32)), 16_000)
+        write_wav(folder / "short.wav", 0.3 * np.sin(np.arange(4800, dtype=np.float32)), 16_000)
+
+        def row(id: str) -> dict[str, Any]:
+            voices = {name: {"audio": "said.wav", "text": f"I am {name}."} for name in "AB"}
+            turns = [{"speaker": "AB"[i % 2], "text": f"Turn {i}.", "audio": "said.wav"} for i in range(3)]
+            return {"id": id, "voices": voices, "turns": turns}
+
+        good, bad = row("good"), row("bad")
+        *path, last = place
+        holder: Any = bad
+        for key in path:
+            holder = holder[key]
+        holder[last] = value
+        (folder / "talk.jsonl").write_text(f"{json.dumps(good)}\n{json.dumps(bad)}\n")
+        config = TTSSFTConfig(conversations=(str(folder / "talk.jsonl"),))
+        return len(conversation_turns(config, {held_out}, partial(check_example, speaking())))
+
+    return run
+
+
 WER = WeightedSum.of(accuracy=WordAccuracy(), guard=(Hallucination(), 0.5))
 PAIR = {**QUESTION, "chosen": "a dog", "rejected": "a bell"}
 STEPS = {**QUESTION, "steps": ["one", "two"], "labels": [1, 0]}
@@ -124,6 +159,7 @@ LONG = " ".join(f"w{i}" for i in range(6000))
 TRANSCRIPT: dict[str, Any] = {"row": SPEECH, "policy": recogniser, "trained": transcript}
 MIDDLE = "the run ended in the middle, by the sample's id"
 SILENT = "learned as the real token"
+BY_ID = "by the id of the conversation"
 
 CASES = [
     Case(
@@ -260,4 +296,23 @@ CASES = [
         "A22", "own", "pointed brackets and bars that are no token", learned(QUESTION, "a <|b|> c < d |> <think>"),
         "a <|b|> c < d |> <think><|im_end|>", "right",
     ),
+    Case(
+        "A22", "own", "a turn of a conversation with <|eot_id|>", conversation(("turns", 1, "text"), "So <|eot_id|>."),
+        Refused("talk.jsonl: row 2, field 'turns[1].text': a message contains a reserved token"), BY_ID,
+    ),
+    Case(
+        "A22", "own", "a voice of a conversation with <|eot_id|>",
+        conversation(("voices", "B", "text"), "I am <|eot_id|>."),
+        Refused("talk.jsonl: row 2, field 'voices.B.text': a message contains a reserved token"), BY_ID,
+    ),
+    Case(
+        "A22", "own", "a held-out turn with <|eot_id|>, before one that is learned",
+        conversation(("turns", 0, "text"), "So <|eot_id|>.", "so eot_id"),
+        Refused("talk.jsonl: row 2, field 'turns[0].text': a message contains a reserved token"), BY_ID,
+    ),
+    Case("A5", "own", "a turn of a conversation whose recording is gone",
+         conversation(("turns", 2, "audio"), "gone.wav"), Refused("row 2, field 'turns[2].audio': "), BY_ID),
+    Case("A5", "own", "a voice of 0.3 s", conversation(("voices", "A", "audio"), "short.wav"),
+         Refused("talk.jsonl: row 2, field 'voices.A.audio': "), BY_ID),
+    Case("A5", "own", "two good conversations of three turns", conversation(("turns", 2, "text"), "Well."), 6, "right"),
 ]  # fmt: skip

@@ -34,7 +34,7 @@ from audiorl.config import EstimatorConfig, GenerationConfig, KLConfig, RLConfig
 from audiorl.rewards import StandardisedSum, WeightedSum
 from audiorl.rollout.vllm import VLLMEngine
 from audiorl.train.rl.advantages import compute_advantages, normalize_scores
-from audiorl.train.rl.collect import RolloutBatch, scored_experiences
+from audiorl.train.rl.collect import RolloutBatch, scored_experiences, step_metrics
 from audiorl.types import Rollout, Sample, Score, Segment
 from tests.cases import Case, Refused
 
@@ -77,6 +77,21 @@ def by_step(advantage: str, *answers: Experience, beta: float = 0.0, **changes: 
     config = RLConfig(advantage=advantage, estimator=EstimatorConfig(std=False), kl=KLConfig("k1", "reward"), **changes)
     found = compute_advantages(answers, config, beta)
     return [e.advantages[e.loss_mask].tolist() for e in found if e.advantages is not None]
+
+
+def without_signal(advantage: str, *scores: Score, **config: Any) -> float:
+    """The metric of one group of answers of two segments of a token, by which dynamic sampling drops it, too."""
+    segments = tuple(Segment(torch.arange(2), torch.arange(1), torch.zeros(1)) for _ in range(2))
+    rollouts = [Rollout(Sample("s", ()), segments, "g", score=score) for score in scores]
+    return step_metrics(RolloutBatch(rollouts, []), 0, RLConfig(advantage=advantage, **config))["group/without_signal"]
+
+
+def words(*credit: float) -> Score:
+    return Score(sum(credit), per_token=credit, step_ends=(0, 1))
+
+
+def terms(a: float, b: float, weight: float) -> Score:
+    return Score(weight * a + b, {"a": a, "b": b}, weights={"a": weight, "b": 1.0})
 
 
 def loss_and_gradient(
@@ -293,4 +308,20 @@ CASES = [
     Case("A26", "own", "scores.normalize, words of .2, .6 and of .4, .6, .8: scaled by 2, and no word set apart",
          lambda _: by_step("step-index", *normalised([0.2, 0.6], [0.4, 0.6, 0.8])), [[-0.2, 0.0], [0.2, 0.0, 0.0]],
          "[[-0.2, -1.3], [0.2, 1.3, 0]]"),
+    Case("A29", "own", "process, steps of (1, 0) and (0, 1): totals are equal, advantages are not",
+         lambda _: without_signal("process", words(1, 0), words(0, 1)), 0.0, "1.0: dropped by dynamic sampling"),
+    Case("A29", "own", "step-index, words of (.2, .8) and (.8, .2)",
+         lambda _: without_signal("step-index", words(0.2, 0.8), words(0.8, 0.2)), 0.0, "1.0"),
+    Case("A29", "own", "time-index, turns of (1, 0) and (0, 1)", lambda _: without_signal(
+        "time-index", Score(1.0, per_segment=(1, 0)), Score(1.0, per_segment=(0, 1))), 0.0, "1.0"),
+    Case("A29", "own", "gdpo, terms of weights 2 and 1 with equal sums, which it weighs one by one",
+         lambda _: without_signal("gdpo", terms(1, 0, 2), terms(0, 2, 2)), 0.0, "1.0"),
+    Case("A29", "own", "gdpo, terms of equal weights that cancel",
+         lambda _: without_signal("gdpo", terms(1, 0, 1), terms(0, 1, 1)), 1.0, "right"),
+    Case("A29", "own", "grpo, steps of (1, 0) and (0, 1): it compares totals",
+         lambda _: without_signal("grpo", words(1, 0), words(0, 1)), 1.0, "right"),
+    Case("A29", "own", "process, equal steps within and between answers",
+         lambda _: without_signal("process", words(0.2, 0.2), words(0.2, 0.2)), 1.0, "right"),
+    Case("A29", "own", "grpo, totals of 2 and 3 with scores.clip 1", lambda _: without_signal(
+        "grpo", Score(2.0), Score(3.0), scores=ScoreConfig(clip=1.0)), 1.0, "0.0: kept, with advantages of 0"),
 ]  # fmt: skip

@@ -43,7 +43,8 @@ PAGES = [
     *sorted((ROOT / "recipes").glob("*/README.md")),
 ]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-PROGRAMS = ("audiorl", "python", "python3", "torchrun", "make", "pip", "simuleval", "lmms-eval", "vllm", "ray", "aplay")
+PROGRAMS = ["audiorl", "python", "python3", "torchrun", "make", "pip", "simuleval", "lmms-eval", "vllm", "ray", "aplay"]
+PROGRAMS += ["docker"]
 STAND_IN = """#!/bin/sh
 {{ printf '%s\\0' {name} "$@"; printf '\\n'; }} > "$RECORD.$$"
 cat "$RECORD.$$" >> "$RECORD"  # in one write: the programs of a pipe run at once
@@ -129,8 +130,11 @@ def check(argv: Argv) -> None:
     elif program == "simuleval":
         module, _, name = args[args.index("--agent-class") + 1].rpartition(".")
         assert ROOT.joinpath(*module.split(".")).with_suffix(".py").read_text().count(f"class {name}")
+    elif program == "docker" and args[0] == "run":
+        check_audiorl(*args[args.index("audiorl") + 1 :])
     else:
         assert (program, args[0]) in (
+            ("docker", "build"),
             ("python", "-c"),
             ("python3", "-m"),
             ("vllm", "serve"),

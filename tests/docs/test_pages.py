@@ -34,6 +34,19 @@ def test_the_glossary_has_every_metric() -> None:
     assert sorted(name for name in logged if f"`{name}`" not in glossary) == []
 
 
+def test_tables_of_options_are_of_today() -> None:
+    page = (DOCS / "reference" / "options.md").read_text()
+    assert HOOK["with_tables"](page) == page, "run python tools/docs_options.py"
+
+
+@pytest.mark.slow
+def test_tables_of_names_are_of_today() -> None:
+    pytest.importorskip("griffe")
+    pages = {page: page.read_text() for page in sorted((DOCS / "reference" / "api").glob("*.md"))}
+    old = [page.name for page, text in pages.items() if HOOK["with_tables"](text) != text]
+    assert not old, "run python tools/docs_options.py"
+
+
 @pytest.mark.parametrize("mark", HOOK["MARK"].findall((DOCS / "reference" / "options.md").read_text()), ids="/".join)
 def test_options_have_a_table(mark: tuple[str, str, str]) -> None:
     rows = HOOK["fields"](ROOT / mark[0], mark[1])

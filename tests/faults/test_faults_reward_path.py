@@ -26,7 +26,7 @@ def reward(rollout):
 COMBINED = """
 from audiorl.rewards import ChatEndpoint, JudgePrompt, OpenAIJudge, RemoteReward, WeightedSum
 
-endpoint = ChatEndpoint("rule", "{judge}/v1", tries={tries}, timeout=0.5, backoff=0.0)
+endpoint = ChatEndpoint("rule", "{judge}/v1", tries={tries}, timeout=60.0, backoff=0.0)
 judge = OpenAIJudge(endpoint, JudgePrompt("Is the answer long?", thinking=True), max_failed=0.9)
 reward = WeightedSum.of(designed=(RemoteReward("{server}"), 1.0), judge=(judge, 0.5))
 """
@@ -59,7 +59,9 @@ def test_a_designed_reward_is_studied_served_and_trained_on(
     assert 0 < len(scores) < len(recorded) and row in " ".join(printed.split())
     assert (tmp_path / "study.html").is_file()
 
-    judge = ChatServer(lambda answers: rating(answers[0]), fail=0.2, delay=0.6)
+    # Not "late": a busy machine is late by itself, and then all fail.
+    kinds = [kind for kind in KINDS if kind != "late"]
+    judge = ChatServer(lambda answers: rating(answers[0]), fail=0.2, kinds=kinds)
     server = Process(file)
     run = tmp_path / "run"
     try:

@@ -116,6 +116,8 @@ def test_a_server_that_is_killed_and_started_again(server: Process, counted: Pat
     # One that does not come back is an error within its bound, which names it.
     server.kill()
     begin = time.monotonic()
-    with pytest.raises(RewardServerError, match=rf"{server.url}: 40 rollouts from 'q' .* in 3 tries .*ConnectError"):
+    with pytest.raises(
+        RewardServerError, match=rf"{server.url}: 40 rollouts starting with 'q' .* in 3 tries .*ConnectError"
+    ):
         RemoteReward(server.url, tries=3, backoff=0.05)(rollouts)
     assert time.monotonic() - begin < 10

@@ -17,7 +17,7 @@ from audiorl.cli import main
 from audiorl.data.bundled import bundled_set
 from audiorl.data.corpus import bundled_speech
 from audiorl.models import AudioPolicy, load_policy
-from audiorl.report.summary import evaluation_rows
+from audiorl.report.summary import evaluation_rows, metric_name
 from audiorl.rewards import CharAccuracy, Hallucination, Repetition, WeightedSum
 from audiorl.rewards.replay import replay
 from audiorl.rollout.hf import HFEngine
@@ -220,7 +220,7 @@ def test_asr_grpo_and_its_gate(tmp_path: Path, capsys: pytest.CaptureFixture[str
     capsys.readouterr()
     options = ["--tiny", "--retention-margin", "-1", "--out", str(tmp_path / "strict")]
     assert main(["train", "asr-grpo", *options]) == 2
-    assert "retention: accuracy fell from" in capsys.readouterr().err
+    assert "retention: WER rose from" in capsys.readouterr().err
     assert (tmp_path / "strict" / "report.html").is_file() and last_checkpoint(tmp_path / "strict").is_dir()
 
 
@@ -244,10 +244,12 @@ def test_asr_grpo_with_strangers_and_a_control(tmp_path: Path, capsys: pytest.Ca
     change = entries["text_after"]["changes"]["nats_per_token"][0]
     assert change == pytest.approx(entries["text_after"]["nats_per_token"] - entries["text_before"]["nats_per_token"])
     assert entries["unseen_after"]["n"] == 3
-    assert set(entries["unseen_control"]["changes"]) >= {"accuracy", "as_written", "length"}
+    assert set(entries["unseen_control"]["changes"]) >= {"wer", "as_written", "length"}
+    assert entries["after"]["wer"] >= 0 and "silent" in entries["no_speech_after"]
+    assert not any("accuracy" in entry for entry in entries.values())
     assert last_checkpoint(run, "control_sft").is_dir()
     labels = {row.label for row in evaluation_rows(run)}
-    assert {"accuracy, unseen", "length, unseen (not optimised)", "perplexity, text"} <= labels
+    assert {"WER, unseen", "length, unseen (not optimised)", "perplexity, text"} <= labels
     capsys.readouterr()
     (tmp_path / "strangers.jsonl").write_text(json.dumps(rows[0]) + "\n")
     assert main(["train", "asr-grpo", "--tiny", *options, "--out", str(tmp_path / "same")]) == 2
@@ -267,15 +269,15 @@ def test_asr_grpo_with_an_encoder_decoder(tmp_path: Path) -> None:
     assert changed and all(name.startswith("model.decoder.") for name in changed)
 
 
-def assert_whole(run: Path, phase: str, *more: str) -> None:
+def assert_whole(run: Path, phase: str, *more: str, metric: str = "accuracy") -> None:
     """before, after and `more` are measured; the last checkpoint is there; the report shows the run."""
     evals = read_json(run / "eval.json")
     assert set(evals) == {"before", "after", *more}
-    assert all(0 <= e["low"] <= e["accuracy"] <= e["high"] <= 1 and e["n"] >= 4 for e in evals.values())
+    assert all(0 <= e["low"] <= e[metric] <= e["high"] and e["n"] >= 4 for e in evals.values())
     steps = [m for m in read_metrics(run / "metrics.jsonl") if m["phase"] == phase]
     assert steps and all(m["grad_norm"] > 0 for m in steps)
     assert last_checkpoint(run, phase).name == f"step_{steps[-1]['step']:06d}"
-    assert "accuracy" in (run / "report.html").read_text()
+    assert metric_name(metric) in (run / "report.html").read_text()
 
 
 @pytest.mark.parametrize("loss", ["dpo", "kto"])
@@ -303,7 +305,7 @@ def test_dpo_audio_qa_from_a_file_with_its_own_questions(tmp_path: Path) -> None
 @pytest.mark.parametrize("task", ["questions", "transcripts"])
 def test_sft_audio(tmp_path: Path, task: str) -> None:
     run = train("sft_audio", tmp_path / "run", "--task", task)
-    assert_whole(run, "sft")
+    assert_whole(run, "sft", metric="accuracy" if task == "questions" else "wer")
     load_policy(last_checkpoint(run, "sft"))
 
 

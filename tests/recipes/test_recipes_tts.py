@@ -84,7 +84,7 @@ def test_conversations_are_learned(tmp_path: Path, capsys: pytest.CaptureFixture
 
     row["voices"]["A"]["duration"] = 0.2
     for changed, message in (
-        (row, "voice 'A': "),
+        (row, "talk.jsonl: row 1, field 'voices.A.audio': "),
         (row | {"turns": [{"speaker": "C", "text": "x"}]}, "none of the voices"),
         (row | {"turns": [{"speaker": "A", "text": "x"}]}, "missing, neither here nor of the conversation"),
     ):

@@ -9,7 +9,7 @@ does. Host syncs and copies to the device are counted by the line of audiorl tha
     assert counts.syncs.total() < 20
 
 A sync is whatever makes the host wait for the device: `item`, `tolist`, `cpu`, the truth of a tensor, `nonzero`, an
-index by a mask, and operations whose output shape depends on values.
+index by a mask, operations whose output shape depends on values, and a copy to the device without `non_blocking`.
 """
 
 from __future__ import annotations
@@ -160,6 +160,7 @@ def _tensor(data: Any, *args: Any, device: Any = None, **kwargs: Any) -> Tensor:
     if not _is_pretended(device):
         return _cpu_tensor(data, *args, **kwargs, **({} if device is None else {"device": device}))
     _counts.copies[f"torch.tensor, {_line()}"] += 1
+    _counts.syncs[f"torch.tensor, {_line()}"] += 1
     data = tree_map(lambda x: x.tolist() if isinstance(x, DeviceTensor) else x, data)
     return DeviceTensor(_cpu_tensor(data, *args, **kwargs))
 
@@ -178,10 +179,12 @@ def _run(func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
     device = kwargs.get("device")
     to_device = bool(on_device) if device is None else _is_pretended(device)
     if name == "aten._to_copy.default":
-        _count_copy(on_device, device is not None and not to_device, to_device)
+        waits = not kwargs.get("non_blocking")
+        _count_copy(on_device, device is not None and not to_device, to_device, waits)
     elif name == "aten.copy_.default":
         to_device = isinstance(args[0], DeviceTensor)
-        _count_copy([x for x in args[1:2] if isinstance(x, DeviceTensor)], not to_device, to_device)
+        waits = not (args[2] if len(args) > 2 else kwargs.get("non_blocking"))
+        _count_copy([x for x in args[1:2] if isinstance(x, DeviceTensor)], not to_device, to_device, waits)
     inner_kwargs = {key: tree_map(_inner, value) for key, value in kwargs.items()}
     if device is not None:
         inner_kwargs["device"] = torch.device("cpu") if to_device else device
@@ -219,7 +222,9 @@ def _count_sync(name: str, args: Sequence[Any]) -> None:
             _counts.copies[f"index on the host, {_line()}"] += 1
 
 
-def _count_copy(sources: Sequence[Tensor], to_host: bool, to_device: bool) -> None:
+def _count_copy(sources: Sequence[Tensor], to_host: bool, to_device: bool, waits: bool) -> None:
+    if not sources and to_device and waits:
+        _counts.syncs[f"copy to the device without non_blocking, {_line()}"] += 1
     if sources and to_host:
         _counts.syncs[f"copy to the host, {_line()}"] += 1
     if not sources and to_device:
@@ -228,6 +233,8 @@ def _count_copy(sources: Sequence[Tensor], to_host: bool, to_device: bool) -> No
 
 def _written_argument(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """The tensor that an operation writes to and returns; None for one that makes a new tensor."""
+    if not any(returned.alias_info is not None for returned in func._schema.returns):
+        return None
     for i, argument in enumerate(func._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
             target = args[i] if i < len(args) else kwargs.get(argument.name)

@@ -110,7 +110,7 @@ _HALF = re.compile("[\ud800-\udfff]")
 
 
 def _short(value: Any) -> str:
-    text = repr(value)
+    text = " ".join(repr(value).split("\n"))  # arrays have several lines
     return text if len(text) <= 200 else f"{text[:199]}…"
 
 

@@ -12,9 +12,12 @@ from audiorl.data.schema.types import (
     Audio,
     Channel,
     Choices,
+    Finite,
     Id,
+    Integer,
     Language,
     Name,
+    Object,
     Question,
     Rate,
     Seconds,
@@ -31,6 +34,10 @@ class AudioColumns(Struct):
     audio_path: Audio | None = None
     audio_filepath: Audio | None = None
     audio_id: Audio | None = None
+    file_name: Audio | None = None
+    audio_url: Audio | None = None
+    path: Audio | None = None
+    url: Audio | None = None
     prompt_audio: Audio | None = None
     clean_audio: Audio | None = None
     video_name: Audio | None = None
@@ -58,6 +65,7 @@ class SampleColumns(Struct):
     ) = None
     text: Transcript | None = None
     transcript: Transcript | None = None
+    transcription: Transcript | None = None
     sentence: Transcript | None = None
     language: Language | None = None
     lang: Language | None = None
@@ -65,6 +73,58 @@ class SampleColumns(Struct):
     speaker: Name | None = None
     rationale: Text | None = None
     video_name: Text | None = None
+
+
+class ContentPart(AudioColumns, kw_only=True):
+    """A piece of a message, as chat templates have it; audio without a source is the next of the row's clips."""
+
+    type: Literal["text", "audio"]
+    text: AnyText | None = None
+
+
+Content = Annotated[str | ContentPart, Meta(description='text or audio; give "…" or {"type": "audio", "audio": "…"}')]
+Contents = Annotated[
+    str | ContentPart | list[Content],
+    Meta(description='text or audio; give "…" or [{"type": "audio", "audio": "…"}, …]'),
+]
+
+
+class ChatMessage(Struct):
+    role: Literal["system", "user", "assistant"]
+    content: Contents
+    loss: bool | Finite | None = None
+
+
+Turn = Annotated[ChatMessage, Meta(description="a message; give role (system, user or assistant) and content")]
+Reply = Annotated[str | list[Turn], Meta(description='a text; give "…" or [{"role": "assistant", "content": "…"}]')]
+Turns = Annotated[
+    list[Turn],
+    Meta(min_length=1, description="a list of messages; give at least the user's"),
+]
+Texts = Annotated[
+    Text | Integer | Finite | list[Text | Integer | Finite],
+    Meta(description="a list of texts; give each as a text that is not empty"),
+]
+
+
+class ConversationColumns(Struct):
+    """A conversation, under one of several names, and what its answer is."""
+
+    messages: Turns | None = None
+    conversations: Turns | None = None
+    conversation: Turns | None = None
+    prompt: Turns | None = None
+    query: Turns | None = None
+    instruction: Turns | None = None
+    system: AnyText | None = None
+    audios: Audio | list[Audio] | None = None
+    id: Id | None = None
+    references: Texts | None = None
+    solution: Texts | None = None
+    answer: Texts | None = None
+    choices: Annotated[list[Text], Choices] | None = None
+    task: Task | None = None
+    metadata: Object | None = None
 
 
 class MMSUColumns(Struct):
@@ -85,6 +145,7 @@ class UtteranceColumns(Struct):
     id: Id | None = None
     text: Text | None = None
     transcript: Text | None = None
+    transcription: Text | None = None
     sentence: Text | None = None
     speaker: Name | None = None
     language: Language | None = None

@@ -74,9 +74,10 @@ def estimate(
         raise ValueError(f"an interval needs counts of the same utterances, got {[len(column) for column in columns]}")
     if clusters is not None:
         number = {cluster: i for i, cluster in enumerate(dict.fromkeys(clusters))}
-        member_CN = np.zeros((len(number), len(columns[0])))
-        member_CN[[number[cluster] for cluster in clusters], np.arange(len(columns[0]))] = 1
-        columns = [member_CN @ column for column in columns]
+        cluster_N = [number[cluster] for cluster in clusters]
+        utterances, columns = columns, [np.zeros((len(number), column.shape[1])) for column in columns]
+        for sums_CK, column_NK in zip(columns, utterances, strict=True):
+            np.add.at(sums_CK, cluster_N, column_NK)
     size = len(columns[0])
     weights_RN = np.random.default_rng(0).multinomial(size, np.full(size, 1 / size), size=resamples)
     weights_RN = np.concatenate([np.ones((1, size), weights_RN.dtype), weights_RN])  # first the corpus as it is

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import operator
 import re
 import string
@@ -23,6 +24,7 @@ from typing import TYPE_CHECKING, Literal
 import jiwer
 
 from audiorl.languages import language_code, written_in
+from audiorl.user_files import load_function
 
 if TYPE_CHECKING:
     from babel import Locale
@@ -94,15 +96,16 @@ def script_counts(text: str) -> dict[str, int]:
 # -- normalisers -----------------------------------------------------------------------------------------------------
 
 
-Normalizer = Literal["english", "basic", "none"]
+Normalizer = str
+"""english, basic, none, or FILE.py:FUNCTION; see `normalize`."""
 
 # What takes no room: zero-width characters, soft hyphens, marks of direction, selectors of variants; not the joiners,
 # which change how letters of Persian and Indic scripts are drawn.
-_INVISIBLE = re.compile(
+INVISIBLE = re.compile(
     "[\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b\u200e\u200f\u202a-\u202e\u2060-\u206f\u3164"
     "\ufe00-\ufe0f\ufeff\uffa0\U000e0000-\U000e0fff]"
 )
-_JOINERS = re.compile("[\u200c\u200d]")
+JOINERS = re.compile("[\u200c\u200d]")
 _APOSTROPHES = str.maketrans(dict.fromkeys("‘’‛ʼʻʹ′´`＇", "'"))
 # Vowel marks that Arabic and Hebrew may leave out, tatweel, and stress marks of Cyrillic. NFC has composed the marks
 # that make another letter.
@@ -148,18 +151,23 @@ def normalize(text: str, normalizer: Normalizer = "basic", language: str | None 
     `language` as `language_code` takes it, numbers are spelled out first, as the multilingual Open ASR leaderboard does
     (see `spell_numbers`), and Chinese is written in simplified characters.
     "none": the text as one sees it: composed (NFC) and without invisible characters.
+    FILE.py:FUNCTION: your own, from a text, or from a text and its language (or None), to a text.
 
     Both of Whisper's get ' for every apostrophe, ASCII for full-width forms and for digits of other scripts, and no
     invisible characters, joiners, tatweel, vowel marks of Arabic and Hebrew.
-    Raises ValueError for an unknown language. Source: Radford et al. 2022, appendix C.
+    Raises ValueError for an unknown language, and for a function that fails. Source: Radford et al. 2022, appendix C.
     """
-    if normalizer not in ("english", "basic", "none"):
-        raise ValueError(f"normalizer: {normalizer!r} is not one of 'english', 'basic', 'none'")
-    text = unicodedata.normalize("NFC", _INVISIBLE.sub("", text))
+    if (own := _user_normalizer(normalizer)) is not None:
+        try:
+            return " ".join(own(text, language).split())
+        except Exception as error:
+            message = f"{type(error).__name__}: {error}"
+            raise ValueError(f"normalizer {normalizer} fails on {text!r}: {message}") from error
+    text = unicodedata.normalize("NFC", INVISIBLE.sub("", text))
     if normalizer == "none":
         return " ".join(text.split())
     code = language_code(language) if language and normalizer == "basic" else ""
-    text = _JOINERS.sub("", text).translate(_APOSTROPHES)
+    text = JOINERS.sub("", text).translate(_APOSTROPHES)
     text = "".join(str(unicodedata.decimal(c)) if c.isdecimal() else c for c in text)
     text = _GROUPED.sub(lambda number: re.sub("[^0-9]", "", number[0]), text)
     text = unicodedata.normalize("NFKC", _RAISED.sub(" ", text)).replace("٪", "%")
@@ -180,6 +188,25 @@ def normalize(text: str, normalizer: Normalizer = "basic", language: str | None 
     if code == "en":
         text = _HUNDRED_AND.sub(r"\1 ", text)
     return " ".join(text.split())
+
+
+@functools.cache
+def _user_normalizer(name: Normalizer) -> Callable[[str, str | None], str] | None:
+    """Return the function of a user's file; None for one of ours. Raises ValueError for anything else."""
+    if name in ("english", "basic", "none"):
+        return None
+    file, found, function = name.partition(".py:")
+    if not found:
+        raise ValueError(f"normalizer: {name!r} is none of english, basic, none and FILE.py:FUNCTION")
+    own = load_function(f"{file}.py", function, "normalizer")
+    if len(inspect.signature(own).parameters) > 1:
+        return own
+    return lambda text, language: str(own(text))
+
+
+def check_normalizer(name: Normalizer) -> None:
+    """Raise ValueError unless there is a normaliser of this name."""
+    _user_normalizer(name)
 
 
 def _simplified(text: str) -> str:
@@ -255,6 +282,18 @@ def spell_numbers(text: str, language: str) -> str:
 def number_words(language: str) -> bool:
     """Return whether numbers are spelled out in a language; if not, "21" and the word for it differ."""
     return written_in(language_code(language)) == ("han",) or _said("21", "", language) is not None
+
+
+_INDIC = "as bn gu hi kn ml mr ne or pa si ta te ur"
+
+
+@functools.cache
+def languages_of_number_words() -> tuple[str, ...]:
+    """Return the codes of the languages, but those written in Han, that `number_words` is true of."""
+    from num2words import CONVERTER_CLASSES
+
+    codes = {language_code({"kz": "kk"}.get(key, key)) for key in CONVERTER_CLASSES if "_" not in key}
+    return tuple(sorted(c for c in {*codes, *_INDIC.split()} if "han" not in written_in(c) and number_words(c)))
 
 
 def read_number(digits: str, comma: bool) -> tuple[str, str] | None:

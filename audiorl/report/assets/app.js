@@ -1,7 +1,7 @@
 // The frame of the page: runs, routes, events. Each page is a function in pages.js that fills <main>.
 import { curves } from "./curves.js";
 import { evaluations, label, rollout, rollouts } from "./pages.js";
-import "./players.js";
+import { prepare } from "./players.js";
 
 export const app = { state: null, hidden: new Set(JSON.parse(sessionStorage.hidden || "[]")), page: null };
 export const main = document.querySelector("main");
@@ -27,6 +27,12 @@ export const get = async (path, parameters = {}) => {
   throw new Error(typeof message === "string" ? message : text);
 };
 
+export const fill = (box, html) => {
+  if (box.listed === html) return;
+  box.innerHTML = box.listed = html;
+  for (const dot of box.querySelectorAll(".dot[data-run]")) dot.style.background = colour(Number(dot.dataset.run));
+  prepare(box);
+};
 export const colour = (run) => `var(--line${run % 8})`;
 export const shownRuns = () => app.state.runs.map((_, i) => i).filter((i) => !app.hidden.has(app.state.runs[i].path));
 

@@ -1,12 +1,5 @@
 // Rollouts, one rollout with its group, evaluations, labels. Their content comes from the server as HTML.
-import { app, colour, element, get, go, route, shownRuns } from "./app.js";
-import { prepare } from "./players.js";
-
-const fill = (box, html) => {
-  box.innerHTML = html;
-  for (const dot of box.querySelectorAll(".dot[data-run]")) dot.style.background = colour(Number(dot.dataset.run));
-  prepare(box);
-};
+import { app, element, fill, get, go, route, shownRuns } from "./app.js";
 const failed = (box, error) => box.replaceChildren(element("p", { class: "error", role: "alert" }, error.message));
 const choice = (name, values, now, change, first) => element("select", { "aria-label": name, onchange: (e) => change(e.target.value) },
   ...(first ? [element("option", { value: "" }, first)] : []),

@@ -1,6 +1,6 @@
 // On pages with several recorded steps: the selector and its two buttons show one of them.
 (() => {
-  const section = document.querySelector(".rollouts"), select = section.querySelector("select");
+  const section = document.querySelector("#rollouts"), select = section.querySelector("select");
   const buttons = section.querySelectorAll("button[data-move]");
   const show = () => {
     for (const step of section.querySelectorAll(".step")) {

@@ -121,6 +121,10 @@ class Rollouts(Sequence[Rollout]):
         """Return the group of each rollout: group ids repeat from run to run."""
         return [(f, r.group_id) for f, r in zip(self.files, self.rollouts, strict=True)]
 
+    def of_group(self, group: Hashable) -> Rollout:
+        """Return the first rollout of a group of `groups`."""
+        return self.rollouts[self.groups().index(group)]  # type: ignore[arg-type]
+
     def __len__(self) -> int:
         return len(self.rollouts)
 

@@ -1,41 +1,49 @@
-"""Rollouts, groups and evaluations as HTML. All text from runs is escaped here or in `audiorl.report`."""
+"""Rollouts, groups and evaluations as HTML (assets/view.html)."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
 from functools import lru_cache
-from html import escape
 from pathlib import Path
 
 import numpy as np
+from markupsafe import Markup
 from tokenizers import Tokenizer
 
 from audiorl.data.rollout_rows import array_of
-from audiorl.report.kit import NOTHING, marked, note, prompt
-from audiorl.report.rollouts import (
-    Side,
-    example_card,
-    is_stream,
-    kind_of,
-    question,
-    response,
-    score_chips,
-    spoken_player,
-    total,
-    written_text,
-)
+from audiorl.eval.metrics.corpus import UNSEEN
+from audiorl.report.kit import macros
+from audiorl.report.rollouts import Side, example_card, is_stream, kind_of, score_chips, total, written_text
 from audiorl.report.run import checked_rows
 from audiorl.report.streams import Band, stream
-from audiorl.report.summary import Row
+from audiorl.report.summary import Row, rows_of_entries
 from audiorl.report.view.index import PAGE_SIZE, FollowedRun, Matches, RolloutIndex, RolloutPlace
 from audiorl.report.view.sound import Sound
 
-_TEXT, _PROMPT = 420, 140  # characters in a list
+_PROMPT = 140  # characters in a list
 CHANGES = {"changed": "answers that changed", "text": "texts that differ", "all": "all"}
 _KINDS = {"fixed": "wrong → right", "broken": "right → wrong", "differs": "text differs", "same": "same text"}
 _HALF = {"advantages": "advantage", "ratios": "ratio", "entropies": "entropy"}
 """Fields of a recorded segment that hold a 16-bit float a token, and their names on the page."""
+_parts = macros("view.html")
+
+
+# -- results -----------------------------------------------------------------------------------------------------------
+
+
+def results(runs: Sequence[tuple[int, FollowedRun]]) -> str:
+    """Return a table of the held-out numbers of numbered runs: the headline, that of unseen speakers, outside measures.
+
+    It is "" before the first evaluation.
+    """
+    shown = []
+    for number, run in runs:
+        rows = rows_of_entries(run.evals())
+        own = [row for row in rows if row.metric == rows[0].metric and row.task in ("", UNSEEN)]
+        kept = own + [row for row in rows if row.outside and not row.task and row not in own]
+        shown += [(number, run.name, kept)] if kept else []
+    return str(_parts.results(shown)) if shown else ""
 
 
 # -- rollouts ----------------------------------------------------------------------------------------------------------
@@ -43,37 +51,21 @@ _HALF = {"advantages": "advantage", "ratios": "ratio", "entropies": "entropy"}
 
 def rollout_list(index: RolloutIndex, matches: Matches, page: int, sound: Sound) -> str:
     """Return a page of a search: a line above, the rollouts, and buttons for the pages before and after."""
-    mean = "" if matches.mean_reward is None else f" · mean reward <b>{matches.mean_reward:.3f}</b>"
-    first = page * PAGE_SIZE
-    shown = f" · {first + 1:,} to {first + len(matches.places):,}" if matches.count > PAGE_SIZE else ""
-    items = "".join(_item(index, place, sound) for place in matches.places)
-    count = f"<p class='sub count'><b>{matches.count:,}</b> rollouts{mean}{shown}</p>"
-    return f"{count}<div class='hits'>{items}</div>{_moves(page, matches.count)}"
+    items = [_item(index, place, sound) for place in matches.places]
+    return str(_parts.hits(matches, items, page, PAGE_SIZE))
 
 
-def _item(index: RolloutIndex, place: RolloutPlace, sound: Sound) -> str:
-    row = index.row(place)
-    if row is None:
-        return f"<div class='hit'>{note('not in the run folder any more')}</div>"
-    run, sample = index.runs[place.run], row.get("sample") or {}
+def _item(index: RolloutIndex, place: RolloutPlace, sound: Sound) -> tuple[object, ...]:
+    row, run = index.row(place), index.runs[place.run]
+    sample = (row or {}).get("sample") or {}
     players = sound.players(run.path)
-    clips = [*((clip, "♪ input") for clip in (sample.get("audio") or ())[:3]), (row.get("spoken_audio"), "♪ spoken")]
-    sources = [(re.search(r' src="([^"]*)"', players.player(clip)), label) for clip, label in clips if clip]
-    buttons = "".join(
-        f'<button type="button" class="play" data-source="{source[1]}">{label}</button>'
-        for source, label in sources
-        if source
-    )
+    clips = [(clip, "♪ input") for clip in (sample.get("audio") or ())[:3]]
+    clips += [(row["spoken_audio"], "♪ spoken")] if row and row.get("spoken_audio") else []
+    sources = [(re.search(r' src="([^"]*)"', players.player(clip)), label) for clip, label in clips]
+    buttons = [(source[1], label) for source, label in sources if source]
     facts = " · ".join(filter(None, (f"step {place.step}", sample.get("task"), str(sample.get("id") or ""))))
     asks = str(sample.get("prompt") or "").strip()
-    asks = asks if len(asks) <= _PROMPT else asks[:_PROMPT] + "…"
-    return (
-        f"<article class='hit' data-rollout='{place}' tabindex='0' role='link'><p class='facts'><i class='dot' "
-        f"data-run='{place.run}'></i><span>{escape(run.name)}</span><span>{escape(facts)}</span>{buttons}</p>"
-        f"<p class='asks'>{prompt(asks)}</p>"
-        f"<p class='written'>{marked(written_text(row), _TEXT, 'more') or NOTHING}</p>"
-        f"<p class='chips'>{score_chips(row)}</p></article>"
-    )
+    return place, run, row, buttons, facts, asks if len(asks) <= _PROMPT else asks[:_PROMPT] + "…"
 
 
 def rollout_page(index: RolloutIndex, place: RolloutPlace, sound: Sound) -> str:
@@ -85,22 +77,12 @@ def rollout_page(index: RolloutIndex, place: RolloutPlace, sound: Sound) -> str:
     sample, players = row.get("sample") or {}, sound.players(run.path)
     where = f"{run.name} · {run.phase(place.step)} step {place.step} · group {row.get('group_id', '')}"
     order = sorted(rows, key=lambda p: (p != place, -total(rows[p]), p.row))
+    timeline = None
     if is_stream(sample):
         bands = [Band(rows[p], score_chips(rows[p]), f"response {rows[p].get('index', '')}", p == place) for p in order]
-        body = f"<div class='card'>{stream(sample, bands, players)}</div>"
-        coloured = tokens(row, run.path)
-        body += f"<div class='card'><h3>Tokens</h3><p class='written'>{coloured}</p></div>" if coloured else ""
-    else:
-        body = "".join(
-            f"<div class='card member{' chosen' if p == place else ''}' data-rollout='{p}'>"
-            f"{response(rows[p], players, tokens(rows[p], run.path))}</div>"
-            for p in order
-        )
-        body = f"<div class='members'>{body}</div>"
-    return (
-        f"<p class='over'>{escape(where)}</p><article class='card'>{question(sample, players)}"
-        f"{note(str(sample.get('id') or ''))}</article>{body}"
-    )
+        timeline, order = stream(sample, bands, players), [place]
+    members = [(p, p == place, rows[p], tokens(rows[p], run.path)) for p in order]
+    return str(_parts.rollout(where, sample, players, timeline, members))
 
 
 def ask(rows: Sequence[Row], run_folder: Path, sound: Sound) -> str:
@@ -108,24 +90,7 @@ def ask(rows: Sequence[Row], run_folder: Path, sound: Sound) -> str:
     sample, players = rows[0].get("sample") or {}, sound.players(run_folder)
     shown = {name: sample.get(name) for name in ("prompt", "audio", "choices")}
     gold = ", ".join(map(str, sample.get("references") or ()))
-    reference = f"<details><summary>reference (R)</summary><p>{escape(gold)}</p></details>" if gold else ""
-    answers = "".join(
-        f"<div class='card option'><h3>{letter if len(rows) > 1 else 'Answer'}</h3>"
-        f"<p class='written'>{marked(written_text(row))}</p>{spoken_player(row, players)}</div>"
-        for letter, row in zip("AB", rows, strict=False)
-    )
-    page = f"<article class='card'>{question(shown, players)}{reference}</article><div class='members'>{answers}</div>"
-    return re.sub(r'(<audio[^>]*?) title="[^"]*"', r"\1", page)
-
-
-def _moves(page: int, count: int) -> str:
-    """Buttons for the page before and the next; "" where one page holds all."""
-    pages = -(-count // PAGE_SIZE)
-    buttons = "".join(
-        f"<button type='button' data-page='{target}'{'' if 0 <= target < pages else ' disabled'}>{label}</button>"
-        for target, label in ((page - 1, "◀ previous"), (page + 1, "next ▶"))
-    )
-    return f"<p class='moves'>{buttons}</p>" if pages > 1 else ""
+    return re.sub(r'(<audio[^>]*?) title="[^"]*"', r"\1", _parts.ask(shown, gold, rows, players))
 
 
 # -- evaluations -------------------------------------------------------------------------------------------------------
@@ -151,24 +116,21 @@ def evaluation_page(left: Evaluated, right: Evaluated, show: str, page: int, sou
         )
     wanted = {"changed": ("fixed", "broken"), "text": ("fixed", "broken", "differs")}.get(show, tuple(_KINDS))
     chosen = [(kind, pair) for kind in wanted for pair in by_kind[kind]]
-    none = "" if chosen else note("None of these; all are shown.")
-    chosen = chosen or [(kind, pair) for kind in _KINDS for pair in by_kind[kind]]
+    everything = [(kind, pair) for kind in _KINDS for pair in by_kind[kind]]
     names = [name if left[0] is right[0] else f"{run.name}: {name}" for run, name in (left, right)]
-    players, cards = [sound.players(run.path) for run, _ in (left, right)], ""
-    for kind, pair in chosen[page * PAGE_SIZE : (page + 1) * PAGE_SIZE]:
+    players, cards = [sound.players(run.path) for run, _ in (left, right)], []
+    for kind, pair in (chosen or everything)[page * PAGE_SIZE : (page + 1) * PAGE_SIZE]:
         sides: list[Side] = list(zip(names, pair, players, strict=True))
-        cards += example_card(sides, kind_of(pair[0]), f"<p class='flag {kind}'>{_KINDS[kind]}</p>", kind)
-    return (
-        f"<p class='sub count'>Of <b>{len(pairs)}</b> examples in both, <b class='up'>{len(by_kind['fixed'])}</b> went "
-        f"from wrong to right, <b class='down'>{len(by_kind['broken'])}</b> from right to wrong; "
-        f"<b>{len(by_kind['differs'])}</b> more texts differ.</p>{none}{cards}{_moves(page, len(chosen))}"
-    )
+        head = Markup("<p class='flag {}'>{}</p>").format(kind, _KINDS[kind])
+        cards.append(example_card(sides, kind_of(pair[0]), head, kind))
+    pages = -(-len(chosen or everything) // PAGE_SIZE)
+    return str(_parts.evaluation(len(pairs), by_kind, not chosen, cards, page, pages))
 
 
 # -- tokens ------------------------------------------------------------------------------------------------------------
 
 
-def tokens(row: Row, run_folder: Path) -> str:
+def tokens(row: Row, run_folder: Path) -> Markup:
     """Return the sampled tokens as `<span>`s with data-log-prob, data-advantage, …; "" where ids or tokenizer are
     missing.
 
@@ -180,8 +142,8 @@ def tokens(row: Row, run_folder: Path) -> str:
     tokenizer = _load(files[-1], files[-1].stat().st_mtime_ns) if files else None
     segments = [segment for segment in row.get("segments") or () if isinstance(segment.get("ids"), dict)]
     if tokenizer is None:
-        return ""
-    html = ""
+        return Markup("")
+    html = Markup("")
     try:
         for segment in segments:
             ids = array_of(segment["ids"])
@@ -194,9 +156,9 @@ def tokens(row: Row, run_folder: Path) -> str:
                 frames = [bool((codes >= 0).any()) for codes in array_of(segment["codes"])]
             for i, text in enumerate(pieces(tokenizer, ids.tolist(), frames)):
                 data = "".join(f" data-{name}='{float(values[i]):.4g}'" for name, values in numbers.items())
-                html += f"<span class='token{' frame' * frames[i]}'{data}>{escape(text)}</span>"
+                html += Markup(f"<span class='token{' frame' * frames[i]}'{data}>{{}}</span>").format(text)
     except (ValueError, KeyError, TypeError, OverflowError, IndexError):
-        return ""  # edited or damaged: the plain text is shown
+        return Markup("")  # edited or damaged: the plain text is shown
     return html
 
 

@@ -21,7 +21,7 @@ from typing import Any
 
 import msgspec
 
-from audiorl.report.run import ShownRow
+from audiorl.report.run import ShownRow, checked_evals
 from audiorl.report.summary import Row, read_json_object
 
 PAGE_SIZE = 40
@@ -125,14 +125,21 @@ class FollowedRun:
     def evaluations(self) -> list[str]:
         """Return the names of eval/NAME.jsonl: in the order of eval.json, others last."""
         names = sorted(file.stem for file in (self.path / "eval").glob("*.jsonl") if file.is_file())
-        order = list(self._json("eval.json"))
+        order = list(self.evals())
         return sorted(names, key=lambda n: order.index(n) if n in order else len(order))
+
+    def evals(self) -> dict[str, Row]:
+        """Return eval.json; {} before the first evaluation, and for a file that is damaged."""
+        try:
+            return checked_evals(self.path) or {}
+        except (OSError, ValueError):
+            return {}
 
     def _json(self, name: str) -> dict[str, Any]:
         try:
             return read_json_object(self.path / name) or {}
         except (OSError, ValueError):
-            return {}  # half written
+            return {}
 
 
 def names_of(paths: Sequence[Path]) -> list[str]:

@@ -27,8 +27,9 @@ from starlette.requests import ClientDisconnect
 
 from audiorl import __version__
 from audiorl.audio import AudioError
-from audiorl.report.charts import is_control, metric_names, offsets
+from audiorl.report.charts import is_control, metric_names, offsets, with_evaluations
 from audiorl.report.kit import ASSETS
+from audiorl.report.summary import seed_folders
 from audiorl.report.view import fragments
 from audiorl.report.view.index import NUMBERS, ORDERS, TEXTS, FollowedRun, RolloutIndex, RolloutPlace, names_of
 from audiorl.report.view.labels import LabelFile, LabelQuestion, Mode, next_question
@@ -102,8 +103,12 @@ class RunsView:
 def open_view(
     folders: Sequence[Path], labels: Path | None = None, mode: Mode = "pairs", file: str | Path = ":memory:"
 ) -> RunsView:
-    """Open run folders. ValueError for one that is none, and for a bad file of labels. `file`: of RolloutIndex."""
-    runs = [FollowedRun(path, name) for path, name in zip(folders, names_of(list(folders)), strict=True)]
+    """Open run folders, and all of folders of seeds. `file`: of RolloutIndex.
+
+    Raises ValueError for a folder that is none, and for a bad file of labels.
+    """
+    paths = [path for folder in folders for path in seed_folders(folder) or [folder]]
+    runs = [FollowedRun(path, name) for path, name in zip(paths, names_of(paths), strict=True)]
     return RunsView(runs, RolloutIndex(runs, file), None if labels is None else LabelFile(labels, mode))
 
 
@@ -158,14 +163,22 @@ def make_app(view: RunsView, token: str, cookie: str = "audiorl_view") -> FastAP
 
     @app.get("/metrics/{number}")
     def metrics(number: int, epoch: int = -1, since: int = 0) -> Any:
-        """Return the lines of a run's metrics from `since` on, all of them when the file has become another one."""
-        followed = find_run(number).metrics
-        current, rows = followed.epoch, followed.rows
+        """Return the lines of a run's metrics from `since` on, all of them when the file has become another one.
+
+        `added` has its evaluations as such lines (`with_evaluations`), all of them each time.
+        """
+        run = find_run(number)
+        current, rows = run.metrics.epoch, run.metrics.rows
         start = since if epoch == current else 0
-        shift = offsets(rows)
+        shift, whole = offsets(rows), with_evaluations(rows, run.evals())
         controls = [phase for phase in shift if is_control(phase)]
-        more = {"names": metric_names(rows), "offsets": shift, "controls": controls}
+        more = {"names": metric_names(whole), "offsets": shift, "controls": controls, "added": whole[len(rows) :]}
         return {"epoch": current, "start": start, "rows": rows[start:], **more}
+
+    @app.get("/results")
+    def results(runs: str) -> Response:
+        chosen = set(runs.split(","))
+        return HTMLResponse(fragments.results([(n, run) for n, run in enumerate(view.runs) if str(n) in chosen]))
 
     @app.get("/rollouts")
     def rollouts(

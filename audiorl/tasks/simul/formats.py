@@ -25,7 +25,7 @@ from msgspec import Meta, Struct, structs
 
 from audiorl.audio import AudioClip, AudioError, load_clip, probe
 from audiorl.data.formats import Style, audio_field, clip_of
-from audiorl.data.manifest import Loaded
+from audiorl.data.manifest import Loaded, Origin
 from audiorl.data.rows import BadRow, Row, of_macos, read_rows
 from audiorl.data.schema import FieldError, check, check_limit, parse_json
 from audiorl.data.schema.manifests import AudioColumns
@@ -176,7 +176,7 @@ def read_streams(
         raise ValueError(f"audio_root {audio_root}: no such folder")
     defaults = StreamDefaults(source_language, target_language, None if audio_root is None else Path(audio_root))
     streams: list[Stream] = []
-    rows: list[Row] = []
+    rows: list[Origin] = []
     skipped: list[BadRow] = []
     by_id: dict[str, ParsedStream] = {}
     for parsed in (parsed for file in _files(path) for parsed in _parse_file(file, defaults)):
@@ -188,8 +188,8 @@ def read_streams(
                 by_id[stream.id] = parsed
                 parts = [stream] if max_seconds is None else split_stream(stream, max_seconds)
                 streams += parts
-                texts = {parsed.field: "", parsed.units_field: "\n".join(u.target for u in stream.units)}
-                rows += [Row(parsed.file, parsed.row, texts)] * len(parts)
+                columns, texts = (parsed.field, parsed.units_field), ("", "\n".join(u.target for u in stream.units))
+                rows += [Origin(parsed.file, parsed.row, columns, texts)] * len(parts)
                 continue
         except FieldError as error:
             parsed = BadRow(parsed.file, parsed.row, error.field, error.message)

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
 import numpy as np
 import yaml
@@ -24,8 +24,10 @@ from audiorl.audio import write_wav
 from audiorl.data.schema import FieldError, check, parse_json
 from audiorl.data.schema.types import AnyText, LogTime
 from audiorl.eval.metrics.latency import Interval, Unit, play, text_units
-from audiorl.rollout.speech import CodecSpeechDecoder
 from audiorl.types import Rollout
+
+if TYPE_CHECKING:
+    from audiorl.rollout.speech import CodecSpeechDecoder
 
 SourceType = Literal["speech", "text", "youtube"]
 TargetType = Literal["speech", "text"]

@@ -123,14 +123,13 @@ def pieces_of(conversation: Conversation, most: int) -> list[TurnPiece]:
 def check_voices(conversation: Conversation) -> None:
     """Raise ValueError for a voice that cannot be read or is too short to imitate. Opens the recordings."""
     for speaker, (_, clip) in conversation.voices.items():
-        where = f"conversation {conversation.id!r}, voice {speaker!r}"
         try:
             length = seconds(clip)
         except AudioError as error:
-            raise ValueError(f"{where}: {error}") from error
+            raise conversation.fault(f"voices.{speaker}.audio", str(error)) from error
         if length < SHORTEST_VOICE:
-            advice = f"give at least {SHORTEST_VOICE} s, better 3 to 10"
-            raise ValueError(f"{where}: {clip.path} is {length:.2f} s long; {advice}")
+            message = f"{clip.path} is {length:.2f} s long; give at least {SHORTEST_VOICE} s, better 3 to 10"
+            raise conversation.fault(f"voices.{speaker}.audio", message)
 
 
 def piece_sample(
@@ -158,7 +157,7 @@ def conversation_examples(conversation: Conversation, context: int) -> list[Exam
     said: list[tuple[TurnPiece, AudioClip]] = []
     for number, turn in enumerate(conversation.turns):
         if turn.audio is None:
-            raise ValueError(f"conversation {conversation.id!r}, turn {number + 1}: has no recording to train on")
+            raise conversation.fault(f"turns[{number}].audio", "missing; give a recording to train on")
         piece = TurnPiece(f"{conversation.id}/{number:03d}", number, turn.speaker, turn.text)
         before = said[-context:] if context else []
         examples.append(Example(piece_sample(conversation, piece, before), speech=(turn.audio,)))

@@ -16,8 +16,8 @@ from audiorl.eval.metrics.speech import clipped_share, cosine, duration_ratio, s
 from audiorl.eval.metrics.text import Normalizer, char_errors, normalize, word_errors
 from audiorl.protocols import Reward, SpeechDecoder
 from audiorl.rewards import Gated, Term, WeightedSum
-from audiorl.rewards.answers import final_text
-from audiorl.rewards.asr import error_rate, language_of
+from audiorl.rewards.answers import final_text, language_of
+from audiorl.rewards.asr import fewest_errors
 from audiorl.rewards.combine import check_options
 from audiorl.speech_models import load_quality_model, load_recogniser, load_speaker_encoder
 from audiorl.tasks.tts.listening import SpeechModels
@@ -51,7 +51,7 @@ class Intelligibility:
     def _rate(self, rollout: Rollout, transcript: str) -> float:
         errors = word_errors if self.metric == "wer" else char_errors
         if self.against == "reference":
-            return error_rate(rollout.sample, transcript, errors, self.normalizer)
+            return fewest_errors(rollout.sample, transcript, errors, self.normalizer).rate
         written, language = final_text(rollout.text), language_of(rollout.sample)
         if not normalize(written, self.normalizer, language):
             return 1.0

@@ -24,11 +24,11 @@ from rich.progress import track
 from audiorl.audio import AudioClip, AudioError, load_clip, probe
 from audiorl.data.corpus import bundled_speech
 from audiorl.data.formats import AUDIO_FIELDS, Style, audio_field, clip_of
-from audiorl.data.manifest import Format, Loaded, read_values
-from audiorl.data.rows import Row
+from audiorl.data.manifest import Format, Loaded, Origin, read_values
+from audiorl.data.rows import BadRow, Row
 from audiorl.data.schema import FieldError, check, check_language, check_limit
 from audiorl.data.schema.manifests import UtteranceColumns
-from audiorl.data.seedtts import TextToSay, line_numbers, read_meta, read_texts
+from audiorl.data.seedtts import TextToSay, read_meta, read_texts
 from audiorl.models import AudioPolicy
 from audiorl.types import Sample
 from tokenizers_audio import CodeShards, write_shards
@@ -55,10 +55,8 @@ def read_utterances(
                 _check(u.recording, "recording")
                 _check(u.prompt, "prompt")
         except FieldError as error:
-            raise ValueError(f"{path}: {u.name!r}, field {error.field!r}: {error.message}") from error
-        return Loaded(
-            tuple(utterances), (), str(path), {}, tuple(Row(str(path), n, {}) for n in line_numbers(path))[:limit]
-        )
+            raise ValueError(str(BadRow(str(path), u.line, error.field, error.message))) from error
+        return Loaded(tuple(utterances), (), str(path), {}, tuple(Origin(str(path), u.line) for u in utterances))
 
     def of_row(row: Row, style: Style, format: Format) -> tuple[Sample, TextToSay]:
         utterance = _utterance(row, style)
@@ -83,7 +81,7 @@ def bundled_utterances(name: str, max_seconds: float | None = None) -> list[Text
 
 def _utterance(row: Row, style: Style) -> TextToSay:
     columns = check(row.data, UtteranceColumns)
-    text = columns.text or columns.transcript or columns.sentence
+    text = columns.text or columns.transcript or columns.transcription or columns.sentence
     if text is None:
         raise FieldError("text", f"missing; give the text to say (the columns are {', '.join(row.data)})")
     name = f"{Path(row.file).stem}-{row.number:04d}" if columns.id is None else str(columns.id).strip()

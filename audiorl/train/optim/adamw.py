@@ -142,20 +142,23 @@ class Optimizer:
             self._to_master(name)
         self._world.sum_gradients(self._updated)
 
-    def check_gradients(self) -> None:
-        """Raise FloatingPointError naming a weight whose gradient is not finite."""
-        if not bool(nn.utils.get_total_norm([p.grad for p in self._updated.values() if p.grad is not None]).isfinite()):
-            raise gradient_error(self._updated)
+    def clip(self) -> Tensor:
+        """Scale the gradients down to `max_grad_norm`. Returns their total norm before, without waiting for it."""
+        return torch.nn.utils.clip_grad_norm_(list(self._updated.values()), self._config.max_grad_norm)
 
-    def _clip(self) -> float:
-        """Scale the gradients down to `max_grad_norm`. Returns their total norm before."""
-        return float(torch.nn.utils.clip_grad_norm_(list(self._updated.values()), self._config.max_grad_norm))
-
-    def step(self) -> dict[str, float]:
-        """Update once from the accumulated gradients. Returns grad_norm (before clipping) and lr."""
-        norm = self._clip()
+    def check(self, norm: float) -> None:
+        """Raise FloatingPointError, naming a weight, for a norm that `clip` gave and that is not finite."""
         if not math.isfinite(norm):
             raise gradient_error(self._updated)
+
+    def step(self, norm: float | None = None) -> dict[str, float]:
+        """Update once from the accumulated gradients. Returns grad_norm (before clipping) and lr.
+
+        norm: what `clip` gave, where it was called already.
+        """
+        if norm is None:
+            norm = float(self.clip())
+        self.check(norm)
         lr = learning_rate(self.updates, self._total_steps, self._config)
         for group in self._adamw.param_groups:
             group["lr"] = lr

@@ -111,18 +111,18 @@ class FsdpOptimizer(Optimizer):
                 shard = self._parameters[name]
                 shard.grad = own[: shard.numel()].to(shard.dtype)
 
-    def _clip(self) -> float:
+    def clip(self) -> Tensor:
         shards = list(self._updated.values())
         squares = [p.grad.square().sum(dtype=torch.float64) for p in shards if p.grad is not None]
         own = torch.stack(squares).sum() if squares else torch.zeros((), dtype=torch.float64, device=shards[0].device)
         norm = self._world.sum(own).sqrt().float()
         torch.nn.utils.clip_grads_with_norm_(shards, self._config.max_grad_norm, norm)
-        return float(norm)
+        return norm
 
-    def step(self) -> dict[str, float]:
+    def step(self, norm: float | None = None) -> dict[str, float]:
         """Update, after which every rank holds all weights. Raises FloatingPointError on all ranks."""
         try:
-            metrics = super().step()
+            metrics = super().step(norm)
         finally:
             self._free_gradients()
             self._gather()

@@ -4,33 +4,47 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from audiorl.algos.varlen import Spans
-from audiorl.config import OptimConfig
+from audiorl.config import OptimConfig, RLConfig, SamplingConfig
+from audiorl.config.checks import TOKENS, pass_tokens
 from audiorl.config.distributed import current
 from audiorl.distributed.local import World
 from audiorl.models import AudioPolicy
 from audiorl.models.attention import emulates_bfloat16
 from audiorl.models.layers import use_working_copies
 from audiorl.models.value import ValueModel
-from audiorl.plan.memory import ATTENTION, ROOM, PackedRow, Precision, layers_again
-from audiorl.plan.models import count
 from audiorl.train.optim.adamw import Optimizer
 
 _log = logging.getLogger(__name__)
+T = TypeVar("T")
+C = TypeVar("C", bound=Any)  # A config with `micro_batch_tokens`
+FEWEST = 512
+"""Tokens of a pass, below which none is halved."""
 BF16_WIDTH = 512
 """From this width of the decoder on, a CPU with AMX updates and decodes faster in bfloat16 (`bench/precision.py`)."""
 
 
-def slow_precision(policy: AudioPolicy, capabilities: Mapping[str, object]) -> str:
-    """Say what to change where such a CPU would compute this policy faster in the other precision; else nothing."""
+def choose_precision(policy: AudioPolicy, capabilities: Mapping[str, object]) -> str:
+    """Say what to change where such a CPU would compute this policy faster in the other precision; else nothing.
+
+    On a GPU, let float32 products run in TF32 unless the program has chosen a precision, and say so.
+    """
     head = policy.backbone.head(policy.model).weight
+    in_float32 = head.dtype == torch.float32 and not policy.config.autocast
+    if head.device.type == "cuda" and in_float32 and torch.get_float32_matmul_precision() == "highest":
+        torch.set_float32_matmul_precision("high")
+        return (
+            "float32 products run in TF32 on this GPU, with 10 bits of mantissa; --model.autocast (bfloat16) is faster,"
+            " and NVIDIA_TF32_OVERRIDE=0 in the environment keeps them exact"
+        )
     if head.device.type != "cpu":
         return ""
-    in_float32 = head.dtype == torch.float32 and not policy.config.autocast
     if in_float32 and capabilities.get("amx_bf16") and head.shape[1] >= BF16_WIDTH:
         return "training computes in float32; this CPU has AMX, so that --model.autocast (bfloat16) is faster"
     if not in_float32 and head.dtype != torch.float16 and emulates_bfloat16(capabilities):
@@ -53,6 +67,9 @@ def checkpoint_what_does_not_fit(
     config = policy.config
     if config.gradient_checkpointing != "auto" or config.audio == "full":
         return
+    from audiorl.plan.memory import ATTENTION, ROOM, PackedRow, Precision, layers_again
+    from audiorl.plan.models import count
+
     shape, held = count(policy).shape, policy.backbone.head(policy.model).weight.element_size()
     precision, attention = Precision(held, 2 if config.autocast else held, 4), ATTENTION[config.attention]
     measure = free or _free_memory
@@ -75,9 +92,9 @@ def _free_memory(device: torch.device) -> float:
 def optimizer_for(model: AudioPolicy | ValueModel, config: OptimConfig, total_steps: int, world: World) -> Optimizer:
     """Make what trains `model` in this process's runtime, after all copies of the model that are wanted."""
     runtime = current()
-    if world.rank == 0 and isinstance(model, AudioPolicy):
-        advice = slow_precision(model, torch.cpu.get_capabilities())
-        if advice:
+    if isinstance(model, AudioPolicy):
+        advice = choose_precision(model, torch.cpu.get_capabilities())
+        if advice and world.rank == 0:
             _log.warning(advice)
     if runtime.sharded:  # copies of whole weights would undo it, and shards change behind autograd's back
         use_working_copies((model.trunk if isinstance(model, ValueModel) else model).model, on=False)
@@ -93,6 +110,55 @@ def optimizer_for(model: AudioPolicy | ValueModel, config: OptimConfig, total_st
     from audiorl.train.optim.zero import ZeroOptimizer
 
     return ZeroOptimizer(model, config, total_steps, world, runtime.zero, runtime.offload)
+
+
+def with_pass_tokens(config: C, policy: AudioPolicy, optim: OptimConfig, max_tokens: int = 512) -> C:
+    """Return the config with `micro_batch_tokens` as given, and where it is None what the policy's GPU holds.
+
+    max_tokens: of an answer. On a CPU None stays.
+    """
+    if config.micro_batch_tokens is not None or policy.device.type != "cuda":
+        return config
+    from audiorl.plan.memory import GIB, PlanOptions, largest_pass  # which import every family of models
+    from audiorl.plan.models import count
+
+    rl = config if isinstance(config, RLConfig) else RLConfig(kl_beta=0.0)
+    total = torch.cuda.get_device_properties(policy.device).total_memory / GIB
+    options = PlanOptions(
+        runtime=current(), model=policy.config, rl=rl, optim=optim,
+        sampling=SamplingConfig(max_new_tokens=max_tokens), gpu_gib=total,
+    )  # fmt: skip
+    try:
+        tokens = largest_pass(count(policy), options)
+    except ValueError as error:
+        _log.warning("micro_batch_tokens: %d, as on a CPU; no plan of the memory: %s", TOKENS, error)
+        return replace(config, micro_batch_tokens=TOKENS)
+    _log.info("micro_batch_tokens: %d by the plan for a GPU of %.0f GiB", tokens, total)
+    return replace(config, micro_batch_tokens=tokens)
+
+
+def within_memory(run: Callable[[], T], halve: Callable[[], bool]) -> T:
+    """Return what `run` gives. Where the GPU's memory does not hold it, run it again after `halve`, while that is True.
+
+    `run` must change nothing before it has all its memory.
+    """
+    while True:
+        try:
+            return run()
+        except torch.OutOfMemoryError:
+            if not halve():
+                raise
+        torch.cuda.empty_cache()  # after the block above: the error holds the tensors of the pass
+
+
+def halved(config: C, given: C, world: World) -> C | None:
+    """Return the config with passes of half as many tokens; None where they are the user's own, few, or of several
+    ranks, which must run equally many."""
+    tokens = pass_tokens(config)
+    if given.micro_batch_tokens is not None or world.size > 1 or tokens < 2 * FEWEST:
+        return None
+    _log.warning("micro_batch_tokens: %d did not fit into the GPU's memory, %d from now on", tokens, tokens // 2)
+    return replace(config, micro_batch_tokens=tokens // 2)
 
 
 def backward(loss: Tensor, *optimizers: Optimizer) -> None:

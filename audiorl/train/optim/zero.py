@@ -121,7 +121,11 @@ class ZeroOptimizer(Optimizer):
             self._zero.set_gradient_accumulation_boundary(True)
             self._reduce_rest(everything=True)
 
-    def step(self) -> dict[str, float]:
+    def clip(self) -> Tensor:
+        """Return 0: DeepSpeed clips in its step."""
+        return torch.zeros(())
+
+    def step(self, norm: float | None = None) -> dict[str, float]:
         """Update once from the accumulated gradients. Returns grad_norm (before clipping) and lr.
 
         Raises FloatingPointError, on all ranks and before a weight changes, for gradients that are not finite.

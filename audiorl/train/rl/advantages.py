@@ -22,6 +22,7 @@ from audiorl.algos.advantages import (
     LARGEST_REWARD,
     Reduce,
     all_equal,
+    differ,
     gae,
     group_relative,
     identity,
@@ -39,7 +40,7 @@ from audiorl.algos.experimental import gdpo, maxrl, remax
 from audiorl.algos.losses import kl_estimate
 from audiorl.config import EstimatorConfig, RLConfig
 from audiorl.train.batches import widened
-from audiorl.types import Score
+from audiorl.types import Rollout, Score
 from audiorl.user_files import load_function
 
 
@@ -81,6 +82,20 @@ class AdvantageInputs:
     """[B, T]: the score placed on sampled tokens; they sum up to `scores_B` where credit is not finer."""
     mask_BT: Tensor  # [B, T] bool: the sampled tokens
     reduce: Reduce = identity  # Sums a tensor over all ranks, for statistics of the whole step
+
+    @classmethod
+    def of(cls, experiences: Sequence[Experience], reduce: Reduce = identity) -> AdvantageInputs:
+        """Pad the experiences. Raises ValueError for a reward that is too large."""
+        for e in experiences:
+            largest = max(abs(e.score), float(_field(e, "rewards").abs().max()), *(abs(x) for x, _ in e.score_terms))
+            if largest >= LARGEST_REWARD:
+                raise ValueError(
+                    f"{e.name}: a reward of {largest:g} is too large, float32 does not hold its square; keep rewards "
+                    f"below {LARGEST_REWARD:g}, or set scores.clip"
+                )
+        scores_B = torch.tensor([e.score for e in experiences], dtype=torch.float32)
+        rewards_BT = padded([_field(e, "rewards") for e in experiences])
+        return cls(experiences, scores_B, rewards_BT, padded([e.loss_mask for e in experiences]), reduce)
 
     @property
     def groups(self) -> list[str]:
@@ -150,6 +165,8 @@ ESTIMATORS: dict[str, Estimator] = {
     "remax": lambda x, c: remax(x.scores_B, torch.tensor([e.greedy_score for e in x.experiences])),
 }
 """`RLConfig.advantage` by name."""
+FINER_THAN_TOTALS = ("process", "step-index", "time-index", "gdpo")
+"""Estimators that compare more of a group than its totals: rollouts of equal totals may have advantages."""
 SUMS_OVER_RANKS = ("gae", "reinforce", "reinforce++", "reinforce++-baseline", "gdpo")
 """Estimators whose collective sums a rank without experiences joins, too."""
 
@@ -166,34 +183,39 @@ def compute_advantages(
         return list(experiences)
     if not experiences and config.advantage not in SUMS_OVER_RANKS:
         return []
-    for e in experiences:
-        largest = max(abs(e.score), float(_field(e, "rewards").abs().max()), *(abs(x) for x, _ in e.score_terms))
-        if largest >= LARGEST_REWARD:
-            raise ValueError(
-                f"{e.name}: a reward of {largest:g} is too large, float32 does not hold its square; keep rewards below "
-                f"{LARGEST_REWARD:g}, or set scores.clip"
-            )
-    mask_BT = padded([e.loss_mask for e in experiences])
-    rewards_BT = padded([_field(e, "rewards") for e in experiences])
-    scores_B = torch.tensor([e.score for e in experiences], dtype=torch.float32)
+    x = AdvantageInputs.of(experiences, reduce)
+    mask_BT = x.mask_BT
     if config.kl.place == "reward" and beta:
         old, ref = (padded(widened([_field(e, n) for e in experiences])) for n in ("old_logprobs", "ref_logprobs"))
         kl = kl_estimate(old, ref, config.kl.kind)
         penalty_BT = torch.where(mask_BT, beta * (kl if kl.dim() == 2 else kl.sum(-1)), 0.0)
-        rewards_BT, scores_B = rewards_BT - penalty_BT, scores_B - penalty_BT.sum(1)
+        x = replace(x, rewards_BT=x.rewards_BT - penalty_BT, scores_B=x.scores_B - penalty_BT.sum(1))
     estimator = ESTIMATORS.get(config.advantage)
     if estimator is None:
         path, _, function = config.advantage.rpartition(":")
         estimator = load_function(path, function, "advantage")
-    x = AdvantageInputs(experiences, scores_B, rewards_BT, mask_BT, reduce)
     advantages = estimator(x, config.estimator)
     if advantages.dim() == 1:
         advantages = advantages[:, None] * mask_BT
     made = [e.replace(advantages=advantages[i, : len(e)].clone()) for i, e in enumerate(experiences)]
     if config.advantage != "gae":
         return made
-    _, returns_BT = gae(rewards_BT, x.values_BT, mask_BT, config.estimator.gamma, config.estimator.lam)
+    _, returns_BT = gae(x.rewards_BT, x.values_BT, mask_BT, config.estimator.gamma, config.estimator.lam)
     return [e.replace(returns=returns_BT[i, : len(e)].clone()) for i, e in enumerate(made)]
+
+
+def has_signal(group: Sequence[Rollout], config: RLConfig) -> bool:
+    """Return whether the advantages of a scored group are not all 0 by what they compare: steps, turns, the terms of a
+    sum, or else totals.
+
+    A KL in the reward does not count, and of estimators that compare no group only the totals do.
+    """
+    scores = normalize_scores([r.score for r in group if r.score], config.scores.clip, normalize=False)
+    if config.advantage not in FINER_THAN_TOTALS:
+        totals = [s.total for s in scores]
+        return bool(differ(*torch.tensor([min(totals), max(totals)], dtype=torch.float32)))
+    x = AdvantageInputs.of([Experience.from_rollout(r.with_score(s)) for r, s in zip(group, scores, strict=True)])
+    return bool(ESTIMATORS[config.advantage](x, config.estimator).any())
 
 
 def mean_advantage(experience: Experience) -> float:

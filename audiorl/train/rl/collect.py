@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -22,7 +23,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from audiorl.algos.advantages import differ
 from audiorl.algos.experience import Experience
 from audiorl.config import RLConfig
 from audiorl.data.schedule import batch_of_step
@@ -33,7 +33,7 @@ from audiorl.rewards.combine import score_rollouts, scored_rollouts
 from audiorl.rewards.concurrency import EarlyScores, begins_early
 from audiorl.rollout.hf import AnswerState, build_rollout, token_versions
 from audiorl.rollout.samplers import SegmentBuffer
-from audiorl.train.rl.advantages import normalize_scores
+from audiorl.train.rl.advantages import has_signal, normalize_scores
 from audiorl.train.rl.processes import GroupEngine
 from audiorl.types import Rollout, Sample, Score
 
@@ -73,6 +73,7 @@ class RolloutBatch:
     dropped: int = 0  # Groups without signal that dynamic sampling left out
     refilled: int = 0  # Groups that dynamic sampling asked for in their place
     skipped: int = 0  # Rollouts that were left out because the reward returned None
+    reward_seconds: float = 0.0  # For which scores were waited for after the answers
     unfinished: list[UnfinishedGroup] = field(default_factory=list)  # Groups that wait for the next step
 
     @property
@@ -100,13 +101,20 @@ class Collector:
         self._samples, self._reward, self._seed = samples, reward, seed
         self.unfinished = list(unfinished)
         """Groups that wait after the last step that was collected for."""
+        self.reward_seconds = 0.0
+        """For which the last step waited for its scores."""
         self._next: RolloutBatch | None = None
 
     def collect(self, step: int) -> RolloutBatch:
         """Return the rollouts of `step`: those collected during the update before, else new ones."""
         batch = self._next or self._collect(step)
+        self.reward_seconds = 0.0 if self._next else batch.reward_seconds
         self._next, self.unfinished = None, batch.unfinished
         return batch
+
+    def prompts_of(self, step: int) -> Sequence[Sample]:
+        """Return the prompts that `step` asks first."""
+        return batch_of_step(self._samples, step, self._config.sampled_prompts, self._seed)
 
     def _collect(self, step: int) -> RolloutBatch:
         return collect(self._engine, self._samples, self._reward, step, self._config, self._seed, self.unfinished)
@@ -138,7 +146,7 @@ def collect(
 ) -> RolloutBatch:
     """Return `group_size` answers to each of the prompts that the policy answers, see `RLConfig.sampled_prompts`.
 
-    With dynamic sampling (DAPO, arXiv 2503.14476) a group whose scores are all equal is dropped, and in up to
+    With dynamic sampling (DAPO, arXiv 2503.14476) a group without signal (`has_signal`) is dropped, and in up to
     `dynamic_sampling` more rounds other prompts are asked in its place. Groups still missing then stay missing; only
     when no group at all has signal those of the first round are kept, so that a step is never empty. Rollouts that the
     reward skips leave their group; raises ValueError when it skips all of them.
@@ -151,6 +159,7 @@ def collect(
     prompts: list[Sample] = [g.request.sample for g in unfinished]
     waiting = list(unfinished)
     dropped = refilled = skipped = 0
+    reward_seconds = 0.0
     limit = config.generation.partial_tokens if step + 1 < config.steps else None
     for attempt in range(1 + config.dynamic_sampling):
         # Groups that wait were asked for by an earlier step, and take no place of this step's prompts.
@@ -173,10 +182,10 @@ def collect(
         continued, left = ([], waiting) if attempt else (waiting, [])
         while True:
             try:
-                ended, paused, left_out = _answer(engine, continued, asked, limit, reward)
+                ended, paused, left_out, seconds = _answer(engine, continued, asked, limit, reward)
             except FloatingPointError as error:
                 raise FloatingPointError(f"step {step + 1}: {error}; resume from before, with a smaller lr") from error
-            skipped += left_out
+            skipped, reward_seconds = skipped + left_out, reward_seconds + seconds
             if attempt or ended or not paused:
                 break
             # A step needs something to train on: the older half of the paused groups goes on, the younger half waits.
@@ -184,9 +193,7 @@ def collect(
             continued, asked, left = paused[:half], [], [*paused[half:], *left]
         waiting = [*left, *paused] if attempt else [*paused, *left]
         first_round = first_round if attempt else ended
-        with_signal = ended
-        if config.dynamic_sampling:
-            with_signal = [g for g in ended if _has_signal([r.score.total for r in g if r.score])]
+        with_signal = [g for g in ended if has_signal(g, config)] if config.dynamic_sampling else ended
         groups += with_signal
         dropped += len(ended) - len(with_signal)
         if len(groups) >= config.sampled_prompts:
@@ -195,13 +202,16 @@ def collect(
     greedy: list[Score] = []
     if config.advantage == "remax":
         requests = [Request(g[0].sample, 1, group_id=g[0].group_id, greedy=True) for g in groups]
-        scores = score_rollouts(reward, engine.generate(requests))
+        answers, began = engine.generate(requests), time.monotonic()
+        scores = score_rollouts(reward, answers)
+        reward_seconds += time.monotonic() - began
         skipped += sum(len(g) for g, s in zip(groups, scores, strict=True) if s is None)
         groups = [g for g, s in zip(groups, scores, strict=True) if s is not None]
         greedy = [s for s in scores if s is not None]
     if not groups:
         raise ValueError(f"step {step + 1}: the reward skipped all of {skipped} rollouts; return a Score for some")
-    return RolloutBatch([r for group in groups for r in group], greedy, dropped, refilled, skipped, waiting)
+    rollouts = [r for group in groups for r in group]
+    return RolloutBatch(rollouts, greedy, dropped, refilled, skipped, reward_seconds, waiting)
 
 
 def _answer(
@@ -210,11 +220,11 @@ def _answer(
     asked: Sequence[UnfinishedGroup],
     limit: int | None,
     reward: Reward,
-) -> tuple[list[list[Rollout]], list[UnfinishedGroup], int]:
+) -> tuple[list[list[Rollout]], list[UnfinishedGroup], int, float]:
     """Continue groups and begin others. A reward that waits for something else begins as soon as a group has ended.
 
-    Returns the groups that have ended, scored, without the rollouts that the reward skips; the others; and how many
-    rollouts it skipped.
+    Returns the groups that have ended, scored, without the rollouts that the reward skips; the others; how many
+    rollouts it skipped; and the seconds for which their scores were waited for.
     """
     requests = [*(g.continuation(limit) for g in continued), *(replace(g.request, token_limit=limit) for g in asked)]
     by_id = {g.request.group_id: g for g in (*continued, *asked)}
@@ -230,15 +240,11 @@ def _answer(
         else:
             rollouts = engine.generate(requests)
         groups = [by_id[id].with_answers(list(group)) for id, group in groupby(rollouts, key=lambda r: r.group_id)]
-        whole = [r for group in groups if group.has_ended for r in group.rollouts]
+        whole, began = [r for group in groups if group.has_ended for r in group.rollouts], time.monotonic()
         scored = scored_rollouts(reward, whole) if whole else []
+        seconds = time.monotonic() - began
     by_group = [list(group) for _, group in groupby(scored, key=lambda r: r.group_id)]
-    return by_group, [g for g in groups if not g.has_ended], len(whole) - len(scored)
-
-
-def _has_signal(totals: Sequence[float]) -> bool:
-    """Return whether advantages of a group with these scores are not all 0."""
-    return bool(differ(*torch.tensor([min(totals), max(totals)], dtype=torch.float32)))
+    return by_group, [g for g in groups if not g.has_ended], len(whole) - len(scored), seconds
 
 
 def scored_experiences(batch: RolloutBatch, config: RLConfig) -> list[Experience]:
@@ -269,15 +275,15 @@ def step_metrics(batch: RolloutBatch, step: int, config: RLConfig) -> dict[str, 
     out = {"reward/mean": float(totals.mean()), "reward/std": float(totals.std())}
     for name in scores[0].parts:
         out[f"reward/{name}"] = _mean([s.parts[name] for s in scores if name in s.parts])
-    groups: dict[str, list[float]] = defaultdict(list)
+    groups: dict[str, list[Rollout]] = defaultdict(list)
     sets: dict[str, list[float]] = defaultdict(list)
     for r, total in zip(rollouts, totals.tolist(), strict=True):
-        groups[r.group_id].append(total)
+        groups[r.group_id].append(r)
         if SET in r.sample.metadata:
             sets[str(r.sample.metadata[SET])].append(total)
     out["response/length"] = _mean([r.num_sampled for r in rollouts])
     out["response/cut"] = _mean([r.segments[-1].stop_reason == "length" for r in rollouts])
-    out["group/without_signal"] = _mean([not _has_signal(values) for values in groups.values()])
+    out["group/without_signal"] = _mean([not has_signal(group, config) for group in groups.values()])
     for name, values in sets.items():
         out |= {f"data/{name}/share": len(values) / len(totals), f"data/{name}/reward": _mean(values)}
     if batch.skipped:

@@ -15,13 +15,14 @@ from torch import Tensor
 from audiorl.algos.experience import Experience, PackedBatch
 from audiorl.algos.losses import value_loss
 from audiorl.config import CriticConfig, OptimConfig, RLConfig
+from audiorl.config.checks import pass_tokens
 from audiorl.distributed.local import World, changes_worker
 from audiorl.models import AudioPolicy
 from audiorl.models.value import ValueModel
 from audiorl.run.checkpoint import TrainerState, read_shape
 from audiorl.run.saving import CheckpointedWorker, CheckpointWriter, ModelFile
-from audiorl.train.batches import fill, gather, idle_batch, read_pass
-from audiorl.train.optim.steps import backward, idle_passes, optimizer_for
+from audiorl.train.batches import PassMetrics, fill, gather, idle_batch
+from audiorl.train.optim.steps import backward, idle_passes, optimizer_for, with_pass_tokens
 from audiorl.train.rl.minibatch import MicroBatch, MiniBatch, TrainBatch, mini_batches_of, updates_of
 
 
@@ -51,13 +52,9 @@ class Critic:
         metrics = {"critic/loss": loss.detach(), "critic/clip_frac": sums["value_clip_frac"]}
         return self.config.coef * loss if with_policy and self.config.shared else loss, metrics
 
-    def check_gradients(self) -> None:
-        """Raise FloatingPointError before the policy has moved: both step, or neither."""
-        self.optimizer.check_gradients()
-
-    def step(self) -> dict[str, float]:
-        """Update once. Returns `critic/grad_norm` and `critic/lr`."""
-        metrics = self.optimizer.step()
+    def step(self, norm: float) -> dict[str, float]:
+        """Update once, after `optimizer.clip` gave `norm`. Returns `critic/grad_norm` and `critic/lr`."""
+        metrics = self.optimizer.step(norm)
         self.model.weights_changed()
         return {f"critic/{name}": value for name, value in metrics.items()}
 
@@ -106,14 +103,14 @@ class CriticWorker(CheckpointedWorker):
     def __init__(self, trunk: AudioPolicy, config: RLConfig, world: World):
         self._writer = CheckpointWriter(trunk, world, "trainer-critic")
         # Clip-Cov and KL-Cov choose tokens for the policy's loss, from advantages that are not here.
-        self._config = replace(config, loss="ppo")
+        self._config = with_pass_tokens(replace(config, loss="ppo"), trunk, config.critic.optim)
         self._world = world
         self.critic = Critic(ValueModel(trunk), config.critic, config.critic.optim, updates_of(config), world)
 
     def values(self, experiences: Sequence[Experience]) -> list[Tensor]:
         """Return for each [L]: the value of the state before each sampled token, 0 on observed tokens."""
         config, model = self._config, self.critic.model
-        filled = fill(experiences, lambda b: {"values": model(b)}, config.micro_batch_tokens, config.share_prompts)
+        filled = fill(experiences, lambda b: {"values": model(b)}, pass_tokens(config), config.share_prompts)
         return [e.values for e in filled if e.values is not None]
 
     @changes_worker
@@ -134,19 +131,18 @@ class CriticWorker(CheckpointedWorker):
     def _update(self, mini_batch: MiniBatch) -> dict[str, float]:
         critic, trunk = self.critic, self.critic.model.trunk
         critic.optimizer.zero_grad()
-        sums: dict[str, float] = defaultdict(float)
+        passes = PassMetrics()
         with trunk.audio.once():
             idle = idle_passes(len(mini_batch), self._world, critic.optimizer)
             for micro in mini_batch.micro_batches(trunk.device):
                 loss, metrics = critic.loss(micro, critic.values(micro.batch), with_policy=False)
                 backward(loss, critic.optimizer)
-                for name, number in read_pass(micro.experiences, loss, metrics).items():
-                    sums[name] += number
+                passes.add(micro.experiences, loss, metrics)
             for _ in range(idle):
                 backward(0 * critic.values(idle_batch(trunk)).sum(), critic.optimizer)
-        means = self._world.add_up(sums)
         critic.optimizer.gather_gradients()
-        return means | critic.step()
+        sums, (norm,) = passes.read(critic.optimizer.clip())
+        return self._world.add_up(sums) | critic.step(norm)
 
     def state(self) -> TrainerState:
         return self.critic.state()

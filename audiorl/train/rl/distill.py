@@ -16,11 +16,13 @@ from audiorl.algos.distill import bucket_logits, divergence, fused_divergence, t
 from audiorl.algos.experience import Experience, PolicyOutput, TeacherOutput
 from audiorl.algos.packing import micro_batches, pack_experiences
 from audiorl.config import DistillConfig, LoraConfig, RLConfig
+from audiorl.config.checks import pass_tokens
 from audiorl.data.views import SWAP, views_of
 from audiorl.distributed.local import World
 from audiorl.models import AudioPolicy, load_policy
 from audiorl.models.examples import answer_after
 from audiorl.models.policy import Reference
+from audiorl.run.folder import newest_checkpoint
 from audiorl.train.batches import check_finite, counts
 from audiorl.train.rl.minibatch import MicroBatch
 from audiorl.types import Sample
@@ -57,7 +59,7 @@ def load_teacher(path: str, policy: AudioPolicy) -> AudioPolicy:
     """
     config = replace(policy.config, device=str(policy.device), lora=LoraConfig(rank=0), audio="frozen", only=())
     try:
-        teacher = load_policy(path, replace(config, gradient_checkpointing=False))
+        teacher = load_policy(newest_checkpoint(path), replace(config, gradient_checkpointing=False))
     except ValueError as error:
         raise ValueError(f"distill.teacher: give reference, policy, or the folder of a model: {error}") from error
     teacher.requires_grad_(False)
@@ -107,7 +109,7 @@ class Teacher:
             self.weight = _head(model).detach().clone()
         laid_out = self._laid_out(experiences)
         outputs: dict[int, TeacherOutput] = {}
-        for indices in micro_batches(laid_out, config.micro_batch_tokens, config.share_prompts):
+        for indices in micro_batches(laid_out, pass_tokens(config), config.share_prompts):
             members = [laid_out[i] for i in indices]
             out = self._model.forward(pack_experiences(members, config.share_prompts), self._temperature)
             assert out.hidden is not None
@@ -211,12 +213,12 @@ class Distillation:
         outputs = [e.teacher for e in experiences if e.teacher is not None]
         assert output.hidden is not None and kind is not None and len(outputs) == len(experiences)
         device, weight = output.hidden.device, _head(self._policy)
-        used_N = torch.cat([self._used(t) for t in outputs]).to(device)
+        used_N = torch.cat([self._used(t) for t in outputs]).to(device, non_blocking=True)
         hidden = output.hidden[used_N]
 
         def gathered(name: str) -> Tensor | None:
             tensors = [getattr(t, name) for t in outputs]
-            return None if tensors[0] is None else torch.cat(tensors).to(device)[used_N]
+            return None if tensors[0] is None else torch.cat(tensors).to(device, non_blocking=True)[used_N]
 
         teacher_hidden, ids, teacher_logits = (gathered(name) for name in ("hidden", "top_ids", "top_logits"))
         with self._policy.autocast():

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from audiorl.config import ListeningConfig, RLConfig, SamplingConfig
+from audiorl.config.checks import pass_tokens
 from audiorl.data.views import views_of
 from audiorl.eval._listening import DEFAULT_VIEWS, audio_gains, gain_metrics, verdict
 from audiorl.models import AudioPolicy
@@ -56,7 +57,7 @@ class ListeningCheck:
             return {}
         pull(self.policy, self.workers.trainers)
         with self.workers.driver_on_gpu(self.policy):
-            return check_listening(self.policy, step.rollouts, config.listening, config.micro_batch_tokens)
+            return check_listening(self.policy, step.rollouts, config.listening, pass_tokens(config))
 
 
 def check_listening(

@@ -89,7 +89,7 @@ def _surrogate(micro: MicroBatch, logprobs: Tensor, old: Tensor, weights: Tensor
     )
     if micro.code_mask is not None and options.frame_ratio == "code":
         rows, codes = micro.code_mask.nonzero(as_tuple=True)
-        on_device, codes = rows.to(logprobs.device), codes.to(logprobs.device)
+        on_device, codes = (x.to(logprobs.device, non_blocking=True) for x in (rows, codes))
         weights = weights[on_device]
         if options.codebook_weights:
             count = 0 if micro.frame_counts is None else micro.frame_counts.codebooks
@@ -99,7 +99,9 @@ def _surrogate(micro: MicroBatch, logprobs: Tensor, old: Tensor, weights: Tensor
                 )
             by_code = torch.tensor(options.codebook_weights, device=codes.device)[codes]
             # A text token stands in column 0.
-            weights = weights * torch.where(micro.is_frame.to(on_device.device)[on_device], by_code, 1.0)
+            weights = weights * torch.where(
+                micro.is_frame.to(on_device.device, non_blocking=True)[on_device], by_code, 1.0
+            )
         inputs = LossInputs(
             logprobs[on_device, codes],
             old[on_device, codes],

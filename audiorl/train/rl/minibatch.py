@@ -18,6 +18,7 @@ from audiorl.algos.experimental import clip_cov_tokens, covariances, kl_cov_toke
 from audiorl.algos.losses import token_weights
 from audiorl.algos.packing import micro_batches, pack_experiences
 from audiorl.config import RLConfig
+from audiorl.config.checks import pass_tokens
 from audiorl.distributed.local import World
 from audiorl.train.batches import counts, gather, repeat_each, sum_codebooks
 
@@ -100,7 +101,11 @@ class MiniBatch:
         for name, aggregation in (("loss_weights", config.aggregation), ("mean_weights", "token-mean")):
             self._flat[name] = repeat_each(token_weights(lengths_of_all, aggregation, max_tokens)[own], self._lengths)
         self._flat["chosen"] = chosen
-        self._parts = micro_batches(experiences, config.micro_batch_tokens, config.share_prompts)
+        self.divide(pass_tokens(config))
+
+    def divide(self, tokens: int) -> None:
+        """Make micro-batches of at most so many tokens."""
+        self._parts = micro_batches(self.experiences, tokens, self._config.share_prompts)
 
     def __len__(self) -> int:
         """Return how many micro-batches there are."""
@@ -123,7 +128,7 @@ class MiniBatch:
                 is_frame=is_frame(experiences),
                 code_mask=flat_code_mask(experiences),
                 frame_counts=self._frame_counts,
-                **{name: values.to(device) for name, values in flat.items()},
+                **{name: values.to(device, non_blocking=True) for name, values in flat.items()},
             )
 
 
@@ -213,7 +218,7 @@ def kl_means(kl: Tensor, weights: Tensor, is_frame: Tensor, frame_counts: FrameC
     out = means_by_modality("kl", sum_codebooks(kl), weights, is_frame, frame_counts)
     if frame_counts is None:
         return out
-    places = is_frame.nonzero()[:, 0].to(kl.device)
+    places = is_frame.nonzero()[:, 0].to(kl.device, non_blocking=True)
     sums = (weights[places, None] * kl[places]).sum(0) if kl.dim() == 2 else kl.new_zeros(frame_counts.codebooks)
     return out | {f"kl_codebook_{k}": value / max(frame_counts.fraction, 1e-9) for k, value in enumerate(sums)}
 
@@ -228,7 +233,7 @@ def means_by_modality(
     if frame_counts is not None:
         share = frame_counts.fraction
         for modality, rows, fraction in (("text", ~is_frame, 1 - share), ("audio", is_frame, share)):
-            places = rows.nonzero()[:, 0].to(weighted.device)
+            places = rows.nonzero()[:, 0].to(weighted.device, non_blocking=True)
             out[f"{name}_{modality}"] = weighted[places].sum() / max(fraction, 1e-9)
     return out
 

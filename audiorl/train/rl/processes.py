@@ -106,7 +106,8 @@ class Workers:
             metrics |= self.critics.each(CriticWorker.update, batches)[0]
         advantages = _in_order([output.advantages for output in outputs], shares)
         tokens = _in_order([output.tokens for output in outputs], shares) if batch.record_tokens else []
-        return TrainOutput(metrics, advantages, tokens)
+        prepared = max(output.prepare_seconds for output in outputs)
+        return TrainOutput(metrics, advantages, tokens, prepare_seconds=prepared)
 
     @contextmanager
     def driver_on_cpu(self, policy: AudioPolicy) -> Iterator[None]:

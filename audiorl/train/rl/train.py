@@ -83,22 +83,33 @@ def train_rl(
             hooks.append(HeldOut(evaluate, policy, workers, sampling, progress))
         hooks.append(RecordRollouts(run, phase, config, speech_decoder))
 
+        clock = StepClock(*workers.groups)
         for step in range(start, config.steps):
             done = step + 1
-            clock = StepClock(*workers.groups)
+            clock.begin()
             engine.sync(version=step)
+            clock.lap("sync")
             rollouts = collector.collect(step)  # generate, score, dynamic sampling
             clock.lap("rollout")
+            clock.divide("rollout", "rewards", collector.reward_seconds)
             batch = step_batch(policy, rollouts, step, config, seed, workers, supervised, answers)
             engine.free_gpus()
+            clock.lap("batch")
+            if (
+                policy.device.type == "cuda" and done < config.steps
+            ):  # of a driver that trains: files are read meanwhile
+                policy.audio.load_ahead(policy.clips_of(collector.prompts_of(done)))
             with collector.collect_ahead(done, run.asked_to_stop):
                 output = workers.step(batch)  # `Trainer.step`: advantages, then forward, loss, backward, optimizer step
             clock.lap("train")
+            clock.divide("train", "logprobs", output.prepare_seconds)
 
-            metrics = output.metrics | step_metrics(rollouts, step, config) | clock.laps
+            metrics = output.metrics | step_metrics(rollouts, step, config)
             metrics["tokens_per_s"] = rollouts.num_sampled / clock.seconds
             for hook in hooks:
                 metrics |= hook.after_step(FinishedStep(done, rollouts.rollouts, output))
+            clock.lap("hooks", counts=False)
+            metrics |= clock.times()
             run.log(phase, done, metrics)
             progress.update(done, metrics)
             run.add_seconds(phase, clock.seconds, clock.cpu_seconds)

@@ -6,10 +6,12 @@ experience, N sampled tokens of a micro-batch, Q codebooks where frames are amon
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal
 
 import torch
@@ -19,23 +21,31 @@ from audiorl.algos.experience import Experience, PackedBatch, PolicyOutput
 from audiorl.algos.losses import KLController, kl_estimate, tis_weights, token_weights
 from audiorl.algos.packing import micro_batches, pack_experiences
 from audiorl.config import OptimConfig, RLConfig
-from audiorl.distributed.local import World, changes_worker
+from audiorl.config.checks import pass_tokens
+from audiorl.distributed.local import World, changes_worker, gpu_seconds, gpu_work
 from audiorl.models import AudioPolicy
 from audiorl.models.policy import Reference
 from audiorl.models.value import make_critic
 from audiorl.run.checkpoint import StatePiece, TrainerState
 from audiorl.train.batches import (
+    PassMetrics,
     check_finite,
     counts,
     fill,
     gather,
     idle_batch,
     logprobs_by_code,
-    read_pass,
     sum_codebooks,
 )
 from audiorl.train.optim.adamw import EMA, Optimizer
-from audiorl.train.optim.steps import backward, idle_passes, optimizer_for
+from audiorl.train.optim.steps import (
+    backward,
+    halved,
+    idle_passes,
+    optimizer_for,
+    with_pass_tokens,
+    within_memory,
+)
 from audiorl.train.rl.advantages import compute_advantages, mean_advantage
 from audiorl.train.rl.critic import Critic
 from audiorl.train.rl.distill import Distillation, Teacher, load_teacher
@@ -60,6 +70,7 @@ class TrainOutput:
     advantages: list[float]  # The mean advantage of each experience of the batch, in order
     tokens: list[TokenNumbers]  # The numbers of its tokens, likewise; empty where the batch does not ask for them
     returns: Sequence[Tensor] = ()  # Its returns [L], likewise, for critics in processes of their own; else empty
+    prepare_seconds: float = 0.0  # Of the step: for log-probs and values before the update
 
 
 @dataclass(frozen=True)
@@ -98,7 +109,9 @@ class Trainer:
         world: World | None = None,
         separate: Separate | None = None,
     ):
-        self.policy, self.config, self.max_tokens = policy, config, max_tokens
+        self.policy, self.max_tokens = policy, max_tokens
+        self._given, self.config = config, with_pass_tokens(config, policy, optim, max_tokens)
+        config = self.config
         self.world, separate = world or World(), separate or Separate()
         self.temperatures = training_temperatures(temperature, audio_temperature)
         self.steps = 0
@@ -130,8 +143,9 @@ class Trainer:
     @changes_worker
     def step(self, batch: TrainBatch) -> TrainOutput:
         """Log-probs and values, advantages, then `epochs` passes over `mini_batches` updates."""
-        config = self.config
-        experiences, answers = self.prepare(batch.experiences), list(batch.answers)
+        config, began = self.config, time.monotonic()
+        experiences = within_memory(lambda: self.prepare(batch.experiences), self._halve)
+        answers = list(batch.answers)
         if self.distillation is not None:
             both = self.distillation.prepare([*experiences, *answers])
             experiences, answers = both[: len(experiences)], both[len(experiences) :]
@@ -139,20 +153,24 @@ class Trainer:
         if self.distillation is not None:
             experiences = self.distillation.add_advantages(experiences)
         batch = replace(batch, experiences=experiences, answers=answers)
+        prepared = time.monotonic() - began
         record = TokenRecord(experiences) if batch.record_tokens else None
         totals: dict[str, float] = defaultdict(float)
         mini_batches: list[MiniBatch] = []
         if self._optimizers():
             mini_batches = mini_batches_of(batch, config, self.max_tokens, self.world, self.steps)
         for mini_batch in mini_batches * config.epochs:
-            for name, value in self._update(mini_batch, batch, record).items():
+            norms, means = within_memory(partial(self._passes, mini_batch, batch, record), self._halve)
+            for name, value in self._update(norms, means).items():
                 totals[name] += value
         metrics = {name: value / (len(mini_batches) * config.epochs) for name, value in totals.items()}
         metrics |= self._step_metrics(experiences, metrics)
         self.steps += 1
         numbers = [] if record is None else record.numbers()
         returns = [e.returns for e in experiences if e.returns is not None] if self.critic is None else []
-        return TrainOutput(metrics, [mean_advantage(e) for e in experiences], numbers, returns)
+        if (busy := gpu_seconds()) is not None:
+            metrics["time/gpu_busy"] = busy
+        return TrainOutput(metrics, [mean_advantage(e) for e in experiences], numbers, returns, prepared)
 
     @property
     def critic_warms_up(self) -> bool:
@@ -181,7 +199,7 @@ class Trainer:
         needs_old = config.epochs * config.mini_batches > 1 or (config.kl.place == "reward" and self.has_kl)
         needs_old = needs_old or (self.distillation is not None and config.distill.loss_kind is None)
         needs_old = needs_old and missing("old_logprobs")
-        critic, packing = self.critic, (config.micro_batch_tokens, config.share_prompts)
+        critic, packing = self.critic, (pass_tokens(config), config.share_prompts)
         if needs_old and critic is not None and config.critic.shared and missing("values"):
 
             def both(batch: PackedBatch) -> dict[str, Tensor]:  # from one pass through the shared trunk
@@ -199,15 +217,26 @@ class Trainer:
 
     # -- the update ----------------------------------------------------------------------------------------------------
 
-    def _update(self, mini_batch: MiniBatch, batch: TrainBatch, record: TokenRecord | None) -> dict[str, float]:
-        """One optimizer update: forward, loss and backward of every micro-batch, all-reduce, step.
+    def _halve(self) -> bool:
+        """Halve passes that did not fit into the GPU's memory; return whether that may help."""
+        config = halved(self.config, self._given, self.world)
+        if config is None:
+            return False
+        self.config = config
+        return True
 
-        Returns metrics as means over the mini-batch and all ranks. When a pass raises nothing steps.
+    def _passes(
+        self, mini_batch: MiniBatch, batch: TrainBatch, record: TokenRecord | None
+    ) -> tuple[list[float], dict[str, float]]:
+        """Forward, loss and backward of every micro-batch, and all-reduce.
+
+        Returns the norms of gradients by optimizer, and metrics as means over the mini-batch and all ranks.
         """
         optimizers = self._optimizers()
+        mini_batch.divide(pass_tokens(self.config))
         for optimizer in optimizers:
             optimizer.zero_grad()
-        sums: dict[str, float] = defaultdict(float)
+        passes = PassMetrics()
         with ExitStack() as stack:
             # The policy and the critic's trunk, which may be the same, encode a clip once for all micro-batches.
             for model in {id(m): m for m in (self.policy, self.critic and self.critic.model.trunk) if m}.values():
@@ -215,37 +244,41 @@ class Trainer:
             # Under ZeRO every rank runs equally many passes: collectives of the layers must line up.
             idle = idle_passes(len(mini_batch), self.world, *optimizers)
             for micro in mini_batch.micro_batches(self.policy.device):
-                output = self._forward(micro.batch)
-                loss, metrics = self._loss(micro, output)
-                backward(loss, *optimizers)
+                with gpu_work():
+                    output = self._forward(micro.batch)
+                    loss, metrics = self._loss(micro, output)
+                    backward(loss, *optimizers)
                 if record is not None and not self.critic_warms_up:
                     record.add(micro, output)
-                for name, number in read_pass(micro.experiences, loss, metrics, logprobs_by_code(output)).items():
-                    sums[name] += number
+                passes.add(micro.experiences, loss, metrics, logprobs_by_code(output))
             for _ in range(idle):
                 output = self._forward(idle_batch(self.policy))
                 flat = [x for x in (output.logprobs, output.values) if x is not None]
                 backward(0 * torch.cat(flat).sum(), *optimizers)
             if self.config.ptx.coef and not self.critic_warms_up:
                 coef = self.config.ptx.coef
-                sums["ptx/loss"] += self._supervised(batch.supervised, coef, lambda _, output: -output.logprobs.sum())
+                self._supervised(passes, "ptx/loss", batch.supervised, coef, lambda _, output: -output.logprobs.sum())
             if self.distillation is not None and self.distillation.reference_share and not self.critic_warms_up:
                 coef = self.config.distill.coef * self.distillation.reference_share
-                loss_of = self.distillation.answer_loss
-                off_policy = self._supervised(batch.answers, coef, loss_of, self.temperatures[0])
-                sums["distill/divergence_off_policy"] += off_policy
-        means = self.world.add_up(sums)
+                loss_of, name = self.distillation.answer_loss, "distill/divergence_off_policy"
+                self._supervised(passes, name, batch.answers, coef, loss_of, self.temperatures[0])
         for optimizer in optimizers:
             optimizer.gather_gradients()
-        if self.critic is not None:
-            self.critic.check_gradients()  # before the policy moves: both step, or neither
+        sums, norms = passes.read(*(optimizer.clip() for optimizer in optimizers))
+        return norms, self.world.add_up(sums)
+
+    def _update(self, norms: Sequence[float], means: dict[str, float]) -> dict[str, float]:
+        """Step, and return `means` with what the optimizers say. Where the check of a norm raises none steps."""
+        for optimizer, norm in zip(self._optimizers(), norms, strict=True):
+            optimizer.check(norm)
         if not self.critic_warms_up:
-            means |= self.optimizer.step()
+            with gpu_work():
+                means |= self.optimizer.step(norms[0])
             self.policy.weights_changed()
             if self.ema is not None:
                 self.ema.update()
         if self.critic is not None:
-            means |= self.critic.step()
+            means |= self.critic.step(norms[-1])
         return means
 
     def _forward(self, batch: PackedBatch) -> PolicyOutput:
@@ -280,30 +313,30 @@ class Trainer:
 
     def _supervised(
         self,
+        passes: PassMetrics,
+        name: str,
         examples: Sequence[Experience],
         coef: float,
         loss_of: Callable[[Sequence[Experience], PolicyOutput], Tensor],
         temperature: float = 1.0,
-    ) -> float:
+    ) -> None:
         """Add the gradient of coef x the mean over the tokens of all ranks' examples of `loss_of`, which is a sum.
 
-        Returns this rank's share of that mean.
+        This rank's share of that mean goes to `passes` as `name`.
         """
         lengths_of_all, _ = self.world.gather_list(counts(examples))
         weight = token_weights(lengths_of_all, "token-mean")[0] if lengths_of_all else 0.0
         optimizers = self._optimizers()
-        total = 0.0
-        parts = micro_batches(examples, self.config.micro_batch_tokens, share_prompts=False)
+        parts = micro_batches(examples, pass_tokens(self.config), share_prompts=False)
         idle = idle_passes(len(parts), self.world, *optimizers)
         for indices in parts:
             members = [examples[i] for i in indices]
             output = self.policy.forward(pack_experiences(members, share_prompts=False), temperature)
             loss = weight * loss_of(members, output)
             backward(coef * loss, *optimizers)
-            total += read_pass(members, loss, {"loss": loss})["loss"]
+            passes.add(members, loss, {name: loss})
         for _ in range(idle):
             backward(0 * self.policy.forward(idle_batch(self.policy)).logprobs.sum(), *optimizers)
-        return total
 
     def _step_metrics(self, experiences: Sequence[Experience], metrics: Mapping[str, float]) -> dict[str, float]:
         """Metrics of the whole step on all ranks; afterwards the KL coefficient follows the step's mean KL."""
@@ -380,7 +413,7 @@ def with_logprobs(
     def forward(batch: PackedBatch) -> dict[str, Tensor]:
         return {name: logprobs_by_code(model.forward(batch, temperatures[0], audio_temperature=temperatures[1]))}
 
-    return fill(experiences, forward, config.micro_batch_tokens, config.share_prompts)
+    return fill(experiences, forward, pass_tokens(config), config.share_prompts)
 
 
 def training_temperatures(text: float, audio: float | None) -> tuple[float, float]:

@@ -28,6 +28,7 @@ from audiorl.rollout.vllm import VLLMConfig, VLLMEngine
 from audiorl.rollout.vllm_weights import Lora, adapter_obstacle, served_weights
 from audiorl.rollout.weight_transfer import Backend, SyncError, WeightReceiver, WeightSender
 from audiorl.run.saving import CheckpointedWorker, CheckpointWriter, ModelFile
+from audiorl.train.optim.steps import with_pass_tokens
 from audiorl.train.rl.distill import Teacher, load_teacher
 from audiorl.train.rl.trainer import Separate, State, Trainer, training_temperatures, with_logprobs
 from audiorl.types import Rollout
@@ -244,7 +245,9 @@ class ReferenceWorker:
     def __init__(
         self, model: AudioPolicy | Reference, config: RLConfig, sampling: SamplingConfig, teacher: Teacher | None = None
     ):
-        self._model, self._config, self._teacher = model, config, teacher
+        runs_on = model.runs_on if isinstance(model, Reference) else model
+        self._model, self._teacher = model, teacher
+        self._config = with_pass_tokens(config, runs_on, OptimConfig(), sampling.max_new_tokens)
         self._temperatures = training_temperatures(sampling.temperature, sampling.audio_temperature)
 
     def teacher_outputs(self, experiences: Sequence[Experience]) -> list[TeacherOutput]:

@@ -96,7 +96,7 @@ def run_folder() -> Path:
         judged = [
             Rollout(question, r.segments, r.group_id, r.index, Score(1.0, {"accuracy": 1.0})) for r in rollouts[:1]
         ]
-        run.write_eval(name, results, judged, "accuracy")
+        run.write_eval(name, results, judged, [{"correct": True, "parts": {"accuracy": 1.0}} for _ in judged])
     save_run(run, "grpo", 4, _weights(), _trainer())
     run.finish("before")
     run.close()

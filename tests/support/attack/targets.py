@@ -60,9 +60,9 @@ class Target:
 @cache
 def all_targets() -> dict[str, Target]:
     """Every target by its name."""
-    from tests.support.attack import data, options, runs, servers
+    from tests.support.attack import checked, data, options, runs, servers
 
-    targets = (*data.TARGETS, *runs.TARGETS, *servers.TARGETS, *options.TARGETS)
+    targets = (*data.TARGETS, *checked.TARGETS, *runs.TARGETS, *servers.TARGETS, *options.TARGETS)
     return {target.name: target for target in targets}
 
 

@@ -17,7 +17,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from audiorl.algos import varlen
 from audiorl.algos.prompt_attention import PromptAttention
-from audiorl.algos.varlen import BLOCK, TORCH_VARLEN, SegmentAttention, Segments, choose_kernel, sdpa
+from audiorl.algos.varlen import BLOCK, TORCH_VARLEN, SegmentAttention, Segments, choose_kernel, padded, sdpa
 
 
 def test_torch_varlen_runs_on_shapes_alone() -> None:
@@ -59,6 +59,39 @@ def test_blocks_of_keys_cover_what_is_visible(groups: list[tuple[int, list[int]]
     padded = torch.nn.functional.pad(visible, (0, -len(keys) % BLOCK, 0, -at % BLOCK))
     needed = padded.unflatten(0, (-1, BLOCK)).unflatten(2, (-1, BLOCK)).any(3).any(1)
     assert torch.equal(segments.block_mask.to_dense()[0, 0].bool(), needed)
+
+
+@pytest.mark.parametrize(
+    "segments",
+    [
+        Segments.of_spans([(0, 3, 0, 0), (3, 5, 0, 3), (5, 6, 0, 3), (6, 10, 0, 0)], torch.device("cpu")),
+        Segments.of_spans([(0, 4, 0, 0), (4, 10, 0, 0)], torch.device("cpu")),
+        Segments.of_lengths([4, 1, 5], [3, 0, 7], False, torch.device("cpu")),
+    ],
+    ids=["shared prompt", "causal", "chunks, one without keys"],
+)
+def test_a_padded_call_equals_one_a_segment(segments: Segments) -> None:
+    """Outputs, and all gradients, with grouped queries."""
+    torch.manual_seed(0)
+    inputs = [torch.randn(10, heads, 8, dtype=torch.float64) for heads in (4, 2, 2)]
+    weights = torch.randn(10, 4, 8, dtype=torch.float64)
+    results = []
+    for kernel in (sdpa, padded):
+        leaves = [x.clone().requires_grad_() for x in inputs]
+        out = kernel(*leaves, segments, 0.3)  # type: ignore[arg-type]
+        (out * weights).sum().backward()
+        results.append([out, *(x.grad for x in leaves)])
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-12, rtol=0)
+
+
+def test_a_padded_call_waits_for_nothing() -> None:
+    """On meta a tensor has no values that anything could wait for."""
+    segments = Segments.of_spans([(0, 3, 0, 0), (3, 5, 0, 3), (5, 6, 0, 3)], torch.device("meta"))
+    query, key, value = (torch.randn(6, heads, 16, device="meta", requires_grad=True) for heads in (4, 2, 2))
+    out = padded(query, key, value, replace(segments, lengths_on_host=None))
+    assert out.shape == (6, 4, 16) and segments.padded_pairs == 3 * 3 * 5
+    out.sum().backward()
 
 
 GPU = torch.device("cuda", 0)

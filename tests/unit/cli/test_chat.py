@@ -77,7 +77,9 @@ def test_a_run_folder_and_an_adapter(models: Path, tmp_path: Path, capsys: pytes
     assert main(["chat", str(run.dir), "Why?", *SHORT]) == 0
     out, err = capsys.readouterr()
     assert out == answer(newest, "Why?") + "\n" != answer(models / "text", "Why?") + "\n"
-    assert err.startswith(f"{run.dir}: checkpoints/grpo/step_000001\n")
+    assert err.startswith(f"{run.dir}: checkpoints/grpo/step_000001 (phases: sft, grpo)\n")
+    assert main(["chat", str(run.dir), "Why?", "--phase", "sft", *SHORT]) == 0
+    assert capsys.readouterr().out == answer(run.checkpoint("sft"), "Why?") + "\n"
 
 
 def run_main(args: list[str]) -> int:

@@ -50,7 +50,7 @@ def main(config, run):
 
 
 def test_every_file_has_a_name() -> None:
-    assert set(scripts("eval")) == {"asr", "audit", "codec", "gap", "mmau", "passk", "simul", "text", "tts"}
+    assert set(scripts("eval")) == {"asr", "audit", "codec", "gap", "mmau", "passk", "qa", "simul", "text", "tts"}
     for name in ("audio-qa", "audio_qa", "mmau-grpo", "ppo_audio_qa", str(AUDIO_QA)):
         assert find_script("recipes", name) == AUDIO_QA
 

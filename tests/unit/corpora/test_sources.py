@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from audiorl.data.manifest import read_samples
-from audiorl.recipes._common import column_names, read_sets
+from audiorl.data.manifest import column_names, read_samples
+from audiorl.recipes._common import read_sets
 from audiorl.recipes.asr_grpo import ASRConfig
 from tests.support.data_sources import (
     RATE,
@@ -100,9 +100,9 @@ def test_columns_of_other_names(tmp_path: Path) -> None:
         read_samples(tmp_path / "rows.jsonl", columns={"audio": "gone"})
     for bad in ("audio", "audio=", "=wav"):
         with pytest.raises(ValueError, match="give WANTED=NAME once"):
-            column_names((bad,), read_samples)
+            column_names((bad,))
     with pytest.raises(ValueError, match="columns of one name only"):
-        column_names(("audio=wav",), lambda path: None)
+        read_sets(config.data, config, lambda _: [], lambda path: None)
 
 
 def skipped(path: Path | str) -> list[str]:

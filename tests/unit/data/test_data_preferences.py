@@ -30,6 +30,7 @@ STEPS: dict[str, Any] = {**ASKED, "steps": ["It barks.", "a cat"], "labels": [1,
 HEARD = {"type": "audio", "audio": "a0.wav"}
 SAID = [{"role": "assistant", "content": [HEARD]}]
 PROMPT = [{"role": "user", "content": [HEARD, {"type": "text", "text": "Which?"}]}]
+ASK, PLACED = ([{"role": "user", "content": content}] for content in ("Which?", [{"type": "audio"}, "Which?"]))
 
 
 @pytest.fixture
@@ -149,7 +150,7 @@ BAD_ROWS: list[tuple[Reader, Mapping[str, Any] | str, str, str]] = [
     (read_judged, {**JUDGED, "answer": ""}, "answer", "the answer text is empty"),
     (read_judged, {**JUDGED, "completion": " "}, "completion", "the completion text is empty"),
     (read_judged, {**ASKED, "desirable": True}, "answer", r"missing; .* \(the columns are .*, desirable\)"),
-    (read_judged, {**JUDGED, "answer": ["a dog"]}, "answer[0]", "'a dog' is not an object; give {role, content}"),
+    (read_judged, {**JUDGED, "answer": ["a dog"]}, "answer[0]", "'a dog' is not a message; give role"),
     (read_judged, {**JUDGED, "desirable": None}, "desirable", "missing; give true or false"),
     (read_judged, {**JUDGED, "desirable": "yes"}, "desirable", "'yes' is not a verdict; give true or false"),
     (read_judged, {**ASKED, "answer": "x", "label": 0.5}, "label", "0.5 is not a verdict; give true or false"),
@@ -176,24 +177,30 @@ BAD_ROWS: list[tuple[Reader, Mapping[str, Any] | str, str, str]] = [
     # Conversations.
     (
         read_pairs,
-        {**PAIR, "prompt": "Which?"},
-        "prompt",
-        "not a list of messages; a plain question belongs in question",
-    ),
-    (
-        read_pairs,
         {**PAIR, "prompt": [{"role": "human", "content": "x"}]},
         "prompt[0].role",
         "'human' is not one of system, user, assistant",
     ),
-    (read_pairs, {**PAIR, "prompt": [{"role": "user", "content": "x"}]}, "prompt", "holds no audio"),
+    (read_pairs, {**PAIR, "prompt": ASK, "audio": None}, "prompt", "holds no audio"),
+    (read_pairs, {**PAIR, "prompt": ASK, "audios": ["a0.wav", 3]}, "audios[1]", "3 is not audio"),
+    (
+        read_pairs,
+        {**PAIR, "prompt": PROMPT, "audios": ["a0.wav"]},
+        "audios",
+        "1 clip, 0 places for one in prompt; write",
+    ),
     (
         read_pairs,
         {**PAIR, "prompt": [{"role": "user", "content": [HEARD, 3]}]},
         "prompt[0].content[1]",
         "3 is not text or audio; give",
     ),
-    (read_pairs, {**PAIR, "prompt": [{"role": "user", "content": [{"type": "audio"}]}]}, "audio", "missing or empty"),
+    (
+        read_pairs,
+        {**PAIR, "prompt": PLACED, "audio": None},
+        "audio",
+        "0 clips, 1 place for one in prompt; write <audio>",
+    ),
     (read_pairs, {**PAIR, "prompt": PROMPT, "id": " "}, "id", "is not an id"),
     (read_pairs, {**PAIR, "prompt": PROMPT, "choices": ["a", ""]}, "choices[1]", "is not a text"),
     (read_pairs, {**PAIR, "prompt": PROMPT, "metadata": [1]}, "metadata", "is not an object"),

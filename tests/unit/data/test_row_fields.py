@@ -69,6 +69,9 @@ FIELDS: list[tuple[Any, ...]] = [
     (SPEECH | {"audio": 3}, "audio", "3 is not audio; give a path, or an object"),
     (SPEECH | {"audio": None}, "audio", "missing or empty; give a path"),
     (SPEECH | {"audio": {"bytes": None, "path": ""}}, "audio", "missing or empty"),
+    (SPEECH | {"audio": "https://x.org/a.wav"}, "audio", "'https://x.org/a.wav' is a URL, which is not read; download"),
+    (SPEECH | {"audio": "data:audio/wav;base64,UklG"}, "audio", "is a URL, which is not read"),
+    (SPEECH | {"audio": ["a.wav"]}, "audio", r"\['a.wav'\] is not audio; give a path"),
     (SPEECH | {"audio": "gone.wav"}, "audio", r"gone\.wav: missing"),
     (SPEECH | {"audio": "cut.wav"}, "audio", r"cut\.wav: truncated"),
     (SPEECH | {"sampling_rate": -1}, "sampling_rate", "-1 is not a sampling rate; give Hz"),
@@ -84,7 +87,7 @@ FIELDS: list[tuple[Any, ...]] = [
     ("[1, 2]", "", "a JSON list, not an object"),
     (QUESTION | {"answer": ""}, "answer", "empty"),
     (QUESTION | {"answer": None}, "answer", "empty"),
-    (without("answer"), "answer", r"missing; .* index from 0 \(the columns are .*question, choices\)"),
+    (without("answer"), "answer", r"missing; .* --columns answer=NAME \(the columns are .*question, choices\)"),
     (without("question"), "question", r"missing; .* \(the columns are .*choices, answer\)"),
     (QUESTION | {"answer": "a cow"}, "answer", r"'a cow' is not among the choices \['a dog', 'a cat'\]"),
     (QUESTION | {"answer": 2}, "answer", "index 2 lies outside the 2 choices; count from 0"),
@@ -100,7 +103,11 @@ FIELDS: list[tuple[Any, ...]] = [
     (QUESTION | {"id": None}, "id", "empty; give every row its own id, or leave the column out"),
     (QUESTION | {"id": "good"}, "id", "'good' also names row 1; give every row its own id"),
     (SPEECH | {"text": ""}, "text", "empty; give the transcript"),
-    ({"id": "t", "audio": "a.wav"}, "text", r"missing; give the transcript in text \(the columns are id, audio\)"),
+    (
+        {"id": "t", "audio": "a.wav"},
+        "text",
+        r"missing; give the transcript in text, .* --columns text=NAME \(the columns are id, audio\)",
+    ),
     (SPEECH | {"language": ["en"]}, "language", r"\['en'\] is not a language; give an ISO code"),
     (SPEECH | {"text": "half \ud83d"}, "text", "half a character; write both halves"),
     (SPEECH | {"note": ["a", {"b": "\udc00"}]}, "note[1].b", "half a character"),
@@ -194,6 +201,14 @@ def test_a_limit_below_one(folder: Path, read: Callable[..., object], limit: Any
             {},
             "row 1: byte 0xe9 at column 12 is not UTF-8; save the file",
         ),
+        ("m.csv", "audio,text\na.wav,caf\udce9\n", {}, r"m\.csv, line 2: byte 0xe9 at column 10 is not UTF-8; save"),
+        ("m.csv", "audio,question,choices\na.wav,?,[a\n", {}, "row 1, field 'choices': not a JSON list"),
+        (
+            "m.csv",
+            "wav,label\na.wav,b\n",
+            {},
+            "no known kind .* the columns wav, label; give audio .*--columns audio=NAME",
+        ),
         ("m.parquet", "no parquet", {}, r"m\.parquet: not readable as parquet"),
         ("m.jsonl", '{"audio": "a"}\n', {"kind": "nemo"}, "no kind of manifest is called 'nemo'; choose from auto"),
         ("m.jsonl", '{"audio": "a"}\n', {"kind": "librispeech"}, r"no \*\.trans\.txt below it"),
@@ -224,6 +239,31 @@ def test_unusable_files_and_arguments(
         read_samples(tmp_path / name, **arguments)
     with pytest.raises(TypeError, match="no option strict; they are think, audio_root"):
         read_samples([SPEECH], strict=True)  # type: ignore[call-arg]
+
+
+def test_rows_in_memory_and_folders_that_are_none(tmp_path: Path) -> None:
+    assert [str(r) for r in read_samples([SPEECH, 3], on_error="skip").skipped] == [
+        "rows: row 2: a int, not a dictionary of columns; give {…}"
+    ]
+    for data in ({"audio": ["a.wav"]}, None, 3):
+        with pytest.raises(
+            ValueError, match=f"^{type(data).__name__}: not read as data; give a file, a folder, a list"
+        ):
+            read_samples(data)
+    asked = [{"audio": "a.wav", "question": question, "answer": "b"} for question in ("Which?", "Who?", "Who?")]
+    loaded = read_samples(asked, on_error="skip")
+    assert [s.id for s in loaded.samples] == ["a.wav", "a.wav:2", "a.wav:3"]
+    assert [r.field for r in read_samples(asked[1:], on_error="skip").skipped] == ["id"]
+    with pytest.raises(ValueError, match=r"a folder without metadata\.csv.*; name a data file"):
+        read_samples(tmp_path)
+    for split in ("test", "train"):
+        (tmp_path / split).mkdir()
+        (tmp_path / split / "metadata.csv").write_text("file_name,transcription\na.wav,hello\n")
+    with pytest.raises(ValueError, match=r"an audio folder with test/metadata\.csv, train/metadata\.csv; name one of"):
+        read_samples(tmp_path)
+    (tmp_path / "test" / "metadata.csv").unlink()
+    (sample,) = read_samples(tmp_path).samples
+    assert sample.audio[0].path == str(tmp_path / "train" / "a.wav") and sample.references == ("hello",)
 
 
 def test_half_a_character_spoils_its_row_only(folder: Path) -> None:

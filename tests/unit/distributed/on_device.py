@@ -28,6 +28,7 @@ from audiorl.config import (
     SamplingConfig,
     SFTConfig,
 )
+from audiorl.config.checks import pass_tokens
 from audiorl.data.corpus import Utterance
 from audiorl.models import AudioPolicy, dualize
 from audiorl.models.examples import Example, experience
@@ -136,9 +137,15 @@ def same_rollouts(host: Sequence[Rollout], device: Sequence[Rollout]) -> None:
             assert a.codes is None or torch.equal(a.codes, b.codes)  # type: ignore[arg-type]
 
 
-def generate(samples: Sequence[Sample], **sampling: Any) -> Callable[[AudioPolicy], list[Rollout]]:
-    config = SamplingConfig(**({"max_new_tokens": 6} | sampling))
-    return lambda policy: HFEngine(policy, config).generate([Request(s, 2, seed=3) for s in samples])
+def engine(policy: AudioPolicy, in_slots: bool = False, **sampling: Any) -> HFEngine:
+    """`in_slots`: as on a GPU."""
+    made = HFEngine(policy, SamplingConfig(**({"max_new_tokens": 6} | sampling)))
+    made._in_slots = in_slots
+    return made
+
+
+def generate(samples: Sequence[Sample], **options: Any) -> Callable[[AudioPolicy], list[Rollout]]:
+    return lambda policy: engine(policy, **options).generate([Request(s, 2, seed=3) for s in samples])
 
 
 FILTERS = {"top_k": 20, "top_p": 0.9, "stop": ("a",)}
@@ -150,6 +157,8 @@ FILTERS = {"top_k": 20, "top_p": 0.9, "stop": ("a",)}
         (make_omni, "audio", {}),
         (make_qwen2_audio, "audio", {}),
         (make_qwen3_omni, "audio", {}),
+        (make_omni, "audio", {"in_slots": True}),
+        (make_qwen3_omni, "audio", {"in_slots": True}),
         (make_whisper, "audio", {}),
         pytest.param(make_text, "text", FILTERS, marks=pytest.mark.smoke),
         (make_higgs, "spoken", {"max_frames": 6}),
@@ -190,6 +199,7 @@ def counted(make: Make, run: Callable[[AudioPolicy, int], list[Rollout]]) -> tup
     ("make", "sampling"),
     [
         pytest.param(make_text, {}, marks=pytest.mark.smoke),
+        pytest.param(make_text, {"in_slots": True}, marks=pytest.mark.smoke),
         pytest.param(make_text, {"temperature": 0.0}, marks=pytest.mark.smoke),
         pytest.param(make_text, {"top_p": 0.9, "top_k": 20, "stop": ("zzz",)}, marks=pytest.mark.smoke),
         (make_omni, {}),
@@ -203,11 +213,12 @@ def test_a_token_or_frame_waits_for_the_device_once(
     asked = SPOKEN[:1] if make is make_higgs else readable(make(), samples)
 
     def run(policy: AudioPolicy, length: int) -> list[Rollout]:
-        config = SamplingConfig(max_new_tokens=length, max_frames=length, **sampling)
-        return HFEngine(policy, config).generate([Request(s, 3, seed=3) for s in asked])
+        made = engine(policy, max_new_tokens=length, max_frames=length, **sampling)
+        return made.generate([Request(s, 3, seed=3) for s in asked])
 
     syncs, copies, where = counted(make, run)
-    assert syncs <= 1 and (copies == 0 or make is make_higgs), where
+    # Of Higgs, attention makes a tensor on the device now and then.
+    assert syncs <= (1.2 if make is make_higgs else 1) and (copies == 0 or make is make_higgs), where
 
 
 # -- training ----------------------------------------------------------------------------------------------------------
@@ -336,25 +347,26 @@ def test_preferences(loss: str, samples: list[Sample]) -> None:
         pytest.param(make_higgs, {"loss_options": LossOptions(frame_ratio="code")}, id="speech, codes"),
     ],
 )
-def test_a_micro_batch_waits_for_the_device_once(make: Make, changes: dict[str, Any], samples: list[Sample]) -> None:
-    """And an update a few times more: for the norms of gradients and weights."""
+def test_an_update_waits_for_the_device_twice(make: Make, changes: dict[str, Any], samples: list[Sample]) -> None:
+    """However many micro-batches it has: for all metrics with the norms of gradients, and for the new weights. The
+    log-probs of a reference, and the values of a critic, are one more each in a micro-batch."""
     batch = spoken_batch() if make is make_higgs else batch_of(make(), samples)
     with pretend_device() as counts:
         policy = make()
         to_device(policy.model)
         learner = trainer(policy, **changes)
         learner.step(TrainBatch(batch))  # encodes the audio
+        counts.clear()
+        learner.step(TrainBatch(batch))
+        optimizers, filled = 1 + (learner.critic is not None), 1 + (learner.critic is not None)
+        assert counts.syncs.total() <= 1 + optimizers + filled, counts
         scored = learner.prepare(batch)
-        syncs = []
-        for budget in (100_000, 1):
-            learner.config = replace(learner.config, micro_batch_tokens=budget)
-            counts.clear()
-            learner.step(TrainBatch(scored))
-            syncs.append(counts.syncs.total())
         packs = len(micro_batches(scored, 1))
-        assert packs >= 4 and len(micro_batches(scored, 100_000)) == 1
-        assert (syncs[1] - syncs[0]) / (packs - 1) <= 1, counts
-        assert syncs[0] <= 6, counts
+        assert packs >= 4 and len(micro_batches(scored, pass_tokens(learner.config))) == 1
+        learner.config = replace(learner.config, micro_batch_tokens=1)
+        counts.clear()
+        learner.step(TrainBatch(scored))
+        assert counts.syncs.total() <= 1 + optimizers, counts
 
 
 def test_a_checkpoint_continues_bit_by_bit(samples: list[Sample], tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from typing import ClassVar
 import pytest
 
 from audiorl.eval._common import check_settings, generate_all, read_rows, run_evaluation
-from audiorl.run.folder import Run
+from audiorl.run.folder import Run, newest_checkpoint
 from audiorl.types import Sample
 from tests.conftest import make_text
 from tests.support.checkpoints import save_run
@@ -51,6 +51,29 @@ def test_a_run_folder_stands_for_its_newest_checkpoint(
     assert capsys.readouterr().err == f"{run.dir}: checkpoints/sft/step_000002\n"
     assert given(run.dir, newest=False) == str(run.dir)
     assert given("Qwen/Qwen2.5-Omni-3B") == "Qwen/Qwen2.5-Omni-3B"
+
+
+def test_a_run_folder_stands_for_what_it_trained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Not for the control, which is newer."""
+    run = Run.create(tmp_path / "run", "recipe.py", [], {})
+    with pytest.raises(ValueError, match="run: the run has no checkpoint yet"):
+        newest_checkpoint(run.dir)
+    model = make_text()
+    for step, phase in enumerate(("control_first", "sft", "grpo", "grpo", "control_sft"), 1):
+        run.log(phase, step, {"loss": 1.0})
+        save_run(run, phase, step, model, {})
+        if phase == "control_first":
+            with pytest.raises(ValueError, match="only controls have checkpoints; choose by --phase: control_first"):
+                newest_checkpoint(run.dir)
+    capsys.readouterr()
+    for phase, expected in ((None, "grpo/step_000004"), ("sft", "sft/step_000002"), ("control_sft",) * 2):
+        assert newest_checkpoint(run.dir, phase).startswith(f"{run.dir}/checkpoints/{expected}")
+    first, *_ = capsys.readouterr().err.splitlines()
+    assert first.endswith("run: checkpoints/grpo/step_000004 (phases: control_first, sft, grpo, control_sft)")
+    with pytest.raises(ValueError, match=r"no checkpoint of a phase 'ppo'; choose by --phase: .*, sft, grpo, control_"):
+        newest_checkpoint(run.dir, "ppo")
+    with pytest.raises(ValueError, match="--phase grpo: me/model is no run folder; leave --phase out"):
+        newest_checkpoint("me/model", "grpo")
 
 
 def test_a_killed_run_goes_on_where_it_stopped(tmp_path: Path, scripted) -> None:

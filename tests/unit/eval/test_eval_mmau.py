@@ -19,7 +19,7 @@ from audiorl import cli
 from audiorl.audio import AudioClip
 from audiorl.data.corpus import Utterance
 from audiorl.data.manifest import read_samples
-from audiorl.eval.mmau import MMAUOptions, main, score_rows
+from audiorl.eval.mmau import MMAUOptions, judge, main, score_rows
 from audiorl.types import Message, Sample
 from tests.conftest import make_omni
 
@@ -39,7 +39,7 @@ def test_scores_by_hand() -> None:
         question("5", category=["Reasoning", "Reasoning"], difficulty=None),
         question("6", model_output=None, model_prediction="dog cat"),
     ]
-    scores = score_rows(rows)
+    scores = score_rows(rows, "mmau", {"model": [judge(row, "mmau") for row in rows]})
     assert list(scores) == ["total", "task", "category", "sub-category", "difficulty"]
 
     def cells(name: str) -> dict[str, tuple]:
@@ -103,7 +103,7 @@ def test_agrees_with_the_official_scorer_on_random_predictions() -> None:
             row["model_output"] = rng.choice(outputs)
         rows.append(row)
     expected, skipped = official_score(rows)
-    scores = score_rows(rows)
+    scores = score_rows(rows, "mmau", {"model": [judge(row, "mmau") for row in rows]})
     assert scores["total"]["missing"] == skipped > 100
     for task, (correct, seen) in expected.items():
         cell = scores["task"][task]
@@ -171,7 +171,7 @@ def test_blind_answers_are_compared_question_by_question(manifest, scripted, tmp
     written = json.loads((tmp_path / "out" / "predictions.json").read_text())
     assert [row["model_output"] for row in written] == ["dog", "dog", "dog", "cat"]
     assert (tmp_path / "out" / "blind-silence.jsonl").exists()
-    with pytest.raises(ValueError, match="--blind asks a model"):
+    with pytest.raises(ValueError, match="--blind and --baseline ask models"):
         main(MMAUOptions(score=tmp_path / "out" / "predictions.json", blind="text"))
 
 
@@ -190,8 +190,8 @@ def test_rated_thoughts_of_mmar(tmp_path: Path, capsys: pytest.CaptureFixture[st
     file = tmp_path / "predictions.json.evaluated.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     scores = main(MMAUOptions(score=file, kind="mmar"))
-    assert scores["total"]["accuracy"] == 0.5 and scores["total"]["rubric"]["score"] == 0.25
-    assert scores["modality"]["speech"]["rubric"]["score"] == 0.5 and "rubric" in capsys.readouterr().out
+    assert scores["total"]["accuracy"] == 0.5 and scores["total"]["rubric"]["accuracy"] == 0.25
+    assert scores["modality"]["speech"]["rubric"]["accuracy"] == 0.5 and "rubric" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -315,6 +315,15 @@ def test_mmsu_as_parquet(folder: Path, model: Path, scripted: Callable[..., Any]
     letters = [row["response"] for row in json.loads(predictions.read_text())]
     assert letters == ["B", ""]  # a text that names no choice gives no letter
     assert scores["total"] == main(MMAUOptions(score=predictions, kind="mmsu"))["total"]
+
+
+def test_own_questions_are_sent_to_qa(folder: Path) -> None:
+    for row in ({"audio": "0.wav", "question": "?", "answer": "x"}, {"id": 1, "audios": ["0.wav"], "messages": []}):
+        (folder / "own.jsonl").write_text(json.dumps(row) + "\n")
+        with pytest.raises(
+            ValueError, match=r"own.jsonl: row 1: a question of your own; audiorl eval qa measures them"
+        ):
+            main(MMAUOptions(data=folder / "own.jsonl", model="m", out=folder / "out"))
 
 
 def test_mmsu_rows_that_cannot_be_asked(tmp_path: Path) -> None:

@@ -125,5 +125,5 @@ def test_names(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="are both called 'base'; write NAME=PATH"):
         named_models(("a/base", "b/base"))
     (tmp_path / "checkpoints").mkdir()
-    with pytest.raises(ValueError, match="a run without checkpoints"):
+    with pytest.raises(ValueError, match="a run without checkpoints of any phase"):
         named_models(("a/base", str(tmp_path)))

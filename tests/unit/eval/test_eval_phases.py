@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from rich.console import Console
 
 from audiorl.cli.train import print_results
@@ -14,15 +17,15 @@ from audiorl.data.corpus import Utterance
 from audiorl.data.prompts import asr_prompt
 from audiorl.eval import _phases as phases
 from audiorl.eval._common import paired_changes
-from audiorl.eval._phases import Evaluation, measures_of
+from audiorl.eval._phases import ErrorRate, Evaluation, measures_of
 from audiorl.eval.metrics.corpus import UNSEEN
 from audiorl.models import AudioPolicy
 from audiorl.recipes._common import check_unseen_speakers
 from audiorl.report import write_report
-from audiorl.report.summary import disagreements, evaluation_rows, not_measured
+from audiorl.report.summary import doubts, evaluation_rows, not_measured
 from audiorl.rewards import CharAccuracy, Repetition, WeightedSum, WordAccuracy
 from audiorl.run.folder import Run
-from audiorl.types import Sample
+from audiorl.types import Rollout, Sample, Segment
 from tests.conftest import make_omni
 
 
@@ -34,6 +37,10 @@ def run(tmp_path: Path) -> Run:
 @pytest.fixture
 def transcripts(speech: list[Utterance]) -> list[Sample]:
     return [Sample(u.id, asr_prompt(u.clip), (u.text,), (), "asr", {"speaker": u.speaker}) for u in speech]
+
+
+def segment_of(text: str) -> Segment:
+    return Segment(torch.zeros(0, dtype=torch.long), torch.zeros(0, dtype=torch.long), torch.zeros(0), text)
 
 
 def test_every_set_is_measured_with_its_changes(run: Run, transcripts: list[Sample], monkeypatch) -> None:
@@ -77,6 +84,43 @@ def test_every_set_is_measured_with_its_changes(run: Run, transcripts: list[Samp
     assert not_measured(entries) == []
 
 
+def test_transcripts_are_reported_as_errors_by_language(run: Run, transcripts: list[Sample], monkeypatch) -> None:
+    words = {"a": ("one two three", "de"), "b": ("four", "en"), "c": ("five six", "de"), "hum": ("", None)}
+    a, b, c, hum = (
+        replace(s, id=id, references=(text,), metadata={"language": language})
+        for s, (id, (text, language)) in zip(transcripts, words.items(), strict=False)
+    )
+    said = {"a": "one two", "b": "four five six", "c": "five six", "hum": "noise"}
+
+    def speaks(policy: object, samples, reward, tokens, title="") -> list[Rollout]:
+        rollouts = [Rollout(s, (segment_of(said[s.id]),), s.id) for s in samples]
+        return [r.with_score(score) for r, score in zip(rollouts, reward(rollouts), strict=True)]
+
+    monkeypatch.setattr(phases, "answer", speaks)
+    reward = WeightedSum.of(accuracy=WordAccuracy(), repetition=(Repetition(), 0.1))
+    evaluation = Evaluation(reward, [a, b, c], 6, {"no_speech": [hum]}, errors=ErrorRate())
+    policy = make_omni()
+    evaluation.measure(run, "before", policy)
+    assert evaluation.probe(policy)() == {"wer": 3 / 6, "de/wer": 1 / 5, "en/wer": 2}
+    said |= {"b": "four five", "hum": ""}
+    evaluation.measure(run, "after", policy)
+    entries = json.loads((run.dir / "eval.json").read_text())
+    before, after = entries["before"], entries["after"]
+    assert (before["wer"], after["wer"], after["n"]) == (3 / 6, 2 / 6, 3) and "accuracy" not in after
+    assert after["by_task"]["de"]["wer"] == 1 / 5 and after["by_task"]["en"]["changes"]["wer"] == [-1, -1, -1]
+    assert after["changes"]["wer"][0] == pytest.approx(-1 / 6) and set(after["changes"]) == {"wer", "repetition"}
+    assert (entries["no_speech_before"]["silent"], entries["no_speech_after"]["silent"]) == (0, 1)
+    assert entries["no_speech_after"]["changes"]["silent"] == [1, 1, 1]
+    rows = [json.loads(line) for line in (run.dir / "eval" / "after.jsonl").read_text().splitlines()]
+    assert [row["correct"] for row in rows] == [False, False, True] and rows[1]["parts"]["wer"] == 1
+    console = Console(record=True, width=160)
+    print_results(run.dir, console)
+    table = console.export_text()
+    assert "WER, de" in table and "−16.7 points" in table and "nothing written for silence" in table
+    page = write_report(run.dir).read_text()
+    assert "Held-out WER fell from 50.0%" in page and "WER, en" in page and "accuracy" not in table
+
+
 def test_pairs_are_by_id_and_skipped_rows_do_not_count(tmp_path: Path) -> None:
     def written(name: str, *rows: tuple[str, float, dict[str, float]]) -> Path:
         lines = [json.dumps({"id": id, "parts": {"accuracy": a}, "outside": outside}) for id, a, outside in rows]
@@ -102,27 +146,35 @@ def entries(unseen: list[float], outside: list[float], accuracy: tuple[float, ..
     }
 
 
-def test_disagreement_names_measures_and_numbers() -> None:
-    assert disagreements(entries([0.08, 0.02, 0.14], [3.0, 1.0, 5.0])) == []
-    assert disagreements(entries([0.01, -0.04, 0.06], [3.0, 1.0, 5.0])) == [
-        "accuracy rose by +10.0 points (+5.0 to +15.0), but accuracy, unseen did not get better: "
-        "+1.0 points (−4.0 to +6.0)."
-    ]
-    both = disagreements(entries([-0.1, -0.2, -0.01], [-3.0, -5.0, -1.0]))
-    assert len(both) == 2 and "chrF (not optimised) did not get better: −3 (−5 to −1)." in both[0] + both[1]
-    # nothing is claimed where the headline itself did not rise for sure
-    assert disagreements(entries([-0.1, -0.2, -0.01], [-3.0, -5.0, -1.0], (0.02, -0.01, 0.05))) == []
-    assert disagreements({"before": {"accuracy": 0.5, "n": 3}}) == disagreements({}) == []
+def doubted(entries: dict[str, Any], steps: Sequence[dict[str, Any]] = ()) -> tuple[str, list[str]]:
+    """What rose, and each doubt in a line."""
+    rise, found = doubts(entries, steps)
+    return rise, [f"{d.title}: {', '.join(f'{r.label} {r.change_text()}' for r in d.rows)}" for d in found]
+
+
+def test_doubts_name_measures_and_numbers() -> None:
+    rise = "accuracy rose by +10.0 points (+5.0 to +15.0)"
+    assert doubted(entries([0.08, 0.02, 0.14], [3.0, 1.0, 5.0])) == (rise, [])
+    unseen = "Voices that training never heard: accuracy, unseen"
+    assert doubted(entries([0.01, -0.04, 0.06], [3.0, 1.0, 5.0])) == (rise, [f"{unseen} +1.0 points (−4.0 to +6.0)"])
+    rise, both = doubted(entries([-0.1, -0.2, -0.01], [-3.0, -5.0, -1.0]))
+    assert both[1:] == ["Measures that nothing rewarded: chrF (not optimised) −3 (−5 to −1)"]
+    # Where the headline itself did not rise for sure, the others are not compared with it.
+    rise, (itself, lost) = doubted(entries([-0.1, -0.2, -0.01], [-3.0, -5.0, -1.0], (0.02, -0.01, 0.05)))
+    assert rise == "" and itself.startswith("The result itself: accuracy") and lost.startswith("Parts that lost:")
+    assert doubts({"before": {"accuracy": 0.5, "n": 3}}) == doubts({}) == ("", [])
+    worse = {"before": {"mel_distance": 4.0}, "after": {"mel_distance": 5.0}}
+    assert doubted(worse) == ("", ["The result itself: mel distance +1"])
 
 
 def test_speech_that_gets_monotone_is_named() -> None:
     before = {"accuracy": 0.5, "f0_range": 9.0, "energy_range": 20.0, "pauses": 0.1, "n": 9}
     changes = {"accuracy": [0.1, 0.05, 0.15], "f0_range": [-3.0, -4.0, -2.0], "energy_range": [-1.0, -3.0, 1.0]}
     after = {**before, "accuracy": 0.6, "f0_range": 6.0, "energy_range": 19.0, "changes": changes}
-    (sentence,) = disagreements({"before": before, "after": after})
-    assert "but F0 range (semitones) got smaller: −3 (−4 to −2)." in sentence and sentence.startswith("accuracy rose")
+    rise, (line,) = doubted({"before": before, "after": after})
+    assert line == "Speech that became flatter: F0 range (semitones) −3 (−4 to −2)" and rise.startswith("accuracy rose")
     livelier = {**after, "changes": {**changes, "f0_range": [3.0, 2.0, 4.0]}}
-    assert disagreements({"before": before, "after": livelier}) == []
+    assert doubted({"before": before, "after": livelier})[1] == []
 
 
 def test_judges_of_speech_are_compared_with_the_reward() -> None:
@@ -130,13 +182,13 @@ def test_judges_of_speech_are_compared_with_the_reward() -> None:
     steps = [{"phase": "grpo", "reward/mean": 0.5 + 0.02 * i + 0.01 * (i % 2)} for i in range(20)]
     before = {"accuracy": 0.5, "n": 9, "outside": {"accuracy": [0, 1]}}
     measured = {"before": before, "after": before | {"accuracy": 0.52, "changes": {"accuracy": [0.02, -0.1, 0.1]}}}
-    (text,) = disagreements(measured, steps)
+    rise, (line,) = doubted(measured, steps)
     # means 0.544 and 0.846, both variances 0.00103: ± 1.96 sqrt(2 · 0.00103 / 5) = ± 0.040
-    assert text.startswith("the mean reward rose by +0.302 (+0.262 to +0.342) from the first to the last 5 steps, but ")
-    assert text.endswith("accuracy (not optimised) did not get better: +2.0 points (−10.0 to +10.0).")
-    assert disagreements(measured, steps[::-1]) == disagreements(measured, steps[:9]) == []
+    assert rise == "the mean reward rose by +0.302 (+0.262 to +0.342) from the first to the last 5 steps"
+    assert line == "Measures that nothing rewarded: accuracy (not optimised) +2.0 points (−10.0 to +10.0)"
+    assert doubted(measured, steps[::-1]) == doubted(measured, steps[:9]) == ("", [])
     measured["after"]["changes"] = {"accuracy": [0.02, 0.01, 0.03]}
-    assert disagreements(measured, steps) == []
+    assert doubted(measured, steps)[1] == []
 
 
 def test_report_and_terminal_show_it(run: Run) -> None:
@@ -147,8 +199,8 @@ def test_report_and_terminal_show_it(run: Run) -> None:
     shown = " ".join(console.export_text().split())
     page = write_report(run.dir).read_text()
     for text in (shown, page):
-        assert "accuracy, unseen did not get better: −10.0 points (−20.0 to −1.0)." in text
-        assert "chrF (not optimised)" in text
+        assert "What did not get better" in text and "ccuracy rose by +10.0 points (+5.0 to +15.0)" in text
+        assert "−10.0 points (−20.0 to −1.0)" in text and "chrF (not optimised)" in text
     assert "unseen_control" not in shown  # a column of the set, not of its own
     assert "unseen speakers: none" not in page
     alone = {name: entry for name, entry in entries([0.1, 0, 0.2], [1, 0, 2]).items() if "unseen" not in name}

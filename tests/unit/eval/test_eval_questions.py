@@ -73,6 +73,7 @@ def test_audio_inside_of_the_data(tmp_path: Path, row: dict[str, Any]) -> None:
 def test_questions_without_answer_are_named(tmp_path: Path, row: dict[str, Any]) -> None:
     (tmp_path / "rows.jsonl").write_text(json.dumps({**row, "audio": "a.wav", "answer": ""}) + "\n")
     given = options(tmp_path / "rows.jsonl", tmp_path / "out")
-    assert len(read_questions(given, need_answer=False)) == 1
     with pytest.raises(ValueError, match=r"rows\.jsonl: sample 'one': no reference; give rows with answers"):
         read_questions(given)
+    with pytest.raises(ValueError, match=r"rows\.jsonl: row 1, field 'answer': empty; give the text of the answer"):
+        read_questions(given, on_error="raise")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +21,7 @@ from audiorl.audio import AudioClip
 from audiorl.eval import simul
 from audiorl.eval.metrics.latency import play
 from audiorl.protocols import Request, Schedule
+from audiorl.report import charts
 from audiorl.report.charts import read_tradeoff
 from audiorl.tasks.simul.bundled import bundled_streams
 from audiorl.tasks.simul.formats import write_streams
@@ -319,13 +322,13 @@ def test_several_schedules_of_one_model_make_one_picture(tmp_path: Path, monkeyp
     argv += ["--max-new-tokens", "3", "--chunk-seconds", "3.84", "--out", str(out), "--schedule"]
     names = ["policy", "wait-2", "local-agreement-2", "alignatt-4", "alignatt-40", "edatt-0.3", "offline"]
     drawn: list[list[str]] = []
-    plot = simul.plot_tradeoff
+    plot = charts.plot_tradeoff
 
     def draw(folders: Sequence[Path], *args: object, **kw: object) -> Path:
         drawn.append([str(f.relative_to(out)) for f in folders])
         return plot(folders, *args, **kw)
 
-    monkeypatch.setattr(simul, "plot_tradeoff", draw)
+    monkeypatch.setattr(charts, "plot_tradeoff", draw)
     simulate(*argv, *names)
     folders = [
         "policy", "wait/2", "local-agreement/2", "alignatt/4", "alignatt/40", "edatt/0.3", "offline",
@@ -338,3 +341,16 @@ def test_several_schedules_of_one_model_make_one_picture(tmp_path: Path, monkeyp
     rows = [json.loads(line) for line in (out / "alignatt/4" / "rollouts.jsonl").read_text().splitlines()]
     passes = [s["decoder_passes"] for row in rows for s in row["segments"]]
     assert scores["alignatt/4"]["DecoderPasses"] == pytest.approx(np.mean(passes))
+
+
+def test_a_log_is_scored_without_torch(tmp_path: Path) -> None:
+    row = {"index": 0, "prediction": "guten morgen", "delays": [1000, 2000], "elapsed": [0, 0], "prediction_length": 2}
+    row |= {"reference": "guten morgen zusammen", "source": ["b.wav", ""], "source_length": 3000}
+    (tmp_path / "instances.log").write_text(json.dumps(row) + "\n")
+    (tmp_path / "config.yaml").write_text("source_type: speech\ntarget_type: text\n")
+    command = ["eval", "simul", "--score", str(tmp_path), "--language", "de"]
+    heavy = "{'torch', 'transformers', 'matplotlib', 'scipy', 'datasets'} & sys.modules.keys()"
+    code = f"import sys; from audiorl.cli import main; sys.exit(main({command}) or str({heavy} or ''))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert not done.stderr.strip(), done.stderr
+    assert json.loads((tmp_path / "scores.json").read_text())["instances"] == 1

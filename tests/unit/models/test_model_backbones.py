@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,17 +15,81 @@ from torch import nn
 from transformers import WhisperFeatureExtractor
 
 from audiorl.algos.experience import Experience
-from audiorl.audio import AudioClip
-from audiorl.config import LoraConfig, ModelConfig, OptimConfig
-from audiorl.models import AudioPolicy, load_policy
-from audiorl.models.audio_encoder import log_mel
+from audiorl.algos.packing import pack_experiences
+from audiorl.audio import AudioClip, AudioError, seconds
+from audiorl.config import LoraConfig, ModelConfig, OptimConfig, SamplingConfig
+from audiorl.models import AudioPolicy, audio_encoder, load_policy
+from audiorl.models.audio_encoder import log_mel, log_mels, spectrogram
 from audiorl.models.lora import NON_LORA_WEIGHTS
+from audiorl.protocols import Request
+from audiorl.rollout.hf import HFEngine
 from audiorl.run.checkpoint import save_checkpoint
 from audiorl.train.optim.adamw import Optimizer
 from audiorl.types import Message, Sample
-from tests.conftest import Make, every_listener, make_omni, make_qwen3_omni
+from tests.conftest import Make, every_listener, make_omni, make_qwen2_audio, make_qwen3_omni, make_whisper
 from tests.support.checkpoints import load_checkpoint
 from tests.support.packing import assert_same, experience, groups_of_three, logprobs, with_audio, with_gradients
+
+
+@pytest.mark.parametrize("make", [make_omni, make_qwen3_omni, make_qwen2_audio, make_whisper])
+def test_features_of_a_gpu_are_the_extractors(make: Make, samples: list[Sample]) -> None:
+    """As computed there, of clips of different lengths together, one of them silent."""
+    extractor = make().extractor
+    wavs = [np.zeros(12_345, np.float32), *(clip.load() for s in samples for clip in s.audio)]
+    padded = np.zeros((len(wavs), max(map(len, wavs)) + 640), np.float32)
+    for row, wav in zip(padded, wavs, strict=True):
+        row[: len(wav)] = wav
+    computed = spectrogram(extractor, torch.from_numpy(padded))
+    expected = extractor(padded, sampling_rate=16_000, padding=False, truncation=False, return_tensors="pt")
+    torch.testing.assert_close(computed, expected["input_features"], atol=1e-5, rtol=0)
+
+
+def test_clips_that_are_read_ahead_are_encoded_alike(samples: list[Sample]) -> None:
+    """An error waits for the clip that it is about, and what nobody asked for is forgotten."""
+    policy, other = make_omni(), make_omni()
+    clips = policy.clips_of(samples)
+    assert clips and clips == [c for s in samples for c in s.audio]
+    missing = AudioClip(path="nowhere.wav")
+    policy.audio.load_ahead([*clips, missing])
+    assert len(policy.audio.loading) == len({c.key for c in clips}) + 1
+    policy.copy()
+    for one, two in zip(policy.encode_audio(clips), other.encode_audio(clips), strict=True):
+        assert torch.equal(one, two)
+    assert list(policy.audio.loading) == [missing.key]
+    with pytest.raises(AudioError, match="nowhere"):
+        policy.encode_audio([missing])
+    policy.audio.load_ahead([missing])
+    policy.audio.load_ahead(clips)
+    assert not policy.audio.loading
+
+
+def test_a_gpu_gets_the_clips_of_prompts_together(samples: list[Sample], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here computed on the CPU: features of clips in batches by their length are those of each clip alone, and prompts
+    find their clips encoded."""
+    policy = make_omni(ModelConfig(audio="full"))
+    batches: list[int] = []
+
+    def on_cpu(extractor: Any, wavs: Sequence[Any], device: torch.device) -> list[torch.Tensor]:
+        batches.append(len(wavs))
+        return log_mels(extractor, wavs)
+
+    clips = [*policy.clips_of(samples), policy.clips_of(samples)[0]]
+    alone = [log_mel(policy.extractor, clip.load()) for clip in clips]  # type: ignore[arg-type]
+    monkeypatch.setattr(audio_encoder, "log_mels", on_cpu)
+    monkeypatch.setattr(audio_encoder, "PASS_SECONDS", 2.5 * max(seconds(c) for s in samples for c in s.audio))
+    for _ in range(2):  # then from what was kept
+        together = policy.audio._mels(clips, torch.device("cuda"))
+        for (mel, context), expected in zip(together, alone, strict=True):
+            torch.testing.assert_close(mel, expected, atol=1e-6, rtol=0)
+            assert context == 0
+    assert max(batches) > 1 and sum(batches) == len({c.key for c in clips})
+
+    policy.encode_ahead(samples)
+    assert policy.audio.cache.get(clips[0].key) is None, "on a CPU each is encoded when it is asked for"
+    monkeypatch.setattr(AudioPolicy, "device", property(lambda _: torch.device("cuda")))
+    with torch.no_grad():
+        policy.encode_ahead(samples)
+    assert all(policy.audio.cache.get(c.key) is not None for c in clips)
 
 
 def test_log_mel_equals_the_stock_extractor(samples: list[Sample]) -> None:
@@ -261,3 +327,30 @@ def test_an_adapter_is_read_under_another_release(samples: list[Sample], tmp_pat
     for inner in ("", "language_model."):
         save_file({name.replace(".model.layers.", f".model.{inner}layers."): t for name, t in saved.items()}, file)
         assert torch.equal(torch.cat(logprobs(load_policy(tmp_path / "adapter"), batch)), expected)
+
+
+@pytest.mark.parametrize("kept", ["frozen", "lora"])
+def test_experts_are_multiplied_as_groups(samples: list[Sample], kept: str) -> None:
+    """Of Qwen3-Omni, in passes with gradients and in decoding: one product for all experts, which no host waits for,
+    gives what one product for each expert gives."""
+    torch.manual_seed(0)
+    lora = LoraConfig(rank=4 if kept == "lora" else 0, target_modules=("q_proj", "v_proj"))
+    policy = make_qwen3_omni(ModelConfig(lora=lora))
+    config = policy.backbone.decoder(policy.model).config
+    assert config._experts_implementation == "grouped_mm"
+    batch = groups_of_three(policy, samples)
+    results = []
+    for implementation in ("grouped_mm", "eager"):
+        config._experts_implementation_internal = implementation
+        policy.model.zero_grad()
+        out = policy.forward(pack_experiences(batch)).logprobs
+        (out * torch.linspace(-1, 1, len(out))).sum().backward()
+        rollouts = HFEngine(policy, SamplingConfig(max_new_tokens=5)).generate([Request(samples[0], 2, seed=1)])
+        grads = {name: p.grad for name, p in policy.trainable().items() if p.grad is not None}
+        results.append((out.detach(), grads, [r.segments[0].ids.tolist() for r in rollouts]))
+    (one, grads, ids), (other, other_grads, other_ids) = results
+    torch.testing.assert_close(one, other, atol=1e-5, rtol=0)
+    assert ids == other_ids and grads.keys() == other_grads.keys()
+    assert kept == "lora" or any("experts" in name for name in grads)
+    for name, grad in grads.items():
+        torch.testing.assert_close(grad, other_grads[name], atol=1e-5 * float(grad.abs().max()) + 1e-8, rtol=1e-4)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from huggingface_hub import ModelCard
 from transformers import AutoTokenizer, Qwen2_5OmniForConditionalGeneration
 
 from audiorl.audio import AudioClip
@@ -169,7 +170,16 @@ def test_the_model_card_holds_what_the_run_recorded(tmp_path: Path) -> None:
     }  # fmt: skip
     checkpoint = recorded_run(tmp_path / "run", config, results)
     card = card_of(export(checkpoint, tmp_path / "out"))
-    assert card.startswith('---\nlibrary_name: "transformers"\ntags: ["audiorl"]\nbase_model: "Org/Model-3B"\n---\n')
+    data = ModelCard(card).data
+    assert data.library_name == "transformers" and data.base_model == "Org/Model-3B"
+    assert data.pipeline_tag == "text-generation" and data.eval_results is None, "measured was a later step"
+    state = (checkpoint.parents[2] / "state.json").read_text().replace("step_000009", "step_000007")
+    (tmp_path / "run" / "state.json").write_text(state)
+    results = model_card(checkpoint, False).data.eval_results
+    assert [(r.dataset_name, r.metric_type, r.metric_value) for r in results] == [
+        *(("held out", name, value) for name, value in (("accuracy", 0.5), ("wer", 0.125), ("dnsmos", 3.0))),
+        ("unseen", "accuracy", 0.375),
+    ]
     assert "- Recipe: mmau_grpo.py, phase grpo, step 000007\n" in card and "torch 2.13" in card
     assert "| before | accuracy | 0.25 | (0.125 to 0.5) |  | 8 |\n" in card
     assert "| after | accuracy | 0.5 | (0.25 to 0.75) | +0.25 (0.125 to 0.375) | 8 |\n" in card
@@ -183,8 +193,8 @@ def test_the_model_card_holds_what_the_run_recorded(tmp_path: Path) -> None:
     assert "licence" in card and '"train.jsonl"' in card and "private" not in card
     # The base is what the run began with, not a phase of it.
     aligned = str(tmp_path / "run" / "checkpoints" / "ctc" / "aligned")
-    assert "- Base model: Org/Model-3B\n" in model_card(checkpoint, adapter=False, base=aligned)
-    assert "- Base model: other\n" in model_card(checkpoint, adapter=False, base=str(tmp_path / "other"))
+    assert "- Base model: Org/Model-3B\n" in model_card(checkpoint, adapter=False, base=aligned).content
+    assert "- Base model: other\n" in model_card(checkpoint, adapter=False, base=str(tmp_path / "other")).content
 
 
 def test_the_model_card_says_what_is_not_there(tmp_path: Path) -> None:

@@ -32,6 +32,8 @@ from audiorl.plan.memory import (
     ATTENTION,
     GIB,
     GPU,
+    PASS_SHARE,
+    PASSES,
     PHASES,
     Assumptions,
     PackedRow,
@@ -40,6 +42,7 @@ from audiorl.plan.memory import (
     changed,
     decoder_bytes,
     kv_bytes_per_token,
+    largest_pass,
     logits_bytes,
     make_plan,
     packed_row,
@@ -520,3 +523,18 @@ def test_bad_input_is_one_line(
     assert main(["doctor", "--plan", *(a.replace("FOLDER", str(tmp_path)) for a in arguments)]) == 2
     error = capsys.readouterr().err
     assert words in error and error.count("\n") == 1
+
+
+def test_the_largest_pass_fits_and_the_next_does_not() -> None:
+    """A larger GPU takes a longer pass, up to the longest; else the shortest for an answer."""
+    model, found = "qwen2.5-omni-3b", []
+    for gib in (1.0, 51.0, 54.0, 80.0):
+        options = PlanOptions(gpu_gib=gib)
+        size = options.size(model)
+        found.append(largest_pass(size, options))
+        larger = [tokens for tokens in PASSES if tokens > found[-1]]
+        for tokens, fits in ((found[-1], gib > 1), *((t, False) for t in larger[-1:])):
+            gpu = make_plan(size, replace(options, rl=replace(options.rl, micro_batch_tokens=tokens))).gpus[0]
+            assert (max(gpu.totals[1:4]) <= PASS_SHARE * gpu.size) == fits
+    least = min(t for t in PASSES if t >= 600 + 256)
+    assert found == sorted(found) and found[0] == least < found[1] < found[2] <= found[3] == PASSES[0], found

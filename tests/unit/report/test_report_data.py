@@ -11,13 +11,13 @@ from audiorl.report.charts import Series, offsets, own_steps, series
 from audiorl.report.page import arrange, changed_pairs
 from audiorl.report.run import load_run
 from audiorl.report.summary import (
+    doubts,
     entry_names,
     evaluation_rows,
     measures,
     sentence,
     sign_test,
     wilson,
-    worse_tasks,
 )
 
 
@@ -164,8 +164,9 @@ BY_LANGUAGE = {
 
 def test_a_task_that_fell_is_named_although_the_whole_rose():
     assert sentence(BY_LANGUAGE).startswith("Held-out accuracy rose from 50.0%")
-    assert worse_tasks(BY_LANGUAGE) == "Worse than before: English (95.0% to 87.0%)."
-    assert worse_tasks({name: BY_LANGUAGE[name] for name in ("before", "control")}) == ""
+    _, (lost,) = doubts(BY_LANGUAGE)
+    assert lost.title == "Parts that lost" and [row.label for row in lost.rows] == ["accuracy, English"]
+    assert doubts({name: BY_LANGUAGE[name] for name in ("before", "control")}) == ("", [])
 
 
 def test_evaluation_rows_compare_before_after_and_control(tmp_path):

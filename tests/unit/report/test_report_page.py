@@ -14,7 +14,8 @@ import soundfile
 
 from audiorl.report.audio import Players, allowed_audio
 from audiorl.report.kit import marked
-from tests.support.reports import EVIL, Checker, report, rollout, write_lines
+from audiorl.report.summary import evaluation_rows
+from tests.support.reports import EVIL, Checker, report, rollout, write_lines, write_run
 
 
 def test_a_complete_run(run_dir):
@@ -33,10 +34,12 @@ def test_the_table_marks_what_got_worse(run_dir):
     evals["after"]["by_task"] |= {"English": {"accuracy": 0.87, "n": 40}}
     (run_dir / "eval.json").write_text(json.dumps(evals))
     text, _ = report(run_dir)
-    rows = re.findall(r"<tr class='([^']*)'><th scope='row'>([^<]*)<.*?<td>([^<]*)</td></tr>", text)
+    rows = re.findall(r"<tr class='([^']*)'><th scope='row'>([^<]*)<.*?<td data-name='change'>([^<]*)</td></tr>", text)
     assert ("task worse", "accuracy, English", "▼ −8.0 points") in rows
     assert ("task", "accuracy, digits", "+30.0 points") in rows
-    assert "▼ Worse than before: English (95.0% to 87.0%)." in text
+    block = re.sub(r"<[^>]+>", "", text[text.index("<div class='doubts'>") : text.index("</header>")])
+    assert "What did not get better, and why that matters" in block and "Parts that lost" in block
+    assert "accuracy, English 95.0% → 87.0% −8.0 points" in block and "digits" not in block
 
 
 def test_a_held_out_curve_ends_with_the_final_evaluation(run_dir):
@@ -46,8 +49,7 @@ def test_a_held_out_curve_ends_with_the_final_evaluation(run_dir):
         text = report(run_dir)[0]
         return re.sub(r"<[^>]+>", "", text[text.index("<h3>Held-out accuracy</h3>") :].split("<svg")[0])
 
-    assert "final evaluation 70.0% (last probe 69.0%)" in legend()
-    assert "control final evaluation 45.0% (last probe 41.0%)" in legend()
+    assert "final evaluation 70.0%control final evaluation 45.0%" in legend()
     (run_dir / "eval.json").unlink()
     assert "last probe 69.0%control last probe 41.0%" in legend()
 
@@ -117,6 +119,37 @@ def test_nothing_from_data_becomes_markup(run_dir):
     text, page = report(run_dir)
     assert page.tags.count("script") == 1, "the selector's"
     assert text.count("&lt;script&gt;") > 20
+
+
+def test_seeds_are_shown_as_one_experiment(tmp_path):
+    """Mean 0.75, standard deviation 0.05: 4.303 · 0.05 / √3 = 0.124 to both sides."""
+    for seed, accuracy in ((0, 0.7), (10, 0.75), (9, 0.8)):
+        run = write_run(tmp_path / "exp" / f"seed_{seed}")
+        for name, change in (
+            ("eval.json", {"after": {"accuracy": accuracy}}),
+            ("config.json", {"config": {"seed": seed}}),
+        ):
+            held = json.loads((run / name).read_text())
+            (run / name).write_text(
+                json.dumps({k: v | change.get(k, {}) if k in change else v for k, v in held.items()})
+            )
+    report(tmp_path / "exp" / "seed_9")
+    text, page = report(tmp_path / "exp")
+    shown = re.sub(r"<[^>]+>", " ", text)
+    assert "rose from 40.0% (40.0–40.0%) to 75.0% (62.6–87.4%)" in shown and "Means of 3 seeds" in shown
+    assert [m for m in re.findall(r"seed_\d+", shown) if m][:3] == ["seed_0", "seed_9", "seed_10"]
+    assert [link for link in page.fetched if not link.startswith("#")] == ["seed_9/report.html"]
+    assert "+35.0 points (+22.6 to +47.4)" in shown and "the runs differ in" not in shown
+    assert evaluation_rows(tmp_path / "exp")[0].values["after"] == pytest.approx(0.75)
+    write_run(tmp_path / "exp" / "seed_11")
+    (tmp_path / "exp" / "seed_11" / "eval.json").unlink()  # it still trains
+    assert "Means of 3 seeds" in report(tmp_path / "exp")[0]
+    config = json.loads((run / "config.json").read_text())
+    (run / "config.json").write_text(json.dumps(config | {"config": config["config"] | {"grpo": {"lr": 1.0}}}))
+    assert "one experiment: the runs differ in grpo.lr" in report(tmp_path / "exp")[0]
+    (run / "config.json").write_text(json.dumps(config | {"recipe": "other"}))
+    with pytest.raises(ValueError, match="exp: name one run folder: its runs are of several recipes, other, think_qa"):
+        report(tmp_path / "exp")
 
 
 # ----------------------------------------------------------------------------------------------------------- audio

@@ -11,11 +11,12 @@ import pytest
 import torch
 
 from audiorl.config import RLConfig, SamplingConfig
+from audiorl.errors import RewardError
 from audiorl.protocols import Ended, Request, Reward
 from audiorl.rewards import RemoteReward, StandardisedSum, WeightedSum, load_reward
 from audiorl.rewards.combine import score_rollouts
 from audiorl.rewards.concurrency import EarlyScores, begins_early
-from audiorl.rewards.files import FunctionReward, RewardError
+from audiorl.rewards.files import FunctionReward
 from audiorl.rollout.hf import HFEngine
 from audiorl.train.rl.collect import collect
 from audiorl.types import Rollout, Sample, Score, Segment

@@ -5,8 +5,8 @@ from textwrap import dedent
 import numpy as np
 import pytest
 
+from audiorl.errors import RewardError
 from audiorl.rewards import StandardisedSum, WeightedSum, as_reward, load_reward
-from audiorl.rewards.files import RewardError
 from audiorl.types import Score
 
 
@@ -103,7 +103,11 @@ def test_none_skips_a_rollout(tmp_path, make_rollout) -> None:
 @pytest.mark.parametrize(
     ("source", "kind", "message"),
     [
-        ("def reward(rollout): return {}['x']", RewardError, "function 'reward', sample 'clip-7' .*: KeyError: 'x'"),
+        (
+            "def reward(rollout): return {}['x']",
+            RewardError,
+            r"function 'reward', sample 'clip-7' .*: KeyError: 'x' \(.*\.py:1: def reward\(rollout\): return {}\['x'\]",
+        ),
         ("def reward(rollout): raise ValueError('no')", ValueError, "function 'reward', sample 'clip-7' .*: no"),
         ("def reward(rollouts): raise OSError('full')", RewardError, "function 'reward': OSError: full"),
         ("def reward(rollouts): raise ValueError('no')", ValueError, "function 'reward': no"),

@@ -422,7 +422,7 @@ def test_a_reward_that_raises(reward_file: Callable[[str], Path]) -> None:
         return [Score(1.0) for _ in rollouts]
 
     file = reward_file("def reward(rollout): raise ValueError('no transcript')")
-    message = r"status 500: reward '.*' raised ValueError: .*function 'reward', sample 'q' .*: no transcript$"
+    message = r"status 500: reward '.*' raised ValueError: .*function 'reward', sample 'q' .*: no transcript \("
     with serving(app_of(file)) as url, pytest.raises(ValueError, match=message):
         remote(url)(texts("a"))
     with serving(app_of(file, reward=unsure)) as url:
@@ -527,7 +527,9 @@ def test_every_fault_is_a_failed_try(reward_file: Callable[[str], Path], kind: s
     }
     with serving(app) as url:
         asked = remote(url, timeout=0.5 if kind == "late" else 5.0, tries=2)
-        with pytest.raises(RewardServerError, match=rf"{url}: 2 rollouts from 'q' .* in 2 tries and .*{causes[kind]}"):
+        with pytest.raises(
+            RewardServerError, match=rf"{url}: 2 rollouts starting with 'q' .* in 2 tries and .*{causes[kind]}"
+        ):
             asked(texts("a", "b"))
         assert app.calls == {kind: 2}
         app.fail = app.late = 0.0

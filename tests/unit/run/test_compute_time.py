@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from audiorl.config import SFTConfig
-from audiorl.distributed.local import LocalGroup, cpu_seconds
+from audiorl.distributed.local import LocalGroup, cpu_seconds, gpu_seconds, gpu_work
 from audiorl.run import progress
 from audiorl.run.checkpoint import Checksums
 from audiorl.run.folder import ComputeTime, Run
@@ -43,7 +43,49 @@ def test_sleep_takes_no_cpu_seconds_and_threads_do() -> None:
     while time.process_time() - before < 0.1:
         pass
     clock.lap("compute")
-    assert clock.cpu_seconds >= 0.1 and set(clock.laps) == {"time/sleep", "time/compute"}
+    assert clock.cpu_seconds >= 0.1 and set(clock.laps) == {"time/save", "time/sleep", "time/compute"}
+    seconds, slept = clock.seconds, clock.laps["time/sleep"]
+    clock.lap("hooks", counts=False)
+    assert clock.seconds == seconds, "a held-out evaluation is no training"
+    clock.divide("sleep", "nap", 0.15)
+    assert clock.laps["time/nap"] == 0.15 and clock.laps["time/sleep"] == pytest.approx(slept - 0.15)
+    assert clock.times()["time/step"] == pytest.approx(sum(clock.laps.values()))
+    time.sleep(0.01)
+    clock.begin()
+    assert clock.seconds == 0 and clock.laps["time/save"] >= 0.01 and set(clock.laps) == {"time/save"}
+
+
+def test_a_gpu_is_busy_between_the_events_of_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clock of this GPU ticks a millisecond with every event; blocks within a block are part of it."""
+    ticks = iter(range(100))
+
+    class Event:
+        def __init__(self, enable_timing: bool):
+            self.at = -1
+
+        def record(self) -> None:
+            self.at = next(ticks)
+
+        def synchronize(self) -> None:
+            assert self.at >= 0
+
+        def elapsed_time(self, other: Event) -> float:
+            return other.at - self.at
+
+    assert gpu_seconds() is None
+    with gpu_work():  # no GPU here
+        pass
+    assert gpu_seconds() is None
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    for _ in range(3):
+        with gpu_work(), gpu_work():
+            next(ticks)
+        next(ticks)
+    with pytest.raises(ValueError, match="fails"), gpu_work():
+        raise ValueError("fails")
+    assert gpu_seconds() == pytest.approx(3 * 0.002) and gpu_seconds() is None
 
 
 def test_processes_are_added_up_and_one_on_a_gpu_makes_the_sum_unknown(monkeypatch: pytest.MonkeyPatch) -> None:

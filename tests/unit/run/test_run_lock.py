@@ -57,7 +57,7 @@ def test_readers_need_no_lock(tmp_path: Path) -> None:
     run = saved_run(tmp_path / "run")
     before = contents(run.dir)
     assert [row["step"] for row in load_run(run.dir).metrics] == [1, 2, 3]
-    assert "</html>" in page(load_run(run.dir)) and newest_checkpoint(run.dir) == run.checkpoint("rl")
+    assert "</html>" in page(load_run(run.dir)) and newest_checkpoint(run.dir) == str(run.checkpoint("rl"))
     FollowedRun(run.dir, "run")
     assert contents(run.dir) == before
 

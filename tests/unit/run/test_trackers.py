@@ -38,7 +38,7 @@ class Beep:
 
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
-    return Run.create(tmp_path / "run", "recipe.py", [], {"lr": 1e-3})
+    return Run.create(tmp_path / "run", "recipe.py", [], {"rl": {"lr": 1e-3, "clip": [0.2, 0.28]}, "lora": True})
 
 
 def log_two_steps(run: Run, name: str) -> None:
@@ -53,6 +53,7 @@ def log_two_steps(run: Run, name: str) -> None:
         for i in range(NUMBER)
     ]  # fmt: skip
     run.track([name])
+    evaluate(run, "before", 0.25)
     run.write_rollouts("rl", 1, rollouts, [0.25 * i for i in range(NUMBER)], Beep())  # type: ignore[arg-type]
     run.log("grpo", 1, {"reward/mean": 0.5, "kl": math.nan})
     run.finish("grpo")  # the line that a resumed run goes on from
@@ -68,9 +69,26 @@ def log_two_steps(run: Run, name: str) -> None:
     resumed.write_rollouts("rl", 3, rollouts, [0.0] * NUMBER, Beep())  # type: ignore[arg-type]
     resumed.log("grpo", 3, {"reward/mean": AGAIN, "kl": 0.1})
     resumed.log("grpo", 4, {"reward/mean": 0.9, "kl": 0.1})
+    evaluate(resumed, "after", 0.5)
+    (run.dir / "report.html").write_text("<!doctype html><p>the report")
     resumed.close()
 
 
+def evaluate(run: Run, name: str, accuracy: float) -> None:
+    """As the recipes do: two sets, by task, and a result that is written again with its changes."""
+    for full in (f"unseen_{name}", name):
+        entry = {"accuracy": accuracy, "n": 8, "low": 0.1, "high": 0.9, "by_task": {"en": {"accuracy": 0.125, "n": 4}}}
+        run.write_result(full, entry)
+        run.write_result(full, entry | {"changes": {}})
+        run.finish(full)
+
+
+EVALUATED = {
+    **{f"eval/{set}before/accuracy": 0.25 for set in ("unseen_", "")},
+    **{f"eval/{set}after/accuracy": 0.5 for set in ("unseen_", "")},
+    **{f"eval/{name}/accuracy/en": 0.125 for name in ("unseen_before", "before", "unseen_after", "after")},
+}
+SETTINGS = {"rl.lr": 1e-3, "rl.clip": "[0.2, 0.28]", "lora": True}
 AGAIN = 0.81
 CURVE = [(0, 0.5), (1, 0.75), (2, 0.8), (3, 0.9)]
 """Of the trackers that only append."""
@@ -109,6 +127,7 @@ def test_the_table_of_rollouts(run: Run) -> None:
 
 def test_tensorboard(run: Run) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
     log_two_steps(run, "tensorboard")
     events = EventAccumulator(str(run.dir / "tensorboard"))
@@ -116,6 +135,13 @@ def test_tensorboard(run: Run) -> None:
     curve = events.Scalars("reward/mean")
     assert [e.step for e in curve] == [0, 1, 2, 3]
     assert [e.value for e in curve] == pytest.approx([0.5, 0.75, AGAIN, 0.9])
+    scalars = {tag: [e.value for e in events.Scalars(tag)] for tag in events.Tags()["scalars"] if tag in EVALUATED}
+    assert scalars == {tag: [value] for tag, value in EVALUATED.items()}
+    plugin = HParamsPluginData.FromString
+    start = plugin(events.SummaryMetadata("_hparams_/session_start_info").plugin_data.content).session_start_info
+    shown = {k: getattr(v, str(v.WhichOneof("kind"))) for k, v in start.hparams.items()}
+    experiment = plugin(events.SummaryMetadata("_hparams_/experiment").plugin_data.content).experiment
+    assert shown == SETTINGS and {info.name.tag for info in experiment.metric_infos} == set(EVALUATED)
     assert len(events.Tags()["audio"]) == 2 * MAX_AUDIO_ROWS
     assert events.Audio("rollouts/0 spoken audio")[0].sample_rate == AUDIO_RATE
     text, *others = events.Tensors("rollouts/text_summary")
@@ -133,12 +159,14 @@ def test_wandb(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     deadline = time.monotonic() + 30  # wandb writes in a process of its own
     while True:
         history: list[dict[str, Any]] = []
+        summary: dict[str, Any] = {}
         ids, artifacts = set(), set[str]()
         for file in sorted((run.dir / "wandb").glob("offline-run-*/*.wandb")):
             for record in map(Record.FromString, wandb_records(file.read_bytes())):
                 ids |= {record.run.run_id} - {""}
                 artifacts |= {entry.path for entry in record.artifact.manifest.contents}
                 artifacts |= {e.path for e in record.request.log_artifact.artifact.manifest.contents}
+                summary |= {"/".join(i.nested_key) or i.key: i.value_json for i in record.summary.update}
                 if record.HasField("history"):
                     items = record.history.item
                     history.append({"/".join(i.nested_key) or i.key: json.loads(i.value_json) for i in items})
@@ -147,6 +175,9 @@ def test_wandb(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
         time.sleep(0.2)
     assert ids == {json.loads((run.dir / "trackers.json").read_text())["id"]}
     assert [(row["_step"], row["reward/mean"]) for row in history] == CURVE
+    assert {k: v for row in history for k, v in row.items() if k in EVALUATED} == EVALUATED
+    assert {k: json.loads(v) for k, v in summary.items() if k in EVALUATED} == EVALUATED
+    assert any(path.endswith(".html") for path in map(str, (run.dir / "wandb").rglob("*"))), "the report"
     table, _ = sorted((run.dir / "wandb").rglob("rollouts_*.table.json"), key=lambda file: file.stat().st_mtime)
     content = json.loads(table.read_text())
     assert content["columns"][-2:] == ["input audio", "spoken audio"] and len(content["data"]) == NUMBER
@@ -167,6 +198,7 @@ def test_trackio(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
         ]
     curve = [(step, row["reward/mean"]) for step, row in rows if "reward/mean" in row]
     assert curve == CURVE
+    assert {k: v for _, row in rows for k, v in row.items() if k in EVALUATED} == EVALUATED
     table, _ = (row["rollouts"] for _, row in rows if "rollouts" in row)
     assert len(table["_value"]) == NUMBER and table["_value"][1]["text"] == "answer 1"
     assert len(list((tmp_path / "trackio" / "media").rglob("*.wav"))) == 2 * 2 * MAX_AUDIO_ROWS
@@ -182,11 +214,14 @@ def test_mlflow(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     (logged,) = client.search_runs([client.get_experiment_by_name("audiorl").experiment_id])
     history = client.get_metric_history(logged.info.run_id, "reward/mean")
     assert [(m.step, m.value) for m in history] == CURVE
+    assert {k: v for k, v in logged.data.metrics.items() if k in EVALUATED} == EVALUATED
+    assert logged.data.params == {k: str(v) for k, v in SETTINGS.items()}
     artifacts = run.dir / "mlflow_artifacts" / logged.info.run_id / "artifacts"
     table = json.loads((artifacts / "rollouts" / "000000.json").read_text())
     assert len(table["data"]) == NUMBER and "answer 1" in table["data"][1]
     assert len(list(artifacts.rglob("*.wav"))) == 2 * 2 * MAX_AUDIO_ROWS
-    assert json.loads((artifacts / "config.json").read_text()) == {"lr": 1e-3}
+    config = {"rl": {"lr": 1e-3, "clip": [0.2, 0.28]}, "lora": True}
+    assert json.loads((artifacts / "config.json").read_text()) == config and (artifacts / "report.html").exists()
     assert logged.info.status == "FINISHED"
 
 

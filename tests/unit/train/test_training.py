@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch import Tensor
 
 from audiorl.algos.advantages import group_relative
-from audiorl.algos.experience import Experience
+from audiorl.algos.experience import Experience, PackedBatch, PolicyOutput
 from audiorl.algos.packing import pack_experiences
 from audiorl.config import LoraConfig, ModelConfig, OptimConfig, RLConfig, SamplingConfig, SFTConfig
 from audiorl.distributed.local import World
@@ -20,9 +23,11 @@ from audiorl.models.examples import Example
 from audiorl.models.families import text
 from audiorl.protocols import Request
 from audiorl.rollout.hf import HFEngine
+from audiorl.train import fit
 from audiorl.train.fit import Learner
+from audiorl.train.optim import steps
 from audiorl.train.optim.adamw import Optimizer, learning_rate
-from audiorl.train.optim.steps import optimizer_for, slow_precision
+from audiorl.train.optim.steps import choose_precision, optimizer_for
 from audiorl.train.rl.trainer import Trainer
 from audiorl.train.sft import sft_loss
 from audiorl.types import Sample
@@ -193,15 +198,70 @@ def test_a_precision_that_is_slow_on_this_cpu_is_advised_against(
     autocast = text.tiny(config=ModelConfig(autocast=True))
     half = text.tiny(hidden=512, layers=1, config=ModelConfig(dtype="bfloat16"))
     half.model.to(torch.bfloat16)
-    assert "--model.autocast (bfloat16) is faster" in slow_precision(wide, amx)
+    assert "--model.autocast (bfloat16) is faster" in choose_precision(wide, amx)
     for policy in (autocast, half):
-        assert "leave --model.autocast out" in slow_precision(policy, avx2)
-        assert not any(slow_precision(policy, cpu) for cpu in (amx, avx512, {"architecture": "aarch64"}))
-    assert not any(slow_precision(narrow, cpu) for cpu in (amx, avx512, avx2))
-    assert not slow_precision(wide, avx512) and not slow_precision(wide, avx2)
+        assert "leave --model.autocast out" in choose_precision(policy, avx2)
+        assert not any(choose_precision(policy, cpu) for cpu in (amx, avx512, {"architecture": "aarch64"}))
+    assert not any(choose_precision(narrow, cpu) for cpu in (amx, avx512, avx2))
+    assert not choose_precision(wide, avx512) and not choose_precision(wide, avx2)
 
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: amx)
     optimizer_for(narrow, OptimConfig(), 1, World())
     assert "AMX" not in caplog.text
     optimizer_for(wide, OptimConfig(), 1, World())
     assert "this CPU has AMX" in caplog.text
+
+
+def test_a_gpu_multiplies_float32_in_tf32_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unless the program chose a precision, or computes in bfloat16."""
+    chosen: list[str] = []
+    monkeypatch.setattr(torch, "set_float32_matmul_precision", chosen.append)
+
+    def policy(**config: Any) -> Any:
+        weight = SimpleNamespace(dtype=torch.float32, device=torch.device("cuda"), shape=(8, 8))
+        backbone = SimpleNamespace(head=lambda _: SimpleNamespace(weight=weight))
+        return SimpleNamespace(model=None, backbone=backbone, config=ModelConfig(**config))
+
+    assert "TF32" in choose_precision(policy(), {}) and chosen == ["high"]
+    assert not choose_precision(policy(autocast=True), {}) and chosen == ["high"]
+    monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: "medium")
+    assert not choose_precision(policy(), {}) and chosen == ["high"]
+
+
+class Small:
+    """A GPU whose memory holds passes of `tokens`, as the forward pass of a policy sees it."""
+
+    def __init__(self, policy: AudioPolicy, tokens: int):
+        self._forward, self._tokens = policy.forward, tokens
+        self.lengths: list[int] = []
+
+    def __call__(self, batch: PackedBatch, *args: Any, **kwargs: Any) -> PolicyOutput:
+        self.lengths.append(len(batch.ids))
+        if len(batch.ids) > self._tokens:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return self._forward(batch, *args, **kwargs)
+
+
+def test_passes_that_memory_does_not_hold_are_halved(
+    samples: list[Sample], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The update is that of passes which were small from the beginning, bit for bit. A given number stays."""
+    monkeypatch.setattr(steps, "FEWEST", 50)
+    examples = [Example(s, "yes no") for s in samples]
+
+    def trained(held: int, given: int | None, planned: int) -> tuple[dict[str, Tensor], list[int]]:
+        monkeypatch.setattr(fit, "with_pass_tokens", lambda config, *_: replace(config, micro_batch_tokens=planned))
+        policy = make_omni()
+        policy.forward = small = Small(policy, held)  # type: ignore[method-assign]
+        Learner(sft_loss, policy, SFTConfig(steps=1, micro_batch_tokens=given), OptimConfig(lr=1e-3)).train(examples)
+        return {name: weight.clone() for name, weight in policy.weights().items()}, small.lengths
+
+    _, (whole,) = trained(10_000, None, 10_000)
+    expected, parts = trained(10_000, 100, 100)
+    weights, lengths = trained(100, None, 400)
+    assert len(parts) > 1 and lengths == [whole, whole, *parts] and 100 < whole <= 200 and max(parts) <= 100
+    assert all(torch.equal(weights[name], expected[name]) for name in expected)
+    assert "400 did not fit into the GPU's memory, 200 from now on" in caplog.text
+    for given, held in ((400, 100), (None, 20)):
+        with pytest.raises(torch.OutOfMemoryError):
+            trained(held, given, 400)

@@ -7,6 +7,7 @@ import re
 import string
 import unicodedata
 from decimal import Decimal
+from pathlib import Path
 
 import jiwer
 import pytest
@@ -257,3 +258,24 @@ def test_lists_that_cannot_be_used(tmp_path, read, content, message: str) -> Non
     file.write_text(content if isinstance(content, str) else json.dumps({"id": "a"} | content))
     with pytest.raises(ValueError, match=message):
         read(file)
+
+
+def test_a_normaliser_of_the_user(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "def plain(text):\n    return text.replace('-', ' ').lower()\n"
+        "def spoken(text, language):\n    return f'{language} {text}'\n"
+        "def broken(text):\n    return text[999]\nvalue = 3\n"
+    )
+    mine = f"{tmp_path}/mine.py"
+    assert normalize("Ice-cream  NOW", f"{mine}:plain") == "ice cream now"
+    assert normalize("ja", f"{mine}:spoken", "de") == "de ja"
+    assert word_errors("ice-cream", "Ice cream", f"{mine}:plain").rate == 0
+    for name, message in (
+        (f"{mine}:broken", r"normalizer .*mine\.py:broken fails on 'x': IndexError: string index out of range"),
+        (f"{mine}:value", "'value' is a int, expected a function"),
+        (f"{mine}:other", "defines no module-level name 'other'"),
+        (f"{tmp_path}/none.py:f", "no such file"),
+        ("whisper", "'whisper' is none of english, basic, none and FILE.py:FUNCTION"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            normalize("x", name)

@@ -26,12 +26,27 @@ ROOT = Path(__file__).parents[4]
 
 def test_curves_and_rollouts_of_two_runs(run_dir: Path, recorded: Path) -> None:
     with view_process(run_dir, recorded) as (address, _), browser_page(address) as page:
-        page.wait_for_selector(".chart[data-metric='reward/mean'] .line")
+        page.wait_for_selector(".chart[data-metric='reward/mean'] canvas")
         first = page.locator(".chart[data-metric='reward/mean']")
-        assert "0.9333" in first.locator(".legend").inner_text()  # the mean of the last three of 0, 1/30 … 29/30
-        box = first.locator("svg").bounding_box()
-        page.mouse.move(box["x"] + box["width"] * 0.115, box["y"] + box["height"] / 2)
-        assert first.locator(".where").inner_text() == "step 1" and first.locator(".legend b").inner_text() == "0"
+        values = first.locator(".u-series:not(.mean) .u-value")
+        assert values.all_inner_texts() == ["", "0.9667"], "the last of 0, 1/30 … 29/30, not the mean of the last ones"
+        final = page.locator(".chart[data-metric='eval/accuracy'] .u-value").all_inner_texts()
+        assert final == ["", "0.7", "0.45"], "the last evaluation, and that of the control"
+        held = [" ".join(row.split()) for row in page.locator(".results tbody tr").all_inner_texts()]
+        assert held == ["my-run · accuracy 40.0% 70.0% 45.0% +30.0 points"]
+        box = first.locator(".u-over").bounding_box()
+
+        def value(share: float) -> list[str]:
+            page.mouse.move(box["x"] + 1 + share * (box["width"] - 2), box["y"] + box["height"] / 2)
+            return list(values.all_inner_texts())
+
+        until(lambda: value(0) == ["step 1", "0"], 10)
+        until(lambda: value(1) == ["step 30", "0.9667"], 10)
+        value(0.2)
+        page.mouse.down()
+        value(0.6)
+        page.mouse.up()
+        until(lambda: value(1)[0] == "step 18", 10)  # dragging zooms
         page.fill("input[aria-label=metrics]", "^kl$")
         assert page.locator(".chart").count() == 1
         page.fill("input[aria-label=metrics]", "(")
@@ -137,13 +152,10 @@ def test_a_live_run(tmp_path: Path) -> None:
             time.sleep(0.1)
         with view_process(run) as (address, _), browser_page(address) as page:
             page.wait_for_selector(".run.training")
-            page.wait_for_selector("[data-metric='reward/mean'] svg")
-
-            def drawn() -> int:
-                return len(page.locator("[data-metric='reward/mean'] svg").inner_html())
-
-            before = drawn()
-            until(lambda: drawn() > before)
+            page.wait_for_selector("[data-metric='tokens_per_s'] canvas")
+            last = page.locator("[data-metric='tokens_per_s'] .u-legend")
+            before = last.inner_text()
+            until(lambda: last.inner_text() != before)
             page.click("nav >> text=Rollouts")
             page.wait_for_selector(".hit")
 

@@ -14,7 +14,7 @@ from starlette.testclient import TestClient
 
 from audiorl.cli import main
 from audiorl.report.view.server import make_app
-from tests.support.reports import EVIL, Checker, rollout, write_lines
+from tests.support.reports import EVIL, Checker, rollout, write_lines, write_run
 from tests.support.views import TOKEN, append_line, client, viewed
 
 
@@ -48,7 +48,7 @@ def test_pages_and_assets(run_dir: Path) -> None:
     assert all(requests.get(f"/{path}").status_code == 200 for path in fetched if not path.startswith(("#", "data:")))
     for module in ("app.js", "curves.js", "pages.js", "players.js"):
         source = requests.get(f"/assets/{module}").text
-        assert "http:" not in source.replace("http://www.w3.org/2000/svg", "") and "https:" not in source
+        assert "http:" not in source and "https:" not in source
     for path in ("/assets/../server.py", "/assets/%2e%2e%2fserver.py", "/assets/server.py"):
         assert requests.get(path).status_code == 404
 
@@ -140,6 +140,8 @@ def test_metrics_are_sent_once(run_dir: Path) -> None:
     requests = client(view)
     everything = requests.get("/metrics/0").json()
     assert len(everything["rows"]) == 51 and everything["controls"] == ["control"]
+    added = [(row["phase"], row["step"], row["eval/accuracy"]) for row in everything["added"]]
+    assert added == [("grpo", 0, 0.4), ("grpo", 30, 0.7), ("control", 10, 0.45)], "what eval.json has of it"
     append_line(run_dir / "metrics.jsonl", {"seq": 51, "phase": "grpo", "step": 31, "reward/mean": 2.0})
     view.poll()
     more = requests.get("/metrics/0", params={"epoch": everything["epoch"], "since": 51}).json()
@@ -148,6 +150,21 @@ def test_metrics_are_sent_once(run_dir: Path) -> None:
     view.poll()
     again = requests.get("/metrics/0", params={"epoch": everything["epoch"], "since": 52}).json()
     assert again["start"] == 0 and again["epoch"] != everything["epoch"] and len(again["rows"]) == 1
+
+
+def test_results_of_the_chosen_runs(run_dir: Path, recorded: Path) -> None:
+    requests = client(viewed(run_dir, recorded))
+    page = requests.get("/results", params={"runs": "0,1"}).text
+    assert "my-run · accuracy" in page and all(value in page for value in ("40.0%", "70.0%", "45.0%", "+30.0 points"))
+    assert requests.get("/results", params={"runs": "1"}).text == "", "it has no evaluation"
+    (run_dir / "eval.json").write_text('{"before": {"by_task": 3}}')
+    assert requests.get("/results", params={"runs": "0"}).text == "" and requests.get("/metrics/0").status_code == 200
+
+
+def test_a_folder_of_seeds_is_its_runs(tmp_path: Path) -> None:
+    for seed in (0, 1):
+        write_run(tmp_path / "exp" / f"seed_{seed}")
+    assert [run.name for run in viewed(tmp_path / "exp").runs] == ["seed_0", "seed_1"]
 
 
 def test_a_port_in_use(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:

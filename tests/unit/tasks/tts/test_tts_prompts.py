@@ -81,7 +81,7 @@ def test_turns_are_learned_as_they_are_asked_for(context: int) -> None:
         voices = [clip for _, clip in VOICES.values()]
         assert spoken == [*voices, *(t.audio for t in turns[max(0, number - context) : number])]
         assert example.sample.messages[-1].content == (f"[{turns[number].speaker}] turn {number}",)
-    with pytest.raises(ValueError, match="conversation 'd', turn 1: has no recording to train on"):
+    with pytest.raises(ValueError, match=r"'turns\[0\]\.audio': missing; give a recording"):
         conversation_examples(conversation(("A", "x")), context)
 
 
@@ -121,7 +121,10 @@ def test_scripts_need_voices_and_no_recordings(tmp_path: Path, changes: dict[str
 
 def test_voices_that_cannot_be_imitated(tmp_path: Path) -> None:
     soundfile.write(tmp_path / "short.wav", np.zeros(3200), 16_000)
-    for path, message in (("short.wav", "is 0.20 s long; give at least 0.5 s"), ("gone.wav", "voice 'A': .*gone.wav")):
+    for path, message in (
+        ("short.wav", "is 0.20 s long; give at least 0.5 s"),
+        ("gone.wav", "'voices.A.audio': .*gone.wav"),
+    ):
         talk = conversation(("A", "x"), voices={"A": ("Hi.", AudioClip(path=str(tmp_path / path)))})
         with pytest.raises(ValueError, match=message):
             check_voices(talk)

@@ -85,7 +85,7 @@ def test_lists_and_plain_texts(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"lines\.txt: holds no text; write one a line"):
         read_utterances(tmp_path / "lines.txt")
     (tmp_path / "p.wav").unlink()
-    with pytest.raises(ValueError, match=r"meta\.lst: 'a', field 'recording': .*p\.wav: missing"):
+    with pytest.raises(ValueError, match=r"meta\.lst: row 1, field 'recording': .*p\.wav: missing"):
         read_utterances(tmp_path / "meta.lst", check_audio=True)
 
 

@@ -118,13 +118,13 @@ def test_codebook_weights_choose_what_is_trained() -> None:
 def record_gradients(learner: Trainer, batch: Sequence[Experience]) -> dict[str, Tensor]:
     """The gradients of the update on `batch`, as the optimizer receives them."""
     recorded: dict[str, Tensor] = {}
-    step = learner.optimizer.step
+    clip = learner.optimizer.clip
 
-    def recording() -> dict[str, float]:
+    def recording() -> Tensor:
         recorded.update({name: g.clone() for name, g in gradients(learner.policy).items()})
-        return step()
+        return clip()
 
-    learner.optimizer.step = recording  # type: ignore[method-assign]
+    learner.optimizer.clip = recording  # type: ignore[method-assign]
     learn(learner, batch)
     return recorded
 
