@@ -18,6 +18,7 @@ from transformers import (
     WhisperFeatureExtractor,
 )
 
+from audiorl.algos.experience import Experience
 from audiorl.algos.packing import pack_experiences
 from audiorl.audio import AudioClip
 from audiorl.config import ModelConfig, OptimConfig, RLConfig, SamplingConfig, SFTConfig
@@ -32,10 +33,9 @@ from audiorl.models.tiny import SPECIAL, tiny_tokenizer
 from audiorl.protocols import Request
 from audiorl.rollout.hf import HFEngine
 from audiorl.train.fit import Learner
-from audiorl.train.rl.collect import collect, scored_experiences
 from audiorl.train.rl.trainer import TrainBatch, Trainer
 from audiorl.train.sft import sft_loss
-from audiorl.types import Message, Rollout, Sample, Score
+from audiorl.types import Message, Sample, Score
 
 ROLLOUT_SECONDS, UPDATE_SECONDS, MFU = 2.5, 1.2, 0.4
 """Targets of a step of 3B on an H100: 8 prompts of 20 s x 8 answers of 256 tokens."""
@@ -116,21 +116,24 @@ def time_steps(
             samples.append(Sample(f"{step}/{i}", (Message("user", (clip, "What is said, and by whom?")),), ("yes",)))
         setup.wait()
         began = time.perf_counter()
-        batch = collect(engine, samples, _odd_tokens, step, rl, seed=0)
+        learned = _sampled(engine, samples, step, rl)
         setup.wait()
         sampled = time.perf_counter()
-        learned = scored_experiences(batch, rl)
         trainer.step(TrainBatch(learned))
         setup.wait()
         update = time.perf_counter() - sampled
         used = torch.cuda.max_memory_allocated(setup.device) / 1e9 if setup.is_gpu else 0.0
         mfu = pass_flops(policy, pack_experiences(learned)) / update / peak
-        found.append(StepTimes(sampled - began, update, batch.num_sampled, mfu, used))
+        found.append(StepTimes(sampled - began, update, sum(e.num_sampled for e in learned), mfu, used))
     return found
 
 
-def _odd_tokens(rollouts: Sequence[Rollout]) -> list[Score]:
-    return [Score(sum(i % 2 for i in r.segments[0].ids.tolist()) / max(r.num_sampled, 1)) for r in rollouts]
+def _sampled(engine: HFEngine, samples: Sequence[Sample], step: int, rl: RLConfig) -> list[Experience]:
+    """Return the answers of a step, scored by their odd tokens."""
+    requests = [Request(s, rl.group_size, step, f"{step}/{i}") for i, s in enumerate(samples)]
+    rollouts = engine.generate(requests)
+    scores = [sum(i % 2 for i in r.segments[0].ids.tolist()) / max(r.num_sampled, 1) for r in rollouts]
+    return [Experience.from_rollout(r.with_score(Score(x))) for r, x in zip(rollouts, scores, strict=True)]
 
 
 def grpo_step(setup: Setup) -> Outcome:
@@ -181,7 +184,7 @@ def quickstart_steps(setup: Setup) -> Outcome:
     asked = [[sample(f"{k}/{i}") for i in range(16)] for k in range(2)]
 
     def step(k: int) -> None:
-        trainer.step(TrainBatch(scored_experiences(collect(engine, asked[k], _odd_tokens, k, rl, seed=0), rl)))
+        trainer.step(TrainBatch(_sampled(engine, asked[k], k, rl)))
 
     warm, grpo = (timed(lambda k=k: step(k)) for k in range(2))  # type: ignore[misc]
     whole = first + SFT_STEPS * later + warm + 2 * GRPO_STEPS * grpo
