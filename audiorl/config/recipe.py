@@ -49,7 +49,7 @@ class RecipeConfig:
     """Most training steps, whatever `epochs` gives; None: no limit."""
     lora: bool = False
     """Train low-rank adapters instead of all decoder weights: of rank 16, or of `--model.lora.rank`."""
-    model: ModelConfig = ModelConfig(dtype="auto", gradient_checkpointing=True)
+    model: ModelConfig = ModelConfig(dtype="auto", gradient_checkpointing="auto")
     """How the model is loaded, and what of it is trained."""
 
     def __post_init__(self) -> None:

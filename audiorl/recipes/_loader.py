@@ -41,7 +41,8 @@ class UnknownScript(ValueError):
 
     def __init__(self, kind: ScriptKind, name: str):
         near = difflib.get_close_matches(name.replace("_", "-"), [*scripts(kind), *PRESETS], 1)
-        super().__init__(f"no {_WORDS[kind]} {name!r}; {f'did you mean {near[0]}? ' * bool(near)}there are:")
+        hint = f"did you mean {near[0]}? " if near else ""
+        super().__init__(f"no {_WORDS[kind]} {name!r}; {hint}there are:")
         self.listing = listing(kind)
 
 

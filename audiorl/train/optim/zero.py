@@ -58,7 +58,7 @@ class ZeroOptimizer(Optimizer):
         if isinstance(model, ValueModel) and not model.shared and stage == 3:
             _copy_frozen_weights(model.trunk.model)
         modules = ShardedModules.of(model)
-        self._parameters = dict(modules.trained)
+        self._parameters = self._updated = dict(modules.trained)
         self._shapes = {name: p.shape for name, p in self._parameters.items()}
         self._names = {id(p): name for name, p in self._parameters.items()}
         self._config, self._total_steps, self._world, self._stage = config, total_steps, world, stage
