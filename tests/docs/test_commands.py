@@ -122,7 +122,7 @@ def check(argv: Argv) -> None:
     elif program == "python" and args[:2] == ["-m", "audiorl.gpu_check"]:
         gpu_check().parse_args(args[2:])
     elif program == "python" and args[:2] == ["-m", "pytest"]:
-        assert all((ROOT / path).exists() for path in args[2:])
+        assert all((ROOT / path).exists() for path in args[2:] if path not in ("-m", ""))
     elif program == "lmms-eval":
         given = [word.partition("=")[0] for word in args[args.index("--model_args") + 1].split(",")]
         source = (ROOT / "audiorl" / "eval" / "_lmms_eval_model.py").read_text()
@@ -228,7 +228,16 @@ def test_options_in_the_text_exist() -> None:
                 assert ok, f"{page.name}: {option} in `{code}` is no option"
 
 
-NO_FIELDS = ("--lora-rank", "--help", "--version", "--no-use-ref-len", "--computation-aware", "--pretend", "--only")
+NO_FIELDS = (
+    "--lora-rank",
+    "--help",
+    "--help-all",
+    "--version",
+    "--no-use-ref-len",
+    "--computation-aware",
+    "--pretend",
+    "--only",
+)
 
 
 # ------------------------------------------------------------------------------------------------------ Python in text
