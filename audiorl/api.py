@@ -8,6 +8,7 @@ data      files, folders, `"bundled"` speech, a list of row dictionaries, a `dat
 held_out  what to measure before and after, likewise; by default `held_out_count` rows of `data`
 steps     training steps; by default `epochs` passes over the data
 out       the run folder; by default a temporary one, which is deleted with the result
+resume    True continues an interrupted run in `out`, by the same call that began it
 options   every option of the recipe: `seed=1`, its group by two underscores (`rl__kl_beta=0.0`) or as a dictionary
           (`rl={"kl_beta": 0.0}`), or its last name where only one group has it (`lr=1e-5`, `group_size=4`)
 
@@ -33,10 +34,11 @@ from audiorl.options import names, with_values
 from audiorl.protocols import Reward
 from audiorl.recipes import audio_qa, dpo_audio_qa, sft_audio
 from audiorl.recipes._common import Given
+from audiorl.recipes._loader import IN_MEMORY
 from audiorl.rewards import FunctionReward
 from audiorl.run.folder import Run, newest_checkpoint
 from audiorl.run.metrics_log import read_metrics
-from audiorl.run.records import read_record
+from audiorl.run.records import RunConfig, read_record
 from audiorl.types import Rollout, Score
 
 Model = str | Path | AudioPolicy
@@ -176,6 +178,10 @@ def _train(
     options: Mapping[str, Any],
     reward: RewardFunction | None = None,
 ) -> TrainResult:
+    options = dict(options)
+    resume = bool(options.pop("resume", False))
+    if resume and out is None:
+        raise ValueError("resume: give the run's folder as out, too")
     values: dict[str, Any] = {}
     for name, value in options.items():
         *groups, last = _place(config, name)
@@ -197,7 +203,13 @@ def _train(
     folder = Path(temporary.name) / "run" if temporary else Path(str(out))
     policy = model if isinstance(model, AudioPolicy) else None
     score = None if reward is None else as_reward(reward)
-    with Run.create(folder, str(recipe.__file__), [], config) as run:
+    held = {"the model": policy, "the reward": score, "data": [s for s in given["data"] if not isinstance(s, str)]}
+    held["held-out data"] = [s for s in given["held_out"] if not isinstance(s, str)]
+    memory = [part for part, value in held.items() if value]
+    argv = [IN_MEMORY, *memory] if memory else []
+    with Run.open(folder) if resume else Run.create(folder, str(recipe.__file__), argv, config) as run:
+        if resume and read_record(folder / "config.json", RunConfig).config != to_json(config):
+            raise ValueError(f"{folder}: the run has other options; give those that it began with")
         try:
             with processes():
                 trained = recipe.main(config, run, Given(policy, score, **given))

@@ -1,4 +1,8 @@
-"""Exceptions that several layers share."""
+"""Exceptions that several layers share, and how to install what is missing."""
+
+import json
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
 
 
 class Interrupted(Exception):
@@ -11,3 +15,23 @@ class RewardError(RuntimeError):
 
 class RankError(RuntimeError):
     """Another rank failed."""
+
+
+def install(extra: str) -> str:
+    """Return the command that installs an extra of audiorl the way audiorl itself is installed: from a folder, a
+    repository or an index.
+
+    >>> install("serve").startswith("pip install ")
+    True
+    """
+    root = Path(__file__).resolve().parents[1]
+    try:
+        origin = json.loads(distribution("audiorl").read_text("direct_url.json") or "{}")
+    except PackageNotFoundError:  # a checkout on PYTHONPATH
+        origin = {}
+    url = str(origin.get("url", ""))
+    if (root / "pyproject.toml").is_file():
+        return f"pip install -e '{root}[{extra}]'"
+    if "vcs_info" in origin:
+        return f"pip install 'audiorl[{extra}] @ {origin['vcs_info']['vcs']}+{url}'"
+    return f"pip install '{url.removeprefix('file://') if url.startswith('file://') else 'audiorl'}[{extra}]'"

@@ -24,16 +24,20 @@ from itertools import pairwise
 from operator import or_
 from pathlib import Path
 from types import ModuleType
-from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 import tyro
 import yaml
-from tyro.conf import subcommand
+from tyro.conf import Positional, Suppress, subcommand
 
 from audiorl.config.checks import require_sound, to_json
 
 T = TypeVar("T")
+_POSITIONAL = get_args(Positional[str])[1]
+LIST = "--list-options"
+"""In place of `--help`: print the words of `words_of` and their values, a line each, for the completion of shells."""
+HELP = ("-h", "--help", "--help-all", LIST)
 Place = tuple[str, ...]
 """The keys that lead to a value of nested options, such as ("rl", "group_size")."""
 
@@ -54,11 +58,30 @@ for _group, _before, _members in (
     RENAMED |= {f"no-{_before}{member}": f"{_group}.no-{member}" for member in _members.split()}
 RENAMED |= {"audio-check": "listening.action", "audio-check-min": "listening.min-gain"}
 RENAMED |= {"sampling.compile": "sampling.cuda-graphs", "sampling.no-compile": "sampling.no-cuda-graphs"}
+OTHER_TOOLS = {
+    "model": ("path",), "model-name-or-path": ("path",), "dataset": ("data",), "dataset-name": ("data",),
+    "output-dir": ("out",), "report-to": ("log",), "num-train-epochs": ("epochs",),
+    "learning-rate": ("optim.lr", "rl-optim.lr", "sft-optim.lr"),
+    "num-generations": ("rl.group-size", "answers"), "beta": ("rl.kl-beta", "dpo.beta"),
+    "per-device-train-batch-size": ("rl.prompts-per-step", "sft.batch-size", "dpo.batch-size"),
+    "max-completion-length": ("sampling.max-new-tokens", "eval-tokens"), "max-length": ("sampling.max-new-tokens",),
+    "num-iterations": ("rl.epochs",), "epsilon": ("rl.clip-low",), "epsilon-high": ("rl.clip-high",),
+    "use-vllm": ("runtime.engine",), "lora-rank": ("model.lora.rank",), "lora-alpha": ("model.lora.alpha",),
+    "train-type": ("lora",), "use-peft": ("lora",), "bf16": ("model.dtype",), "torch-dtype": ("model.dtype",),
+    "eval-steps": ("rl.eval-every",), "save-steps": ("rl.save-every", "sft.save-every", "dpo.save-every"),
+    "reward-funcs": ("reward-file",), "val-dataset": ("held-out",), "eval-dataset": ("held-out",),
+    "resume-from-checkpoint": ("path",),
+}  # fmt: skip
+"""Names that TRL and ms-swift have for options, and those here, of which a recipe has some."""
 RENAMED_VALUES = {
     "advantage": {"group": "grpo", "mean-relative": "maxrl", "decoupled": "gdpo", "leave-one-out": "rloo"},
     "loss": {"clip": "ppo"},
 }
 """Former values by the last part of the option's path."""
+
+
+_PARTS: dict[tuple[Path, str], tuple[ModuleType, set[int]]] = {}
+"""By file and its text: what `options_module` ran of it, and which statements these are."""
 
 
 def options_module(file: Path, names: Collection[str]) -> ModuleType:
@@ -67,9 +90,13 @@ def options_module(file: Path, names: Collection[str]) -> ModuleType:
     Options are read by it without what a recipe trains with: torch and transformers take ten seconds to import, and a
     wrong option should not. Files that it imports from are run in parts, too, except those of `audiorl.config`.
     """
-    tree = ast.parse(file.read_text(encoding="utf-8"), str(file))
-    module = ModuleType(f"options of {file}", ast.get_docstring(tree, clean=False))
-    module.__file__ = str(file)
+    text = file.read_text(encoding="utf-8")
+    tree = ast.parse(text, str(file))
+    if (file, text) not in _PARTS:
+        module = ModuleType(f"options of {file}", ast.get_docstring(tree, clean=False))
+        module.__file__ = str(file)
+        _PARTS[file, text] = module, set()
+    module, done = _PARTS[file, text]  # a class that is asked for twice, by two modules, is defined once
     sys.modules[module.__name__] = module  # dataclasses look it up
     defining = {name: statement for statement in tree.body for name in _defined(statement)}
     kept: dict[ast.stmt, set[str]] = {}  # statements, and the names that are wanted of each
@@ -79,7 +106,9 @@ def options_module(file: Path, names: Collection[str]) -> ModuleType:
         if name in defining and name not in kept.get(defining[name], ()):
             kept.setdefault(defining[name], set()).add(name)
             waiting += _used(defining[name])
-    for statement in tree.body:
+    for number, statement in enumerate(tree.body):
+        if number in done and not isinstance(statement, ast.Import | ast.ImportFrom):
+            continue
         if isinstance(statement, ast.ImportFrom) and statement in kept and not statement.level:
             origin = _file_in_parts(str(statement.module))
             if origin is not None:
@@ -91,6 +120,7 @@ def options_module(file: Path, names: Collection[str]) -> ModuleType:
         if statement in kept:
             code = compile(ast.Module([statement], []), str(file), "exec", flags=annotations.compiler_flag)
             exec(code, vars(module))
+            done.add(number)
     return module
 
 
@@ -142,20 +172,26 @@ def parse(
     run_file: bool = False,
     elsewhere: Sequence[str] = (),
     quiet: bool = False,
+    also: Sequence[str] = (),
 ) -> T:
     """Return an instance of the dataclass `options` with the values in `args`, on top of `default`.
 
     run_file: `--config FILE` reads a run file between the two, and `--print-config` prints all options as one and ends.
-    elsewhere: groups of the file that are not read here. quiet: do not print what overrides the file.
-    Help and errors of tyro end in SystemExit. Raises ValueError for an option that was renamed, and naming file and
-    line for a run file that does not fit.
+    elsewhere: groups of the file that are not read here. quiet: do not print what overrides the file. also: options
+    that are read elsewhere, see `check_names`. Help and errors of tyro end in SystemExit. Raises ValueError for an
+    option that does not exist or was renamed, and naming file and line for a run file that does not fit.
     """
+    if LIST in args:
+        print("\n".join(" ".join([word, *values]) for word, values in words_of(options).items()))
+        raise SystemExit(0)
+    args = ["--help" if word == "--help-all" else word for word in args]
     file, show = None, False
     if run_file:
         file, show, args = _run_file_options(args)
         about = "--config FILE reads options from a YAML file; --print-config prints all options as one."
         description = f"{description or options.__doc__ or ''}\n\n{about}"
-    check_names(options, args)
+    if not {"-h", "--help"} & set(args):
+        check_names(options, args, [*also, *(["--config", "--print-config"] if run_file else [])])
     given = default
     if file is not None:
         fields: Any = dataclasses.fields(options)  # type: ignore[arg-type]
@@ -181,6 +217,30 @@ def parse_known(options: type[T], args: Sequence[str], *, prog: str, default: T 
     return parsed, left
 
 
+def shortened(default: Any, shown: Callable[[str], bool], prefix: str = "") -> Any:
+    """Return options for help: equal to `default`, of a type in which those whose paths are not `shown` are hidden."""
+    kind = type(default)
+    hints = get_type_hints(kind, include_extras=True)
+    values = {field.name: getattr(default, field.name) for field in dataclasses.fields(kind)}
+    changed: list[tuple[str, Any, Any]] = []
+    for name, value in values.items():
+        path = f"{prefix}{name}".replace("_", "-")
+        group = dataclasses.is_dataclass(value)
+        if group and any(shown(f"{path}.{below}") for below, _ in names(type(value))):
+            values[name] = shortened(value, shown, f"{path}.")
+            changed.append((name, type(values[name]), values[name]))
+        elif group or not shown(path):
+            changed.append((name, Annotated[type(value) if group else hints[name], Suppress], value))
+    fields = [(name, hint, dataclasses.field(default=value)) for name, hint, value in changed]
+    new = dataclasses.make_dataclass(
+        kind.__name__, fields, bases=(kind,), frozen=True, namespace={"__doc__": kind.__doc__}
+    )
+    options: Any = object.__new__(new)
+    for name, value in values.items():  # not by the constructor, whose checks know other types
+        object.__setattr__(options, name, value)
+    return options
+
+
 def subcommands(commands: Mapping[str, type]) -> Any:
     """Return the union of dataclasses by their names on the command line, for `parse`."""
     named = (Annotated[kind, subcommand(name, prefix_name=False)] for name, kind in commands.items())
@@ -189,19 +249,61 @@ def subcommands(commands: Mapping[str, type]) -> Any:
 
 def first_word(args: Sequence[str], missing: str) -> None:
     """Raise ValueError with the text `missing` where the first argument is an option, and not the one for help."""
-    if not args or (args[0].startswith("-") and args[0] not in ("-h", "--help")):
+    if not args or (args[0].startswith("-") and args[0] not in HELP):
         raise ValueError(missing)
 
 
-def check_names(options: Any, args: Sequence[str]) -> None:
-    """Raise ValueError for an option, or a value of one, that was renamed."""
-    existing = {path for path, _ in names(options)}
-    for given in (arg.partition("=")[0].replace("_", "-") for arg in args if arg.startswith("--")):
-        if given.removeprefix("--") not in existing and (new := new_name(given)):
+def check_names(options: Any, args: Sequence[str], also: Sequence[str] = ()) -> None:
+    """Raise ValueError for an option that does not exist, naming near ones, and for an option or value with a new name.
+
+    also: options that are read elsewhere, which a wrong one may have meant.
+    """
+    existing = words_of(options)
+    hints = [(path, (hint, *get_args(hint))) for path, hint in names(options)]
+    open_ended = tuple(f"--{path}." for path, kinds in hints if any(get_origin(kind) is dict for kind in kinds))
+    for given in (arg.partition("=")[0].replace("_", "-") for arg in args if re.match(r"--[a-zA-Z]", arg)):
+        if given in existing or given.startswith(("--tyro", *open_ended)):  # a key of a dictionary is an option
+            continue
+        if new := new_name(given):
             raise ValueError(f"{given} is now {new}")
+        known, name = [*existing, *also], given.removeprefix("--")
+        leaves = {word.rpartition(".")[2].removeprefix("--"): word for word in reversed(known)}
+        meant = [f"--{other}" for other in OTHER_TOOLS.get(name, ()) if f"--{other}" in known]
+        meant = meant or [word for word in known if word.endswith(f".{name}")][:3]
+        meant = meant or difflib.get_close_matches(given, known, 3, 0.7)
+        meant = meant or [leaves[leaf] for leaf in difflib.get_close_matches(name.rpartition(".")[2], leaves, 3, 0.7)]
+        hint = f"; did you mean {' or '.join(meant)}?" if meant else "; --help lists the options"
+        raise ValueError(f"no option is called {given}{hint}")
     for option, value in pairwise(word for arg in args for word in arg.split("=", 1)):
         if new := RENAMED_VALUES.get(option.rpartition(".")[2].lstrip("-"), {}).get(value):
             raise ValueError(f"{option.lstrip('-')} {value} is now called {new}")
+
+
+def words_of(options: Any) -> dict[str, list[str]]:
+    """Return the words of the command line for shells: subcommands, and options, with their values where these are few.
+
+    >>> @dataclasses.dataclass
+    ... class Options:
+    ...     loss: Literal["ppo", "gspo"] = "ppo"
+    ...     tiny: bool = False
+    >>> words_of(Options)
+    {'--loss': ['ppo', 'gspo'], '--tiny': [], '--no-tiny': [], '--help': []}
+    """
+    members = get_args(options) if get_origin(options) in (Union, types.UnionType) else ()
+    marks = [mark for member in members if get_origin(member) is Annotated for mark in get_args(member)[1:]]
+    words: dict[str, list[str]] = {str(mark.name): [] for mark in marks if getattr(mark, "name", None)}
+    for path, hint in names(options):
+        if path and not dataclasses.is_dataclass(hint):
+            literals = [kind for kind in (hint, *get_args(hint)) if get_origin(kind) is Literal]
+            words[f"--{path}"] = [str(value) for kind in literals for value in get_args(kind)]
+            if hint is bool:
+                words[_negated(path)] = []
+    return words | {"--help": []}
+
+
+def _negated(path: str) -> str:
+    group, dot, name = path.rpartition(".")
+    return f"--{group}{dot}no-{name}"
 
 
 def new_name(option: str) -> str | None:
@@ -215,7 +317,10 @@ def new_name(option: str) -> str | None:
 
 
 def names(options: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield (path of the option, type) for all fields of a dataclass or a union of them: ("model.dtype", …)."""
+    """Yield (path of the option, type) for all fields of a dataclass or a union of them: ("model.dtype", …).
+
+    Positional arguments are none.
+    """
     members = get_args(options) if get_origin(options) in (Union, types.UnionType) else (options,)
     for member in members:
         kind = get_args(member)[0] if get_origin(member) is Annotated else member
@@ -225,6 +330,8 @@ def names(options: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
             path = f"{prefix}{name}".replace("_", "-")
             if get_origin(hint) is Annotated:
                 hint, *marks = get_args(hint)
+                if _POSITIONAL in marks:
+                    continue
                 if any(getattr(mark, "name", None) == "" for mark in marks):
                     path = ""
             yield path, hint
@@ -241,8 +348,7 @@ def _flags(options: Any, args: Sequence[str]) -> list[str]:
             if word.lower() not in ("true", "false") or not flags or flags[-1].replace("_", "-") not in booleans:
                 flags.append(word)
             elif word.lower() == "false":
-                path, dot, name = flags[-1].removeprefix("--").rpartition(".")
-                flags[-1] = f"--{path}{dot}no-{name}"
+                flags[-1] = _negated(flags[-1].removeprefix("--"))
     return flags
 
 

@@ -26,10 +26,9 @@ from audiorl.cli._show import ShowData, show
 from audiorl.config import require_ranges
 from audiorl.config.checks import require
 from audiorl.languages import language_code
-from audiorl.options import parse
+from audiorl.options import HELP, parse
 from corpora.annotate.options import Annotate
 
-HELP = ("-h", "--help")
 SourceName = Literal["asterisk", "asterisk-es-co", "asterisk-fr-armelle", "tuxpaint", "synthetic"]
 HUMAN: tuple[SourceName, ...] = ("asterisk", "asterisk-es-co", "asterisk-fr-armelle", "tuxpaint")
 

@@ -157,7 +157,7 @@ class _Buckets(torch.autograd.Function):
         tail = torch.full((len(hidden),), torch.finfo(head.exact).min / 4, dtype=head.exact, device=hidden.device)
         for columns, rows in _grid(hidden, weight, chunk):
             logits = head.logits(rows, columns)
-            local, inside = _locate(ids[rows], columns.start, logits.shape[1])
+            local, inside = _locate(ids[rows] - columns.start, logits.shape[1])
             chosen[rows] = torch.where(inside, logits.gather(1, local), chosen[rows])
             _without(logits, local, inside, torch.finfo(head.exact).min / 4)
             tail[rows] = torch.logaddexp(tail[rows], logits.logsumexp(1))
@@ -174,7 +174,7 @@ class _Buckets(torch.autograd.Function):
 
         def of_logits(rows: slice, columns: slice) -> Tensor:
             share = head.logprobs(rows, columns, tail[:, None])
-            local, inside = _locate(ids[rows], columns.start, share.shape[1])
+            local, inside = _locate(ids[rows] - columns.start, share.shape[1])
             _without(share, local, inside, _LOWEST)
             g = share.exp_().mul_(of_tail[rows])
             return g.scatter_add_(1, local, torch.where(inside, of_chosen[rows], 0.0))

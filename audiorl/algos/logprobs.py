@@ -10,14 +10,20 @@ pass turns each tile into its gradient and multiplies it away at once.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from audiorl.algos.fused import Fused
+
 IGNORE = -100
-_ROWS = 1024
+_ROWS = {"cpu": 1024}
+"""Rows of a tile by device. Elsewhere than on a CPU, whose cache they stay in, it is most often all rows: the gradient
+of the weight then is one product for each tile, and nothing is added up."""
+_ROWS_ELSEWHERE = 16_384
 _LOWEST = -1e5  # e to this is 0 in every dtype, and unlike -inf it may be multiplied by 0
 
 
@@ -28,6 +34,7 @@ def fused_logprobs(
     temperature: float = 1.0,
     chunk: int | None = None,
     keep: int = 2 << 30,
+    low: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Log-prob of `targets` and entropy under softmax(hidden @ weight.T / temperature), differentiable in both.
 
@@ -37,9 +44,10 @@ def fused_logprobs(
 
     `chunk` is the number of logits worked on at once, by default 2²⁰ on the CPU and 2²⁶ elsewhere. `keep` bounds the
     bytes of logits that wait for the backward pass; those beyond are computed again there, at the cost of one more
-    product. Without gradients none are kept. Results do not depend on either.
+    product. Without gradients none are kept. Results do not depend on either. `low` is the weight in the product's
+    dtype, where there is such a copy; otherwise each tile of the weight is cast.
     """
-    logprobs, entropy = fused_codebook_logprobs(hidden, weight, targets[:, None], 1, temperature, chunk, keep)
+    logprobs, entropy = fused_codebook_logprobs(hidden, weight, targets[:, None], 1, temperature, chunk, keep, low)
     return logprobs[:, 0], entropy[:, 0]
 
 
@@ -51,6 +59,7 @@ def fused_codebook_logprobs(
     temperature: float = 1.0,
     chunk: int | None = None,
     keep: int = 2 << 30,
+    low: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """`fused_logprobs` of a head with a softmax for each codebook, whose rows lie one codebook after the other.
 
@@ -66,46 +75,46 @@ def fused_codebook_logprobs(
         chunk = 1 << (20 if hidden.device.type == "cpu" else 26)
     if not (torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)):
         keep = 0
-    result: tuple[Tensor, Tensor] = _LogProbs.apply(hidden, weight, targets, temperature, chunk, keep)
+    result: tuple[Tensor, Tensor] = _LogProbs.apply(hidden, weight, low, targets, temperature, chunk, keep)
     return result
 
 
 class _LogProbs(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float, chunk: int, keep: int
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        low: Tensor | None,
+        targets: Tensor,
+        temperature: float,
+        chunk: int,
+        keep: int,
     ) -> tuple[Tensor, Tensor]:
         product = _product_dtype(hidden)
         exact = torch.promote_types(product, torch.float32)
         h = hidden.to(product)
+        low = weight if low is None or low.dtype != product else low
         # The largest logit and the target's; with z = (logit - largest) / temperature also Σ e^z and Σ z·e^z.
         peak = torch.full(targets.shape, torch.finfo(exact).min, dtype=exact, device=hidden.device)
         total, moment, chosen = (torch.zeros_like(peak) for _ in range(3))
         saved_logits: dict[tuple[int, int], Tensor] = {}
         with torch.autocast(hidden.device.type, enabled=False):
             for q, first, columns in _columns(weight, targets, chunk):
-                w = weight[columns].to(product)
+                w = low[columns].to(product)
                 for rows in _rows(targets, chunk):
                     at = rows, q
                     logits = h[rows] @ w.t()
-                    highest = torch.maximum(peak[at], logits.amax(1).to(exact))
-                    z = _below(logits, highest, temperature)
-                    e = z.exp()
-                    shift = _below(peak[at][:, None], highest, temperature)[:, 0]
-                    shrink = shift.exp()
-                    moment[at] = shrink * (moment[at] + shift * total[at])
-                    total[at] = shrink * total[at] + e.sum(1)
-                    moment[at] += e.mul_(z).sum(1)
-                    peak[at] = highest
-                    local, inside = _locate(targets[at], first, len(w))
-                    chosen[at] = torch.where(inside, logits.gather(1, local[:, None])[:, 0].to(exact), chosen[at])
+                    peak[at], total[at], moment[at], chosen[at] = add_tile(
+                        logits, targets[at] - first, peak[at], total[at], moment[at], chosen[at], temperature
+                    )
                     keep -= logits.nbytes
                     if keep >= 0:
                         saved_logits[columns.start, rows.start] = logits
         counted = targets != IGNORE
         log_total = total.log()
         entropy = torch.where(counted, log_total - moment / total, 0.0)
-        ctx.save_for_backward(hidden, weight, targets, peak, total, entropy)
+        ctx.save_for_backward(hidden, weight, low, targets, peak, total, entropy)
         # Not saved tensors: the backward pass consumes them, and a second one computes them again.
         ctx.saved_logits, ctx.product, ctx.temperature, ctx.chunk = saved_logits, product, temperature, chunk
         ctx.set_materialize_grads(False)
@@ -114,14 +123,14 @@ class _LogProbs(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        hidden, weight, targets, peak, total, entropy = ctx.saved_tensors
+        hidden, weight, low, targets, peak, total, entropy = ctx.saved_tensors
         saved_logits, product, temperature = ctx.saved_logits, ctx.product, ctx.temperature
         h = hidden.to(product)
         counted = targets != IGNORE
         zero = torch.zeros_like(peak)
         of_logprob, of_entropy = (zero if g is None else torch.where(counted, g, 0.0) / temperature for g in grads)
         # d/dlogit = [target]·of_logprob + e^z·(level + slope·z), with the temperature inside the factors
-        slope = -of_entropy / total
+        slope = None if grads[1] is None else -of_entropy / total
         level = -(of_logprob + of_entropy * (entropy - total.log())) / total
         need_hidden, need_weight = ctx.needs_input_grad[:2]
         d_hidden = torch.zeros_like(h, dtype=peak.dtype) if need_hidden else None
@@ -129,30 +138,72 @@ class _LogProbs(torch.autograd.Function):
         d_weight = unset(weight) if need_weight else None
         with torch.autocast(hidden.device.type, enabled=False):
             for q, first, columns in _columns(weight, targets, ctx.chunk):
-                w = weight[columns].to(product)
+                w = low[columns].to(product)
                 for rows in _rows(targets, ctx.chunk):
                     at = rows, q
                     logits = saved_logits.pop((columns.start, rows.start), None)
-                    z = _below(h[rows] @ w.t() if logits is None else logits, peak[at], temperature)
+                    if logits is None:
+                        logits = h[rows] @ w.t()
+                    tile = targets[at] - first, peak[at], level[at], None if slope is None else slope[at]
+                    g = tile_gradient(logits, *tile, of_logprob[at], temperature)
                     del logits
-                    if grads[1] is None:
-                        g = z.exp_().mul_(level[at][:, None])
-                    else:
-                        e = z.exp()
-                        g = z.mul_(slope[at][:, None]).add_(level[at][:, None]).mul_(e)
-                    local, inside = _locate(targets[at], first, len(w))
-                    g.scatter_add_(1, local[:, None], torch.where(inside, of_logprob[at], 0.0)[:, None])
-                    g = g.to(product)
                     if d_hidden is not None:
                         _add_product(d_hidden[rows], g, w)
                     if d_weight is not None:
+                        whole = rows.start == 0 and rows.stop == len(h)
                         if rows.start == 0:
-                            exact = d_weight.dtype == peak.dtype
+                            exact = d_weight.dtype == peak.dtype or whole
                             share = d_weight[columns] if exact else torch.empty_like(w, dtype=peak.dtype)
                         _add_product(share, g.t(), h[rows], first=rows.start == 0)
                         if rows.stop == len(h) and not exact:
                             d_weight[columns] = share
-        return None if d_hidden is None else d_hidden.to(hidden.dtype), d_weight, None, None, None, None
+        return None if d_hidden is None else d_hidden.to(hidden.dtype), d_weight, None, None, None, None, None
+
+
+@Fused
+def add_tile(
+    logits: Tensor,
+    local: Tensor,
+    peak: Tensor,
+    total: Tensor,
+    moment: Tensor,
+    chosen: Tensor,
+    temperature: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return the largest logit, Σ e^z, Σ z·e^z and the target's logit with those of a tile added to them.
+
+    logits [rows, columns]; `local` [rows] is the target's column, which may lie outside of the tile.
+    """
+    highest = torch.maximum(peak, logits.amax(1).to(peak.dtype))
+    z = _below(logits, highest, temperature)
+    e = z.exp()
+    shift = _below(peak[:, None], highest, temperature)[:, 0]
+    shrink = shift.exp()
+    total, moment = shrink * total + e.sum(1), shrink * (moment + shift * total) + e.mul_(z).sum(1)
+    local, inside = _locate(local, logits.shape[1])
+    chosen = torch.where(inside, logits.gather(1, local[:, None])[:, 0].to(peak.dtype), chosen)
+    return highest, total, moment, chosen
+
+
+@Fused
+def tile_gradient(
+    logits: Tensor,
+    local: Tensor,
+    peak: Tensor,
+    level: Tensor,
+    slope: Tensor | None,
+    of_logprob: Tensor,
+    temperature: float,
+) -> Tensor:
+    """Return the gradient of a tile of logits, in their dtype."""
+    z = _below(logits, peak, temperature)
+    e = z.exp()
+    g = e.mul_(level[:, None]) if slope is None else z.mul_(slope[:, None]).add_(level[:, None]).mul_(e)
+    if torch.compiler.is_compiling():  # one kernel: a scatter would be another one, over a stored tile
+        target = torch.arange(logits.shape[1], device=logits.device) == local[:, None]
+        return (g + torch.where(target, of_logprob[:, None], 0.0)).to(logits.dtype)
+    local, inside = _locate(local, logits.shape[1])
+    return g.scatter_add_(1, local[:, None], torch.where(inside, of_logprob, 0.0)[:, None]).to(logits.dtype)
 
 
 def _product_dtype(hidden: Tensor) -> torch.dtype:
@@ -162,8 +213,12 @@ def _product_dtype(hidden: Tensor) -> torch.dtype:
     return hidden.dtype
 
 
+def _most_rows(targets: Tensor, chunk: int) -> int:
+    return min(_ROWS.get(targets.device.type, _ROWS_ELSEWHERE), chunk)
+
+
 def _rows(targets: Tensor, chunk: int) -> Iterator[slice]:
-    step = min(_ROWS, chunk)
+    step = _most_rows(targets, chunk)
     for start in range(0, len(targets), step):
         yield slice(start, min(start + step, len(targets)))
 
@@ -172,7 +227,7 @@ def _columns(weight: Tensor, targets: Tensor, chunk: int) -> Iterator[tuple[int,
     """(codebook, first code, rows of the weight), so that no tile of `_rows` and these has more than `chunk` logits."""
     rows, codebooks = max(len(targets), 1), targets.shape[1]
     size = weight.shape[0] // codebooks
-    step = max(chunk // min(rows, _ROWS, chunk), 1)
+    step = max(chunk // min(rows, _most_rows(targets, chunk)), 1)
     for q in range(codebooks):
         for first in range(0, size, step):
             yield q, first, slice(q * size + first, q * size + min(first + step, size))
@@ -184,9 +239,8 @@ def _below(logits: Tensor, peak: Tensor, temperature: float) -> Tensor:
     return (z if temperature == 1 else z.div_(temperature)).clamp_(min=_LOWEST)
 
 
-def _locate(targets: Tensor, first: int, width: int) -> tuple[Tensor, Tensor]:
-    """Column of each target in the tile that begins at code `first`, and whether it is there at all."""
-    local = targets - first
+def _locate(local: Tensor, width: int) -> tuple[Tensor, Tensor]:
+    """Column of each target in a tile, and whether it is there at all."""
     inside = (local >= 0) & (local < width)
     return torch.where(inside, local, 0), inside
 
@@ -195,7 +249,26 @@ def _add_product(into: Tensor, a: Tensor, b: Tensor, first: bool = False) -> Non
     """into += a @ b; the `first` overwrites. `into` may have more precision than the factors."""
     if into.dtype == a.dtype:
         into.addmm_(a, b, beta=0 if first else 1)
+    elif _adds_wide(into.device, a.dtype):
+        if first:
+            torch.mm(a, b, out_dtype=into.dtype, out=into)
+        else:
+            torch.addmm(into, a, b, out_dtype=into.dtype, out=into)
     elif first:
         into.copy_(a @ b)
     else:
         into.add_(a @ b)
+
+
+@cache
+def _adds_wide(device: torch.device, dtype: torch.dtype) -> bool:
+    """Tell if a product in 16 bits can be added to float32 in place, as a GPU's library of products does it."""
+    if device.type != "cuda":
+        return False
+    try:
+        a, into = torch.eye(64, dtype=dtype, device=device), torch.ones(64, 64, device=device)
+        torch.addmm(into, a, a, out_dtype=torch.float32, out=into)
+        torch.mm(a, a, out_dtype=torch.float32, out=(other := torch.empty_like(into)))
+    except (RuntimeError, TypeError):
+        return False
+    return bool(torch.equal(into, 1 + other)) and bool(torch.equal(other, a.float()))

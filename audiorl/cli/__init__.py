@@ -7,6 +7,7 @@ options are read, except where a recipe or an evaluation brings the options.
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import os
 import sys
@@ -20,7 +21,7 @@ from audiorl.recipes._loader import UnknownScript, summary
 
 COMMANDS = (
     "train", "resume", "report", "view", "eval", "audit", "rewards", "codec", "export", "chat", "say",
-    "interpret", "doctor",
+    "interpret", "doctor", "completion",
 )  # fmt: skip
 EXTENSIONS = {
     "data": "Show what will be trained on, build a corpus of human speech, split it, or build questions about audio.",
@@ -36,8 +37,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     # keep the processor from the thread that they wait for (bench/threads.py, docs/performance.md).
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     name, *args = list(sys.argv[1:] if argv is None else argv) or ["--help"]
-    if name in ("-h", "--help", "--version"):
-        print(audiorl.__version__ if name == "--version" else usage())
+    if name in ("-h", "--help", "help", "--version", "version"):
+        print(audiorl.__version__ if name.endswith("version") else usage())
         return 0
     try:
         return _command(name)(args)
@@ -73,4 +74,6 @@ def _command(name: str) -> Callable[[list[str]], int]:
         return loaded
     if name in EXTENSIONS:
         raise ValueError(f"audiorl {name} belongs to the package corpora, which is not installed: pip install audiorl")
-    raise ValueError(f"unknown command {name!r}; see audiorl --help")
+    near = difflib.get_close_matches(name, [*COMMANDS, *EXTENSIONS], 1)
+    hint = f"did you mean audiorl {near[0]}?" if near else "see audiorl --help"
+    raise ValueError(f"unknown command {name!r}; {hint}")

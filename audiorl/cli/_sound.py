@@ -10,6 +10,8 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
+from audiorl.errors import install
+
 if TYPE_CHECKING:
     import numpy as np
 
@@ -60,7 +62,7 @@ def opened(take: Callable[[np.ndarray], object]) -> Iterator[None]:
     try:
         import sounddevice
     except ImportError as error:
-        raise ValueError("the microphone needs sounddevice: pip install 'audiorl[mic]'") from error
+        raise ValueError(f"the microphone needs sounddevice: {install('mic')}") from error
     except OSError as error:  # PortAudio is a library of the system
         raise ValueError(f"the microphone needs PortAudio ({error}); Debian: apt-get install libportaudio2") from error
 

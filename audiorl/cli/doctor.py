@@ -23,7 +23,8 @@ from rich.table import Table
 from rich.text import Text
 
 import audiorl
-from audiorl.options import parse
+from audiorl.errors import install
+from audiorl.options import HELP, parse
 
 if TYPE_CHECKING:
     import torch
@@ -56,7 +57,10 @@ REQUIRED = (
     "matplotlib", "tyro",
 )  # fmt: skip
 OPTIONAL = {
-    "gpu": {"vllm": "fast rollouts (on a CPU: rollout-cpu)"},
+    "gpu": {
+        "vllm": "fast rollouts (on a CPU: rollout-cpu)",
+        "torchvision": "AutoProcessor and vLLM for Omni models (on a CPU: docs/use.md)",
+    },
     "scale": {"deepspeed": "ZeRO: models larger than one GPU", "ray": "several processes and machines"},
     "loggers": {
         "tensorboard": "curves in TensorBoard",
@@ -93,7 +97,7 @@ def main(args: list[str]) -> int:
         from audiorl.cli.plan import plan
 
         return plan(args[1:])
-    if args and args[0] not in ("-h", "--help"):
+    if args and args[0] not in HELP:
         raise ValueError(
             "doctor takes no arguments but --plan MODEL and --gpu, which have options of their own: see audiorl doctor "
             "--plan --help, audiorl doctor --gpu --help"
@@ -142,7 +146,7 @@ def check_optional() -> list[Check]:
     for extra, packages in OPTIONAL.items():
         for name, adds in packages.items():
             if importlib.util.find_spec(name.replace("-", "_")) is None:
-                checks.append(Check("optional", name, "missing", f"adds {adds}", f'pip install "audiorl[{extra}]"'))
+                checks.append(Check("optional", name, "missing", f"adds {adds}", install(extra)))
             else:
                 versions = (v for n in (name, f"{name}-cpu", f"{name}-skinny") if (v := _version(n)))
                 checks.append(Check("optional", name, "ok", f"{next(versions, 'present')}, {adds}"))

@@ -11,7 +11,7 @@ from typing import Any
 
 from tyro.conf import Positional
 
-from audiorl.options import options_module, parse
+from audiorl.options import HELP, options_module, parse
 from audiorl.recipes._loader import find_script, listing, scripts
 
 
@@ -28,7 +28,7 @@ def main(args: list[str]) -> int:
     """Run the evaluation; return the exit code."""
     if not args:
         raise ValueError(f"eval: name an evaluation: {', '.join(scripts('eval'))}")
-    if args[0] in ("-h", "--help"):
+    if args[0] in HELP:
         parse(EvalOptions, args, prog="audiorl eval", description=f"{EvalOptions.__doc__}\n\n{listing('eval')}")
     file = find_script("eval", args[0])
     if file == scripts("eval").get(file.stem):

@@ -31,6 +31,8 @@ def main(args: list[str]) -> int:
     """Continue the run; return the exit code."""
     first_word(args, "resume: name one run folder, for example: audiorl resume runs/quickstart")
     options = parse(ResumeOptions, args, prog="audiorl resume")
+    if (options.folder / "seeds.json").is_file():
+        raise ValueError(f"{options.folder}: holds runs of several seeds; give the command that began them once more")
     from audiorl.distributed import use_runtime
     from audiorl.distributed.torchrun import relaunch
 

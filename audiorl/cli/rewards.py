@@ -8,7 +8,8 @@ from pathlib import Path
 from tyro.conf import Positional
 
 from audiorl.config import RewardServerConfig
-from audiorl.options import parse, subcommands
+from audiorl.errors import install
+from audiorl.options import HELP, parse, subcommands
 
 
 @dataclass(frozen=True)
@@ -18,7 +19,7 @@ class ScoreRewardsOptions:
     file: Positional[Path]
     """A Python file that defines `reward`."""
     rollouts: Positional[tuple[str, ...]]
-    """Files of rollouts that runs wrote, or patterns in quotes such as 'runs/*/rollouts/*.jsonl'."""
+    """Run folders, files of rollouts that runs wrote, or patterns in quotes such as 'runs/*/rollouts/*.jsonl'."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class StudyRewardsOptions:
     files: Positional[tuple[Path, ...]] = ()
     """Python files that define `reward`. The recorded scores are studied too; without files, they alone."""
     rollouts: tuple[str, ...] = ()
-    """Files of rollouts that runs wrote, or patterns in quotes such as 'runs/*/rollouts/*.jsonl'. Required."""
+    """Run folders, files of rollouts that runs wrote, or patterns in quotes. Required."""
     out: Path = Path("study.html")
     """The page to write."""
     probe: int = 100
@@ -50,11 +51,11 @@ OPTIONS = subcommands({"score": ScoreRewardsOptions, "study": StudyRewardsOption
 
 def main(args: list[str]) -> int:
     """Run the command; return the exit code."""
-    if args and args[0] not in ("score", "study", "serve", "-h", "--help"):
-        raise ValueError(f"rewards: name a command first: audiorl rewards score {args[0]} ROLLOUTS.jsonl …")
-    if args[:1] == ["score"] and not {"-h", "--help"} & set(args) and len(args) < 3:
+    if args and args[0] not in ("score", "study", "serve", *HELP):
+        raise ValueError(f"rewards: name a command first: audiorl rewards score {args[0]} RUN …")
+    if args[:1] == ["score"] and not set(HELP) & set(args) and len(args) < 3:
         raise ValueError(
-            "rewards: name a reward file and recorded rollouts: audiorl rewards score FILE ROLLOUTS.jsonl …; or "
+            "rewards: name a reward file and recorded rollouts: audiorl rewards score FILE RUN …; or "
             "serve the file: audiorl rewards serve FILE"
         )
     options = parse(OPTIONS, args or ["--help"], prog="audiorl rewards", description=__doc__)
@@ -73,6 +74,6 @@ def main(args: list[str]) -> int:
     except ModuleNotFoundError as error:
         if error.name not in ("fastapi", "starlette", "uvicorn"):
             raise
-        raise ValueError("rewards serve: needs fastapi and uvicorn: pip install 'audiorl[serve]'") from error
+        raise ValueError(f"rewards serve: needs fastapi and uvicorn: {install('serve')}") from error
     serve(options)
     return 0

@@ -6,14 +6,24 @@ audiorl train audio-qa --config recipes/ke-omni-r/qwen2.5-omni-3b.yaml --out run
 
 from __future__ import annotations
 
+import difflib
+import json
+import math
+import re
+import shlex
+import signal
+import statistics
+import subprocess
+import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, make_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import Positional, arg
 
 from audiorl.config.distributed import RuntimeConfig
-from audiorl.options import RunFile, first_word, parse, parse_known
+from audiorl.options import HELP, LIST, RunFile, first_word, parse, parse_known, shortened, words_of
 from audiorl.recipes import _loader as loader
 
 if TYPE_CHECKING:
@@ -21,6 +31,22 @@ if TYPE_CHECKING:
 
     from audiorl.run.folder import Run
 
+USUAL = frozenset(
+    (
+        "out", "config", "tiny", "preset", "seeds", "log", "path", "data", "held-out", "unseen", "seed", "epochs",
+        "max-steps", "lora", "reward-file", "control", "codec", "judge", "language", "model.device", "model.dtype",
+        "rl.steps", "rl.group-size", "rl.prompts-per-step", "rl.kl-beta", "optim.lr", "sft.batch-size", "dpo.loss",
+        "dpo.batch-size", "dpo.beta", "sampling.temperature", "sampling.max-new-tokens", "runtime.ranks",
+    )
+)  # fmt: skip
+"""Options that `audiorl train NAME --help` shows, besides those that are the recipe's own."""
+UNUSUAL = frozenset(
+    (
+        "check-audio", "on-error", "audio-root", "threads", "max-rate", "repetition-n", "repetition-weight",
+        "no-speech", "no-speech-held-out", "hallucination-weight",
+    )
+)  # fmt: skip
+"""The recipe's own options that it does not show."""
 TrackerName = Literal["tensorboard", "wandb", "trackio", "mlflow"]
 
 
@@ -45,23 +71,29 @@ class TrainOptions:
     """Start from one of the recipe's presets, where it has some: audio-qa has grpo and ppo."""
     log: tuple[TrackerName, ...] = ()
     """Experiment trackers that get curves, rollouts and audio, for example --log wandb tensorboard."""
+    seeds: tuple[int, ...] = ()
+    """Train once with each of these seeds, in OUT/seed_N, and print mean and spread; the same command continues."""
     runtime: RuntimeConfig = RuntimeConfig()
 
 
 def main(args: list[str]) -> int:
     """Run the recipe; return the exit code."""
     first_word(args, "train: name a recipe first, for example: audiorl train quickstart --out runs/one")
-    if args[0] in ("-h", "--help"):
+    if args[0] in HELP:
         parse(TrainOptions, args, prog="audiorl train", description=f"{__doc__}\n{loader.listing('recipes')}")
     file = loader.find_script("recipes", args[0])
-    if {"-h", "--help"} & set(args):
+    if set(HELP) & set(args):
         _help(args)
     command, words = read(args)
     # Help and wrong options end here, before torch is imported.
     asked = ["--print-config"] * command.print_config
-    loader.parse_config(loader.load_options(file), [*words, *asked], quiet=True)
+    options, also = loader.load_options(file), list(words_of(TrainOptions))
+    config = loader.parse_config(options, [*words, *asked], quiet=True, also=also)
     if command.out is None:
         raise ValueError(f"train: say where the run is written: --out runs/{file.stem}")
+    _check_paths(config)
+    if command.seeds:
+        return _train_seeds(command.out, args, command.seeds)
     from audiorl.distributed import use_runtime
     from audiorl.distributed.torchrun import relaunch
 
@@ -84,14 +116,131 @@ def read(args: list[str]) -> tuple[TrainOptions, list[str]]:
 
 
 def _help(args: list[str]) -> None:
-    """Show the options of the command and of the recipe together, and end."""
+    """Show options of the command and of the recipe together, the usual ones or with --help-all every one, and end."""
     recipe = loader.load_options(args[0])
     start = loader.starting_words(args[0], tiny="--tiny" in args, full="--full" in args)
     default = loader.default_config(recipe, start)
+    every = {**words_of(TrainOptions), **words_of(type(default))}
+    base, prog, about = TrainOptions, "audiorl train", recipe.__doc__ or ""
+    if LIST not in args and "--help-all" not in args:
+        own = {name.replace("_", "-") for name in type(default).__annotations__} - UNUSUAL
+        command, default = (shortened(o, lambda path: path in own | USUAL) for o in (TrainOptions(args[0]), default))
+        first, *more = about.split("\n\n")
+        example = next((part for part in more if part.startswith("    ")), "")
+        about = f"{first}\n\n{example}\n\nThe usual options; --help-all shows all {len(every)}."
+        base, prog = type(command), f"audiorl train {args[0]}"
     options = make_dataclass(
-        "Options", [("options", Annotated[type(default), arg(name="")], default)], bases=(TrainOptions,), frozen=True
+        "Options", [("options", Annotated[type(default), arg(name="")], default)], bases=(base,), frozen=True
     )
-    parse(options, ["--help"], prog="audiorl train", description=recipe.__doc__)
+    parse(options, [LIST if LIST in args else "--help"], prog=prog, description=about)
+
+
+def _check_paths(config: Any) -> None:
+    """Raise ValueError for a file that the options name and that is not there, naming one that is called alike."""
+    for name in ("data", "held_out", "unseen", "ptx_data", "retention", "reward_file", "outside_file"):
+        value = getattr(config, name, None)
+        for given in [value] if isinstance(value, str) else value if isinstance(value, tuple) else ():
+            path = Path(given).expanduser()
+            drawn = Path(re.sub(r":(\d+)?(x[\d.]+)?$", "", given)).expanduser()  # see `audiorl.data.sets.parse_set`
+            named = given.startswith("bundled") or "://" in given or set(given) & set("*?[")
+            if named or path.exists() or drawn.exists():
+                continue
+            there = [f.name for f in drawn.parent.iterdir()] if drawn.parent.is_dir() else []
+            near = difflib.get_close_matches(drawn.name, there, 1)
+            hint = f"; did you mean {drawn.parent / near[0]}?" if near else ""
+            raise ValueError(f"--{name.replace('_', '-')} {given}: no such file or folder{hint}")
+
+
+# -- several seeds -----------------------------------------------------------------------------------------------------
+
+
+def _train_seeds(out: Path, args: list[str], seeds: Sequence[int]) -> int:
+    """Train once with each seed in a process of its own; then write OUT/seeds.json and print mean and spread.
+
+    A seed whose run is interrupted is resumed by the same command, one that has finished is not run again; further
+    seeds may be given then. Return the exit code.
+    """
+    words, skip = [], False
+    for word in args:  # without the seeds and the folder
+        skip = word.partition("=")[0] in ("--seeds", "--out") or (skip and not word.startswith("--"))
+        words += [] if skip else [word]
+    if any(word.partition("=")[0] == "--seed" for word in words):
+        raise ValueError("--seeds: leave --seed out")
+    record = out / "seeds.json"
+    state: dict[str, Any] = {"args": words, "finished": [], "results": {}}
+    if record.is_file():
+        state = json.loads(record.read_text(encoding="utf-8"))
+        if state["args"] != words:
+            raise ValueError(f"{record}: began with other options: {shlex.join(state['args'])}; give another --out")
+    elif out.exists() and any(out.iterdir()):
+        raise ValueError(f"{out} exists already; choose another --out")
+    out.mkdir(parents=True, exist_ok=True)
+    running: list[subprocess.Popen[bytes]] = []
+    # A terminal's Ctrl-C reaches the run too, which saves and ends; SIGTERM is passed on.
+    handlers = {signal.SIGINT: lambda *_: None, signal.SIGTERM: lambda *_: running[-1].terminate()}
+    before = {s: signal.signal(s, handler) for s, handler in handlers.items()}
+    try:
+        for seed in dict.fromkeys(seeds):
+            folder = out / f"seed_{seed}"
+            if seed in state["finished"]:
+                continue
+            print(f"seed {seed}: {folder}", flush=True)
+            command = ["train", *words, "--seed", str(seed), "--out", str(folder)]
+            if (folder / "state.json").is_file():
+                config = json.loads((folder / "config.json").read_text(encoding="utf-8"))["config"]
+                trusted = [str(config[k]) for k in ("reward_file", "outside_file") if config.get(k)]
+                command = ["resume", str(folder), *(["--trust", *trusted] if trusted else [])]
+            running.append(subprocess.Popen([sys.executable, "-m", "audiorl", *command]))
+            code = running[-1].wait()
+            if code:
+                print(f"audiorl: seed {seed} ended with exit code {code}; the same command continues", file=sys.stderr)
+                return code
+            state["finished"].append(seed)
+            record.write_text(json.dumps(state, indent=1) + "\n", encoding="utf-8")
+    finally:
+        for s, handler in before.items():
+            signal.signal(s, handler)
+    state["results"] = print_seeds(out, state["finished"])
+    record.write_text(json.dumps(state, indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
+def print_seeds(out: Path, seeds: Sequence[int], console: Console | None = None) -> dict[str, dict[str, list[float]]]:
+    """Print mean ± standard deviation over the runs OUT/seed_N at each evaluation, and of after − before.
+
+    Return {measure: {evaluation, or "change": value of each seed}}.
+    """
+    from rich.console import Console
+    from rich.table import Table
+
+    from audiorl.report.summary import entry_names, evaluation_rows, show, signed
+
+    runs = [evaluation_rows(out / f"seed_{seed}") for seed in seeds]
+    first = [row for row in runs[0] if "/" not in row.metric]
+    columns = entry_names(first)
+    table = Table(title=f"{len(seeds)} seeds ({', '.join(map(str, seeds))}): mean ± standard deviation")
+    for name in ("", *columns, "change"):
+        table.add_column(name, justify="right" if name else "left")
+    results: dict[str, dict[str, list[float]]] = {}
+    for row in first:
+        same = [r for rows in runs for r in rows if r.label == row.label]
+        values = {name: [r.values[name] for r in same if name in r.values] for name in columns}
+        values["change"] = [r.change for r in same if not math.isnan(r.change)]
+        results[row.label] = values
+
+        def cell(name: str, values: dict[str, list[float]] = values, metric: str = row.metric) -> str:
+            if not values[name]:
+                return "–"
+            mean = statistics.fmean(values[name])
+            text = signed(mean, metric) or "0" if name == "change" else show(mean, metric)
+            return f"{text} ± {show(statistics.stdev(values[name]), metric)}" if len(values[name]) > 1 else text
+
+        table.add_row(row.label, *map(cell, (*columns, "change")))
+    (console or Console()).print(table)
+    return results
+
+
+# -- the end -----------------------------------------------------------------------------------------------------------
 
 
 def finished(run: Run | None) -> int:

@@ -8,6 +8,7 @@ from typing import Literal
 
 from tyro.conf import Positional
 
+from audiorl.errors import install
 from audiorl.options import first_word, parse
 
 
@@ -34,6 +35,6 @@ def main(args: list[str]) -> int:
     except ModuleNotFoundError as error:
         if error.name not in ("fastapi", "starlette", "uvicorn"):
             raise
-        raise ValueError("view: needs fastapi and uvicorn: pip install 'audiorl[serve]'") from error
+        raise ValueError(f"view: needs fastapi and uvicorn: {install('serve')}") from error
     serve(options.runs, options.port, options.labels, options.label)
     return 0

@@ -60,8 +60,9 @@ class ModelConfig:
     """What of the audio side is trained: nothing (each clip is encoded once), the projector, or the encoder too."""
     lora: LoraConfig = LoraConfig(rank=0)
     """Low-rank adapters, trained instead of all decoder weights where their rank is above 0."""
-    gradient_checkpointing: bool = False
-    """Compute activations again in the backward pass: less memory, about a third more time."""
+    gradient_checkpointing: bool | Literal["auto"] = False
+    """Compute activations again in the backward pass: less memory, about a third more time. auto: on a GPU, where
+    ranks divide nothing, only of as many layers as do not fit otherwise; elsewhere of all."""
     only: tuple[str, ...] = ()
     """Train only those of the trainable weights whose names match one of these regular expressions; empty: all."""
     attention: Literal["auto", "varlen", "flex", "sdpa", "eager"] = "auto"

@@ -28,8 +28,9 @@ class RecipeConfig:
     PATH:xWEIGHT or PATH:COUNTxWEIGHT shows its rows WEIGHT times an epoch (2.5: twice, and a drawn half once more)."""
     held_out: tuple[str, ...] = ()
     """Sets to measure on, named like `data`; without any, `held_out_count` training rows are held out."""
-    held_out_count: int = 200
-    """Rows held out of `data` without `held_out`: of every set, task and frequent answer in proportion."""
+    held_out_count: int | None = None
+    """Rows held out of `data` without `held_out`: of every set, task and frequent answer in proportion. None: 200, or a
+    fifth of the rows where these are fewer."""
     data_seed: int = 0
     """Seed of which rows are held out and which a PATH:COUNT or a weight draws: the same rows for every `seed`."""
     audio_root: str | None = None
@@ -48,7 +49,7 @@ class RecipeConfig:
     """Most training steps, whatever `epochs` gives; None: no limit."""
     lora: bool = False
     """Train low-rank adapters instead of all decoder weights: of rank 16, or of `--model.lora.rank`."""
-    model: ModelConfig = ModelConfig(dtype="auto", gradient_checkpointing=True)
+    model: ModelConfig = ModelConfig(dtype="auto", gradient_checkpointing="auto")
     """How the model is loaded, and what of it is trained."""
 
     def __post_init__(self) -> None:

@@ -26,6 +26,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from audiorl.data.schema import FieldError, check_characters, parse_json
+from audiorl.errors import install
 
 T = TypeVar("T")
 HUB = "hf://"
@@ -376,7 +377,7 @@ def _datasets() -> Any:
     try:
         import datasets
     except ImportError as error:
-        raise ImportError("datasets of the hub need the library: pip install 'audiorl[hub]'") from error
+        raise ImportError(f"datasets of the hub need the library: {install('hub')}") from error
     return datasets
 
 

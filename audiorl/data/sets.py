@@ -10,13 +10,16 @@ from __future__ import annotations
 
 import hashlib
 import re
+import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
+from audiorl.audio import AudioClip
 from audiorl.types import Sample
 
 T = TypeVar("T")
@@ -51,6 +54,8 @@ def first_drawn(given: str, items: Sequence[T], count: int, seed: int, usable: C
     return [items[i] for i in sorted(chosen)]
 
 
+HELD_OUT = 200
+"""Rows that are held out of a large set where nothing else is said."""
 SET = "data_set"
 """Where the metadata of a sample in a mix names its set."""
 
@@ -83,10 +88,12 @@ def weighted(sets: Sets[T], seed: int = 0) -> list[T]:
     return rows
 
 
-def split_held_out(sets: Sets[T], held_out: Sets[T], count: int, seed: int = 0) -> tuple[list[T], list[T]]:
+def split_held_out(sets: Sets[T], held_out: Sets[T], count: int | None, seed: int = 0) -> tuple[list[T], list[T]]:
     """(training rows by their sets' weights, held-out rows): where no set is held out, `count` training rows are.
 
-    See `stratified` and `weighted`. A training row about a recording that `stratified` drew is left out.
+    None: `HELD_OUT` of them, or a fifth where these are fewer. See `stratified` and `weighted`. A training row about a
+    recording that `stratified` drew is left out. Prints how many rows of `held_out` are about recordings that are
+    trained on; ValueError where these are all, of a file that is in `sets` too.
     """
     if not sets:
         raise ValueError("name what to train on: --data FILE … (or --data bundled)")
@@ -96,7 +103,10 @@ def split_held_out(sets: Sets[T], held_out: Sets[T], count: int, seed: int = 0) 
     rest: list[T]
     measured_rows = [item for _, items in held_out for item in items]
     rows = sum(len(items) for _, items in sets)
-    if not held_out:
+    if held_out:
+        _compare_recordings(sets, held_out)
+    else:
+        count = min(HELD_OUT, max(rows // 5, 1)) if count is None else count
         rest, measured_rows = stratified(sets, count, seed)
         measured_recordings = {_recording(item) for item in measured_rows}
         training = {id(item) for item in rest if _recording(item) not in measured_recordings}
@@ -106,8 +116,50 @@ def split_held_out(sets: Sets[T], held_out: Sets[T], count: int, seed: int = 0) 
     rest = weighted(sets, seed)
     for use, part in (("train on", rest), ("measure on", measured_rows)):
         if not part:
-            raise ValueError(f"nothing left to {use}: {rows} rows read, {count} of them held out")
+            how = "; give fewer by --held-out-count, or a set of its own by --held-out" if not held_out else ""
+            raise ValueError(f"nothing left to {use}: {rows} rows read, {len(measured_rows)} held out{how}")
     return rest, measured_rows
+
+
+def _compare_recordings(sets: Sets[T], held_out: Sets[T]) -> None:
+    """Print how many held-out rows have a clip that is trained on, by what is in the files. See `split_held_out`."""
+
+    def clips(of: Sets[T]) -> list[list[AudioClip]]:
+        rows = [getattr(item, "sample", item) for _, items in of for item in items]
+        return [list(row.audio) if isinstance(row, Sample) else [] for row in rows]
+
+    @cache
+    def size(path: str | None) -> int | None:
+        return Path(path).stat().st_size if path is not None and Path(path).is_file() else None
+
+    @cache
+    def digest(path: str) -> str:
+        with open(path, "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+
+    def content(clip: AudioClip) -> str:
+        if clip.path is None or size(clip.path) is None:
+            return clip.key
+        return f"{digest(clip.path)}#{clip.key.rpartition('#')[2]}"
+
+    measured = clips(held_out)
+    sizes = {size(clip.path) for row in measured for clip in row}  # only files of one size can be equal
+    trained = {content(clip) for row in clips(sets) for clip in row if size(clip.path) in sizes}
+    shared = [i for i, row in enumerate(measured) if any(content(clip) in trained for clip in row)]
+    if not shared:
+        return
+    files = {parse_set(name)[0] for name, _ in sets} & {parse_set(name)[0] for name, _ in held_out}
+    if len(shared) == len(measured) and files:
+        raise ValueError(
+            f"--held-out {min(files)}: all of its recordings are trained on, --data names them too; leave --held-out "
+            "out to hold some rows out, or name others"
+        )
+    first = identity([item for _, items in held_out for item in items][shared[0]])[0]
+    print(
+        f"audiorl: {len(shared)} of {len(measured)} held-out rows are about recordings that are trained on, such as "
+        f"{first!r}: they measure memory; hold other recordings out",
+        file=sys.stderr,
+    )
 
 
 def _recording(item: Any) -> str:

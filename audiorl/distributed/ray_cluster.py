@@ -25,6 +25,7 @@ from torch import Tensor
 from audiorl.config.distributed import RuntimeConfig, current, set_current
 from audiorl.distributed.local import MakeWorker, StateEffect, call_method, cpu_seconds, state_effects
 from audiorl.distributed.torchrun import OWN_GPU, PROCESS_GROUP_TIMEOUT, RankError, backend, listening_store
+from audiorl.errors import install
 
 CONNECT_TIMEOUT_SECONDS = 5.0
 """For the first answer of a cluster's head."""
@@ -275,7 +276,7 @@ def import_ray() -> Any:
         import ray.exceptions
         import ray.util
     except ModuleNotFoundError as error:
-        raise ValueError("runtime.kind ray: Ray is not installed: pip install 'audiorl[scale]'") from error
+        raise ValueError(f"runtime.kind ray: Ray is not installed: {install('scale')}") from error
     return ray
 
 

@@ -30,6 +30,7 @@ from audiorl.audio import AudioClip, AudioError
 from audiorl.config import SamplingConfig, to_json
 from audiorl.data.emergent import Case, read_cases
 from audiorl.data.seedtts import TextToSay, read_conversations, read_meta
+from audiorl.errors import install
 from audiorl.eval._common import (
     JudgeOptions,
     Judges,
@@ -314,7 +315,7 @@ def _errors(item: SpokenText, row: Row, language: str) -> ErrorCounts:
         try:
             from zhconv import convert
         except ImportError as error:
-            raise ImportError("Chinese needs zhconv: pip install 'audiorl[metrics]'") from error
+            raise ImportError(f"Chinese needs zhconv: {install('metrics')}") from error
         hypothesis = convert(hypothesis, "zh-cn")
     return utterance_errors(item.text, hypothesis, language)
 

@@ -171,7 +171,12 @@ def memory(setup: Setup) -> Outcome:
     scale = setup.scale
     options = PlanOptions(
         model=policy.config,
-        rl=RLConfig(kl_beta=0.0, group_size=scale.group_size, micro_batch_tokens=scale.tokens),
+        rl=RLConfig(
+            kl_beta=0.0,
+            prompts_per_step=scale.groups,
+            group_size=scale.group_size,
+            micro_batch_tokens=scale.tokens,
+        ),
         sampling=SamplingConfig(max_new_tokens=scale.response, max_batch_tokens=1),
         prompt_tokens=scale.prompt,
         assume=Assumptions(0, 0, 0, 0, 0, 0),

@@ -14,7 +14,7 @@ from __future__ import annotations
 import copy
 import os
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import accumulate
 from pathlib import Path
@@ -26,8 +26,10 @@ from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase,
 from transformers.utils.logging import disable_progress_bar
 
 from audiorl.algos.experience import PackedBatch, PolicyOutput
+from audiorl.algos.fused import packed_pass
 from audiorl.algos.logprobs import IGNORE, fused_codebook_logprobs, fused_logprobs
 from audiorl.algos.packing import attention_mask
+from audiorl.algos.varlen import Spans
 from audiorl.audio import AudioClip
 from audiorl.config import ModelConfig
 from audiorl.models.attention import (
@@ -42,6 +44,7 @@ from audiorl.models.attention import (
 from audiorl.models.audio_encoder import AudioEncoder, ClipCodes
 from audiorl.models.backbone import Backbone
 from audiorl.models.cross_attention import CrossAttentionCache, CrossAttentionDecoder
+from audiorl.models.layers import refresh_copies, replace_parts, use_working_copies, working_copy
 from audiorl.models.lora import add_lora, save_adapter
 from audiorl.models.prompts import Prompt, PromptEncoder, reserved_tokens
 from audiorl.models.speech import CODEC_KEY, FrameLayout, Routing, add_branch, add_speech_tokens, init_branch
@@ -86,6 +89,9 @@ class AudioPolicy(nn.Module):
         set_attention(backbone.decoder(model), self.config.attention)
         self._clip_codes: ClipCodes | None = None
         self._reserved: tuple[int, re.Pattern[str]] | None = None
+        self.layers_again: Callable[[Spans, int], int] | None = None
+        """How many layers, the first ones, are computed again in the backward pass of a row with these spans and that
+        number of predicted tokens; None: all, where the config asks for checkpointing."""
         self.source = ModelSource(copied=remove_vision(model))
         self._set_trainable()
 
@@ -116,6 +122,9 @@ class AudioPolicy(nn.Module):
                     raise ValueError(f"model.only: {pattern!r} is in no name of a trained weight, {example}")
             for name, p in trained.items():
                 p.requires_grad_(any(re.search(pattern, name) for pattern in self.config.only))
+        replace_parts(decoder, self.config.autocast)
+        if self.config.autocast:
+            use_working_copies(head)
         if self.config.gradient_checkpointing:
             self.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
             self.model.train()  # transformers checkpoints only in training mode
@@ -156,8 +165,9 @@ class AudioPolicy(nn.Module):
         self.weights_changed()
 
     def weights_changed(self) -> None:
-        """Drop what was computed with the old weights; call after every update."""
+        """Drop or renew what was computed with the old weights; call after every update."""
         self.audio.weights_changed()
+        refresh_copies(self.model)
 
     def copy(self) -> AudioPolicy:
         """Copy the policy as it is now: trained weights are copied, frozen ones shared."""
@@ -379,7 +389,8 @@ class AudioPolicy(nn.Module):
             logprobs_NQ = None
             if batch.codes is None:
                 head = self.backbone.head(self.model)
-                logprobs_N, entropy_N = fused_logprobs(hidden_NH, head.weight, targets_N, temperature)
+                low = working_copy(head)
+                logprobs_N, entropy_N = fused_logprobs(hidden_NH, head.weight, targets_N, temperature, low=low)
             else:
                 logprobs_NQ, entropy_N = self._text_and_frames(
                     hidden_NH, targets_N, batch, temperature, audio_temperature or temperature
@@ -405,7 +416,8 @@ class AudioPolicy(nn.Module):
         entropy_N = logprobs_NQ.new_zeros(len(codes_NQ))
         if len(text) or not len(frames):  # an empty batch must still give something to differentiate
             head = self.backbone.head(self.model)
-            logprobs, entropy = fused_logprobs(hidden_NH[text], head.weight, targets_N, temperature)
+            low = working_copy(head)
+            logprobs, entropy = fused_logprobs(hidden_NH[text], head.weight, targets_N, temperature, low=low)
             columns = nn.functional.pad(logprobs[:, None], (0, codes_NQ.shape[1] - 1))
             logprobs_NQ = logprobs_NQ.index_copy(0, text, columns)
             entropy_N = entropy_N.index_copy(0, text, entropy)
@@ -424,18 +436,26 @@ class AudioPolicy(nn.Module):
 
     def hidden(self, batch: PackedBatch) -> Tensor:
         """Return the decoder's last hidden states [T, H] of a packed batch."""
+        with packed_pass():
+            return self._hidden(batch)
+
+    def _hidden(self, batch: PackedBatch) -> Tensor:
         decoder, routing = self.backbone.decoder(self.model), self.routing_kwargs(batch.codes)
+        spans = spans_of(batch.span_ids, batch.span_parents)
+        if self.layers_again is not None and torch.is_grad_enabled():
+            again = self.layers_again(spans, int(batch.loss_mask.sum()))
+            for i, layer in enumerate(decoder.layers):
+                layer.gradient_checkpointing = i < again
         embeds_TH = self.embed(batch.ids, batch.audio, batch.loss_mask, batch.codes)
         if isinstance(decoder, CrossAttentionDecoder):
             return decoder(
                 inputs_embeds=embeds_TH[None],
                 is_audio=self.is_audio(batch.ids, batch.loss_mask),
-                spans=spans_of(batch.span_ids, batch.span_parents),
+                spans=spans,
                 attention=self.config.attention,
                 trained_audio=self.config.audio != "frozen",
             ).last_hidden_state[0]
         if takes_segments(decoder):
-            spans = spans_of(batch.span_ids, batch.span_parents)
             packed = packed_attention(decoder, spans, self.config.attention, embeds_TH[None])
             attention = {"attention_mask": no_mask(self.device), "packed": packed}
         else:

@@ -19,12 +19,14 @@ from audiorl.plan.models import ModelSize, Shape, Tower, size_of
 
 GIB = 2**30
 BYTES = {"auto": 2, "bfloat16": 2, "float16": 2, "float32": 4}
+ROOM = 0.9
+"""Of a GPU's free memory, what layers may keep that could be computed again."""
 PHASES = ("generate", "score", "backward", "step", "sync")
 """Phases of a step: the engine generates; log-probs and values without gradients; backward passes; the optimizer;
 weights on their way to the engine. The phase that needs most decides."""
 _ZERO_BUCKET, _ZERO_LIVE = 500_000_000, 1_000_000_000
 """Gradients that ZeRO reduces at once, and weights that stage 3 keeps gathered (DeepSpeed's defaults), in numbers."""
-_LOGITS_CHUNK, _LOGITS_KEEP = 2**26, 2**31
+LOGITS_CHUNK, LOGITS_KEEP = 2**26, 2**31
 """Logits worked on at once, and bytes kept for the backward pass (defaults of `fused_logprobs`)."""
 ATTENTION = {"auto": "varlen", "varlen": "varlen", "flex": "varlen", "sdpa": "span", "eager": "mask"}
 """What the kernel of each `ModelConfig.attention` keeps of a packed row on a GPU."""
@@ -53,7 +55,7 @@ class PlanOptions:
     """A run's options, with the defaults of the recipes, and what a plan must know besides."""
 
     runtime: RuntimeConfig = RuntimeConfig()
-    model: ModelConfig = ModelConfig(dtype="auto", gradient_checkpointing=True)
+    model: ModelConfig = ModelConfig(dtype="auto", gradient_checkpointing="auto")
     """A dtype of auto counts as bfloat16, the type of the released checkpoints."""
     rl: RLConfig = RLConfig()
     optim: OptimConfig = OptimConfig()
@@ -189,10 +191,10 @@ def packed_row(budget: int, prompt: int, response: int, group: int, share_prompt
 def layer_bytes(shape: Shape, row: PackedRow, precision: Precision, attention: str) -> float:
     """Count what one decoder layer keeps of a packed row.
 
-    With trained weights, per token, for width H, A = heads x head width, K the same of keys, feed-forward width I and c
-    bytes: norms (x in float32, the normed x, its product with the weight, twice) 2(4 + 2c)H; queries, keys, values and
-    the output 2c(A + K); the softmax's logarithmic sum 4 x heads; the gated block 4cI. Under autocast every linear
-    keeps its own cast of its input. A frozen weight keeps no input, its adapter does, cast to the adapter's dtype.
+    With trained weights, per token, for width H, A = heads x head width, K the same of keys, feed-forward width I, c
+    bytes in products and r in the residual stream: inputs of the two norms 2rH and their outputs 2cH; queries, keys,
+    values and the output 2c(A + K); the softmax's logarithmic sum 4 x heads; the gated block 3cI (4cI of experts). A
+    frozen weight keeps no input, its adapter does, cast to the adapter's dtype.
     """
     t, c, h, lora = row.tokens, precision.compute, shape.hidden, shape.rank > 0
     a, k = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
@@ -201,9 +203,8 @@ def layer_bytes(shape: Shape, row: PackedRow, precision: Precision, attention: s
     keys = 2 * t * a if attention == "mask" else 2 * (t + row.copied) * k
     masks = {"mask": t * t, "span": row.pairs, "varlen": 0}[attention]
     attended = c * ((3 if attention == "span" else 2) * t * a + keys + masks) + 4 * shape.heads * t
-    normed = 2 * h + (a + k if shape.qk_norm else 0)
-    norms = normed * (4 if lora else 4 + max(precision.weights, c))
-    autocast = c != precision.weights
+    stream, autocast = max(precision.weights, c), c != precision.weights
+    norms = 2 * (stream * h + 4) + (c * (a + k) + 4 * (shape.heads + shape.kv_heads) if shape.qk_norm else 0)
     if lora:
         ranks = len(shape.adapted) * shape.rank
         inputs = c * (sum(shape.adapted) + ranks)
@@ -213,21 +214,40 @@ def layer_bytes(shape: Shape, row: PackedRow, precision: Precision, attention: s
             wide = shape.intermediate * (shape.intermediate in shape.adapted)
             inputs = c * (min(sum(w == h for w in shape.adapted), 2) * h + wide + ranks)
     else:
-        inputs = c * h * ((5 if shape.experts == 1 else 4) if autocast else 2)
-    ffn = (3 if lora else 4) * shape.intermediate
+        inputs = 2 * c * h
+    ffn = ((2 if lora else 3) + (shape.experts > 1)) * shape.intermediate
     ffn += (1 if lora else 2) * h * (shape.experts > 1)  # what is gathered for the experts, and weighed
     ffn += 2 * h * (shape.codes > 0)  # rows sorted by kind and put back
     return t * (norms + inputs + c * shape.experts * ffn) + attended
 
 
-def decoder_bytes(shape: Shape, row: PackedRow, precision: Precision, attention: str, checkpointing: bool) -> float:
-    """Count what the decoder keeps of a row. With checkpointing (Chen et al., arXiv 1604.06174) the inputs of all
-    layers, and everything of the one that is being computed again."""
-    layer, wide = layer_bytes(shape, row, precision, attention), max(precision.weights, precision.compute)
-    last_norm = row.tokens * shape.hidden * (4 if shape.rank else 4 + wide)
-    if not checkpointing:
-        return shape.layers * layer + last_norm
-    return shape.layers * row.tokens * shape.hidden * wide + layer + last_norm
+def decoder_bytes(shape: Shape, row: PackedRow, precision: Precision, attention: str, again: int) -> float:
+    """Count what the decoder keeps of a row where `again` of its layers are computed again in the backward pass (Chen
+    et al., arXiv 1604.06174) and keep their input only. The backward pass needs `again_bytes` besides."""
+    stream = row.tokens * shape.hidden * max(precision.weights, precision.compute)
+    return (shape.layers - again) * layer_bytes(shape, row, precision, attention) + (again + 1) * stream
+
+
+def again_bytes(shape: Shape, row: PackedRow, precision: Precision, attention: str, again: int) -> float:
+    """Count what the layer that is computed again keeps: nothing new where others, which come first, are freed."""
+    return layer_bytes(shape, row, precision, attention) if again == shape.layers else 0.0
+
+
+def work_bytes(shape: Shape, row: PackedRow, precision: Precision) -> float:
+    """Estimate one layer's temporary memory."""
+    wide = 3 * shape.experts * shape.intermediate + 2 * shape.hidden
+    return row.tokens * (precision.compute * wide + 8 * shape.hidden)
+
+
+def layers_again(shape: Shape, row: PackedRow, precision: Precision, attention: str, room: float) -> int:
+    """Return how many layers must be computed again in the backward pass for it to fit into `room` bytes: the first of
+    the decoder, whose turn is last. All, where not even that is enough."""
+    logits = logits_bytes(row.predicted, shape.vocabulary, precision.compute, True, LOGITS_CHUNK, LOGITS_KEEP)
+    for again in range(shape.layers):
+        kept = decoder_bytes(shape, row, precision, attention, again)
+        if kept + max(logits, work_bytes(shape, row, precision)) <= room:
+            return again
+    return shape.layers
 
 
 def logits_bytes(predicted: int, vocabulary: int, c: int, gradient: bool, chunk: int, keep: int) -> float:
@@ -347,16 +367,36 @@ class _Planner:
         wide = BYTES[options.model.dtype]
         # peft holds adapters of a 16-bit model in float32; DeepSpeed casts everything to the model's dtype.
         self.precision = Precision(wide, 2 if options.model.autocast else wide, wide if r.zero else 4)
-        self.master = (options.optim.master_weights or r.zero > 0) and wide < 4
         self.held, self.copied = self._bytes(size.total - size.adapters), self._bytes(size.trained)
         self.all_weights = f"{_text(size.total)} x {wide} bytes"
         self.shards_weights = r.fsdp or r.zero == 3
         self.sends_adapter = size.shape.rank > 0 and r.engine == "vllm" and r.engine_lora != "merged"
+        self.row = packed_row(
+            pass_tokens(options.rl),
+            options.prompt_tokens,
+            options.sampling.max_new_tokens,
+            options.rl.group_size,
+            options.rl.share_prompts,
+        )
+        self.again = size.shape.layers if options.model.gradient_checkpointing else 0
 
     def _bytes(self, weights: int) -> float:
         return weights * self.precision.weights + self.size.adapters * self.precision.adapter
 
     def plan(self) -> MemoryPlan:
+        """Count everything; with checkpointing of "auto", under which as few layers as fit are computed again."""
+        alone = not self.runtime.sharded and self.options.critic not in ("own", "separate")
+        if self.options.model.gradient_checkpointing == "auto" and alone:
+            for again in range(self.size.shape.layers):
+                self.again = again
+                gpu = self._plan().gpus[0]
+                if gpu.totals[PHASES.index("backward")] <= ROOM * gpu.size:
+                    break
+            else:
+                self.again = self.size.shape.layers
+        return self._plan()
+
+    def _plan(self) -> MemoryPlan:
         r, o = self.runtime, self.options
         trainer, (engine, cache) = self.trainer(), self.engine()
         if r.shares_gpus:
@@ -370,7 +410,7 @@ class _Planner:
             parts = [_part("weights", self.all_weights, self.held), *self._autocast(1, "score"), *self._teacher()]
             gpus.append(self._gpu("reference", r.references, 1, [], [*parts, *self._activations(self.size, "score")]))
         if r.critics:
-            learned = self._states("", self.size.trained - self.size.heads, r.critics)
+            learned = self._states("", self.size.trained - self.size.heads, r.critics, o.rl.critic.optim)
             parts = [self._weights("weights", self.all_weights, self.held, r.critics), *learned]
             work = self._activations(self.size, "score", "backward")
             parts += [*self._autocast(1, "score", "backward"), *(part for part in work if part.name != "logits")]
@@ -400,9 +440,19 @@ class _Planner:
     # What learns and scores: trainers, a reference, critics.
 
     def trainer(self) -> list[Part]:
+        """Count the parts where they are largest in a backward pass: in the head, where the logits wait, or in the
+        layers, whose gradients are there then."""
+        at_both = (self._trainer(in_head) for in_head in (True, False))
+        return max(at_both, key=lambda parts: _sums(parts)[PHASES.index("backward")])
+
+    def _trainer(self, in_head: bool) -> list[Part]:
         size, o, n = self.size, self.options, self.runtime.ranks
-        parts = [self._weights("weights", self.all_weights, self.held, n), *self._states("", size.trained, n)]
-        parts += self._autocast(2 if o.critic == "own" else 1, "score", "backward")
+        parts = [self._weights("weights", self.all_weights, self.held, n)]
+        parts += self._states("", size.trained, n, o.optim, in_head)
+        if self.runtime.sharded:
+            parts += self._autocast(2 if o.critic == "own" else 1, "score", "backward")
+        else:
+            parts += self._autocast(1 + (o.critic == "own") + (o.reference == "copy"), *PHASES)
         if o.rl.ema_decay is not None:
             parts.append(_part("moving average", "float32 of what is trained", 4 * (size.trained + size.adapters)))
         if o.reference == "copy":
@@ -413,8 +463,8 @@ class _Planner:
             # Weights that are divided have one owner: at stage 3 the critic copies the frozen ones, too.
             what, held = ("the model", self.held) if self.shards_weights else ("what is trained", self.copied)
             parts.append(self._weights("critic weights", f"a copy of {what}", held, n))
-            parts += self._states("critic ", size.trained - size.heads, n)
-        return parts + self._activations(size, *PHASES)
+            parts += self._states("critic ", size.trained - size.heads, n, o.rl.critic.optim)
+        return parts + self._activations(size, *PHASES, in_head=in_head)
 
     def _weights(self, name: str, how: str, held: float, n: int) -> Part:
         """At stage 3 and with FSDP each rank's part, plus all weights between updates; in a backward pass only those
@@ -428,14 +478,31 @@ class _Planner:
         return _part(name, f"{how}, / {n} and whole between updates", spread + held, backward=spread + gathered)
 
     def _autocast(self, models: int, *phases: str) -> list[Part]:
-        copies = 2 * self.size.linears * models * self.options.model.autocast
-        return [_part("autocast copies", "the layers' matrices in 2 bytes", **dict.fromkeys(phases, copies))]
+        head = 0 if self.runtime.sharded else self.size.shape.vocabulary * self.size.shape.hidden
+        copies = 2 * (self.size.linears + head) * models * self.options.model.autocast
+        return [_part("autocast copies", "matrices in 2 bytes", **dict.fromkeys(phases, copies))]
 
-    def _states(self, name: str, trained: int, n: int) -> list[Part]:
-        """Gradients, the optimizer's states and its temporary memory."""
+    @property
+    def one_pass(self) -> bool:
+        """Tell if an update has one micro-batch, before which there are no gradients."""
+        o, rl = self.options, self.options.rl
+        groups = -(-rl.prompts_per_step // (rl.mini_batches * self.runtime.ranks))
+        answers = rl.group_size * o.sampling.max_new_tokens
+        tokens = groups * (answers + o.prompt_tokens * (1 if rl.share_prompts else rl.group_size))
+        return tokens <= pass_tokens(rl) and not rl.ptx.coef and not rl.distill.coef
+
+    def _states(self, name: str, trained: int, n: int, optim: OptimConfig, in_head: bool = False) -> list[Part]:
+        """Count gradients, the optimizer's states and its temporary memory."""
         size, r, wide = self.size, self.runtime, self.precision.weights
         numbers, gradient = trained + size.adapters, self._bytes(trained)
+        masters = (r.zero > 0 or optim.keeps_masters) and wide < 4
+        if masters and not r.sharded:  # they add up in the float32 copies
+            gradient += (4 - wide) * trained
         how, backward, step = f"{_text(numbers)} trained", gradient, gradient
+        if in_head and not r.sharded:
+            own = size.shape.vocabulary * size.shape.hidden * wide if size.heads else 0
+            backward = own + (0 if self.one_pass else gradient)
+            how += ", in the head" if self.one_pass else ", and the head's once more"
         if r.zero:
             if r.zero >= 2:
                 step = 0 if r.offload else gradient / n
@@ -448,19 +515,16 @@ class _Planner:
             how += f" / {n}, whole outside of the layers until the step"
         parts = [_part(f"{name}gradients", how, backward=backward, step=step)]
         if not r.offload:
-            states, how = self._optimizer(trained, n)
-            in_float32 = self.master or r.zero > 0
-            temporary = (4 * numbers if in_float32 else gradient) / (n if r.sharded else 1)
+            states, how = self._optimizer(trained, n, masters)
             parts.append(_part(f"{name}optimizer", how, states))
-            parts.append(
-                _part(f"{name}step", "gradients in float32" if in_float32 else "a moment's copy", step=temporary)
-            )
+            if r.sharded and (masters or r.zero):  # otherwise one kernel updates all weights in place
+                parts.append(_part(f"{name}step", "gradients in float32", step=4 * numbers / n))
         return parts
 
-    def _optimizer(self, trained: int, n: int) -> tuple[float, str]:
+    def _optimizer(self, trained: int, n: int, masters: bool) -> tuple[float, str]:
         """AdamW's states on one rank (or in the nodes' memory, for one rank), and how they are counted."""
         numbers, zero = trained + self.size.adapters, self.runtime.zero
-        if self.master and (zero or trained):
+        if masters and (zero or trained):
             copied = numbers if zero else trained  # without ZeRO adapters are float32 and need no copy
             states, how = 12.0 * copied + 8.0 * (numbers - copied), "12 bytes (master weights, two moments)"
         elif zero:
@@ -481,32 +545,34 @@ class _Planner:
             _part("teacher's activations", "what they take more than the policy's", score=max(theirs - ours, 0)),
         ]
 
-    def _activations(self, size: ModelSize, *phases: str) -> list[Part]:
+    def _activations(self, size: ModelSize, *phases: str, in_head: bool = False) -> list[Part]:
         """Count what passes over a packed row take in these phases."""
-        o, shape, p, checkpointing = self.options, size.shape, self.precision, self.options.model.gradient_checkpointing
-        tokens, prompt, response = pass_tokens(o.rl), o.prompt_tokens, o.sampling.max_new_tokens
-        row = packed_row(tokens, prompt, response, o.rl.group_size, o.rl.share_prompts)
+        o, shape, p, row = self.options, size.shape, self.precision, self.row
         models = 2 if o.critic == "own" else 1  # both graphs wait for one backward pass
-        saved = models * decoder_bytes(shape, row, p, ATTENTION[o.model.attention], checkpointing)
-        wide = 3 * shape.experts * shape.intermediate + 2 * shape.hidden
-        work, frames = row.tokens * (p.compute * wide + 8 * shape.hidden), round(row.predicted * o.speech_share)
+        arguments = (shape, row, p, ATTENTION[o.model.attention], min(self.again, shape.layers))
+        saved = models * decoder_bytes(*arguments) + (0 if in_head else again_bytes(*arguments))
+        if self.one_pass and not in_head and not self.runtime.sharded:
+            saved = models * layer_bytes(*arguments[:-1])  # when all gradients are there, the other layers are freed
+        work, frames = work_bytes(shape, row, p), round(row.predicted * o.speech_share)
         score, backward = (
             sum(
-                logits_bytes(rows, width, p.compute, gradient, _LOGITS_CHUNK, _LOGITS_KEEP)
+                logits_bytes(rows, width, p.compute, gradient, LOGITS_CHUNK, LOGITS_KEEP)
                 for rows, width in ((row.predicted - frames, shape.vocabulary), (frames, shape.codes))
             )
             for gradient in (False, True)
         )
-        how = f"{shape.layers} layers, a row of {row.tokens} tokens" + " x 2 models" * (models == 2)
+        how = f"a row of {row.tokens} tokens, {min(self.again, shape.layers)} of {shape.layers} layers computed again"
+        of_logits = f"{row.predicted} predicted x {shape.vocabulary}"
         parts = [
-            _part("activations", how, backward=saved),
-            _part("one layer's work", "estimate", score=work, backward=work),
-            _part("logits", f"{row.predicted} predicted x {shape.vocabulary}", score=score, backward=backward),
+            _part("activations", how + " x 2 models" * (models == 2), backward=saved),
+            _part("one layer's work", "estimate", score=work, backward=max(work - backward, 0) if in_head else work),
+            _part("logits", of_logits, score=score, backward=backward if in_head else 0),
         ]
         if shape.tower is not None:
             trained = o.model.audio == "full"
             alone = tower_bytes(shape.tower, o.clip_seconds, 1, p.compute, False, False)
-            encoder = tower_bytes(shape.tower, o.clip_seconds, o.clips, p.compute, trained, checkpointing)
+            again = bool(o.model.gradient_checkpointing)
+            encoder = tower_bytes(shape.tower, o.clip_seconds, o.clips, p.compute, trained, again)
             how = f"{o.clips if trained else 1} x {o.clip_seconds:g} s"
             parts.append(_part("audio tower's activations", how, generate=alone, score=alone, backward=encoder))
         kept = [phase in phases for phase in PHASES]
@@ -555,8 +621,9 @@ class _Planner:
         learners = [(size.trained, r.ranks)]
         if o.critic in ("own", "separate"):
             learners.append((size.trained - size.heads, r.critics or r.ranks))
+        masters = self.precision.weights < 4  # ZeRO's, the only one that offloads
         for trained, n in learners if r.offload else ():
-            needed += min(node, n) * (self._optimizer(trained, n)[0] + 4 * (trained + size.adapters) / n)
+            needed += min(node, n) * (self._optimizer(trained, n, masters)[0] + 4 * (trained + size.adapters) / n)
         if r.engine == "vllm" and r.shares_gpus:
             sent = 2 * size.adapters if self.sends_adapter else 0
             needed += self.precision.compute * (size.total - size.adapters + sent) * min(node, r.ranks)
@@ -615,7 +682,7 @@ def suggestions(model: str, options: PlanOptions) -> list[tuple[Change, MemoryPl
 
 def _changes(options: PlanOptions) -> Iterator[Change]:
     r = options.runtime
-    yield {"model.gradient-checkpointing": True}
+    yield {"model.gradient-checkpointing": "auto"}
     yield from ({"rl.micro-batch-tokens": pass_tokens(options.rl) // part} for part in (2, 4))
     yield {"model.dtype": "bfloat16", "model.autocast": False}
     yield {"model.lora.rank": 16}

@@ -9,6 +9,7 @@ group `audiorl.recipes`. Of processes that torchrun started the first runs the r
 from __future__ import annotations
 
 import ast
+import difflib
 import re
 import shlex
 import sys
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 
 ScriptKind = Literal["recipes", "eval"]
 _WORDS: dict[ScriptKind, str] = {"recipes": "recipe", "eval": "evaluation"}
+IN_MEMORY = "in memory:"
+"""The first of a run's arguments where Python gave what no file holds; the others name it."""
 PRESETS = {"mmau-grpo": ("audio-qa", "grpo"), "ppo-audio-qa": ("audio-qa", "ppo")}
 """Names of a recipe with one of its presets."""
 
@@ -37,7 +40,9 @@ class UnknownScript(ValueError):
     """No recipe or evaluation has this name. `listing` has a line for each that exists."""
 
     def __init__(self, kind: ScriptKind, name: str):
-        super().__init__(f"no {_WORDS[kind]} {name!r}; there are:")
+        near = difflib.get_close_matches(name.replace("_", "-"), [*scripts(kind), *PRESETS], 1)
+        hint = f"did you mean {near[0]}? " if near else ""
+        super().__init__(f"no {_WORDS[kind]} {name!r}; {hint}there are:")
         self.listing = listing(kind)
 
 
@@ -134,10 +139,11 @@ def default_config(recipe: ModuleType, argv: Sequence[str]) -> Any:
     return recipe.tiny(name) if "--tiny" in argv else presets[name]()
 
 
-def parse_config(recipe: ModuleType, argv: Sequence[str], quiet: bool = False) -> Any:
+def parse_config(recipe: ModuleType, argv: Sequence[str], quiet: bool = False, also: Sequence[str] = ()) -> Any:
     """Return the recipe's options: those of `argv` on top of a run file's (`--config`) and of `default_config`.
 
-    Raises ValueError for an option that has a new name and for one that the recipe would ignore.
+    also: the options of the command. Raises ValueError for an option that does not exist or has a new name, and for one
+    that the recipe would ignore.
     """
     default = default_config(recipe, argv)
     words = [word for word in argv if word not in ("--tiny", "--full")]
@@ -148,11 +154,12 @@ def parse_config(recipe: ModuleType, argv: Sequence[str], quiet: bool = False) -
         type(default),
         words,
         default=default,
-        prog=f"audiorl train {recipe.__file__}",
+        prog=f"audiorl train {Path(str(recipe.__file__)).stem.replace('_', '-')}",
         description=recipe.__doc__,
         run_file=True,
         elsewhere=("runtime",),
         quiet=quiet,
+        also=also,
     )
     if isinstance(default, RecipeConfig):
         given = {arg.split("=")[0].replace("_", "-") for arg in argv}
@@ -228,6 +235,12 @@ def recorded_recipe(folder: Path, trusted: Sequence[str | Path] = ()) -> tuple[M
     from audiorl.run.records import RunConfig, read_record
 
     saved = read_record(folder / "config.json", RunConfig)
+    if saved.argv[:1] == [IN_MEMORY]:
+        parts = " and ".join(saved.argv[1:])
+        raise ValueError(
+            f"{folder}: began in Python with {parts} in memory, which no file holds; go on there: the same call of "
+            "audiorl.train_… with resume=True"
+        )
     file, installed = Path(saved.recipe), scripts("recipes")
     if not file.is_file():  # an installed recipe may lie elsewhere now
         name = file.stem.replace("_", "-")

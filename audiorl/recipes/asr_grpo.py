@@ -1,7 +1,7 @@
 """GRPO on speech recognition, reward 1 - WER (or 1 - CER), with guards against outputs that nobody said.
 
-    audiorl train asr-grpo --out runs/asr --path Qwen/Qwen2.5-Omni-3B \
-        --model.dtype bfloat16 --data LibriSpeech/train-clean-100 --held-out LibriSpeech/test-other \
+    audiorl train asr-grpo --out runs/asr --path Qwen/Qwen2.5-Omni-3B \\
+        --model.dtype bfloat16 --data LibriSpeech/train-clean-100 --held-out LibriSpeech/test-other \\
         --retention wenetspeech_test_meeting.json --unit char
 
 A clipped 1 - WER does not see how long an output is that is wrong throughout, nor text in brackets. Two penalties,
@@ -29,7 +29,7 @@ from audiorl.config.recipe import ControlOptions, HeldOutOptions, PtxOptions, Re
 from audiorl.data.bundled import bundled_transcripts
 from audiorl.data.manifest import read_samples
 from audiorl.data.no_speech import TRAINED, no_speech_samples
-from audiorl.data.sets import stratified
+from audiorl.data.sets import HELD_OUT, stratified
 from audiorl.eval._phases import ErrorRate
 from audiorl.eval.metrics.text import Normalizer, check_normalizer
 from audiorl.protocols import Reward
@@ -124,7 +124,8 @@ def main(config: ASRConfig, run: Run) -> None:
     sets: dict[str, list[Sample]] = {}
     if config.retention:
         retained = read_sets(config.retention, config, check=check.held_out, **source)
-        sets["retention"] = stratified(retained, config.held_out_count, config.data_seed)[1]
+        count = HELD_OUT if config.held_out_count is None else config.held_out_count
+        sets["retention"] = stratified(retained, count, config.data_seed)[1]
     if count := config.no_speech_held_out:
         sets["no_speech"] = no_speech_samples(count, seed=config.data_seed + 1, languages=languages)
     policy = check.policy()

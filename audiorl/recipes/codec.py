@@ -8,7 +8,7 @@ On the bundled recordings, a small one that two CPU cores train in a quarter of 
 On data of your own and GPUs, the full-sized one. Recordings of any rate are resampled; --speech-model gives the
 semantic branch the features of a HuBERT, WavLM or Wav2Vec2 instead of log-mel statistics:
 
-    torchrun --nproc-per-node 8 -m audiorl.cli train codec --full --out runs/codec --device cuda \
+    torchrun --nproc-per-node 8 -m audiorl.cli train codec --full --out runs/codec --device cuda \\
         --data LibriTTS/ own.jsonl --held-out LibriTTS-dev/ --speech-model facebook/hubert-base-ls960
 
 The trained tokenizer is the folder codec/ of the run: `tokenizers_audio.load("runs/codec/codec")`.

@@ -1,6 +1,6 @@
 """Preference optimisation on audio prompts: DPO and its family from pairs of answers.
 
-    audiorl train dpo-audio-qa --out runs/dpo --path Qwen/Qwen2.5-Omni-3B \
+    audiorl train dpo-audio-qa --out runs/dpo --path Qwen/Qwen2.5-Omni-3B \\
         --model.dtype bfloat16 --data pairs.jsonl --held-out mmau-test-mini.json
 
 A row of `--data` is a question with `chosen` and `rejected` answers (see the README). `--dpo.loss` takes dpo, cdpo,

@@ -1,6 +1,6 @@
 """Iterative DPO: every round the policy answers, the reward picks its best and worst answer, and DPO learns from both.
 
-    audiorl train dpo-online --out runs/online --path Qwen/Qwen2.5-Omni-3B \
+    audiorl train dpo-online --out runs/online --path Qwen/Qwen2.5-Omni-3B \\
         --model.dtype bfloat16 --data avqa.jsonl --held-out mmau-test-mini.json
 
 The reference of a round is the policy that wrote its answers. Any loss of `dpo-audio-qa` may be used; pairs are

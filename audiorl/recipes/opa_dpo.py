@@ -1,6 +1,6 @@
 """OPA-DPO: DPO on the policy's own answers and an expert's corrections of them (Yang et al. 2025, arXiv 2501.09695).
 
-    audiorl train opa-dpo --out runs/opa --path Qwen/Qwen2.5-Omni-3B \
+    audiorl train opa-dpo --out runs/opa --path Qwen/Qwen2.5-Omni-3B \\
         --model.dtype bfloat16 --data avqa.jsonl --held-out mmau-test-mini.json --expert my_expert.py
 
 The policy answers every prompt; the expert revises the answer as little as it must; supervised fine-tuning on gold and

@@ -1,6 +1,6 @@
 """A reward model on audio prompts: a score for a whole answer, or (`--kind process`) a judgement of every step.
 
-    audiorl train reward-model --out runs/rm --path Qwen/Qwen2.5-Omni-3B \
+    audiorl train reward-model --out runs/rm --path Qwen/Qwen2.5-Omni-3B \\
         --model.dtype bfloat16 --data pairs.jsonl
     audiorl train reward-model --kind process --out runs/prm --data steps.jsonl …
 

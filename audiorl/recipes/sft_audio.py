@@ -1,6 +1,6 @@
 """Supervised fine-tuning on audio prompts: questions with their answers, or speech with its transcripts.
 
-    audiorl train sft-audio --out runs/sft --path Qwen/Qwen2.5-Omni-3B \
+    audiorl train sft-audio --out runs/sft --path Qwen/Qwen2.5-Omni-3B \\
         --model.dtype bfloat16 --data avqa.jsonl --held-out mmau-test-mini.json
     audiorl train sft-audio --out runs/asr --data LibriSpeech/train-clean-100 --task transcripts …
 

@@ -1,6 +1,6 @@
 """Segmented PPO for simultaneous interpretation, in two stages, on your own model and streams.
 
-    audiorl train simul-ppo --out runs/simul --path Qwen/Qwen2.5-Omni-3B \
+    audiorl train simul-ppo --out runs/simul --path Qwen/Qwen2.5-Omni-3B \\
         --model.dtype bfloat16 --data train.jsonl --held-out dev.jsonl --target-language es
 
 After each chunk of audio the model waits or writes a piece of translation. Stage 1 rewards single turns, stage 2
@@ -69,7 +69,7 @@ PPO = RLConfig(
 @dataclass(frozen=True)
 class SimulPPOConfig(PtxOptions, RewardOptions, RecipeConfig):
     counts_steps = ("stage1", "stage2")
-    held_out_count: int = 50
+    held_out_count: int | None = 50
     """Streams held out of `data` where no `held_out` is given, drawn from every set and language in proportion."""
     source_language: str = ""
     """Code of the streams' language, where their file does not name it."""

@@ -1,9 +1,9 @@
 """Reinforcement learning of a model that speaks, on how its speech is understood, in whose voice and how long it is.
 
-    audiorl train tts-grpo --out runs/tts --model.dtype bfloat16 --lora True \
+    audiorl train tts-grpo --out runs/tts --model.dtype bfloat16 --lora True \\
         --data seedtts_testset/en/meta.lst --rewards.quality 0.3
-    audiorl train tts-grpo --out runs/mine --path runs/voice/checkpoints/sft/step_001000 \
-        --codec runs/codec/codec --data texts.txt --voice anna.wav --voice-text "Good morning." \
+    audiorl train tts-grpo --out runs/mine --path runs/voice/checkpoints/sft/step_001000 \\
+        --codec runs/codec/codec --data texts.txt --voice anna.wav --voice-text "Good morning." \\
         --rewards.asr judges/whisper-tiny.en --rewards.speaker judges/speaker --judge judges/whisper-base
 
 The model is Higgs Audio V2, or another that has learned to write codes (`tts_sft`). Texts come from a manifest, a

@@ -1,8 +1,8 @@
 """Supervised training of a model that writes codes, on texts and how they sound.
 
-    audiorl train tts-sft --out runs/voice --model.dtype bfloat16 --lora True \
+    audiorl train tts-sft --out runs/voice --model.dtype bfloat16 --lora True \\
         --data LibriTTS/train.jsonl --held-out LibriTTS/test.jsonl --clone True
-    audiorl train tts-sft --out runs/mine --path Qwen/Qwen2.5-Omni-3B --codec runs/codec/codec \
+    audiorl train tts-sft --out runs/mine --path Qwen/Qwen2.5-Omni-3B --codec runs/codec/codec \\
         --data pairs.jsonl --conversations dialogues.jsonl --judge judges/whisper-base
 
 The model is Higgs Audio V2 or one that was dualized; one that writes text only is dualized here, for the codec's

@@ -57,7 +57,7 @@ class Replay:
 
 
 def replay(reward: Reward | str | Path, paths: str | Path | Sequence[str | Path]) -> Replay:
-    """Score the rollouts of files, or of patterns such as "runs/*/rollouts/*.jsonl", with a reward or a file's reward.
+    """Score the rollouts of runs, files or patterns such as "runs/*/rollouts/*.jsonl" with a reward or a file's reward.
 
     The reward sees one file at a time, which holds one step, so that rewards which compare a batch score it as in
     training. The one exception is a `StandardisedSum` with dynamic sampling: dropped groups were part of its batch and
@@ -80,10 +80,14 @@ def replay(reward: Reward | str | Path, paths: str | Path | Sequence[str | Path]
 
 
 def rollout_files(paths: str | Path | Sequence[str | Path]) -> list[Path]:
-    """Return the files that paths and patterns name, each once, in order."""
+    """Return the files that paths and patterns name, those of a run for its folder; each once, in order."""
     files: list[str] = []
     for path in [paths] if isinstance(paths, str | Path) else paths:
         matches = [str(path)] if Path(path).exists() else sorted(glob.glob(str(path), recursive=True))
+        if (Path(path) / "state.json").is_file():  # a run
+            matches = sorted(map(str, Path(path).glob("rollouts/step_*.jsonl")))
+            if not matches:
+                raise ValueError(f"{path}: the run has recorded no rollouts")
         if not matches:
             raise ValueError(f"{path}: no such file, and no file matches it as a pattern")
         files += matches

@@ -213,8 +213,9 @@ class TextSampler:
 
         A tensor is kept: what is written into it later is chosen then.
         """
-        given = isinstance(rollouts, Tensor)
-        self._selected = rollouts if given else torch.tensor(rollouts, device=self._noise.device)
+        if not isinstance(rollouts, Tensor):
+            rollouts = torch.tensor(rollouts, device=self._noise.device)
+        self._selected = rollouts
 
     def step(self, hidden: Tensor, must_continue: Tensor | None = None) -> StepOutput:
         """Sample the next step of the selected rollouts from hidden states [B, H]. `must_continue` [B]: not to end."""
@@ -222,7 +223,9 @@ class TextSampler:
         number = self._sampled[self._selected].clamp(max=self._config.max_new_tokens - 1)
         self._sampled[self._selected] = number + 1
         noise = self._noise[self._selected, number]
-        greedy = self._greedy[self._selected] if isinstance(self._greedy, Tensor) else self._greedy
+        greedy = self._greedy
+        if isinstance(greedy, Tensor):
+            greedy = greedy.index_select(0, self._selected)
         return StepOutput(*_token(self._head(hidden), self._config, noise, greedy, must_continue, self._stop_ids))
 
     def ended(self, i: int, buffer: SegmentBuffer) -> StopReason | None:

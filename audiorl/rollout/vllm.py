@@ -26,6 +26,7 @@ import torch
 
 from audiorl.audio import AudioClip
 from audiorl.config import ModelConfig, SamplingConfig
+from audiorl.errors import install
 from audiorl.models import AudioPolicy, adapted_model, load_policy, read_config
 from audiorl.models.lora import adapter_config, saved_adapter
 from audiorl.models.speech import LAYOUT_KEY
@@ -108,8 +109,7 @@ class VLLMEngine:
                 f"{base}: vLLM does not serve model_type {kind!r} here ({', '.join(SERVED)}); take the engine hf"
             )
         if find_spec("vllm") is None:
-            extras = '"audiorl[gpu]"; without a GPU "audiorl[rollout-cpu]"'
-            raise ValueError(f"the engine vllm needs vLLM: pip install {extras}")
+            raise ValueError(f"the engine vllm needs vLLM: {install('gpu')}; without a GPU {install('rollout-cpu')}")
         config = config or VLLMConfig()
         with_adapter = config.lora == "adapter" and base is not folder
         self._policy = load_policy(folder if with_adapter else base, ModelConfig(device="meta"))

@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 
 from audiorl.audio import AudioClip, write_wav
+from audiorl.errors import install
 from audiorl.run.records import flat, read_record, write_json
 from audiorl.types import Rollout
 
@@ -104,7 +105,7 @@ def open_trackers(
         try:
             trackers.append(TRACKERS[name](folder, ids, dict(config), seq))
         except ImportError as error:
-            raise ValueError(f"--log {name}: {error}; install it: pip install 'audiorl[loggers]'") from error
+            raise ValueError(f"--log {name}: {error}; install it: {install('loggers')}") from error
     write_json(folder / "trackers.json", ids)
     return tuple(trackers)
 

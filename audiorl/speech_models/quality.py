@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from audiorl.errors import install
 from audiorl.speech_models.protocol import Waveform, require_samples, resampled
 
 RATE = 16_000
@@ -30,7 +31,7 @@ class DNSMOS:
         try:
             from speechmos import dnsmos
         except ImportError as error:
-            raise ImportError("DNSMOS needs speechmos and librosa: pip install 'audiorl[speech]'") from error
+            raise ImportError(f"DNSMOS needs speechmos and librosa: {install('speech')}") from error
         waves = resampled(waveforms, sample_rate, RATE)
         require_samples(waves)
         return [float(dnsmos.run(np.clip(wav, -1.0, 1.0), RATE)["ovrl_mos"]) for wav in waves]
@@ -51,7 +52,7 @@ class Silero:
         try:
             from faster_whisper.vad import get_vad_model
         except ImportError as error:
-            raise ImportError("voice activity detection needs faster-whisper: pip install 'audiorl[speech]'") from error
+            raise ImportError(f"voice activity detection needs faster-whisper: {install('speech')}") from error
         return get_vad_model()
 
     def probabilities(self, waveform: Waveform, sample_rate: int) -> NDArray[np.float32]:

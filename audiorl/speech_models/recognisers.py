@@ -13,6 +13,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from audiorl.config import torch_device
+from audiorl.errors import install
 from audiorl.speech_models.protocol import (
     ModelFolder,
     Wave,
@@ -189,7 +190,7 @@ class FasterWhisper(ModelFolder):
         try:
             from faster_whisper import WhisperModel
         except ImportError as error:
-            raise ImportError("CTranslate2 folders need faster-whisper: pip install 'audiorl[speech]'") from error
+            raise ImportError(f"CTranslate2 folders need faster-whisper: {install('speech')}") from error
         try:
             return WhisperModel(self.path, device=self.device, local_files_only=True)
         except (RuntimeError, ValueError, OSError) as error:
@@ -229,7 +230,7 @@ class PocketSphinx:
         try:
             from pocketsphinx import Decoder
         except ImportError as error:
-            raise ImportError("this recogniser needs its package: pip install 'audiorl[speech]'") from error
+            raise ImportError(f"this recogniser needs its package: {install('speech')}") from error
         # Means over the whole utterance: those carried from one to the next would make texts depend on their order.
         return Decoder(samprate=RATE, cmn="batch", loglevel="FATAL")
 

@@ -9,6 +9,7 @@ from typing import Literal
 
 from tyro.conf import Positional
 
+from audiorl.errors import install
 from audiorl.languages import language_code
 
 CAPTION = "Describe the sounds of this recording in one sentence."
@@ -87,7 +88,7 @@ class Annotate:
         if not self.asr:
             raise ValueError(
                 "annotate: no recogniser; give --asr a folder of Whisper (tools/fetch_judges.py writes one), or "
-                "pocketsphinx for English (pip install 'audiorl[corpora]')"
+                f"pocketsphinx for English ({install('corpora')})"
             )
         for name, low, high in (
             ("threshold", 0.16, 0.99),

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from audiorl.data.prompts import asr_prompt, open_question
+from audiorl.errors import install
 from audiorl.languages import language_code
 from audiorl.models.lora import is_adapter
 from audiorl.protocols import Request, RolloutEngine
@@ -164,7 +165,7 @@ def check_installed(path: str) -> None:
         "pocketsphinx" if path == POCKETSPHINX else "faster_whisper" if (Path(path) / "model.bin").is_file() else ""
     )
     if package and find_spec(package) is None:
-        raise ValueError(f"annotate: --asr {path} needs {package.replace('_', '-')}: pip install 'audiorl[corpora]'")
+        raise ValueError(f"annotate: --asr {path} needs {package.replace('_', '-')}: {install('corpora')}")
 
 
 def files_mark(path: str) -> str:

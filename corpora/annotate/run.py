@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from audiorl.data.rows import write_json_lines
-from audiorl.errors import Interrupted
+from audiorl.errors import Interrupted, install
 from audiorl.languages import whisper_code
 from audiorl.run.progress import Progress
 from audiorl.run.records import locked
@@ -90,7 +90,7 @@ def check_installed(options: Annotate) -> None:
     for package, what, otherwise in packages:
         if find_spec(package) is None:
             name = package.replace("_", "-")
-            raise ValueError(f"annotate: {what} needs {name}: pip install 'audiorl[corpora]'{otherwise}")
+            raise ValueError(f"annotate: {what} needs {name}: {install('corpora')}{otherwise}")
 
 
 def stages(options: Annotate) -> list[Stage]:

@@ -1,6 +1,6 @@
 """Teach a grafted model to understand speech: CTC on its audio side, then supervised fine-tuning.
 
-    audiorl graft --llm HuggingFaceTB/SmolLM2-135M-Instruct --encoder openai/whisper-base --family qwen2.5-omni \
+    audiorl graft --llm HuggingFaceTB/SmolLM2-135M-Instruct --encoder openai/whisper-base --family qwen2.5-omni \\
         --out grafted
     audiorl train align-speech --out runs/align --path grafted --lora --data corpus/manifest.jsonl
 

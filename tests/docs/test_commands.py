@@ -310,7 +310,7 @@ RUNS = (
     Tiny("audiorl report runs/q1", {"runs/q1": "runs/quickstart"}),
     Tiny("audiorl train mmau-grpo --tiny --out runs/try"),
     Tiny("audiorl train mmau-grpo --tiny --reward-file brevity.py --reward-weight 0.2 --out runs/brief"),
-    Tiny("audiorl rewards score brevity.py runs/try/rollouts/*.jsonl"),
+    Tiny("audiorl rewards score brevity.py runs/try"),
     Tiny("audiorl rewards study brevity.py ranked.py --rollouts runs/try/rollouts/*.jsonl --out study.html"),
     Tiny(
         "audiorl chat openai/whisper-base --language es --audio buenos_dias.wav",

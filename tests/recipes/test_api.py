@@ -18,6 +18,7 @@ import audiorl
 from audiorl import api
 from audiorl.data.corpus import bundled_speech
 from audiorl.models.families.qwen_omni import tiny
+from audiorl.recipes._loader import resume
 from audiorl.rewards import AnswerAccuracy
 from audiorl.types import Message, Rollout, Sample
 
@@ -79,6 +80,15 @@ def test_rows_a_policy_and_a_function_of_trl(tmp_path: Path) -> None:
     assert (tmp_path / "run" / "report.html").is_file() and (tmp_path / "run" / "checkpoints" / "grpo").is_dir()
     with pytest.raises(ValueError, match="exists already"):
         audiorl.train_grpo(policy, rows(4), reward, out=tmp_path / "run", **SHORT)
+    with pytest.raises(
+        ValueError, match="in Python with the model and the reward and data and held-out data in memory"
+    ):
+        resume(tmp_path / "run")
+    held_out = datasets.Dataset.from_list(rows(6)[4:])
+    again = audiorl.train_grpo(policy, rows(4), reward, held_out=held_out, out=tmp_path / "run", resume=True, **SHORT)
+    assert again.metrics == result.metrics and again.evaluation == result.evaluation
+    with pytest.raises(ValueError, match="the run has other options"):
+        audiorl.train_grpo(policy, rows(4), reward, held_out=held_out, out=tmp_path / "run", resume=True, **SHORT, lr=1)
 
 
 def test_a_temporary_folder_goes_with_the_result() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from audiorl.audio import write_wav
+from audiorl.audio import AudioClip, write_wav
 from audiorl.cli import main
 from audiorl.config import PtxConfig, RLConfig, SFTConfig
 from audiorl.config.recipe import RecipeConfig, RewardOptions
@@ -20,6 +20,7 @@ from audiorl.data.sets import parse_set, split_held_out, stratified
 from audiorl.recipes._common import ptx_examples, read_questions, supervised_turn, with_user_reward
 from audiorl.rewards import Repetition, StandardisedSum, WeightedSum
 from audiorl.run.metrics_log import read_metrics
+from audiorl.types import Message, Sample
 
 LANGUAGES = bundled_set("bundled:languages/train")  # each sample's task is its language
 SPEECH = bundled_speech(("en",), max_seconds=2)
@@ -39,6 +40,30 @@ def test_held_out_rows_are_drawn_from_every_set_and_task(capsys: pytest.CaptureF
     assert held_out != (LANGUAGES + other)[:count], "not the first rows"
     assert split_held_out(sets, [], count) == (train, held_out)
     assert split_held_out(sets, [], count, seed=1)[1] != held_out
+
+
+def test_a_small_set_holds_a_fifth_out() -> None:
+    assert len(split_held_out([("a", LANGUAGES[:20])], [], None)[1]) == 4
+    others = [replace(s, id=f"other/{s.id}") for s in LANGUAGES]
+    both = [("a", LANGUAGES), ("b", others)]
+    assert RecipeConfig().held_out_count is None and len(split_held_out(both, [], None)[1]) == 200
+    with pytest.raises(ValueError, match=r"20 rows read, 20 held out; give fewer by --held-out-count, or a set"):
+        split_held_out([("a", LANGUAGES[:20])], [], 200)
+
+
+def test_held_out_recordings_that_are_trained_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """They are found by what is in the files, whatever they are called."""
+    copy = tmp_path / "copy.wav"
+    copy.write_bytes(Path(str(SPEECH[0].clip.path)).read_bytes())
+    first, other, third = (Sample(str(i), (Message("user", (SPEECH[i].clip, "?")),)) for i in range(3))
+    again = Sample("again", (Message("user", (AudioClip(path=str(copy)), "?")),))
+    sets = [("train.jsonl", [first, other])]
+    split_held_out(sets, [("test.jsonl", [third])], None)
+    assert capsys.readouterr().err == ""
+    split_held_out(sets, [("test.jsonl", [third, again])], None)
+    assert "1 of 2 held-out rows are about recordings that are trained on, such as 'again'" in capsys.readouterr().err
+    with pytest.raises(ValueError, match=r"--held-out train\.jsonl: all of its recordings are trained on"):
+        split_held_out(sets, [("train.jsonl", [first, other])], None)
 
 
 def test_the_draw_of_a_row_does_not_depend_on_the_order_or_on_other_tasks() -> None:

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from audiorl.errors import install
 from audiorl.eval.metrics.text import normalize, units
 
 UNSEEN = "unseen"
@@ -129,7 +130,7 @@ def _sacrebleu(metric: str, tokenizer: str) -> Any:
     try:
         from sacrebleu.metrics import BLEU, CHRF, TER
     except ImportError as error:
-        raise ImportError("BLEU, chrF and TER need sacrebleu: pip install 'audiorl[metrics]'") from error
+        raise ImportError(f"BLEU, chrF and TER need sacrebleu: {install('metrics')}") from error
     unspaced = tokenizer in ("zh", "char")
     measures: dict[str, Callable[[], Any]] = {
         "bleu": lambda: BLEU(tokenize=tokenizer),

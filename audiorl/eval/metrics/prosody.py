@@ -16,6 +16,7 @@ import numpy as np
 import soxr
 from numpy.typing import NDArray
 
+from audiorl.errors import install
 from audiorl.eval.metrics.speech import FRAME_SECONDS, frame_levels
 
 # -- F0 ----------------------------------------------------------------------------------------------------------------
@@ -42,7 +43,7 @@ def pyin(wav: NDArray[Any], sample_rate: int) -> NDArray[np.float64]:
     try:
         import librosa
     except ImportError as error:
-        raise ImportError("the pitch by pYIN needs librosa: pip install 'audiorl[speech]'") from error
+        raise ImportError(f"the pitch by pYIN needs librosa: {install('speech')}") from error
     f0, _, _ = librosa.pyin(
         np.asarray(wav, np.float64),
         fmin=LOWEST,

@@ -17,6 +17,8 @@ import numpy as np
 import soxr
 from numpy.typing import NDArray
 
+from audiorl.errors import install
+
 Array = NDArray[np.float64]
 
 FRAME_SECONDS = 0.025
@@ -181,7 +183,7 @@ def stoi(reference: NDArray[Any], estimate: NDArray[Any], sample_rate: int, exte
     try:
         from pystoi import stoi as measure
     except ImportError as error:
-        raise ImportError("STOI needs pystoi: pip install 'audiorl[speech]'") from error
+        raise ImportError(f"STOI needs pystoi: {install('speech')}") from error
     x, y = _aligned(reference, estimate)
     if not np.any(x):
         return math.nan
@@ -203,7 +205,7 @@ def pesq_wb(reference: NDArray[Any], estimate: NDArray[Any], sample_rate: int) -
     try:
         from pesq import BufferTooShortError, NoUtterancesError, pesq
     except ImportError as error:
-        raise ImportError("PESQ needs its package and a C compiler: pip install 'audiorl[pesq]'") from error
+        raise ImportError(f"PESQ needs its package and a C compiler: {install('pesq')}") from error
     x, y = _aligned(reference, estimate)
     if sample_rate != PESQ_RATE:
         x, y = (soxr.resample(wav, sample_rate, PESQ_RATE) for wav in (x, y))

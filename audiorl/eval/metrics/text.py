@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Literal
 
 import jiwer
 
+from audiorl.errors import install
 from audiorl.languages import language_code, written_in
 from audiorl.user_files import load_function
 
@@ -213,7 +214,7 @@ def _simplified(text: str) -> str:
     try:
         from zhconv import convert
     except ImportError as error:
-        raise ImportError("error rates of Chinese need zhconv: pip install 'audiorl[metrics]'") from error
+        raise ImportError(f"error rates of Chinese need zhconv: {install('metrics')}") from error
     return convert(text, "zh-hans")
 
 

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from audiorl.data.rollout_rows import read_rollouts
 from audiorl.data.rows import BadRow, read_rows
+from audiorl.errors import install
 from audiorl.eval.metrics.corpus import Estimate, estimate, ratio
 from audiorl.protocols import Reward
 from audiorl.report.study.signs import probes, properties
@@ -100,7 +101,7 @@ class Rollouts(Sequence[Rollout]):
         try:
             import pandas
         except ModuleNotFoundError as error:
-            raise ValueError("to_pandas: needs pandas: pip install 'audiorl[study]'") from error
+            raise ValueError(f"to_pandas: needs pandas: {install('study')}") from error
         rows = [
             (
                 str(file),

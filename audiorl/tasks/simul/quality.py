@@ -15,6 +15,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from audiorl.errors import install
 from audiorl.eval.metrics.corpus import TRANSLATION, Score, ratio, translation_counts
 from audiorl.eval.metrics.latency import latency_unit, text_units
 from audiorl.eval.metrics.longform import chunks, mwer_cuts
@@ -73,7 +74,7 @@ def _sacrebleu(metric: str) -> Any:
     try:
         import sacrebleu
     except ImportError as error:
-        raise ImportError(f"{metric} needs sacrebleu: pip install 'audiorl[metrics]'") from error
+        raise ImportError(f"{metric} needs sacrebleu: {install('metrics')}") from error
     return sacrebleu
 
 

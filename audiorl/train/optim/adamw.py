@@ -9,6 +9,7 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -74,8 +75,9 @@ def check_shape(state: Mapping[str, Tensor], name: str, shape: torch.Size, where
 class Optimizer:
     """AdamW over named parameters. `step` clips, refuses gradients that are not finite, and frees them afterwards.
 
-    It updates a float32 copy of 16-bit weights (`OptimConfig.master_weights`) and rounds that to the weights. Load
-    other weights into the model before the optimizer is made, or with `load`.
+    It updates a float32 copy of 16-bit weights (`OptimConfig.master_weights`) and rounds that to the weights; the
+    copies' gradients add up in float32 over the passes of an update. Load other weights into the model before the
+    optimizer is made, or with `load`.
 
     Losses are sums over the ranks of `world`, so their gradients are added up, by `gather_gradients` before a step.
     """
@@ -92,41 +94,62 @@ class Optimizer:
         self._masters = {
             name: nn.Parameter(p.detach().float())
             for name, p in self._parameters.items()
-            if config.master_weights and p.dtype in (torch.bfloat16, torch.float16)
+            if config.keeps_masters and p.dtype in (torch.bfloat16, torch.float16)
         }
+        for name in self._masters:
+            p: Any = self._parameters[name]
+            _let_go(p)  # of an earlier phase's optimizer
+            p.takes_gradient = p.register_post_accumulate_grad_hook(lambda _, name=name: self._to_master(name))
         lost = lost_updates([p for n, p in self._parameters.items() if n not in self._masters], config.lr)
         if lost > 0.01:
             _log.warning(
                 f"{100 * lost:.0f} % of the trained 16-bit weights stay as they are under an update of the learning "
-                f"rate {config.lr:g}: it is smaller than their spacing; set --optim.master-weights"
+                f"rate {config.lr:g}: it is smaller than their spacing; set --optim.master-weights True"
             )
         self._updated = {**self._parameters, **self._masters}
         fused = all(p.device.type in ("cpu", "cuda") for p in self._updated.values())
         self._adamw = adamw(self._updated, config, fused)
+
+    def _to_master(self, name: str) -> None:
+        """Add a 16-bit gradient to that of the float32 copy, and free it."""
+        p, master = self._parameters[name], self._masters[name]
+        if p.grad is not None:
+            master.grad = p.grad.float() if master.grad is None else master.grad.add_(p.grad)
+            p.grad = None
 
     def zero_grad(self) -> None:
         """Free all gradients."""
         for p in (*self._parameters.values(), *self._masters.values()):
             p.grad = None
 
+    def pending_bytes(self) -> int:
+        """Return the bytes of gradients and moments that are still to be made in this update."""
+        weights = self._updated.values()
+        moments = 0 if self._adamw.state else 2 * sum(p.nbytes for p in weights)
+        return moments + sum(p.nbytes for p in weights if p.grad is None)
+
     def reduce(self) -> None:
         """Do what every backward pass needs after it; gradients here wait for `gather_gradients`."""
 
     def close(self) -> None:
         """End after the last update."""
+        for name in self._masters:
+            _let_go(self._parameters[name])
 
     def gather_gradients(self) -> None:
         """Make every gradient the sum of all ranks'."""
-        self._world.sum_gradients(self._parameters)
+        for name in self._masters:
+            self._to_master(name)
+        self._world.sum_gradients(self._updated)
 
     def clip(self) -> Tensor:
         """Scale the gradients down to `max_grad_norm`. Returns their total norm before, without waiting for it."""
-        return torch.nn.utils.clip_grad_norm_(list(self._parameters.values()), self._config.max_grad_norm)
+        return torch.nn.utils.clip_grad_norm_(list(self._updated.values()), self._config.max_grad_norm)
 
     def check(self, norm: float) -> None:
         """Raise FloatingPointError, naming a weight, for a norm that `clip` gave and that is not finite."""
         if not math.isfinite(norm):
-            raise gradient_error(self._parameters)
+            raise gradient_error(self._updated)
 
     def step(self, norm: float | None = None) -> dict[str, float]:
         """Update once from the accumulated gradients. Returns grad_norm (before clipping) and lr.
@@ -139,9 +162,6 @@ class Optimizer:
         lr = learning_rate(self.updates, self._total_steps, self._config)
         for group in self._adamw.param_groups:
             group["lr"] = lr
-        for name, master in self._masters.items():
-            gradient = self._parameters[name].grad
-            master.grad = None if gradient is None else gradient.float()
         self._adamw.step()
         with torch.no_grad():
             for name, master in self._masters.items():
@@ -175,6 +195,13 @@ class Optimizer:
                     k: v.to(p.device if fused else "cpu", copy=True) if k == "step" else v.to(p.device, p.dtype)
                     for k, v in own.items()
                 }
+
+
+def _let_go(p: nn.Parameter) -> None:
+    """Let a weight keep its gradients again, which an optimizer took."""
+    hook = p.__dict__.pop("takes_gradient", None)
+    if hook is not None:
+        hook.remove()
 
 
 class EMA:

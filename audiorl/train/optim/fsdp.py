@@ -94,6 +94,8 @@ class FsdpOptimizer(Optimizer):
                 self._parameters[name].grad = self._sharded[name].grad.to_local()
         for p in (*self._whole.values(), *self._sharded.values()):
             p.grad = None
+        for name in self._masters:
+            self._to_master(name)
 
     def _reduce(self, names: Sequence[str]) -> None:
         for bucket in gradient_buckets(names, self._whole):
@@ -110,7 +112,7 @@ class FsdpOptimizer(Optimizer):
                 shard.grad = own[: shard.numel()].to(shard.dtype)
 
     def clip(self) -> Tensor:
-        shards = list(self._parameters.values())
+        shards = list(self._updated.values())
         squares = [p.grad.square().sum(dtype=torch.float64) for p in shards if p.grad is not None]
         own = torch.stack(squares).sum() if squares else torch.zeros((), dtype=torch.float64, device=shards[0].device)
         norm = self._world.sum(own).sqrt().float()

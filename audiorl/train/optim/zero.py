@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from audiorl.config import OptimConfig
 from audiorl.distributed.local import World
 from audiorl.distributed.torchrun import backend
+from audiorl.errors import install
 from audiorl.models.policy import AudioPolicy
 from audiorl.models.value import ValueModel
 from audiorl.run.checkpoint import StatePiece, read_range
@@ -57,7 +58,7 @@ class ZeroOptimizer(Optimizer):
         if isinstance(model, ValueModel) and not model.shared and stage == 3:
             _copy_frozen_weights(model.trunk.model)
         modules = ShardedModules.of(model)
-        self._parameters = dict(modules.trained)
+        self._parameters = self._updated = dict(modules.trained)
         self._shapes = {name: p.shape for name, p in self._parameters.items()}
         self._names = {id(p): name for name, p in self._parameters.items()}
         self._config, self._total_steps, self._world, self._stage = config, total_steps, world, stage
@@ -323,7 +324,7 @@ def _deepspeed() -> Any:
         import deepspeed
         import deepspeed.ops
     except ImportError as error:
-        raise ValueError('runtime.zero needs DeepSpeed: pip install "audiorl[scale]"') from error
+        raise ValueError(f"runtime.zero needs DeepSpeed: {install('scale')}") from error
     if not cuda:  # otherwise it compiles a kernel for gloo at first use, with a C++ compiler
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     if not dist.is_initialized():

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+from audiorl.algos.advantages import all_equal
 from audiorl.config import ListeningConfig, RLConfig, SamplingConfig
 from audiorl.config.checks import pass_tokens
 from audiorl.data.views import views_of
@@ -24,6 +25,7 @@ from audiorl.train.rl.trainer import TrainOutput
 from audiorl.types import Rollout
 
 Evaluate = Callable[[], Mapping[str, float]]  # Returns held-out metrics of the policy as it is now
+EQUAL_STEPS = 5
 AT_ONCE = 64  # Samples that each engine is asked between two movements of the display
 
 
@@ -89,6 +91,34 @@ def check_listening(
             raise ValueError(f"{message}, less than listening.min_gain {config.min_gain:g}")
         print(f"audiorl: {message}", file=sys.stderr)
     return gain_metrics(gains, [r.sample.task for r in one_each])
+
+
+@dataclass
+class EqualRewards:
+    """Says once that nothing can be learned: for `EQUAL_STEPS` steps the rewards in each group were equal."""
+
+    run: Run
+    phase: str
+    count: int = 0
+
+    def after_step(self, step: FinishedStep) -> Mapping[str, float]:
+        groups: dict[str, list[float]] = {}
+        for r in step.rollouts:
+            if r.score is not None:
+                groups.setdefault(r.group_id, []).append(r.score.total)
+        alone = all(len(totals) == 1 for totals in groups.values())  # then answers compare over the step
+        compared = [[t for totals in groups.values() for t in totals]] if alone else list(groups.values())
+        self.count = self.count + 1 if all(map(all_equal, compared)) else 0
+        if self.count == EQUAL_STEPS:
+            mean = sum(map(sum, groups.values())) / len(step.rollouts)
+            print(
+                f"audiorl: {self.phase}: all answers to a prompt got the same reward for {EQUAL_STEPS} steps (mean "
+                f"{mean:.3g}), so that nothing is learned. Look at answers and parts of the reward in "
+                f"{self.run.dir / 'rollouts'} or audiorl view: a wrong reference, a format that is never met, answers "
+                "cut off, or prompts that are too hard or too easy",
+                file=sys.stderr,
+            )
+        return {}
 
 
 @runtime_checkable

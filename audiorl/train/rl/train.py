@@ -27,7 +27,16 @@ from audiorl.train.rl.collect import (
     step_metrics,
 )
 from audiorl.train.rl.distill import check_teacher_prompts, with_teacher_prompts
-from audiorl.train.rl.hooks import Evaluate, FinishedStep, HeldOut, Hook, ListeningCheck, RecordRollouts, is_recorded
+from audiorl.train.rl.hooks import (
+    EqualRewards,
+    Evaluate,
+    FinishedStep,
+    HeldOut,
+    Hook,
+    ListeningCheck,
+    RecordRollouts,
+    is_recorded,
+)
 from audiorl.train.rl.minibatch import TrainBatch
 from audiorl.train.rl.processes import Workers, start_workers
 from audiorl.types import Sample
@@ -76,7 +85,7 @@ def train_rl(
         workers.driver_on_cpu(policy),
         Progress(phase, config.steps, start) as progress,
     ):
-        hooks: list[Hook] = []
+        hooks: list[Hook] = [EqualRewards(run, phase)] if config.advantage != "none" else []
         if config.listening.every:
             hooks.append(ListeningCheck(policy, workers))
         if evaluate:

@@ -136,6 +136,8 @@ class Trainer:
         if config.advantage == "gae" and not separate.critic:
             self.critic = Critic(make_critic(policy, config.critic.shared), config.critic, optim, updates, self.world)
         self.optimizer = optimizer_for(policy, optim, updates, self.world)
+        if self.critic is not None and not config.critic.shared:
+            policy.layers_again = None  # the critic's graph waits beside the policy's: all layers are computed again
         self.ema = None if config.ema_decay is None else EMA(policy.trainable(), config.ema_decay)
 
     @changes_worker

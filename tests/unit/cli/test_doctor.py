@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from audiorl.cli import main
+from audiorl.errors import install
 
 ROOT = Path(__file__).parents[3]
 doctor: Any = import_module("audiorl.cli.doctor")
@@ -43,7 +44,7 @@ def test_optional_packages_are_looked_up_and_not_imported(monkeypatch: pytest.Mo
     assert [check.state for check in doctor.check_optional()] == ["ok"] * len(names)
     monkeypatch.setattr(doctor, "OPTIONAL", {"gpu": {"no-such-module": "speed"}})
     (check,) = doctor.check_optional()
-    assert (check.state, check.detail, check.advice) == ("missing", "adds speed", 'pip install "audiorl[gpu]"')
+    assert (check.state, check.detail, check.advice) == ("missing", "adds speed", install("gpu"))
     monkeypatch.setattr(doctor, "REQUIRED", ("numpy", "no_such_module"))
     assert [check.state for check in doctor.check_packages()][2:] == ["ok", "problem"]
 

@@ -7,7 +7,10 @@ import dataclasses
 import functools
 import inspect
 import itertools
+import json
+import os
 import re
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -22,14 +25,15 @@ from rich.console import Console
 
 from audiorl import cli
 from audiorl.cli import main
-from audiorl.cli.train import print_results
+from audiorl.cli.completion import completions
+from audiorl.cli.train import print_results, print_seeds
 from audiorl.config import to_json
 from audiorl.eval._common import options_type
 from audiorl.recipes._loader import config_class, load_options, load_recipe, parse_config, scripts
 
 COMMANDS = (
     "", "train", "resume", "report", "eval", "rewards", "rewards score", "rewards serve", "codec", "codec encode",
-    "codec decode", "graft", "export", "chat", "say", "doctor",
+    "codec decode", "graft", "export", "chat", "say", "doctor", "completion",
 )  # fmt: skip
 
 
@@ -62,6 +66,7 @@ def test_every_command_has_help_that_loads_no_torch() -> None:
     code = f"""
 import contextlib, io, sys
 from audiorl.cli import main
+from audiorl.cli.completion import completions
 for command in {COMMANDS}:
     out = io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.suppress(SystemExit):
@@ -78,6 +83,7 @@ def test_options_of_recipes_and_evaluations_are_read_without_torch() -> None:
     code = """
 import contextlib, io, sys
 from audiorl.cli import main
+from audiorl.cli.completion import completions
 from audiorl.recipes._loader import scripts
 for kind, command in (("recipes", "train"), ("eval", "eval")):
     for name in scripts(kind):
@@ -107,7 +113,7 @@ def test_options_read_so_are_those_that_train(recipe: str) -> None:
 
 def test_help_of_a_recipe_shows_its_options_and_those_of_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
-        main(["train", "mmau_grpo", "--tiny", "--help"])
+        main(["train", "mmau_grpo", "--tiny", "--help-all"])
     text = capsys.readouterr().out
     assert end.value.code == 0
     for option in (
@@ -194,3 +200,100 @@ def test_the_table_goes_from_before_to_after_to_control(tmp_path: Path) -> None:
     assert heading.index("before") < heading.index("after") < heading.index("control") < heading.index("change")
     assert [cell.strip() for cell in accuracy.split("│")[2:6]] == ["50.0%", "75.0%", "50.0%", "+25.0 points"]
     assert "8.0 points" in english
+
+
+def test_help_shows_the_usual_options_and_help_all_every_one(capsys: pytest.CaptureFixture[str]) -> None:
+    for recipe in scripts("recipes"):
+        texts = {}
+        for word in ("--help", "--help-all"):
+            with pytest.raises(SystemExit):
+                main(["train", recipe, word])
+            texts[word] = re.findall(r"^.{1,3}(--[a-z][\w.-]*)", capsys.readouterr().out, re.MULTILINE)
+        assert {"--out", "--seed"} <= {*texts["--help"]} <= {*texts["--help-all"]}, recipe
+        assert len(texts["--help"]) <= 36 and len(texts["--help-all"]) > 60, recipe
+    assert "--path STR" not in texts["--help"]
+
+
+def test_seeds_are_one_experiment(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for seed, after in ((0, 0.5), (1, 0.7), (2, 0.9)):
+        (tmp_path / f"seed_{seed}").mkdir()
+        entries = {name: {"accuracy": value, "n": 10} for name, value in (("before", 0.2), ("after", after))}
+        (tmp_path / f"seed_{seed}" / "eval.json").write_text(json.dumps(entries))
+    results = print_seeds(tmp_path, [0, 1, 2])
+    assert results["accuracy"]["after"] == [0.5, 0.7, 0.9]
+    assert "70.0% ± 20.0%" in capsys.readouterr().out
+    words = ["train", "sft-audio", "--tiny", "--seeds", "0", "1", "2", "--out", str(tmp_path)]
+    assert main([*words, "--seed", "3"]) == 2 and "leave --seed out" in capsys.readouterr().err
+    assert main(words) == 2 and "exists already" in capsys.readouterr().err
+    state = {"args": ["sft-audio", "--tiny"], "finished": [0, 1, 2], "results": {}}
+    (tmp_path / "seeds.json").write_text(json.dumps(state))
+    assert main(words) == 0, "nothing is left to do"
+    assert json.loads((tmp_path / "seeds.json").read_text())["results"] == results
+    assert main([*words, "--lora"]) == 2 and "began with other options" in capsys.readouterr().err
+    assert main(["resume", str(tmp_path)]) == 2 and "several seeds" in capsys.readouterr().err
+
+
+def test_files_that_are_missing_are_named_with_those_called_alike(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "train.jsonl").touch()
+    for option, name in (
+        ("--data", "trian.jsonl:5x2"),
+        ("--held-out", "trian.jsonl"),
+        ("--reward-file", "trian.jsonl"),
+    ):
+        assert main(["train", "mmau-grpo", "--out", str(tmp_path / "run"), option, str(tmp_path / name)]) == 2
+        error = capsys.readouterr().err
+        assert error.startswith(f"audiorl: {option} ") and f"did you mean {tmp_path}/train.jsonl?" in error
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        ("trian", "unknown command 'trian'; did you mean audiorl train?"),
+        ("train mmau-grp", "no recipe 'mmau-grp'; did you mean mmau-grpo? there are:"),
+        ("train mmau-grpo --otu x", "no option is called --otu; did you mean --out?"),
+        ("train mmau-grpo --rl.grop-size 3", "no option is called --rl.grop-size; did you mean --rl.group-size?"),
+        ("train mmau-grpo --group-size=3", "did you mean --rl.group-size?"),
+        ("train mmau-grpo --num_generations 8", "no option is called --num-generations; did you mean --rl.group-size?"),
+        ("train sft-audio --learning_rate 1e-5", "no option is called --learning-rate; did you mean --optim.lr?"),
+        ("eval asr --modle x", "no option is called --modle; did you mean --model?"),
+        ("train mmau-grpo --xyz", "no option is called --xyz; --help lists the options"),
+    ],
+)
+def test_a_wrong_word_names_a_near_one(words: str, hint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words.split()) == 2
+    assert hint in capsys.readouterr().err.splitlines()[0]
+
+
+def test_shells_complete_commands_recipes_options_and_values(capsys: pytest.CaptureFixture[str]) -> None:
+    for words, expected in (
+        ("tra", ["train"]),
+        ("train mmau", ["mmau-grpo"]),
+        ("train mmau-grpo --rl.adv", ["--rl.advantage"]),
+        ("train mmau-grpo --rl.aggregation tok", ["token-mean"]),
+        ("train mmau-grpo --data ma", []),
+        ("train codec --tokenizer.num-c", ["--tokenizer.num-codebooks"]),
+        ("rewards s", ["score", "study", "serve"]),
+        ("chat runs/x --ph", ["--phase"]),
+        ("eval mm", ["mmau"]),
+        ("eval asr --no-th", ["--no-think"]),
+        ("nothing --o", []),
+    ):
+        assert completions(words.split()) == expected, words
+    assert set(completions([""])) == {*cli.COMMANDS, *cli.EXTENSIONS}
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
+def test_bash_completes(tmp_path: Path) -> None:
+    (tmp_path / "audiorl").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m audiorl "$@"\n')
+    (tmp_path / "audiorl").chmod(0o755)
+    code = """
+eval "$(audiorl completion bash)"
+COMP_WORDS=(audiorl train mmau-grpo --model.dtype bf) COMP_CWORD=4; _audiorl; echo "${COMPREPLY[@]}"
+COMP_WORDS=(audiorl train sft-audio --optim.l) COMP_CWORD=3; _audiorl; echo "${COMPREPLY[@]}"
+"""
+    environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    done = subprocess.run(["bash", "-c", code], capture_output=True, text=True, check=True, env=environment)
+    assert done.stdout.split() == ["bfloat16", "--optim.lr"], done.stderr

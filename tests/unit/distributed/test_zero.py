@@ -100,7 +100,7 @@ def stage_two() -> Iterator[None]:
 def test_without_deepspeed_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, stage_two: None) -> None:
     monkeypatch.setitem(sys.modules, "deepspeed", None)
     policy = qwen_omni.tiny(["a"], hidden=32, layers=1, vocab_size=300, whisper=False)
-    with pytest.raises(ValueError, match=r'runtime.zero needs DeepSpeed: pip install "audiorl\[scale\]"'):
+    with pytest.raises(ValueError, match=r"runtime.zero needs DeepSpeed: pip install .*\[scale\]"):
         optimizer_for(policy, OptimConfig(), 1, World())
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -24,8 +26,10 @@ from audiorl.models import AudioPolicy, load_policy
 from audiorl.models.families import higgs, qwen_omni
 from audiorl.models.families import text as text_decoder
 from audiorl.models.families.qwen_omni import QwenOmni
+from audiorl.models.layers import working_copy
 from audiorl.models.tiny import tiny_tokenizer
 from audiorl.plan.memory import (
+    ATTENTION,
     GIB,
     GPU,
     PASS_SHARE,
@@ -39,14 +43,15 @@ from audiorl.plan.memory import (
     decoder_bytes,
     kv_bytes_per_token,
     largest_pass,
-    layer_bytes,
     logits_bytes,
     make_plan,
     packed_row,
     tower_bytes,
 )
 from audiorl.plan.models import RELEASED, ModelSize, Shape, count, size_of, skeleton
+from audiorl.train.rl.trainer import TrainBatch, Trainer
 from tests.conftest import TEXTS, make_dual_omni, make_omni, make_qwen2_audio, make_text, make_whisper
+from tests.support.allocated import Allocated
 
 NOTHING_ASSUMED = Assumptions(0, 0, 0, 0, 0, 0)
 NO_KL = RLConfig(kl_beta=0.0)
@@ -154,7 +159,8 @@ def bytes_of(gpu: GPU) -> dict[str, dict[str, float]]:
 def planned(size: ModelSize, rl: RLConfig = NO_KL, **options: Any) -> list[dict[str, dict[str, float]]]:
     """The parts of each kind of GPU; `options` are those of the runtime."""
     runtime = RuntimeConfig(**({"kind": "ray"} | options))
-    given = PlanOptions(runtime, rl=rl, optim=OptimConfig(master_weights=True), assume=NOTHING_ASSUMED)
+    model, optim = ModelConfig(dtype="auto", gradient_checkpointing=True), OptimConfig(master_weights=True)
+    given = PlanOptions(runtime, model=model, rl=rl, optim=optim, assume=NOTHING_ASSUMED)
     return [bytes_of(gpu) for gpu in make_plan(size, given).gpus]
 
 
@@ -167,11 +173,12 @@ def test_states_are_those_of_a_real_adamw(dtype: Any, rank: int) -> None:
         p.grad = torch.ones_like(p)
     adamw = torch.optim.AdamW(trained)
     adamw.step()
-    options = PlanOptions(model=ModelConfig(dtype=dtype, lora=LoraConfig(rank=rank)))
+    optim = OptimConfig(master_weights=False)
+    options = PlanOptions(model=ModelConfig(dtype=dtype, lora=LoraConfig(rank=rank)), optim=optim)
     parts = bytes_of(make_plan(count(policy), options).gpus[0])
     moments = sum(s[m].nbytes for s in adamw.state.values() for m in ("exp_avg", "exp_avg_sq"))
     assert parts["optimizer"]["score"] == moments
-    assert parts["gradients"]["backward"] == sum(p.grad.nbytes for p in trained if p.grad is not None)
+    assert parts["gradients"]["step"] == sum(p.grad.nbytes for p in trained if p.grad is not None)
     assert parts["weights"]["generate"] == sum(p.nbytes for p in policy.model.parameters())
 
 
@@ -184,7 +191,7 @@ def test_zero_stages_of_the_paper(monkeypatch: pytest.MonkeyPatch) -> None:
     for stage in (0, 1, 2, 3):
         (parts,) = planned(size, ranks=64, zero=stage)
         held.append(round(sum(parts[name]["backward"] for name in ("weights", "gradients", "optimizer")) / 1e9, 1))
-    assert held == [120.0, 31.4, 16.6, 1.9]
+    assert held == [135.0, 31.4, 16.6, 1.9], "without ZeRO gradients add up in float32: 2 bytes more"
 
 
 def test_divided_weights_are_whole_between_updates(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,8 +213,11 @@ def test_divided_weights_are_whole_between_updates(monkeypatch: pytest.MonkeyPat
 
 
 def kept_by_autograd(policy: AudioPolicy, run: Callable[[], Any]) -> int:
-    """Bytes that a forward pass keeps for its backward pass, each storage once, weights left out."""
-    weights = {p.untyped_storage().data_ptr() for p in policy.model.parameters()}
+    """Bytes that a forward pass keeps for its backward pass, each storage once, weights and their copies left out."""
+    with policy.autocast():
+        copies = [working_copy(module) for module in policy.model.modules()]
+    held = [*policy.model.parameters(), *(low for low in copies if low is not None)]
+    weights = {p.untyped_storage().data_ptr() for p in held}
     kept: dict[int, Tensor] = {}
 
     def keep(x: Tensor) -> Tensor:
@@ -228,24 +238,28 @@ def test_activations_are_what_autograd_keeps(
 ) -> None:
     """Within 4% without checkpointing, within 6% with it (one layer is computed again and not seen by the hooks)."""
     kept, expected = {}, {}
-    for checkpointing in (False, True):
-        config = ModelConfig(lora=LoraConfig(rank=rank), autocast=autocast, gradient_checkpointing=checkpointing)
+    for again in (0, layers):
+        config = ModelConfig(lora=LoraConfig(rank=rank), autocast=autocast, gradient_checkpointing=bool(again))
         policy = text_decoder.tiny(TEXTS, hidden=hidden, layers=layers, vocab_size=400, config=config)
         decoder = in_dtype(policy, torch.bfloat16 if weights == 2 else torch.float32).backbone.decoder(policy.model)
         dtype = decoder.get_input_embeddings().weight.dtype
         x = torch.randn(1, tokens, hidden, dtype=dtype, requires_grad=True)
         call = {"inputs_embeds": x, "position_ids": torch.arange(tokens)[None], "use_cache": False}
-        kept[checkpointing] = kept_by_autograd(policy, lambda decoder=decoder, call=call: decoder(**call))  # type: ignore[misc]
+        kept[again] = kept_by_autograd(policy, lambda decoder=decoder, call=call: decoder(**call))  # type: ignore[misc]
         size, row, precision = (
             count(policy),
             PackedRow(tokens, tokens),
             Precision(weights, 2 if autocast else weights, 4),
         )
-        expected[checkpointing] = decoder_bytes(size.shape, row, precision, "varlen", checkpointing)
-    expected[True] -= layer_bytes(size.shape, row, precision, "varlen")
-    expected[False] += 2 * (size.linears + size.adapters) if autocast else 0  # the plan lists autocast copies apart
-    assert kept[False] == pytest.approx(expected[False], rel=0.04)
-    assert kept[True] == pytest.approx(expected[True], rel=0.06) and kept[True] < 0.5 * kept[False]
+        expected[again] = decoder_bytes(size.shape, row, precision, "varlen", again)
+    assert kept[0] == pytest.approx(expected[0], rel=0.04)
+    assert kept[layers] == pytest.approx(expected[layers], rel=0.06) and kept[layers] < 0.5 * kept[0]
+
+
+def scored(e: Experience) -> Experience:
+    """Add what a trainer needs, the same number for every token."""
+    values = {"advantages": 0.5, "rewards": 0.0, "rollout_logprobs": -5.0}
+    return e.replace(**{name: torch.where(e.loss_mask, value, 0.0) for name, value in values.items()})
 
 
 def groups(prompt: int, answers: int, members: int, number: int) -> list[Experience]:
@@ -276,8 +290,40 @@ def test_packed_rows_keep_what_is_estimated(family: str, attention: str, size: t
 
     measured = kept_by_autograd(policy, masked if attention == "mask" else lambda: policy.hidden(batch))
     row = packed_row(len(batch.ids), *size[:3])
-    expected = decoder_bytes(count(policy).shape, row, Precision(4, 4, 4), attention, False)
+    expected = decoder_bytes(count(policy).shape, row, Precision(4, 4, 4), attention, 0)
     assert measured == pytest.approx(expected, rel=0.1), measured / expected
+
+
+@pytest.mark.parametrize("passes", [1, 3])
+@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_step_takes_what_is_planned(dtype: Any, again: bool, passes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every byte that a trainer allocates in its second step, within a tenth, with the tiles of logits of a CPU.
+
+    In one micro-batch the head's logits and the layers' gradients are never there together.
+    """
+    monkeypatch.setattr("audiorl.plan.memory.LOGITS_CHUNK", 2**20)
+    monkeypatch.setitem(ATTENTION, "auto", "span")
+    # Other tests copy the gradients of every optimizer's step.
+    monkeypatch.setattr(sys.modules["torch.optim.optimizer"], "_global_optimizer_pre_hooks", OrderedDict())
+    config = ModelConfig(dtype=dtype, gradient_checkpointing=again)
+    policy = in_dtype(text_decoder.tiny(TEXTS, hidden=256, layers=4, config=config), getattr(torch, dtype))
+    prompt, answer, members, number = 64, 48, 6, 3
+    per_group = prompt + members * answer
+    rl = RLConfig(
+        kl_beta=0.0, prompts_per_step=number, group_size=members, micro_batch_tokens=per_group * number // passes
+    )
+    batch = [scored(e) for e in groups(prompt, answer, members, number)]
+    trainer = Trainer(policy, rl, OptimConfig(lr=1e-6), 1.0, answer)
+    with Allocated() as held:
+        for _ in range(2):
+            trainer.step(TrainBatch(batch))
+    weights = sum(p.nbytes for p in policy.model.parameters())
+    masters = sum(4 * p.numel() for p in policy.trainable().values()) if dtype == "bfloat16" else 0
+    sampling = SamplingConfig(max_new_tokens=answer, max_batch_tokens=1)
+    options = PlanOptions(model=config, rl=rl, sampling=sampling, prompt_tokens=prompt, assume=NOTHING_ASSUMED)
+    planned = make_plan(count(policy), options).gpus[0].peak
+    assert planned == pytest.approx(weights + masters + held.peak, rel=0.1)
 
 
 def test_rows_are_packed_as_estimated() -> None:
@@ -359,7 +405,7 @@ def test_references_teachers_and_critics() -> None:
     )
     (own,) = planned(size, ppo)
     assert own["critic weights"]["step"] == 1600 and own["critic optimizer"]["step"] == 12 * 700
-    assert own["activations"]["backward"] == 2 * alone["activations"]["backward"]
+    assert own["activations"]["backward"] > alone["activations"]["backward"], "two graphs wait"
     assert planned(size, replace(ppo, critic=replace(ppo.critic, shared=True)))[0].keys() == alone.keys()
     assert planned(size, replace(NO_KL, ema_decay=0.9))[0]["moving average"]["sync"] == 3200
     distill = RLConfig(kl_beta=0.1, distill=DistillConfig(coef=1.0, teacher="qwen2.5-omni-7b"))

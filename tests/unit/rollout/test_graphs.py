@@ -12,6 +12,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -133,7 +134,7 @@ def test_the_same_tokens_in_every_schedule(
 ) -> None:
     """Prompts join as others end, rows leave, answers are paused and go on, groups are shared or not."""
     policy = ending(FAMILIES[family](), ends)
-    requests = [question(i, *one) for i, one in enumerate(asked)]
+    requests = [replace(question(i, *one), greedy=i == 1) for i, one in enumerate(asked)]
     longest = max(len(policy.prompt(r.sample)) for r in requests)
     sampling = SamplingConfig(max_new_tokens=14, top_k=top_k, max_batch_tokens=room * (longest + 14))
     plain, captured, _ = engines(policy, sampling)

@@ -336,8 +336,8 @@ def test_unknown_names() -> None:
     [
         ("bertscore", "bert_score", "pip install bert-score"),
         ("comet", "comet", "pip install unbabel-comet"),
-        ("chrf", "sacrebleu", r"pip install 'audiorl\[metrics\]'"),
-        ("bleu", "sacrebleu", r"pip install 'audiorl\[metrics\]'"),
+        ("chrf", "sacrebleu", r"pip install .*\[metrics\]'"),
+        ("bleu", "sacrebleu", r"pip install .*\[metrics\]'"),
     ],
 )
 def test_missing_packages(monkeypatch: pytest.MonkeyPatch, metric: str, package: str, message: str) -> None:
