@@ -82,11 +82,15 @@ class CrossAttentionDecoder(WhisperDecoder):
         texts = [0, *accumulate((~is_audio).long().tolist())]  # tokens of text before each position
         text_spans = [(texts[a], texts[b], texts[c], texts[d]) for a, b, c, d in spans]
         places = torch.cat([torch.arange(d - c, d - c + b - a) for a, b, c, d in text_spans])
-        text_places, memory_places = (mask.nonzero()[:, 0].to(embeds_TH.device) for mask in (~is_audio, is_audio))
+        text_places, memory_places = (
+            mask.nonzero()[:, 0].to(embeds_TH.device, non_blocking=True) for mask in (~is_audio, is_audio)
+        )
         memory_lengths, reader_lengths = memories_of(is_audio, spans)
         memory = (embeds_TH if trained_audio else embeds_TH.detach())[memory_places][None]
         self._check_length(int(places.max()) + 1 if len(places) else 0)
-        hidden = (embeds_TH[text_places] + self.embed_positions.weight[places.to(embeds_TH.device)])[None]
+        hidden = (embeds_TH[text_places] + self.embed_positions.weight[places.to(embeds_TH.device, non_blocking=True)])[
+            None
+        ]
 
         attend = packed_attention(self, text_spans, attention, hidden)
         segments = Segments.of_lengths(reader_lengths, memory_lengths, False, hidden.device)

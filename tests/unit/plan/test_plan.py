@@ -529,7 +529,7 @@ def test_the_largest_pass_fits_and_the_next_does_not() -> None:
     """A larger GPU takes a longer pass, up to the longest; else the shortest for an answer."""
     model, found = "qwen2.5-omni-3b", []
     for gib in (1.0, 51.0, 54.0, 80.0):
-        options = PlanOptions(gpu_gib=gib)
+        options = PlanOptions(optim=OptimConfig(master_weights=False), gpu_gib=gib)
         size = options.size(model)
         found.append(largest_pass(size, options))
         larger = [tokens for tokens in PASSES if tokens > found[-1]]
