@@ -435,9 +435,6 @@ def _decoder(clip: AudioClip, data: bytes | None, stack: ExitStack) -> _SoundFil
     try:
         # By its content alone: of a name libsndfile takes the ending for the format where it knows no other.
         sound = stack.enter_context(soundfile.SoundFile(os.open(path, os.O_RDONLY) if path else source))
-        if sound.format in ("IRCAM", "PAF", "PVF", "XI"):
-            unknown = f"{sound.format} files do not say how long they are, and a cut one would pass"
-            raise AudioError(f"{name(clip)}: {unknown}; convert it to wav or flac")
         # libsndfile takes an .au or .snd with a damaged header for raw samples; of an odd number of blocks of GSM 6.10
         # in WAV it makes one more.
         foreign = (sound.format, sound.subtype) in (("RAW", "ULAW"), ("WAV", "GSM610"))

@@ -120,7 +120,7 @@ RARE = {
     "NIST": "ULAW", "VOC": "PCM_U8", "W64": "PCM_24",
 }  # fmt: skip
 """Kinds whose header says how long the sound is."""
-LENGTHLESS = {"IRCAM": "PCM_16", "PAF": "PCM_16", "PVF": "PCM_16", "XI": "DPCM_16"}
+LENGTHLESS = {"IRCAM": "PCM_16", "PAF": "PCM_16", "PVF": "PCM_16"}
 
 
 def _noise() -> np.ndarray:
@@ -563,8 +563,7 @@ CASES = [
         for kind, subtype in RARE.items() for half in (False, True)
     ),
     *(
-        Case("C4", "own", f"{kind}, whose header says no length", _rare(kind, subtype, half=True),
-             Refused("do not say how long they are, and a cut one would pass; convert it"), "half of it")
+        Case("C4", "own", f"a whole {kind}, whose header says no length", _rare(kind, subtype, half=False), ONE, "right")
         for kind, subtype in LENGTHLESS.items()
     ),
     *(
