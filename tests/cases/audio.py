@@ -563,7 +563,7 @@ CASES = [
         for kind, subtype in RARE.items() for half in (False, True)
     ),
     *(
-        Case("C4", "own", f"a whole {kind}, whose header says no length", _rare(kind, subtype, half=False), ONE, "right")
+        Case("C4", "own", f"{kind}, whose header says no length", _rare(kind, subtype, half=False), ONE, "right")
         for kind, subtype in LENGTHLESS.items()
     ),
     *(
