@@ -36,15 +36,18 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def rows(folder: Path, row: dict[str, Any], bad: dict[str, Any] | None, seconds: float = 1.0) -> Path:
-    """Write six rows and then a bad one, whose clip has `seconds`; without `bad` the six rows alone."""
+def rows(folder: Path, row: dict[str, Any], bad: dict[str, Any] | None, seconds: float = 1.0, more: int = 0) -> Path:
+    """Write six rows and then a bad one, whose clip has `seconds`; without `bad` the six rows alone.
+
+    `more` samples make other recordings of them.
+    """
     times = np.arange(16_000 * 60) / 16_000
     tone = (0.3 * np.sin(2764 * times)).astype(np.float32)
     lines = [{"id": f"r{i}", "audio": f"{i}.wav", "speaker": f"s{i % 2}", **row} for i in range(6)]
     if "text" in row:
         lines = [{**line, "text": text} for line, text in zip(lines, TEXTS, strict=True)]
     for i in range(6):
-        write_wav(folder / f"{i}.wav", tone[: 16_000 + i], 16_000)
+        write_wav(folder / f"{i}.wav", tone[: 16_000 + i + more], 16_000)
     if bad is not None:
         write_wav(folder / "bad.wav", tone[: round(16_000 * seconds)], 16_000)
         lines.append({**lines[0], "id": "bad", "audio": "bad.wav", **bad})
@@ -186,7 +189,9 @@ def test_every_recipe_skips_a_row_that_it_cannot_use(
 @pytest.mark.parametrize("option", ["--held-out", "--unseen", "--retention", "--ptx-data"])
 def test_rows_of_other_options_are_checked_too(option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path, good = rows(tmp_path, SAID, {"speaker": "x"}, 0.02), rows(tmp_path, SAID, None)
-    held = [] if option == "--held-out" else ["--held-out", str(good)]
+    (tmp_path / "others").mkdir()
+    others = str(rows(tmp_path / "others", SAID, None, more=10))
+    held = [] if option == "--held-out" else ["--held-out", others]
     words = ["asr-grpo", "--tiny", "--data", str(good), *held, option, str(path), "--out", str(tmp_path / "run")]
     words += ["--rl.ptx.coef", "1"] if option == "--ptx-data" else []
     words += [] if option == "--retention" else ["--retention", str(good)]
@@ -215,7 +220,7 @@ def test_a_mistake_in_a_file_shows_before_the_model_is_loaded(
     good = rows(tmp_path, QUESTION, None)
     words = ["mmau-grpo", "--path", str(tmp_path / "no-model"), "--data", str(good), "--out", str(tmp_path / "run")]
     assert main(["train", *words, "--held-out", str(tmp_path / "gone.jsonl")]) == 2
-    assert "gone.jsonl: missing" in capsys.readouterr().err
+    assert "gone.jsonl: no such file" in capsys.readouterr().err
 
 
 @pytest.mark.slow
