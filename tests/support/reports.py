@@ -28,7 +28,7 @@ class Checker(HTMLParser):
 
     def handle_starttag(self, tag, attrs):
         self.tags.append(tag)
-        self.fetched += [v for k, v in attrs if k in ("src", "href") and v and not v.startswith("data:")]
+        self.fetched += [v for k, v in attrs if k in ("src", "href") and v and not v.startswith(("data:", "#"))]
         if tag not in VOID:
             self.stack.append(tag)
 

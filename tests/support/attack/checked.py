@@ -8,6 +8,7 @@ import json
 import math
 import tempfile
 from collections.abc import Callable, Iterator
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -153,10 +154,11 @@ def mutate(rng: Random, data: bytes, others: tuple[bytes, ...]) -> bytes:
         elif rng.random() < 0.7:
             holder[key] = rng.choice(TEXTS)
         else:
-            holder[key] = rng.choice(ODD)
+            holder[key] = deepcopy(rng.choice(ODD))  # a list among them is changed below
         if rng.random() < 0.2:
             more = ("start", "duration", "channel", "sample_rate", "language", "speaker", "offset", "choices", "labels")
-            row[rng.choice(more)] = rng.choice((*ODD, 0.1, 0.01, 0.59, 0.7, 16000, "en", "tlh", "zh", "de-CH"))
+            odd = (*deepcopy(ODD), 0.1, 0.01, 0.59, 0.7, 16000, "en", "tlh", "zh", "de-CH")
+            row[rng.choice(more)] = rng.choice(odd)
     return b"\n".join(dump(row) for row in rows)
 
 
