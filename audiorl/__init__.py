@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import atexit
+import gc
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -33,6 +35,10 @@ __all__ = [
     "train_ppo",
     "train_sft",
 ]
+
+# As an interpreter ends, its last garbage collection may free msgspec's types after what they refer to: one process in six
+# died with SIGSEGV when all its work was done (msgspec 0.22, msgspec/msgspec#717). It leaves frozen objects alone.
+atexit.register(gc.freeze)
 
 
 def __getattr__(name: str) -> Any:

@@ -146,6 +146,11 @@ def test_functions_of_trl_skip_and_are_counted() -> None:
         api.as_reward(lambda completions: [1.0])(rollouts)
 
 
+def test_the_last_garbage_collection_leaves_types_alone() -> None:
+    code = "import atexit, gc; atexit.register(lambda: print(gc.get_freeze_count() > 1000)); import audiorl"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "True\n"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "shown"),
