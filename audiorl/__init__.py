@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import atexit
 import gc
+import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -36,9 +37,20 @@ __all__ = [
     "train_sft",
 ]
 
-# As an interpreter ends, its last garbage collection may free msgspec's types after what they refer to: one process in six
-# died with SIGSEGV when all its work was done (msgspec 0.22, msgspec/msgspec#717). It leaves frozen objects alone.
-atexit.register(gc.freeze)
+
+@atexit.register
+def _keep_msgspec_types() -> None:
+    """Hold a reference that nobody gives back to what msgspec knows of types.
+
+    As an interpreter ends, its last garbage collection may free these twice: one process in six died with SIGSEGV when
+    all its work was done (msgspec 0.22, msgspec/msgspec#717).
+    """
+    if "msgspec" in sys.modules:
+        import ctypes
+
+        for found in gc.get_objects():
+            if type(found).__name__ in ("StructInfo", "DataclassInfo", "TypedDictInfo", "NamedTupleInfo"):
+                ctypes.pythonapi.Py_IncRef(ctypes.py_object(found))
 
 
 def __getattr__(name: str) -> Any:

@@ -146,9 +146,21 @@ def test_functions_of_trl_skip_and_are_counted() -> None:
         api.as_reward(lambda completions: [1.0])(rollouts)
 
 
+HELD = """
+import atexit, gc, sys
+def infos(): return {id(o): sys.getrefcount(o) for o in gc.get_objects() if type(o).__name__ == "StructInfo"}
+atexit.register(lambda: print(len(before) > 0 and infos() == {key: count + 1 for key, count in before.items()}))
+import audiorl.data.schema, msgspec
+class Row(msgspec.Struct):
+    tags: list[str]
+msgspec.json.decode(b'{"tags": []}', type=Row)
+before = infos()
+"""
+
+
 def test_the_last_garbage_collection_leaves_types_alone() -> None:
-    code = "import atexit, gc; atexit.register(lambda: print(gc.get_freeze_count() > 1000)); import audiorl"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "True\n"
+    ended = subprocess.run([sys.executable, "-c", HELD], capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "True\n", "")
 
 
 @pytest.mark.slow
