@@ -231,9 +231,11 @@ def model_card(
         tags=["audiorl"],
         model_name=title,
         eval_results=[
-            EvalResult(task, "held-out", name.removesuffix(when).strip("_") or "held out", metric, round(value, 4))
+            # The hub groups results by the type of their data set alone, so each set needs one of its own.
+            EvalResult(task, measured.replace(" ", "-"), measured, metric, round(value, 4))
             for name, metric, value, *_ in _rows(results)
             if when and name.endswith(when)
+            for measured in [name.removesuffix(when).strip("_") or "held out"]
         ]
         or None,
     )
