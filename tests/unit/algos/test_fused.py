@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from typing import Any
 
 import pytest
@@ -74,6 +75,7 @@ def test_a_failing_compiler_is_named_once(monkeypatch: pytest.MonkeyPatch, caplo
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
 def test_each_is_one_kernel_for_all_lengths(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """The compiler for CPUs: another back end than a GPU's behind the same graphs and the same fusion."""
     from torch._dynamo.utils import counters
@@ -97,5 +99,6 @@ def test_each_is_one_kernel_for_all_lengths(monkeypatch: pytest.MonkeyPatch, cap
             plain.setattr(Fused, "devices", ())
             expected = run(lambda h, w, t=targets: fused_logprobs(h, w, t, 0.7, 64 * 8), [hidden, weight])
         torch.testing.assert_close(compiled, expected, atol=1e-5, rtol=1e-4)
-    assert Fused.works and not caplog.text, "nothing fell back"
+    fallen_back = [record for record in caplog.records if record.name.startswith("audiorl")]
+    assert Fused.works and not fallen_back
     assert counters["stats"]["unique_graphs"] <= 2 * 6 + 2 + 6, "two types of six, two of logits; few sizes of one"
