@@ -140,7 +140,7 @@ def test_a_semantic_branch_on_hubert(recordings: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--data", "nowhere"), "nowhere: missing"),
+        (("--data", "nowhere"), "--data nowhere: no such file or folder"),
         (("--data", "{recordings}", "--held-out-count", "7"), "7 recordings, of which 7 are to be held out"),
         (("--data", "{recordings}", "--path", "{recordings}"), "config.json"),
         (("--codec.batch-size", "0"), "batch_size is 0"),
