@@ -153,7 +153,7 @@ def test_speech_recipes_refuse_what_cannot_work(tmp_path: Path, capsys: pytest.C
         ("tts_grpo", ("--judge", judge, "--rewards.asr", judge), "the reward asks it, too"),
         ("tts_grpo", ("--judge", str(tmp_path)), "config.json: missing"),
         ("tts_sft", ("--codec", str(tmp_path)), "config.json"),
-        ("tts_sft", ("--data", "nowhere.jsonl"), "nowhere.jsonl: missing"),
+        ("tts_sft", ("--data", "nowhere.jsonl"), "nowhere.jsonl: no such file or folder"),
     ):
         out = tmp_path / "run"
         assert main(["train", recipe, "--tiny", *options, "--out", str(out)]) == 2

@@ -214,7 +214,7 @@ def test_audio_outside_of_the_run_and_its_data_is_not_embedded(run_dir, private,
     (run_dir / "audio/link.wav").symlink_to(private)
     for path in (private, "../private/call.wav", "audio/link.wav"):
         assert shown_by(run_dir, path) == inside - 1
-        assert "neither in the run folder nor in the run&#x27;s data: " in report(run_dir)[0]
+        assert "neither in the run folder nor in the run&#39;s data: " in report(run_dir)[0]
     assert "<audio" in Players(run_dir, allowed=allowed_audio(run_dir, {}, [private.parent])).player(
         {"path": str(private)}
     )

@@ -95,7 +95,8 @@ def test_master_weights_take_updates_that_bfloat16_loses(caplog: pytest.LogCaptu
     def train(p: torch.nn.Parameter, optimizer: Optimizer, updates: range) -> None:
         for step in updates:
             gradient = torch.randn(64, generator=torch.Generator().manual_seed(step)) - 1
-            p.grad = gradient.bfloat16().to(p.dtype)
+            p.grad = None
+            (p * gradient.bfloat16().to(p.dtype)).sum().backward()  # the float32 copies collect what a pass adds
             optimizer.step()
 
     def made(dtype: torch.dtype, master_weights: bool) -> tuple[torch.nn.Parameter, Optimizer]:
