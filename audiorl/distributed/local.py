@@ -7,6 +7,7 @@ what a worker sees of the ranks that train one model with it.
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections import deque
@@ -147,6 +148,14 @@ def cpu_seconds() -> float | None:
         return None
     children = os.times()
     return time.process_time() + children.children_user + children.children_system
+
+
+def free_bytes(device: torch.device) -> float:
+    """Return how much memory could be allocated on a device; infinity where nobody knows."""
+    if device.type != "cuda":
+        return math.inf
+    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return int(torch.cuda.mem_get_info(device)[0]) + unused
 
 
 _gpu_work: deque[tuple[Any, Any]] = deque(maxlen=2**16)

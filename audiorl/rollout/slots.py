@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from audiorl.algos.varlen import compute_dtype
+from audiorl.distributed.local import free_bytes
 from audiorl.models.attention import head_width, takes_prompts
 from audiorl.models.policy import AudioPolicy
 from audiorl.rollout import kernels
@@ -98,7 +99,7 @@ class FusedDecoder:
 def _side_by_side(attention: Any, dtype: torch.dtype) -> tuple[Tensor, Tensor | None] | None:
     """Copy weights and biases of q, k and v into one; None where one of them has an adapter."""
     parts = (attention.q_proj, attention.k_proj, attention.v_proj)
-    if any(type(part) is not nn.Linear for part in parts):
+    if not all(isinstance(part, nn.Linear) for part in parts):  # peft's are none; `CastLinear` under autocast is
         return None
     biases = [part.bias for part in parts if part.bias is not None]
     assert len(biases) in (0, 3)
@@ -245,17 +246,9 @@ def _power(count: int, most: int) -> int:
     return min(1 << max(count - 1, 0).bit_length(), most)
 
 
-def free_bytes(device: torch.device) -> int | None:
-    """Return how much memory could be allocated; None where nobody knows."""
-    if device.type != "cuda":
-        return None
-    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return int(torch.cuda.mem_get_info(device)[0]) + unused
-
-
 def _require_memory(tokens: int, token_bytes: int, device: torch.device) -> None:
     free = free_bytes(device)
-    if free is not None and tokens * token_bytes > free:
+    if tokens * token_bytes > free:
         raise ValueError(
             f"sampling.max_batch_tokens: a cache of {tokens:,} tokens takes {tokens * token_bytes / 1e9:.2f} GB and "
             f"{free / 1e9:.2f} GB are free; at most {free // token_bytes:,} tokens fit"

@@ -14,7 +14,7 @@ from audiorl.algos.varlen import Spans
 from audiorl.config import OptimConfig, RLConfig, SamplingConfig
 from audiorl.config.checks import TOKENS, pass_tokens
 from audiorl.config.distributed import current
-from audiorl.distributed.local import World
+from audiorl.distributed.local import World, free_bytes
 from audiorl.models import AudioPolicy
 from audiorl.models.attention import emulates_bfloat16
 from audiorl.models.layers import use_working_copies
@@ -56,7 +56,7 @@ def choose_precision(policy: AudioPolicy, capabilities: Mapping[str, object]) ->
 
 
 def checkpoint_what_does_not_fit(
-    policy: AudioPolicy, optimizer: Optimizer, free: Callable[[torch.device], float] | None = None
+    policy: AudioPolicy, optimizer: Optimizer, free: Callable[[torch.device], float] = free_bytes
 ) -> None:
     """With `gradient_checkpointing` of "auto", let each pass keep as many layers as the free memory holds.
 
@@ -72,21 +72,15 @@ def checkpoint_what_does_not_fit(
 
     shape, held = count(policy).shape, policy.backbone.head(policy.model).weight.element_size()
     precision, attention = Precision(held, 2 if config.autocast else held, 4), ATTENTION[config.attention]
-    measure = free or _free_memory
 
     def again(spans: Spans, predicted: int) -> int:
         seen = [(end - start, end - start + above_end - above) for start, end, above, above_end in spans if above_end]
         pairs = sum(queries * keys for queries, keys in seen)
         row = PackedRow(spans[-1][1], predicted, sum(keys for _, keys in seen), pairs)
-        room = ROOM * measure(policy.device) - optimizer.pending_bytes()
+        room = ROOM * free(policy.device) - optimizer.pending_bytes()
         return layers_again(shape, row, precision, attention, room)
 
     policy.layers_again = again
-
-
-def _free_memory(device: torch.device) -> float:
-    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return float(torch.cuda.mem_get_info(device)[0] + unused)
 
 
 def optimizer_for(model: AudioPolicy | ValueModel, config: OptimConfig, total_steps: int, world: World) -> Optimizer:
