@@ -151,7 +151,7 @@ def swiglu(gate: Tensor, up: Tensor) -> Tensor:
 # -- rotation of positions ---------------------------------------------------------------------------------------------
 
 
-def _halves(x: Tensor) -> Tensor:
+def halves_turned(x: Tensor) -> Tensor:
     """[..., (a, b)] -> [..., (-b, a)]."""
     a, b = x.chunk(2, -1)
     return torch.cat([-b, a], -1)
@@ -159,14 +159,14 @@ def _halves(x: Tensor) -> Tensor:
 
 @Fused
 def rotate_forward(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    rotated_query, rotated_key = ((x * cos + _halves(x) * sin).to(dtype) for x in (query, key))
+    rotated_query, rotated_key = ((x * cos + halves_turned(x) * sin).to(dtype) for x in (query, key))
     return rotated_query, rotated_key
 
 
 @Fused
 def rotate_backward(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Turn gradients back."""
-    d_query, d_key = ((x * cos - _halves(x * sin)).to(dtype) for x in (query, key))
+    d_query, d_key = ((x * cos - halves_turned(x * sin)).to(dtype) for x in (query, key))
     return d_query, d_key
 
 

@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import silu
 
+from audiorl.algos.fused import gate_forward, halves_turned, norm_forward
 from audiorl.algos.prompt_attention import PromptAttention
 
 try:
@@ -53,7 +53,8 @@ def add_norm(x: Tensor, delta: Tensor | None, weight: Tensor, eps: float, dtype:
     """Add `delta` [B, H] to x [B, H] in place; return the root mean square norm of the sum, in `dtype`."""
     if delta is not None:
         x.add_(delta)
-    return (weight * _normed(x, eps)).to(dtype)
+    normed: Tensor = norm_forward.plain(x, weight, eps, dtype)[0]
+    return normed
 
 
 def rotary_write(
@@ -78,10 +79,8 @@ def rotary_write(
     def rotated(x: Tensor, norm: Tensor | None) -> Tensor:
         heads = x.unflatten(1, (-1, keys.shape[3]))
         if norm is not None:
-            heads = norm * _normed(heads, eps)
-        half = heads.shape[2] // 2
-        turned = torch.cat([-heads[..., half:], heads[..., :half]], -1)
-        return (heads * cos[:, None] + turned * sin[:, None]).to(x.dtype)
+            heads = norm_forward.plain(heads, norm, eps, torch.promote_types(heads.dtype, norm.dtype))[0]
+        return (heads * cos[:, None] + halves_turned(heads) * sin[:, None]).to(x.dtype)
 
     cos, sin = turns.chunk(2, 1)
     columns, rows = written.clamp(max=keys.shape[2] - 1), torch.arange(len(written), device=written.device)
@@ -124,16 +123,6 @@ def attend(
         places.clamp(min=0),
     )
     return prompts(0, query.unflatten(1, (-1, 1, keys.shape[3])), keys, values, scale)[:, 0].flatten(1)
-
-
-def swiglu(gate: Tensor, up: Tensor) -> Tensor:
-    """Return silu(gate) * up, of any shape."""
-    return silu(gate) * up
-
-
-def _normed(x: Tensor, eps: float) -> Tensor:
-    exact = x.float()
-    return (exact * torch.rsqrt(exact.pow(2).mean(-1, keepdim=True) + eps)).to(x.dtype)
 
 
 # -- by Triton ---------------------------------------------------------------------------------------------------------
@@ -481,7 +470,7 @@ def swiglu_triton(gate: Tensor, up: Tensor) -> Tensor:
 
 # -- choosing ----------------------------------------------------------------------------------------------------------
 
-BY_TORCH = {"add_norm": add_norm, "rotary_write": rotary_write, "attend": attend, "swiglu": swiglu}
+BY_TORCH = {"add_norm": add_norm, "rotary_write": rotary_write, "attend": attend, "swiglu": gate_forward.plain}
 BY_TRITON = {
     "add_norm": add_norm_triton,
     "rotary_write": rotary_write_triton,
