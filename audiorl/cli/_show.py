@@ -62,17 +62,17 @@ def show(options: ShowData) -> None:
 
     if not options.data:
         raise ValueError("data show: name a data file first: audiorl data show FILE")
-    pairs, learns = options.recipe == "dpo-audio-qa", options.recipe == "sft-audio"
-    think = options.think and not (learns or options.recipe == "asr-grpo")
-    read: Any = (
-        read_pairs if pairs else partial(read_samples, keep_conversations=learns or options.recipe == "asr-grpo")
-    )
+    pairs, learns, transcribes = (options.recipe == name for name in ("dpo-audio-qa", "sft-audio", "asr-grpo"))
+    think = options.think and not (learns or transcribes)
+    read: Any = read_pairs if pairs else partial(read_samples, keep_conversations=learns or transcribes)
     bundled: Any = partial(bundled_pairs if pairs else bundled_set, think=think)
-    if options.recipe == "asr-grpo":
+    if transcribes:
         bundled = lambda _: bundled_transcripts()  # noqa: E731
     columns = column_names(options.columns)
     tiny = options.path == "tiny"
-    policy = random_policy(ModelConfig()) if tiny else load_policy(options.path, ModelConfig(device="meta"))
+    policy = (
+        random_policy(ModelConfig(), whisper=False) if tiny else load_policy(options.path, ModelConfig(device="meta"))
+    )
     print_line = partial(Console(highlight=False, soft_wrap=True).print, markup=False)
 
     for given in options.data:

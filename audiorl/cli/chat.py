@@ -42,7 +42,7 @@ class ChatOptions:
     model: Positional[str]
     """A Hugging Face model folder or hub id, a checkpoint, an adapter, or a run folder (its newest checkpoint)."""
     phase: str | None = None
-    """Of a run folder, the phase whose newest checkpoint is taken; by default the one that the run is for."""
+    """The phase of a run folder whose newest checkpoint is taken; by default the one that the run is for."""
     question: Positional[str] = ""
     """Answer this and end."""
     audio: UseAppendAction[tuple[Path, ...]] = ()

@@ -19,7 +19,7 @@ class ExportOptions:
     out: Path
     """The new folder."""
     phase: str | None = None
-    """Of a run folder, the phase whose newest checkpoint is taken; by default the one that the run is for."""
+    """The phase of a run folder whose newest checkpoint is taken; by default the one that the run is for."""
     merge: bool = False
     """Add a low-rank adapter to the weights of its base model, instead of exporting the adapter."""
     push: str | None = None

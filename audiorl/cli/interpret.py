@@ -33,7 +33,7 @@ class InterpretOptions:
     model: Positional[str]
     """An interpreter: a folder or hub id, a checkpoint, or a run folder (its newest checkpoint)."""
     phase: str | None = None
-    """Of a run folder, the phase whose newest checkpoint is taken; by default the one that the run is for."""
+    """The phase of a run folder whose newest checkpoint is taken; by default the one that the run is for."""
     audio: Positional[Path | None] = None
     """The recording; without one give --mic."""
     mic: bool = False

@@ -22,7 +22,7 @@ class SayOptions:
     model: Positional[str]
     """A model that speaks: a folder or hub id, a checkpoint, or a run folder (its newest checkpoint)."""
     phase: str | None = None
-    """Of a run folder, the phase whose newest checkpoint is taken; by default the one that the run is for."""
+    """The phase of a run folder whose newest checkpoint is taken; by default the one that the run is for."""
     text: str = ""
     """Text to say; - reads it from stdin. Required."""
     voice: Path | None = None

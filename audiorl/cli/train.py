@@ -9,7 +9,6 @@ from __future__ import annotations
 import difflib
 import json
 import math
-import re
 import shlex
 import signal
 import statistics
@@ -137,17 +136,18 @@ def _help(args: list[str]) -> None:
 
 def _check_paths(config: Any) -> None:
     """Raise ValueError for a file that the options name and that is not there, naming one that is called alike."""
+    from audiorl.data.sets import parse_set
+
     for name in ("data", "held_out", "unseen", "ptx_data", "retention", "reward_file", "outside_file"):
         value = getattr(config, name, None)
         for given in [value] if isinstance(value, str) else value if isinstance(value, tuple) else ():
-            path = Path(given).expanduser()
-            drawn = Path(re.sub(r":(\d+)?(x[\d.]+)?$", "", given)).expanduser()  # see `audiorl.data.sets.parse_set`
+            path = Path(parse_set(given)[0]).expanduser()
             named = given.startswith("bundled") or "://" in given or set(given) & set("*?[")
-            if named or path.exists() or drawn.exists():
+            if named or path.exists():
                 continue
-            there = [f.name for f in drawn.parent.iterdir()] if drawn.parent.is_dir() else []
-            near = difflib.get_close_matches(drawn.name, there, 1)
-            hint = f"; did you mean {drawn.parent / near[0]}?" if near else ""
+            there = [f.name for f in path.parent.iterdir()] if path.parent.is_dir() else []
+            near = difflib.get_close_matches(path.name, there, 1)
+            hint = f"; did you mean {path.parent / near[0]}?" if near else ""
             raise ValueError(f"--{name.replace('_', '-')} {given}: no such file or folder{hint}")
 
 

@@ -29,7 +29,7 @@ def refuse(faults: Mapping[str, object]) -> None:
 
 
 TOKENS = 8192
-"""Of a forward pass where `micro_batch_tokens` is not set and the device is a CPU."""
+"""Tokens of a forward pass where `micro_batch_tokens` is not set and the device is a CPU."""
 
 
 class HasPasses(Protocol):

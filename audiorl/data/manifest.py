@@ -84,7 +84,7 @@ class Origin:
     number: int
     columns: tuple[str, ...] = ()
     texts: tuple[str, ...] = ()
-    """Of each column; "" where it has none."""
+    """The text of each column; "" where it has none."""
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,7 @@ class TextToSay:
     speaker: str = ""
     language: str = ""
     line: int = field(default=0, compare=False)
-    """Of its list, from 1; 0 where it comes from none."""
+    """Number of its line in its list, from 1; 0 where it comes from none."""
 
 
 @dataclass(frozen=True)

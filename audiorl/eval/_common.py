@@ -54,7 +54,7 @@ class InferenceOptions:
     model: str | None = None
     """A model folder or hub id, a checkpoint, a run folder (its newest checkpoint), or `tiny`, a small random model."""
     phase: str | None = None
-    """Of a run folder, the phase whose newest checkpoint is taken; by default the one that the run is for."""
+    """The phase of a run folder whose newest checkpoint is taken; by default the one that the run is for."""
     out: Path | None = None
     """Folder for predictions and scores."""
     kind: str = "auto"

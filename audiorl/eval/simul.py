@@ -64,7 +64,7 @@ class SimulOptions:
     model: str | None = None
     """Interpret with this Hugging Face model folder or hub id, checkpoint, or run folder (its newest checkpoint)."""
     phase: str | None = None
-    """Of a run folder, the phase whose newest checkpoint is taken; by default the one that the run is for."""
+    """The phase of a run folder whose newest checkpoint is taken; by default the one that the run is for."""
     streams: str | None = None
     """What `audiorl.tasks.simul.formats.read_streams` reads, or bundled:TARGET/SPLIT: 20 streams of English prompts."""
     out: Path | None = None

@@ -46,7 +46,7 @@ class TextOptions:
     model: str
     """A Hugging Face model folder or hub id, a checkpoint, or a run folder (its newest checkpoint)."""
     phase: str | None = None
-    """Of a run folder, the phase whose newest checkpoint is taken; by default the one that the run is for."""
+    """The phase of a run folder whose newest checkpoint is taken; by default the one that the run is for."""
     baseline: str | None = None
     """The model before training: differences with paired intervals."""
     text: str = BUNDLED

@@ -83,7 +83,7 @@ class TTSOptions(JudgeOptions):
     model: str | None = None
     """Generate with this checkpoint, run folder (its newest checkpoint) or hub id, into --audio or OUT/audio."""
     phase: str | None = None
-    """Of a run folder, the phase whose newest checkpoint is taken; by default the one that the run is for."""
+    """The phase of a run folder whose newest checkpoint is taken; by default the one that the run is for."""
     codec: str | None = None
     """The audio tokenizer of its codes; by default the folder codec/ in or above the model's."""
     sampling: SamplingConfig = SamplingConfig(max_new_tokens=8, max_frames=750)

@@ -41,7 +41,7 @@ ROLLOUT_SECONDS, UPDATE_SECONDS, MFU = 2.5, 1.2, 0.4
 """Targets of a step of 3B on an H100: 8 prompts of 20 s x 8 answers of 256 tokens."""
 QUICKSTART_SECONDS = 150.0
 SFT_STEPS, GRPO_STEPS = 280, 80
-"""Of the quickstart; its control takes as long as the latter."""
+"""Steps of the quickstart; its control takes as long as the latter."""
 
 
 @dataclass(frozen=True)

@@ -216,7 +216,11 @@ def _loose(text: str) -> str:
 @functools.lru_cache(4096)
 def _unaccented(text: str) -> str:
     """Return the loose text without the accents of Latin letters."""
-    return re.sub(r"(?<=[a-z])[\u0300-\u036f]+", "", unicodedata.normalize("NFD", _loose(text)))
+    return _without_accents(_loose(text))
+
+
+def _without_accents(text: str) -> str:
+    return re.sub(r"(?<=[a-z])[\u0300-\u036f]+", "", unicodedata.normalize("NFD", text))
 
 
 # -- numbers in words of other languages -------------------------------------------------------------------------------
@@ -225,8 +229,7 @@ def _unaccented(text: str) -> str:
 @functools.lru_cache(4096)
 def _bare(text: str, language: str = "") -> str:
     """Return the normal text without the accents of Latin letters; with a `language`, numbers in its words."""
-    text = normalize_text(spell_numbers(_folded(text), language) if language else _folded(text))
-    return re.sub(r"(?<=[a-z])[\u0300-\u036f]+", "", unicodedata.normalize("NFD", text))
+    return _without_accents(normalize_text(spell_numbers(_folded(text), language) if language else _folded(text)))
 
 
 @functools.cache
