@@ -35,7 +35,7 @@ from tests.support.rank_runs import RECIPE, assert_equal_runs, rewind, rows, sav
 
 RUNTIME = RuntimeConfig(kind="ray", ranks=2, critics=2)
 RAY = ("--runtime.kind", "ray", "--runtime.ranks", "2")
-OPTIM = OptimConfig(lr=1e-3)
+OPTIM = OptimConfig(lr=1e-3, eps=1e-6)  # With 1e-8 Adam makes 2e-5 of rounding where a gradient is almost 0.
 CONFIG = RLConfig(
     steps=5,
     prompts_per_step=4,
@@ -173,7 +173,7 @@ def test_dead_critics_and_trainers_are_replaced_and_repeat_the_same_updates(
     monkeypatch.setattr(processes, "make_critic", partial(dying, once=tmp_path))
     trained = train(tmp_path / "separate", samples, CONFIG, DeadlyToTrainers(cluster))
     assert cluster.restarts == 0 and (tmp_path / "values").exists() and (tmp_path / "update").exists()
-    assert_same(trained, expected, 5e-5)  # Adam divides by gradients near 0: rounding moves single weights
+    assert_same(trained, expected, 1e-5)
     assert_same_checkpoints(tmp_path / "local", tmp_path / "separate")
 
 
@@ -189,7 +189,7 @@ def test_after_a_refused_update_policy_and_critic_go_on_from_the_same_step(
     assert [folder.name for folder in (tmp_path / "separate/checkpoints/rl").glob("step_*")] == ["step_000002"]
     run, policy = Run.open(tmp_path / "separate"), make_omni()
     train_rl(policy, samples, even, run, config=CONFIG, optim=OPTIM, sampling=SAMPLING)  # type: ignore[arg-type]
-    assert_same(policy, expected, 5e-5)
+    assert_same(policy, expected, 1e-5)
     assert_same_checkpoints(tmp_path / "local", tmp_path / "separate")
 
 

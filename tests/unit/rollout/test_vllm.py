@@ -6,6 +6,7 @@ Tests that ask for the `family` run with each of them, the others with Qwen2.5-O
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -22,6 +23,7 @@ from audiorl.algos.packing import pack_experiences
 from audiorl.audio import AudioClip
 from audiorl.config import LoraConfig, ModelConfig, SamplingConfig
 from audiorl.data.corpus import Utterance
+from audiorl.errors import install
 from audiorl.models import AudioPolicy, dualize, load_policy
 from audiorl.models.families import qwen_omni, text
 from audiorl.protocols import Request
@@ -329,7 +331,7 @@ def test_what_it_does_not_serve_is_refused(
     with pytest.raises(ValueError, match="follows no schedule"):
         fresh.generate([Request(stream(speech), schedule=object())])  # type: ignore[arg-type]
     monkeypatch.setattr("audiorl.rollout.vllm.find_spec", lambda _: None)
-    with pytest.raises(ValueError, match=r"\[gpu\].*\[rollout-cpu\]"):
+    with pytest.raises(ValueError, match=re.escape(f"{install('gpu')}; without a GPU {install('rollout-cpu')}")):
         VLLMEngine(folder)
 
 
