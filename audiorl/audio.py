@@ -225,6 +225,16 @@ def seconds(clip: AudioClip) -> float:
     return max(0.0, probe(clip).seconds - clip.start)
 
 
+def load_channels(clip: AudioClip, sample_rate: int | None = None) -> tuple[np.ndarray, int]:
+    """Return (samples, Hz), by default at the clip's own rate: float32 [T] of one channel or of those that the clip
+    selects, else [T, channels]. Raises `AudioError` for unusable audio."""
+    info = probe(clip)
+    rate = sample_rate or info.sample_rate
+    if info.channels == 1 or clip.channel is not None:
+        return clip.load(rate), rate
+    return np.stack([replace(clip, channel=c).load(rate) for c in range(info.channels)], axis=1), rate
+
+
 def name(clip: AudioClip) -> str:
     """Return what messages call a clip."""
     if clip.path is not None:
@@ -552,10 +562,10 @@ def _rare_layout(content: bytes | mmap.mmap) -> tuple[int, int]:
         kind, rows, columns, _, name = struct.unpack_from(f"{order}5I", head, 39)
         return 59 + name, 59 + name + rows * columns * (8, 4, 4, 2, 2, 1)[kind // 10 % 10]
     if head.startswith(b"MATLAB 5"):  # elements, (type, bytes)
-        order, place = "<" if head[126:128] == b"IM" else ">", 128
+        order, last, place = "<" if head[126:128] == b"IM" else ">", 128, 128
         while place + 8 <= size:
-            place += 8 + struct.unpack_from(f"{order}I", content, place + 4)[0]
-        return 128, place
+            last, place = place, place + 8 + struct.unpack_from(f"{order}I", content, place + 4)[0]
+        return last + 64, place  # after the sizes and the name of the matrix
     if head.startswith(b"Creative Voice File"):  # blocks, (type, bytes)
         place = int.from_bytes(head[20:22], "little")
         while place + 4 <= size and content[place]:
@@ -722,9 +732,10 @@ def wav_bytes(wav: np.ndarray, sample_rate: int) -> bytes:
     return buffer.getvalue()
 
 
-def write_wav(path: str | Path, wav: np.ndarray, sample_rate: int) -> None:
-    """Mono float32 [T] in [-1, 1] as a file of 16 bits, in a folder that is made for it."""
+def write_wav(path: str | Path, wav: np.ndarray, sample_rate: int, subtype: str = "PCM_16") -> None:
+    """Write float32 [T] or [T, channels] in [-1, 1] to a file, in a folder that is made for it. Of 16 bits samples are
+    rounded; with subtype "FLOAT" they are read back bit for bit."""
     import soundfile
 
     Path(path).parent.mkdir(parents=True, exist_ok=True)
-    soundfile.write(path, wav, sample_rate, subtype="PCM_16")
+    soundfile.write(path, wav, sample_rate, subtype=subtype)

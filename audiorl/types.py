@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from audiorl.audio import AudioClip
+from audiorl.pictures import Picture
 
 if TYPE_CHECKING:  # rows are read, and logs scored, without the seconds that torch takes
     from torch import Tensor
@@ -22,10 +23,10 @@ StopReason = Literal["eos", "stop", "length", "paused"]
 
 @dataclass(frozen=True)
 class Message:
-    """One chat turn; `content` interleaves text and audio in the order the model reads them."""
+    """One chat turn; `content` interleaves text, audio and pictures in the order the model reads them."""
 
     role: Literal["system", "user", "assistant"]
-    content: tuple[str | AudioClip, ...]
+    content: tuple[str | AudioClip | Picture, ...]
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,39 @@ class Sample:
         prompt = tuple(c for m in self.messages for c in m.content if isinstance(c, AudioClip))
         return prompt + tuple(t.audio for t in self.turns)
 
+    @property
+    def images(self) -> tuple[Picture, ...]:
+        """Every picture of the messages, in order."""
+        return tuple(c for m in self.messages for c in m.content if isinstance(c, Picture))
+
+
+@dataclass(frozen=True, eq=False)
+class FlowPath:
+    """How a flow made a sound of F latent frames with D channels: what its N noisy steps need to be computed again.
+
+    The steps follow each other. The sound is `Rollout.spoken_audio`; recorded rows hold no path. With noise "none" the
+    solver made the sound, and N times it is noised again: a loss compares the velocity there with the noise - sound.
+    """
+
+    states: Tensor
+    """[N + 1, F, D] float32: the latents before the first noisy step, and after each; or the sound, and N noises."""
+    times: tuple[float, ...]
+    """[N + 1]: t at these, 1 is noise and 0 the sound; or N times to which the sound is noised."""
+    means: Tensor | None
+    """[N, F, D] float32: where the steps would have led without noise; or velocities of the policy before the step's
+    updates, filled in by the trainer when it needs them."""
+    noise: str
+    """The rule of the noise and its level, see `audiorl.algos.flow.transition`; or "none"."""
+    level: float
+    guidance: float
+    """Classifier-free guidance of the velocity."""
+    context: Tensor | None = None
+    """[F, D + 1]: latents of audio that was there already and 1 where it was, 0 elsewhere; None: nothing was."""
+    video: Tensor | None = None
+    """[F, V]: video features at the time of each frame."""
+    ref_means: Tensor | None = None
+    """[N, F, D]: where the reference would have led, or its velocities; filled in by the trainer."""
+
 
 @dataclass(frozen=True, eq=False)
 class Segment:
@@ -110,6 +144,10 @@ class Segment:
     """[N, Q] bool: which codes were sampled; the delay pattern forces the others."""
     policy_versions: Tensor | None = None
     """[N] int64: the version that sampled each token, of an answer that was paused; None: `policy_version` for all."""
+    flow: FlowPath | None = None
+    """Of a flow, whose prompt_ids are the bytes of the prompt and whose ids are the numbers of its noisy steps."""
+    images: tuple[Picture, ...] = ()
+    """The pictures behind the placeholders of prompt_ids, in order."""
 
 
 @dataclass(frozen=True)
@@ -153,7 +191,7 @@ class Rollout:
     score: Score | None = None
     """Filled in by the collector."""
     spoken_audio: AudioClip | None = None
-    """The recording of its speech; filled in when recorded rollouts are read."""
+    """The recording of its speech; filled in when recorded rollouts are read, and by the engine of a flow."""
 
     @property
     def text(self) -> str:
@@ -173,6 +211,10 @@ class Rollout:
     @property
     def audio(self) -> tuple[AudioClip, ...]:
         return tuple(c for s in self.segments for c in s.audio)
+
+    @property
+    def images(self) -> tuple[Picture, ...]:
+        return tuple(p for s in self.segments for p in s.images)
 
     @property
     def name(self) -> str:

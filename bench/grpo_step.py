@@ -21,6 +21,7 @@ packages will do; without TRL only audiorl's side is timed::
 Audio: groups of 8 answers of 64 tokens to 20 s of speech, for the tiny Qwen2.5-Omni with Whisper tiny as its audio
 tower. `Trainer.step` on prepared experiences, against the usual form: the prompt repeated for every
 sample, right padding, transformers' own forward with the tower on every sample, full logits. Both step the optimizer.
+`--families audioflamingo3 glmasr` compares them for tiny models of these families instead, in CPU seconds and memory.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,9 +58,11 @@ from audiorl.audio import AudioClip
 from audiorl.config import ModelConfig, OptimConfig, RLConfig, SamplingConfig
 from audiorl.data.corpus import bundled_speech
 from audiorl.models import AudioPolicy
-from audiorl.models.audio_encoder import AudioEncoder, log_mel
-from audiorl.models.families import qwen_omni
+from audiorl.models.audio_encoder import AudioEncoder
+from audiorl.models.families import generic, qwen_omni
+from audiorl.models.families.qwen_omni import QwenOmni
 from audiorl.models.families.text import TextDecoder
+from audiorl.models.features import Features
 from audiorl.models.tiny import tiny_tokenizer
 from audiorl.rollout.hf import HFEngine
 from audiorl.train.rl.advantages import compute_advantages
@@ -324,25 +327,20 @@ def padded_update(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     batch: Sequence[Experience],
-    clip_mels: dict[str, Tensor],
+    features: Mapping[str, Features],
     rows: int,
 ) -> None:
-    """The update in its usual form, in plain PyTorch, `rows` samples side by side. `clip_mels`: log-mels by clip."""
+    """The update in its usual form, in plain PyTorch, `rows` at a time. `features`: by clip, equally long."""
     optimizer.zero_grad(set_to_none=True)
     for start in range(0, len(batch), rows):
         part = batch[start : start + rows]
         ids = pad_sequence([e.ids for e in part], batch_first=True)  # [B, L]
         lengths = torch.tensor([len(e) for e in part])
         attention = (torch.arange(ids.shape[1])[None] < lengths[:, None]).long()
-        mels = [clip_mels[e.audio[0].key] for e in part]  # [80, frames] each
-        frames = torch.tensor([m.shape[1] for m in mels])
-        logits = model(
-            input_ids=ids,
-            attention_mask=attention,
-            input_features=pad_sequence([m.T for m in mels], batch_first=True).transpose(1, 2),
-            feature_attention_mask=(torch.arange(int(frames.max()))[None] < frames[:, None]).long(),
-            use_cache=False,
-        ).logits  # [B, L, V]
+        inputs = {
+            name: torch.cat([features[e.audio[0].key][name] for e in part]) for name in features[part[0].audio[0].key]
+        }
+        logits = model(input_ids=ids, attention_mask=attention, use_cache=False, **inputs).logits  # [B, L, V]
         logprobs = logits[:, :-1].float().log_softmax(-1).gather(-1, ids[:, 1:, None]).squeeze(-1)
         mask = pad_sequence([e.loss_mask for e in part], batch_first=True)[:, 1:].float()
         advantages, ref = (
@@ -374,14 +372,18 @@ def audio_updates(batch: Sequence[Experience], base: AudioPolicy, rows: int) -> 
     """Seconds of one update each, by form, from fresh optimizers and empty caches; the gradients stay on the model."""
     extractor = base.extractor
     assert extractor is not None
-    mels = {e.audio[0].key: log_mel(extractor, e.audio[0].load(16_000)) for e in batch}
+    taken = {"input_features", "input_features_mask", "feature_attention_mask"}
+    features = {e.audio[0].key: {n: x for n, x in base.audio.features(e.audio[0]).items() if n in taken} for e in batch}
+    if isinstance(base.backbone, QwenOmni):
+        for clip in features.values():
+            clip["feature_attention_mask"] = torch.ones(1, clip["input_features"].shape[-1], dtype=torch.long)
     longest = batch[0].prompt_length
 
     def padded() -> float:
         trainable = list(base.trainable().values())
         optimizer = torch.optim.AdamW(trainable, lr=STANDSTILL, weight_decay=0.0)
         began = time.perf_counter()
-        padded_update(base.model, optimizer, batch, mels, rows)
+        padded_update(base.model, optimizer, batch, features, rows)
         return time.perf_counter() - began
 
     def packed(kind: type[AudioEncoder], share: bool) -> float:
@@ -390,6 +392,8 @@ def audio_updates(batch: Sequence[Experience], base: AudioPolicy, rows: int) -> 
         # a pack as long as a shared group in either form
         config = RLConfig(kl_beta=BETA, share_prompts=share, micro_batch_tokens=longest + GROUP * ANSWER)
         worker = Trainer(policy, config, OptimConfig(lr=STANDSTILL, max_grad_norm=UNCLIPPED), 1.0, ANSWER)
+        base.model.zero_grad(set_to_none=True)
+        worker.optimizer.zero_grad = lambda: None  # type: ignore[method-assign]  # a step would free them
         began = time.perf_counter()
         worker.step(TrainBatch(batch))
         return time.perf_counter() - began
@@ -434,6 +438,50 @@ def compare_audio(args: argparse.Namespace, audio: Any, console: Console) -> Non
     console.print(table)
 
 
+def compare_families(args: argparse.Namespace, console: Console) -> None:
+    title = f"Update, frozen encoder, {args.clips} x {AUDIO_SECONDS:g} s x {GROUP} x {ANSWER}"
+    table = Table(title=title)
+    columns = (
+        "family",
+        "prompt",
+        "padded CPU s",
+        "packed CPU s",
+        "ratio",
+        "padded MiB",
+        "packed MiB",
+        "gradient's error",
+    )
+    for column in columns:
+        table.add_column(column, justify="left" if column == "family" else "right")
+    for kind in args.families:
+        policy = generic.tiny(kind, [u.text for u in bundled_speech()], hidden=256, layers=4, window=30)
+        batch = prepared(policy, long_clips(args.clips))
+        updates = audio_updates(batch, policy, GROUP)
+        found: dict[str, list[tuple[float, float]]] = {"padded": [], "packed, encoded once, prompt shared": []}
+        for repeat in range(1 + args.audio_repeats):
+            usual: dict[str, Tensor] = {}
+            for name, measured in found.items():
+                policy.model.zero_grad(set_to_none=True)
+                gc.collect()
+                ctypes.CDLL("libc.so.6").malloc_trim(0)
+                Path("/proc/self/clear_refs").write_text("5")
+                idle, cpu = _status("VmRSS"), _cpu_seconds()
+                updates[name]()
+                measured += [(_cpu_seconds() - cpu, _status("VmHWM") - idle)] if repeat else []
+                gradients = {n: p.grad for n, p in policy.trainable().items() if p.grad is not None}
+                usual = usual or gradients
+                assert gradients.keys() == usual.keys()
+                scale = max(float(g.abs().max()) for g in usual.values())
+                error = max(float((gradients[n] - usual[n]).abs().max()) for n in usual) / scale
+                assert error < 1e-4, f"{kind}: another gradient, off by {error:.1e} of the largest entry"
+        (padded, padded_mib), (packed, packed_mib) = (
+            [statistics.median(column) for column in zip(*measured, strict=True)] for measured in found.values()
+        )
+        row = f"{padded:.2f}", f"{packed:.2f}", f"{padded / packed:.1f}x", f"{padded_mib:.0f}", f"{packed_mib:.0f}"
+        table.add_row(kind, str(batch[0].prompt_length), *row, f"{error:.1e}")
+    console.print(table)
+
+
 # -- command line -----------------------------------------------------------------------------------------------------
 
 
@@ -441,6 +489,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="fewer repetitions")
     parser.add_argument("--only", choices=("text", "audio"))
+    parser.add_argument("--families", nargs="+", metavar="MODEL_TYPE", help="audio updates of these families alone")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--prompt", type=int, default=128, help="tokens of the longest text prompt")
     parser.add_argument("--betas", type=float, nargs="+", default=[0.0, 0.04])
@@ -463,6 +512,8 @@ def main() -> None:
     args.audio_repeats = args.repeats or (1 if args.quick else 3)
     args.repeats = args.repeats or (2 if args.quick else 5)
     console = Console(width=120)
+    if args.families:
+        return compare_families(args, console)
     if args.only != "audio":
         for beta in args.betas:
             compare_text(args, beta, console)

@@ -1,4 +1,5 @@
-"""The commands `audiorl data show | build | split | build-qa`, `audiorl annotate` and `audiorl graft`.
+"""The commands `audiorl data …` (show, build, split, build-qa, build-sums, build-scenes, train-tagger), `annotate` and
+`graft`.
 
     audiorl data show rows.jsonl                                       # what will be trained on
     audiorl data build corpus                                          # downloads the packages with apt-get
@@ -7,6 +8,9 @@
     audiorl data build unseen --unseen                                 # the test set of unseen speakers
     audiorl data split corpus --out rows --unseen unseen               # rows to train on and to measure on
     audiorl data build-qa qa --speech corpus                           # questions about speech, sounds and music
+    audiorl data build-sums sums --words fsdd/recordings               # spoken numbers to be added
+    audiorl data build-scenes scenes                                   # scenes of sounds, for models that make sound
+    audiorl data train-tagger scenes --out tagger                      # which sounds are heard in them
     audiorl annotate recordings --out annotated --asr whisper-base     # rows for recordings without labels
     audiorl graft --llm Qwen/Qwen2.5-0.5B-Instruct --encoder openai/whisper-base --family qwen2.5-omni --out grafted
 
@@ -32,12 +36,15 @@ from corpora.annotate.options import Annotate
 SourceName = Literal["asterisk", "asterisk-es-co", "asterisk-fr-armelle", "tuxpaint", "synthetic"]
 HUMAN: tuple[SourceName, ...] = ("asterisk", "asterisk-es-co", "asterisk-fr-armelle", "tuxpaint")
 
+SoundSource = Literal["sonic-pi", "wesnoth", "tuxpaint"]
+
 
 @dataclass(frozen=True)
 class Data:
     """Show what is trained on (data show FILE), build a corpus of human speech (data build OUT), split it into
-    rows to train on and to measure on (data split CORPUS --out ROWS), or build questions about audio (data build-qa
-    OUT). Each lists its options with --help."""
+    rows to train on and to measure on (data split CORPUS --out ROWS), build questions about audio (data build-qa OUT),
+    spoken numbers (data build-sums OUT) or scenes of sounds (data build-scenes OUT). Each lists its options with
+    --help."""
 
 
 @dataclass(frozen=True)
@@ -144,6 +151,107 @@ class BuildQuestions:
 
 
 @dataclass(frozen=True)
+class BuildSums:
+    """Write questions about spoken sequences of numbers with exact thoughts: train.jsonl, held_out.jsonl, unseen.jsonl.
+
+    The recordings of single number words are joined. Rows hold `numbers`, `thought`, `speaker` and `operation`.
+    """
+
+    out: Positional[Path]
+    """Folder of the rows: new or empty."""
+    words: tuple[str, ...] = ("bundled",)
+    """Recordings of number words: `bundled`, `synthetic:VOICES`, folders of `audiorl data build`, or of the Free Spoken
+    Digit Dataset."""
+    operation: Literal["sum", "difference", "largest", "count", "twice"] = "sum"
+    """What is asked about the numbers."""
+    lengths: tuple[int, int] = (2, 3)
+    """The shortest and the longest sequence."""
+    largest: int = 9
+    """The numbers are 1 to this."""
+    languages: tuple[str, ...] = ("en",)
+    """Codes of the languages in which the numbers are said."""
+    unseen: tuple[str, ...] = ()
+    """Speakers whose sequences are in unseen.jsonl and in no other file."""
+    train: int = 600
+    """Rows to train on."""
+    held_out: int = 200
+    """Rows to measure on, of the same speakers, and as many of the unseen ones."""
+    seed: int = 0
+    """Which sequences are drawn."""
+
+    def __post_init__(self) -> None:
+        require_ranges(self, positive=("train", "held_out", "largest"))
+
+
+@dataclass(frozen=True)
+class BuildScenes:
+    """Write scenes of recorded sounds, for models that make sound: which, when, where and how loud, with captions,
+    exact thoughts, silent videos and edits. Three sets: to train on, of new sound files, of new combinations.
+    """
+
+    out: Positional[Path]
+    """Folder of the corpus: new or empty."""
+    sources: tuple[SoundSource, ...] = ("sonic-pi", "wesnoth", "tuxpaint")
+    """Where the sounds come from: sonic-pi (22 MB to download): drums, bells, guitars, robots. wesnoth (146 MB): horns,
+    animals, voices, weapons. tuxpaint (161 MB): animals."""
+    train: int = 2000
+    """Scenes to train on."""
+    held_out: int = 200
+    """Scenes of new sound files, and as many of new combinations."""
+    edits: int = 25
+    """Edits of each kind (add, remove, inpaint, extend) in each set."""
+    seconds: float = 4.0
+    """Length of a scene, 0.6 to 30."""
+    rate: int = 16_000
+    """Hz."""
+    channels: Literal[1, 2] = 2
+    """2: sounds have places, by delay and level between the ears. 1: they have none."""
+    max_events: int = 3
+    """Most events of a scene."""
+    max_event_seconds: float = 1.5
+    """Sounds that last longer are cut there."""
+    video_rate: int = 16
+    """Frames a second of the silent videos."""
+    new_combinations: float = 0.2
+    """Share of all pairs of classes that no training scene has."""
+    seed: int = 0
+    """Seed of every draw; the same seed gives the same bytes."""
+    packages: Path | None = None
+    """Folder with the .deb files of the packages. By default they are downloaded with apt-get and kept in
+    ~/.cache/audiorl/packages."""
+    tree: Path | None = None
+    """Folder below which the packages are installed or unpacked, such as /."""
+
+    def __post_init__(self) -> None:
+        require_ranges(self, positive=("train", "held_out", "max_events", "max_event_seconds", "video_rate"))
+        require(0.6 <= self.seconds <= 30, "seconds", self.seconds, "from 0.6 to 30")
+        require(8000 <= self.rate <= 48_000, "rate", self.rate, "from 8000 to 48000")
+        require(0 < self.new_combinations <= 0.5, "new_combinations", self.new_combinations, "above 0, at most 0.5")
+
+
+@dataclass(frozen=True)
+class TrainTagger:
+    """Train a small tagger on scenes that `audiorl data build-scenes` wrote: which sounds are heard.
+
+    Rewards and evaluations ask it. Train two, with other seeds and widths: one for the reward, one for the evaluation.
+    """
+
+    scenes: Positional[Path]
+    """Folder of the scenes."""
+    out: Path
+    """Folder of the tagger: new or empty."""
+    steps: int = 1500
+    """Optimizer updates on 24 scenes each."""
+    width: int = 16
+    """Channels of the first convolution."""
+    seed: int = 0
+    """Seed of the weights and of the order of scenes."""
+
+    def __post_init__(self) -> None:
+        require_ranges(self, positive=("steps", "width"))
+
+
+@dataclass(frozen=True)
 class GraftOptions:
     """Join a text model and a Whisper encoder into a Qwen2.5-Omni or Qwen2-Audio checkpoint, to be trained on speech.
 
@@ -170,6 +278,9 @@ class GraftOptions:
     """Type of the saved weights; auto is the text model's."""
     seed: int = 0
     """Seed of the new weights."""
+
+    def __post_init__(self) -> None:
+        require_ranges(self, not_negative=("encoder_layers",))
 
 
 def data(args: list[str]) -> int:
@@ -283,10 +394,66 @@ def run_questions(options: BuildQuestions) -> None:
     )
 
 
+def run_sums(options: BuildSums) -> None:
+    """Run `data build-sums`. Raises ValueError for bad input."""
+    from audiorl.data.sums import number_words, split_speakers, spoken_numbers, write_rows
+
+    if options.out.exists() and any(options.out.iterdir()):
+        raise ValueError(f"{options.out}: exists already; give a new folder")
+    sources = [(source, language) for source in options.words for language in options.languages]
+    words = [w for source, language in sources for w in number_words(source, language, options.largest)]
+    known, unseen = split_speakers(words, options.unseen)
+    sets = {
+        "train": (known, options.train),
+        "held_out": (known, options.held_out),
+        "unseen": (unseen, options.held_out),
+    }
+    for part, (name, (spoken, count)) in enumerate(sets.items()):
+        if spoken:
+            made = spoken_numbers(spoken, count, options.lengths, options.operation, 3 * options.seed + part)
+            speakers = len({w.speaker for w in spoken})
+            print(f"{write_rows(made, options.out, name)}: {count} rows, {speakers} speakers")
+
+
+def run_scenes(options: BuildScenes) -> None:
+    """Run `data build-scenes`. Raises ValueError for bad input."""
+    from corpora.scenes.build import Layout, build_scenes
+
+    layout = Layout(
+        options.seconds,
+        options.rate,
+        options.channels,
+        options.max_events,
+        options.max_event_seconds,
+        options.video_rate,
+    )
+    build_scenes(
+        options.out,
+        (options.train, options.held_out, options.held_out),
+        options.edits,
+        options.sources,
+        layout,
+        options.new_combinations,
+        options.seed,
+        options.packages,
+        options.tree,
+    )
+
+
+def run_tagger(options: TrainTagger) -> None:
+    """Run `data train-tagger`. Raises ValueError for bad input."""
+    from corpora.scenes.tagger import run
+
+    run(options.scenes, options.out, options.steps, options.width, options.seed)
+
+
 DATA_COMMANDS: dict[str, tuple[type[Any], Callable[[Any], None]]] = {
     "show": (ShowData, show),
     "build": (BuildCorpus, run_build),
     "split": (SplitCorpus, run_split),
     "build-qa": (BuildQuestions, run_questions),
+    "build-sums": (BuildSums, run_sums),
+    "build-scenes": (BuildScenes, run_scenes),
+    "train-tagger": (TrainTagger, run_tagger),
 }
 """Options and function of each `audiorl data COMMAND`."""

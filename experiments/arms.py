@@ -62,6 +62,12 @@ def cpu_seconds(folder: Path) -> dict[str, float]:
     return read_record(file, dict[str, float]) if file.exists() else {}
 
 
+def seconds_of(folder: Path) -> float:
+    """The CPU seconds that the training of a run took."""
+    state = read_record(folder / "state.json", RunState)
+    return float(sum(state.cpu_seconds.values()))
+
+
 def seeds_with(out: Path, entry: str) -> list[Path]:
     """The run folders of the seeds that have this evaluation."""
     return [folder for folder in sorted(out.glob("seed_*")) if (folder / "eval" / f"{entry}.jsonl").exists()]

@@ -12,7 +12,8 @@ the start is understood best, chosen on texts of the practice split, in training
   voices    the same, with each text in several voices (`--raft-voices`)
   balanced  as `raft`, but the best under the condition that all together have the prosody of all samples
   alike     as `voices`, but the best by errors and by likeness to the voice of the prompt (of spectra: `voice_lda.py`)
-  dpo       DPO on the best and the worst of the samples, by errors and likeness as `alike`; dpo2, dpo3: further rounds
+  dpo       DPO on the best and the worst of the samples, by errors and with voices in the prompts by likeness as
+            `alike`; dpo2, dpo3: further rounds
   raft2     a second round, on samples of `raft`; raft3: a third; voices2, alike2, alike3: the same of `voices`, `alike`
   word      as `text`, with the characters of each word credited to its frames
   gdpo      as `text` with likeness to the voice of the prompt, each term normalised within the group (GDPO, Liu et al.
@@ -74,7 +75,7 @@ ROUNDS = {
 }
 """The rounds of RAFT and DPO, each with the one that it goes on from."""
 SEVERAL_VOICES = ("gdpo", *(arm for arm in ROUNDS if arm.startswith(("voices", "alike", "dpo"))))
-"""The arms that say each text in several voices."""
+"""The arms that say each text in several voices. All but DPO need a start with `--clone`."""
 ARMS = ("text", "word", "gdpo", "first", "cer", "nll", "guarded", *ROUNDS, "sft")
 ADVANTAGES = {"word": "step-index", "gdpo": "gdpo"}
 """Of the arms of GRPO that do not have `group`."""
@@ -152,7 +153,8 @@ def train_arm(
         config = replace(config, steps=args.sft_steps or config.steps)
         sft(policy, start.supervised(), run, config=config, optim=optim, seed=args.seed, limit=limit)
         return
-    prompts = start.reward_prompts(args.raft_texts, args.raft_voices if arm in SEVERAL_VOICES else 1)
+    several = start.config.clone and arm in SEVERAL_VOICES
+    prompts = start.reward_prompts(args.raft_texts, args.raft_voices if several else 1)
     if args.raft_sampling:
         temperature, top_p = args.raft_sampling
         sampling = replace(sampling, temperature=temperature, audio_top_p=top_p)
@@ -397,12 +399,14 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     start = Start(args.run, args.validation, args.test)
-    enough_voices = 1 < args.raft_voices <= len(start.voices)
-    arms = args.arms or [arm for arm in ARMS if arm not in SEVERAL_VOICES or enough_voices]
-    if not enough_voices and (several := [arm for arm in arms if arm in SEVERAL_VOICES]):
-        raise ValueError(
-            f"--arms {several[0]}: --raft-voices is {args.raft_voices}; the start has {len(start.voices)} voices"
-        )
+    clone, voices = start.config.clone, len(start.voices)
+    impossible = SEVERAL_VOICES if clone else tuple(arm for arm in SEVERAL_VOICES if not arm.startswith("dpo"))
+    if clone and 1 < args.raft_voices <= voices:
+        impossible = ()
+    arms = args.arms or [arm for arm in ARMS if arm not in impossible]
+    if wrong := [arm for arm in arms if arm in impossible]:
+        why = f"--raft-voices is {args.raft_voices}; the start has {voices} voices" if clone else "needs --clone"
+        raise ValueError(f"--arms {wrong[0]}: {why}")
     if args.schedule != "constant" and "sft" in arms and not args.sft_steps:
         raise ValueError(
             f"--schedule {args.schedule}: how the rate falls in sft depends on its steps; give --sft-steps"

@@ -214,10 +214,11 @@ class StoredSamples:
         return [Example(s, speech=(clips[s.id],)) for s in prompts if s.id in clips]
 
     def pairs(self, prompts: Sequence[Sample]) -> list[Pair]:
-        """The best and the worst sample of each prompt by errors and likeness added up, where LEAST_MARGIN lies between
-        them and both have speech."""
+        """The best and the worst sample of each prompt by errors, and with a voice in it likeness, added up, where
+        LEAST_MARGIN lies between them and both have speech."""
         stored = self.of(prompts)
-        rows = zip(prompts, _scores(stored, prompts, *ALIKE), strict=True)
+        names = ALIKE if self.start.config.clone else ALIKE[:1]
+        rows = zip(prompts, _scores(stored, prompts, *names), strict=True)
         ranked = [
             (s, f"{s.id}/{of_prompt.argmax()}", f"{s.id}/{of_prompt.argmin()}", float(np.ptp(of_prompt)))
             for s, of_prompt in rows

@@ -19,6 +19,7 @@ os.environ.setdefault(
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from importlib.util import find_spec
 
 import pytest
@@ -32,9 +33,9 @@ from audiorl.config.distributed import RuntimeConfig, set_current
 from audiorl.data.corpus import Utterance, bundled_speech
 from audiorl.distributed.ray_cluster import Cluster, connected
 from audiorl.models import AudioPolicy, dualize
-from audiorl.models.families import qwen2_audio, qwen_omni, whisper
+from audiorl.models.families import fast_conformer, moonshine, qwen2_audio, qwen_omni, whisper
 from audiorl.models.families import text as text_decoder
-from audiorl.models.families.qwen_omni import QwenOmni
+from audiorl.models.families.qwen_omni import Qwen3Omni
 from audiorl.models.tiny import tiny_tokenizer
 from audiorl.types import Message, Sample
 
@@ -70,6 +71,7 @@ SLOW = (
     "unit/cli/test_say.py::test_raw_samples",
     "unit/corpora/test_annotate_run",
     "unit/corpora/test_ctc.py::test_align_speech",
+    "unit/corpora/test_scenes.py::test_a_seed",
     "unit/corpora/test_ctc.py::test_it_",
     "unit/corpora/test_simul_quickstart.py::test_quickstart_writes",
     "unit/corpora/test_simul_quickstart.py::test_two_speakers",
@@ -87,6 +89,7 @@ SLOW = (
     "unit/eval/test_eval_passk.py::test_base_and_run",
     "unit/eval/test_eval_simul.py::test_a_model_on_bundled",
     "unit/eval/test_eval_simul.py::test_several_schedules",
+    "unit/eval/test_eval_sound.py::test_what_is_wrong",
     "unit/models/test_model_attention.py::test_a_pack_of_16k",
     "unit/models/test_model_export",
     "unit/models/test_model_value.py::test_what_is_saved_comes_back[qwen2.5-omni-whole",
@@ -111,6 +114,7 @@ SLOW = (
     "unit/run/test_saving.py::test_a_copy_is_written_while_the_weights_change[adapter",
     "unit/run/test_saving.py::test_a_copy_is_written_while_the_weights_change[value",
     "unit/run/test_saving.py::test_a_kill_at_any_moment",
+    "unit/speech_models/test_sound_taggers.py::test_clap",
     "unit/speech_models/test_speech_ctc",
     "unit/speech_models/test_speech_recognisers.py::test_whisper_transcribes_each",
     "unit/tasks/simul/test_simul_agent",
@@ -141,7 +145,10 @@ SLOW = (
 single tests of more than three seconds. A test there that is marked `smoke` runs in `make test` too. Others are marked
 `slow` where they stand."""
 
-OTHER_FAMILIES = re.compile(r"\[.*(qwen2-audio|qwen2_audio|qwen3|dual-omni|whisper|flex-|encodec|xcodec|dac|unified-)")
+OTHER_FAMILIES = re.compile(
+    r"\[.*(qwen2-audio|qwen2_audio|qwen3|musicflamingo|glmasr|qwen2_5_omni|granite_speech|gemma3n|gemma4|phi4|fun_asr|vibevoice"
+    r"|dual-omni|whisper|canary|cohere|flex-|encodec|xcodec|dac|unified-)"
+)
 """What holds for every family, codec or kernel, `make test` tries with one or two, `make test-slow` with all."""
 
 LONGEST = (
@@ -269,14 +276,20 @@ def make_qwen3_omni(
     config: ModelConfig | None = None, *, hidden: int = 64, head_dim: int = 16, seed: int = 0
 ) -> AudioPolicy:
     """A tiny mixture-of-experts thinker: four experts, of which two write each token."""
-    tokenizer, backbone = tiny_tokenizer(TEXTS, 400), QwenOmni("qwen3")
-    tokenizer.add_tokens([backbone.audio_token, backbone.bos, backbone.eos], special_tokens=True)
+    tokenizer = tiny_tokenizer(TEXTS, 400)
+    backbone = Qwen3Omni("qwen3_omni_moe", tokenizer)
+    eyes = [backbone.image_token, "<|vision_start|>", "<|vision_end|>"]
+    tokenizer.add_tokens([backbone.audio_token, *backbone.ends, *eyes], special_tokens=True)
+    image, begin, _ = tokenizer.convert_tokens_to_ids(eyes)
     size = Qwen3OmniMoeThinkerConfig(
         audio_config=dict(
             d_model=32, encoder_layers=2, encoder_attention_heads=2, encoder_ffn_dim=64, num_mel_bins=80,
             output_dim=hidden, downsample_hidden_size=16, n_window=50, n_window_infer=400, max_source_positions=1500,
         ),
-        vision_config=dict(depth=1, hidden_size=16, intermediate_size=16, num_heads=2, out_hidden_size=hidden),
+        vision_config=dict(
+            depth=3, deepstack_visual_indexes=[0, 1], hidden_size=16, intermediate_size=16, num_heads=2,
+            out_hidden_size=hidden,
+        ),
         text_config=dict(
             hidden_size=hidden, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
             head_dim=head_dim, vocab_size=len(tokenizer), num_experts=4, num_experts_per_tok=2,
@@ -288,6 +301,10 @@ def make_qwen3_omni(
             },
         ),
         audio_token_id=tokenizer.convert_tokens_to_ids(backbone.audio_token),
+        audio_start_token_id=tokenizer.convert_tokens_to_ids(backbone.ends[0]),
+        image_token_id=image,
+        video_token_id=tokenizer.convert_tokens_to_ids("<|VIDEO|>"),
+        vision_start_token_id=begin,
     )  # fmt: skip
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -309,10 +326,24 @@ def make_whisper(config: ModelConfig | None = None, **kw: object) -> AudioPolicy
     return whisper.tiny(TEXTS, hidden=64, layers=2, vocab_size=400, config=config, **kw)  # type: ignore[arg-type]
 
 
+def make_fast_conformer(kind: str, config: ModelConfig | None = None) -> AudioPolicy:
+    return fast_conformer.tiny(TEXTS, kind, config=config)
+
+
+def make_moonshine(config: ModelConfig | None = None) -> AudioPolicy:
+    return moonshine.tiny(TEXTS, config=config)
+
+
 TEXTS = ["What is said? Which language is it, and who speaks? yes no why English Spanish French"] * 20
 BACKBONES = {"qwen2.5-omni": make_omni, "qwen2-audio": make_qwen2_audio}
 LISTENERS = {**BACKBONES, "whisper": make_whisper}
 """Every family that reads audio; `BACKBONES` does so in its text."""
+RECOGNISERS = {
+    "whisper": make_whisper,
+    "canary": partial(make_fast_conformer, "canary"),
+    "cohere-asr": partial(make_fast_conformer, "cohere_asr"),
+    "moonshine": make_moonshine,
+}
 DECODERS = {**BACKBONES, "text": make_text, "dual-omni": make_dual_omni}
 
 

@@ -89,10 +89,29 @@ class Codec(nn.Module):
     def encode(self, wav: Tensor) -> Tensor:
         """[B, T] or [T] float in [-1, 1] -> [B, Q, ceil(T / hop)] int64. Raises ValueError for any other audio."""
         wav = batch_of_wavs(wav)
-        codes = self.backend.quantise(self.backend.analyse(self._tensor(wav[:, None])))
+        codes = self.backend.quantise(self.latents(wav))
         frames = math.ceil(wav.shape[1] / self.backend.hop)
         assert codes.shape == (len(wav), self.num_codebooks, frames), f"{list(codes.shape)} for {frames} frames"
         return codes
+
+    @torch.no_grad()
+    def latents(self, wav: Tensor) -> Tensor:
+        """[B, T] or [T] float in [-1, 1] -> [B, D, ceil(T / hop)] features before they are quantised."""
+        return self.backend.analyse(self._tensor(batch_of_wavs(wav)[:, None]))
+
+    @torch.no_grad()
+    def decode_latents(self, latents: Tensor) -> Tensor:
+        """[B, D, F] -> [B, F · hop] float32, without quantisation.
+
+        Raises ValueError for a codec whose quantiser gives other features than it takes.
+        """
+        probe = torch.zeros(1, self.num_codebooks, 1, dtype=torch.int64, device=self._device)
+        if (width := self.backend.dequantise(probe).shape[1]) != latents.shape[1]:
+            raise ValueError(
+                f"{self.backend.family}: latents have {latents.shape[1]} channels, its decoder reads {width}; only "
+                "codecs whose quantiser changes no widths (unified, dac, encodec) decode latents"
+            )
+        return fit(self.backend.synthesise(self._tensor(latents))[:, 0].float(), latents.shape[2] * self.backend.hop)
 
     @torch.no_grad()
     def decode(self, codes: Tensor) -> Tensor:

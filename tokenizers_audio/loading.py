@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from torch import nn
+from torch import Tensor, nn
 from transformers.utils import cached_file, logging
 
 
@@ -62,7 +64,17 @@ def load_model(model_class: Any, path: str | Path) -> Any:
                 f"{path}: weight {names[0]!r}{others} is {kind} the checkpoint; "
                 "do config.json and the weights belong together?"
             )
+    check_finite_weights(model.state_dict().items(), path)
     return model
+
+
+def check_finite_weights(weights: Iterable[tuple[str, Tensor]], path: str | Path) -> None:
+    """Raise ValueError naming the first weight of a file or folder that has a NaN or an infinity."""
+    for name, weight in weights:
+        if not weight.is_floating_point() or not weight.numel() or weight.device.type == "meta":
+            continue
+        if not all(map(math.isfinite, map(float, torch.aminmax(weight.detach())))):
+            raise ValueError(f"{path}: weight {name!r} holds values that are not finite; copy it again")
 
 
 def _first_line(error: Exception) -> str:

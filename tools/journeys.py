@@ -95,7 +95,7 @@ JOURNEYS = {
         "recognition on my recordings",
         "the training's report speaks of accuracy; no normaliser of my own",
         (
-            f"train asr-grpo --path tiny --data asr.jsonl {SMALL} --eval-tokens 8 --out runs/asr",
+            f"train asr-grpo --path tiny --data asr.jsonl {SMALL} --out runs/asr",
             "eval asr --model runs/asr --data asr.jsonl --max-new-tokens 8 --normalizer mine.py:plain --out evals/asr",
         ),
     ),
@@ -259,6 +259,7 @@ def prepare(folder: Path) -> None:
     }
     log |= {"reference": "hola mundo", "source": ["0.wav", "samplerate: 16000"], "source_length": 1000.0}
     (folder / "simul").mkdir(exist_ok=True)
+    (folder / "simul" / "config.yaml").write_text("source_type: speech\ntarget_type: text\n")
     (folder / "simul" / "instances.log").write_text("".join(json.dumps(log | {"index": i}) + "\n" for i in range(3)))
 
 

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from audiorl.algos.logprobs import _LOWEST, _add_product, _columns, _locate, _product_dtype, _rows
+from audiorl.algos.logprobs import _LOWEST, _add_product, _before_cap, _columns, _locate, _product_dtype, _rows, capped
 
 Kind = Literal["reverse", "forward", "jsd"]
 
@@ -50,6 +50,8 @@ def fused_divergence(
     beta: float = 0.5,
     temperature: float = 1.0,
     chunk: int | None = None,
+    softcap: float | None = None,
+    teacher_softcap: float | None = None,
 ) -> Tensor:
     """Return the divergence [N] over the whole vocabulary, differentiable in `hidden` and `weight`.
 
@@ -61,15 +63,22 @@ def fused_divergence(
     assert len(hidden) == len(teacher_hidden) and len(weight) == len(teacher_weight), "student and teacher differ"
     student = hidden, weight
     teacher = teacher_hidden.detach(), teacher_weight.detach()
+    caps = softcap, teacher_softcap
     with torch.no_grad():
         no_ids = torch.zeros(len(hidden), 0, dtype=torch.long, device=hidden.device)
-        totals = [bucket_logits(*model, no_ids, temperature, chunk) for model in (student, teacher)]
-    result: Tensor = _Divergence.apply(*student, *teacher, *totals, kind, beta, temperature, chunk)
+        models = zip((student, teacher), caps, strict=True)
+        totals = [bucket_logits(*model, no_ids, temperature, chunk, cap) for model, cap in models]
+    result: Tensor = _Divergence.apply(*student, *teacher, *totals, kind, beta, temperature, chunk, caps)
     return result
 
 
 def bucket_logits(
-    hidden: Tensor, weight: Tensor, ids: Tensor, temperature: float = 1.0, chunk: int | None = None
+    hidden: Tensor,
+    weight: Tensor,
+    ids: Tensor,
+    temperature: float = 1.0,
+    chunk: int | None = None,
+    softcap: float | None = None,
 ) -> Tensor:
     """Logits [N, K + 1] of the tokens `ids` [N, K] and, last, of all other tokens as one: log Σ exp(logit).
 
@@ -79,14 +88,14 @@ def bucket_logits(
     `chunk` as in `fused_divergence`.
     """
     assert temperature > 0 and ids.shape[:1] == hidden.shape[:1]
-    result: Tensor = _Buckets.apply(hidden, weight, ids, temperature, chunk)
+    result: Tensor = _Buckets.apply(hidden, weight, ids, temperature, chunk, softcap)
     return result
 
 
 @torch.no_grad()
 def top_ids(hidden: Tensor, weight: Tensor, k: int, chunk: int | None = None) -> Tensor:
     """[N, k] int64: the most probable tokens of each row, most probable first."""
-    head = _Head.of(hidden, weight, 1.0)
+    head = _Head.of(hidden, weight, 1.0)  # a cap would not change their order
     best = torch.full((len(hidden), k), -math.inf, dtype=head.exact, device=hidden.device)
     ids = torch.zeros_like(best, dtype=torch.long)
     for columns, rows in _grid(hidden, weight, chunk):
@@ -113,9 +122,10 @@ class _Divergence(torch.autograd.Function):
         beta: float,
         temperature: float,
         chunk: int | None,
+        softcaps: tuple[float | None, float | None],
     ) -> Tensor:
-        student = _Head.of(hidden, weight, temperature)
-        teacher = _Head.of(teacher_hidden, teacher_weight, temperature)
+        student = _Head.of(hidden, weight, temperature, softcap=softcaps[0])
+        teacher = _Head.of(teacher_hidden, teacher_weight, temperature, softcap=softcaps[1])
         value = total.new_zeros(len(hidden))
         mean_f = torch.zeros_like(value)
         for columns, rows in _grid(hidden, weight, chunk):
@@ -127,15 +137,15 @@ class _Divergence(torch.autograd.Function):
         mean_f = value if kind == "reverse" else mean_f
         ctx.save_for_backward(hidden, weight, teacher_hidden, teacher_weight, total, teacher_total, mean_f)
         ctx.products = student.product, teacher.product
-        ctx.kind, ctx.beta, ctx.temperature, ctx.chunk = kind, beta, temperature, chunk
+        ctx.kind, ctx.beta, ctx.temperature, ctx.chunk, ctx.softcaps = kind, beta, temperature, chunk, softcaps
         return value
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         hidden, weight, teacher_hidden, teacher_weight, total, teacher_total, mean_f = ctx.saved_tensors
-        student = _Head.of(hidden, weight, ctx.temperature, ctx.products[0])
-        teacher = _Head.of(teacher_hidden, teacher_weight, ctx.temperature, ctx.products[1])
+        student = _Head.of(hidden, weight, ctx.temperature, ctx.products[0], ctx.softcaps[0])
+        teacher = _Head.of(teacher_hidden, teacher_weight, ctx.temperature, ctx.products[1], ctx.softcaps[1])
         factor = (grad / ctx.temperature * (1 - ctx.beta if ctx.kind == "jsd" else 1))[:, None]
 
         def of_logits(rows: slice, columns: slice) -> Tensor:
@@ -146,13 +156,21 @@ class _Divergence(torch.autograd.Function):
             f = s - (t if ctx.kind == "reverse" else _mixture(s, t, ctx.beta))
             return f.sub_(mean_f[rows, None]).mul_(s.exp_()).mul_(factor[rows])
 
-        return *_gradients(student, hidden.dtype, ctx.needs_input_grad, ctx.chunk, of_logits), *(None,) * 8
+        return *_gradients(student, hidden.dtype, ctx.needs_input_grad, ctx.chunk, of_logits), *(None,) * 9
 
 
 class _Buckets(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, ids: Tensor, temperature: float, chunk: int | None) -> Tensor:
-        head = _Head.of(hidden, weight, temperature)
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        ids: Tensor,
+        temperature: float,
+        chunk: int | None,
+        softcap: float | None,
+    ) -> Tensor:
+        head = _Head.of(hidden, weight, temperature, softcap=softcap)
         chosen = torch.zeros(ids.shape, dtype=head.exact, device=hidden.device)
         tail = torch.full((len(hidden),), torch.finfo(head.exact).min / 4, dtype=head.exact, device=hidden.device)
         for columns, rows in _grid(hidden, weight, chunk):
@@ -162,14 +180,14 @@ class _Buckets(torch.autograd.Function):
             _without(logits, local, inside, torch.finfo(head.exact).min / 4)
             tail[rows] = torch.logaddexp(tail[rows], logits.logsumexp(1))
         ctx.save_for_backward(hidden, weight, ids, tail)
-        ctx.product, ctx.temperature, ctx.chunk = head.product, temperature, chunk
+        ctx.product, ctx.temperature, ctx.chunk, ctx.softcap = head.product, temperature, chunk, softcap
         return torch.cat([chosen, tail[:, None]], 1)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         hidden, weight, ids, tail = ctx.saved_tensors
-        head = _Head.of(hidden, weight, ctx.temperature, ctx.product)
+        head = _Head.of(hidden, weight, ctx.temperature, ctx.product, ctx.softcap)
         of_chosen, of_tail = grad[:, :-1] / ctx.temperature, grad[:, -1:] / ctx.temperature
 
         def of_logits(rows: slice, columns: slice) -> Tensor:
@@ -179,7 +197,7 @@ class _Buckets(torch.autograd.Function):
             g = share.exp_().mul_(of_tail[rows])
             return g.scatter_add_(1, local, torch.where(inside, of_chosen[rows], 0.0))
 
-        return *_gradients(head, hidden.dtype, ctx.needs_input_grad, ctx.chunk, of_logits), *(None,) * 3
+        return *_gradients(head, hidden.dtype, ctx.needs_input_grad, ctx.chunk, of_logits), *(None,) * 4
 
 
 @dataclass(frozen=True)
@@ -191,16 +209,31 @@ class _Head:
     temperature: float
     product: torch.dtype
     exact: torch.dtype
+    softcap: float | None
 
     @classmethod
-    def of(cls, hidden: Tensor, weight: Tensor, temperature: float, product: torch.dtype | None = None) -> _Head:
+    def of(
+        cls,
+        hidden: Tensor,
+        weight: Tensor,
+        temperature: float,
+        product: torch.dtype | None = None,
+        softcap: float | None = None,
+    ) -> _Head:
         product = product or _product_dtype(hidden)
-        return cls(hidden.to(product), weight, temperature, product, torch.promote_types(product, torch.float32))
+        exact = torch.promote_types(product, torch.float32)
+        return cls(hidden.to(product), weight, temperature, product, exact, softcap)
 
     def logits(self, rows: slice, columns: slice) -> Tensor:
         with torch.autocast(self.hidden.device.type, enabled=False):
             logits = self.hidden[rows] @ self.weight[columns].to(self.product).t()
-        return logits.to(self.exact).div_(self.temperature)
+        return capped(logits.to(self.exact), self.softcap).div_(self.temperature)
+
+    def before_cap(self, gradient: Tensor, rows: slice, columns: slice) -> Tensor:
+        """Return the gradient of a tile's logits before the cap from that of the capped ones."""
+        if self.softcap is None:
+            return gradient
+        return _before_cap(gradient, self.logits(rows, columns) * self.temperature, self.softcap)
 
     def logprobs(self, rows: slice, columns: slice, total: Tensor) -> Tensor:
         """Return a tile of logits less `total` [N, 1], their normaliser."""
@@ -219,7 +252,7 @@ def _gradients(
     d_hidden = torch.zeros_like(h, dtype=head.exact) if needed[0] else None
     d_weight = torch.zeros_like(weight) if needed[1] else None
     for columns, rows in _grid(h, weight, chunk):
-        g = of_logits(rows, columns).to(head.product)
+        g = head.before_cap(of_logits(rows, columns), rows, columns).to(head.product)
         with torch.autocast(h.device.type, enabled=False):
             if d_hidden is not None:
                 _add_product(d_hidden[rows], g, weight[columns].to(head.product))

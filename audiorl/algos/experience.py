@@ -34,7 +34,8 @@ import torch
 from torch import Tensor
 
 from audiorl.audio import AudioClip
-from audiorl.types import Rollout, Sample, Score
+from audiorl.pictures import Picture
+from audiorl.types import FlowPath, Rollout, Sample, Score
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,9 +74,16 @@ class Experience:
     code_mask: Tensor | None = None  # [L, Q] bool: which codes were sampled
     teacher_prompt: Sample | None = None  # The prompt as the teacher of distillation reads it; filled in by the driver
     teacher: TeacherOutput | None = None  # Filled in by the trainer, or by processes that hold the teacher
+    images: tuple[Picture, ...] = ()  # The pictures behind the image placeholders, in order
+    flow: FlowPath | None = None  # Of a flow: its noisy steps stand as sampled tokens after the bytes of the prompt
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    @property
+    def rows(self) -> int:
+        """Rows of a forward pass: its tokens; of a flow the prompt and the latent frames of every noisy step."""
+        return len(self) if self.flow is None else self.prompt_length + self.flow.states[1:, :, 0].numel()
 
     @property
     def num_sampled(self) -> int:
@@ -121,6 +129,8 @@ class Experience:
             score_terms=() if score is None else tuple((score.parts[n], w) for n, w in score.weights.items()),
             codes=codes,
             code_mask=code_mask,
+            images=rollout.images,
+            flow=segments[0].flow,
         )
 
     def replace(self, **changes: Any) -> Experience:
@@ -179,6 +189,9 @@ class PackedBatch:
     source: tuple[Tensor, ...]  # Per experience the rows [L] of its tokens: gathers per-token results back into streams
     codes: Tensor | None = None  # [T, Q] int64, -1 where a row is no frame; None when no row is one
     code_mask: Tensor | None = None  # [T, Q] bool
+    images: tuple[Picture, ...] = ()  # The pictures behind the placeholders, in row order
+    flows: tuple[FlowPath, ...] = ()  # Of each experience, where they are a flow's
+    beside_picture: tuple[bool, ...] = ()  # Per clip: whether its prompt has pictures
 
 
 @dataclass(frozen=True)
@@ -191,7 +204,27 @@ class PolicyOutput:
     code_logprobs: Tensor | None = None
     """[N, Q] per codebook, a text token's in column 0, 0 where nothing was sampled; None when the batch has no
     frames."""
-    hidden: Tensor | None = None  # [N, H]: the decoder's states that predict the tokens
+    hidden: Tensor | None = None  # [N, H]: what the text head reads, the decoder's states over the logit divisor
+    noisy_steps: NoisySteps | None = None  # Of a flow, whose sampled tokens are noisy steps
+
+
+@dataclass(frozen=True, eq=False)
+class NoisySteps:
+    """Values of the N noisy steps of a flow besides log-probs; F frames of all of them, D channels.
+
+    Where finished sounds are noised again, a velocity is a step to noise - sound with a std of √½: its log-prob is
+    minus the flow matching loss, and a KL the mean squared difference of two velocities.
+    """
+
+    means: Tensor  # [F, D]: where the steps lead without noise
+    old_means: Tensor  # [F, D]: where they led when they were sampled, or before the step's updates
+    after: Tensor  # [F, D]: where they led with noise
+    times: Tensor  # [F, 1]: t before them
+    lengths: list[int]  # [N]
+    std: Tensor  # [N]: the deviation of their noise
+    dt: Tensor  # [N]: how far they go, below 0
+    drift: Tensor  # [N]: the exact KL to the steps as they were sampled, a mean over the numbers of the latents
+    kl: Tensor | None = None  # [N]: the exact KL to the reference, likewise; None where its means are not known
 
 
 @dataclass(frozen=True, eq=False)

@@ -35,6 +35,7 @@ def fused_logprobs(
     chunk: int | None = None,
     keep: int = 2 << 30,
     low: Tensor | None = None,
+    softcap: float | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Log-prob of `targets` and entropy under softmax(hidden @ weight.T / temperature), differentiable in both.
 
@@ -45,9 +46,11 @@ def fused_logprobs(
     `chunk` is the number of logits worked on at once, by default 2²⁰ on the CPU and 2²⁶ elsewhere. `keep` bounds the
     bytes of logits that wait for the backward pass; those beyond are computed again there, at the cost of one more
     product. Without gradients none are kept. Results do not depend on either. `low` is the weight in the product's
-    dtype, where there is such a copy; otherwise each tile of the weight is cast.
+    dtype, where there is such a copy; otherwise each tile of the weight is cast. `softcap` c bounds the logits before
+    the temperature, to c·tanh(logit / c) (Gemma 2, arXiv 2408.00118, section 2).
     """
-    logprobs, entropy = fused_codebook_logprobs(hidden, weight, targets[:, None], 1, temperature, chunk, keep, low)
+    options = temperature, chunk, keep, low, softcap
+    logprobs, entropy = fused_codebook_logprobs(hidden, weight, targets[:, None], 1, *options)
     return logprobs[:, 0], entropy[:, 0]
 
 
@@ -60,6 +63,7 @@ def fused_codebook_logprobs(
     chunk: int | None = None,
     keep: int = 2 << 30,
     low: Tensor | None = None,
+    softcap: float | None = None,
 ) -> tuple[Tensor, Tensor]:
     """`fused_logprobs` of a head with a softmax for each codebook, whose rows lie one codebook after the other.
 
@@ -75,7 +79,7 @@ def fused_codebook_logprobs(
         chunk = 1 << (20 if hidden.device.type == "cpu" else 26)
     if not (torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)):
         keep = 0
-    result: tuple[Tensor, Tensor] = _LogProbs.apply(hidden, weight, low, targets, temperature, chunk, keep)
+    result: tuple[Tensor, Tensor] = _LogProbs.apply(hidden, weight, low, targets, temperature, chunk, keep, softcap)
     return result
 
 
@@ -90,12 +94,13 @@ class _LogProbs(torch.autograd.Function):
         temperature: float,
         chunk: int,
         keep: int,
+        softcap: float | None,
     ) -> tuple[Tensor, Tensor]:
         product = _product_dtype(hidden)
         exact = torch.promote_types(product, torch.float32)
         h = hidden.to(product)
         low = weight if low is None or low.dtype != product else low
-        # The largest logit and the target's; with z = (logit - largest) / temperature also Σ e^z and Σ z·e^z.
+        # The largest (capped) logit and the target's; with z = (logit - largest) / temperature also Σ e^z and Σ z·e^z.
         peak = torch.full(targets.shape, torch.finfo(exact).min, dtype=exact, device=hidden.device)
         total, moment, chosen = (torch.zeros_like(peak) for _ in range(3))
         saved_logits: dict[tuple[int, int], Tensor] = {}
@@ -105,8 +110,9 @@ class _LogProbs(torch.autograd.Function):
                 for rows in _rows(targets, chunk):
                     at = rows, q
                     logits = h[rows] @ w.t()
+                    sums = peak[at], total[at], moment[at], chosen[at]
                     peak[at], total[at], moment[at], chosen[at] = add_tile(
-                        logits, targets[at] - first, peak[at], total[at], moment[at], chosen[at], temperature
+                        logits, targets[at] - first, *sums, temperature, softcap
                     )
                     keep -= logits.nbytes
                     if keep >= 0:
@@ -117,6 +123,7 @@ class _LogProbs(torch.autograd.Function):
         ctx.save_for_backward(hidden, weight, low, targets, peak, total, entropy)
         # Not saved tensors: the backward pass consumes them, and a second one computes them again.
         ctx.saved_logits, ctx.product, ctx.temperature, ctx.chunk = saved_logits, product, temperature, chunk
+        ctx.softcap = softcap
         ctx.set_materialize_grads(False)
         return torch.where(counted, (chosen - peak) / temperature - log_total, 0.0), entropy
 
@@ -145,7 +152,7 @@ class _LogProbs(torch.autograd.Function):
                     if logits is None:
                         logits = h[rows] @ w.t()
                     tile = targets[at] - first, peak[at], level[at], None if slope is None else slope[at]
-                    g = tile_gradient(logits, *tile, of_logprob[at], temperature)
+                    g = tile_gradient(logits, *tile, of_logprob[at], temperature, ctx.softcap)
                     del logits
                     if d_hidden is not None:
                         _add_product(d_hidden[rows], g, w)
@@ -157,7 +164,7 @@ class _LogProbs(torch.autograd.Function):
                         _add_product(share, g.t(), h[rows], first=rows.start == 0)
                         if rows.stop == len(h) and not exact:
                             d_weight[columns] = share
-        return None if d_hidden is None else d_hidden.to(hidden.dtype), d_weight, None, None, None, None, None
+        return None if d_hidden is None else d_hidden.to(hidden.dtype), d_weight, *(None,) * 6
 
 
 @Fused
@@ -169,11 +176,13 @@ def add_tile(
     moment: Tensor,
     chosen: Tensor,
     temperature: float,
+    softcap: float | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return the largest logit, Σ e^z, Σ z·e^z and the target's logit with those of a tile added to them.
 
     logits [rows, columns]; `local` [rows] is the target's column, which may lie outside of the tile.
     """
+    logits = capped(logits, softcap)
     highest = torch.maximum(peak, logits.amax(1).to(peak.dtype))
     z = _below(logits, highest, temperature)
     e = z.exp()
@@ -194,16 +203,31 @@ def tile_gradient(
     slope: Tensor | None,
     of_logprob: Tensor,
     temperature: float,
+    softcap: float | None = None,
 ) -> Tensor:
-    """Return the gradient of a tile of logits, in their dtype."""
+    """Return the gradient of a tile of logits as they are before the cap, in their dtype."""
+    dtype, logits = logits.dtype, capped(logits, softcap)
     z = _below(logits, peak, temperature)
     e = z.exp()
     g = e.mul_(level[:, None]) if slope is None else z.mul_(slope[:, None]).add_(level[:, None]).mul_(e)
     if torch.compiler.is_compiling():  # one kernel: a scatter would be another one, over a stored tile
         target = torch.arange(logits.shape[1], device=logits.device) == local[:, None]
-        return (g + torch.where(target, of_logprob[:, None], 0.0)).to(logits.dtype)
+        return _before_cap(g + torch.where(target, of_logprob[:, None], 0.0), logits, softcap).to(dtype)
     local, inside = _locate(local, logits.shape[1])
-    return g.scatter_add_(1, local[:, None], torch.where(inside, of_logprob, 0.0)[:, None]).to(logits.dtype)
+    g = g.scatter_add_(1, local[:, None], torch.where(inside, of_logprob, 0.0)[:, None])
+    return _before_cap(g, logits, softcap).to(dtype)
+
+
+def capped(logits: Tensor, softcap: float | None) -> Tensor:
+    """Return logits bounded to c·tanh(logit / c), in float32 at least; as they are without a cap."""
+    if softcap is None:
+        return logits
+    return (logits.to(torch.promote_types(logits.dtype, torch.float32)) / softcap).tanh_().mul_(softcap)
+
+
+def _before_cap(gradient: Tensor, logits: Tensor, softcap: float | None) -> Tensor:
+    """Return the gradient of the logits from that of the capped ones: d(c·tanh(x / c))/dx = 1 - (capped / c)²."""
+    return gradient if softcap is None else gradient * (1 - (logits / softcap) ** 2)
 
 
 def _product_dtype(hidden: Tensor) -> torch.dtype:

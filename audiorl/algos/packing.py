@@ -22,6 +22,7 @@ from torch import Tensor
 
 from audiorl.algos.experience import Experience, PackedBatch
 from audiorl.audio import AudioClip
+from audiorl.pictures import Picture
 
 
 def pack_experiences(experiences: Sequence[Experience], share_prompts: bool = True) -> PackedBatch:
@@ -30,6 +31,8 @@ def pack_experiences(experiences: Sequence[Experience], share_prompts: bool = Tr
     columns: dict[str, list[Tensor]] = {"position_ids": [], "span_ids": [], "predecessor": []}
     span_parents: list[int] = []
     audio: list[AudioClip] = []
+    images: list[Picture] = []
+    beside_picture: list[bool] = []
     source: list[Tensor] = []
     at = 0
 
@@ -48,6 +51,8 @@ def pack_experiences(experiences: Sequence[Experience], share_prompts: bool = Tr
     for group in shared_groups(experiences) if share_prompts else ([e] for e in experiences):
         first = group[0]
         audio.extend(first.audio)
+        images.extend(first.images)
+        beside_picture += [bool(first.images)] * len(first.audio)
         if len(group) == 1:
             source.append(add(first, slice(None), 0, -1, -1))
             continue
@@ -70,7 +75,10 @@ def pack_experiences(experiences: Sequence[Experience], share_prompts: bool = Tr
         loss_mask=torch.cat([e.loss_mask[part] for e, part in parts]),
         span_parents=torch.tensor(span_parents),
         audio=tuple(audio),
+        images=tuple(images),
         source=tuple(source),
+        flows=tuple(e.flow for e in experiences if e.flow is not None),
+        beside_picture=tuple(beside_picture),
         **{name: torch.cat(tensors) for name, tensors in columns.items()},
     )
 
@@ -97,6 +105,7 @@ def _same_prompt(a: Experience, b: Experience) -> bool:
         and _one_turn(b)
         and torch.equal(a.ids[:p], b.ids[:p])
         and [c.key for c in a.audio] == [c.key for c in b.audio]
+        and a.images == b.images
         and (a.codes is None) == (b.codes is None)
         and (a.codes is None or b.codes is None or torch.equal(a.codes[:p], b.codes[:p]))
     )
@@ -128,12 +137,12 @@ def micro_batches(experiences: Sequence[Experience], budget: int, share_prompts:
     for i, e in enumerate(experiences):
         last = experiences[units[-1][-1]] if units and share_prompts else None
         joins = last is not None and e.group_id != "" and e.group_id == last.group_id and _same_prompt(last, e)
-        if joins and costs[-1] + len(e) - e.prompt_length <= budget:
+        if joins and costs[-1] + e.rows - e.prompt_length <= budget:
             units[-1].append(i)
-            costs[-1] += len(e) - e.prompt_length
+            costs[-1] += e.rows - e.prompt_length
         else:
             units.append([i])
-            costs.append(len(e))
+            costs.append(e.rows)
     return [[i for unit in members for i in units[unit]] for members in pack(costs, budget)]
 
 

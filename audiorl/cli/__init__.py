@@ -20,7 +20,7 @@ from audiorl.errors import Interrupted, RankError, RewardError
 from audiorl.recipes._loader import UnknownScript, summary
 
 COMMANDS = (
-    "train", "resume", "report", "view", "eval", "audit", "rewards", "codec", "export", "chat", "say",
+    "train", "resume", "report", "view", "eval", "audit", "rewards", "codec", "export", "chat", "say", "sound",
     "interpret", "doctor", "completion",
 )  # fmt: skip
 EXTENSIONS = {
@@ -52,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if os.environ.get("AUDIORL_TRACEBACK"):
             raise
         print(f"audiorl: {' '.join(str(error).split())}", file=sys.stderr)  # some libraries write paragraphs
-        if isinstance(error, UnknownScript):
+        if isinstance(error, UnknownScript) and error.listing:
             print(error.listing, file=sys.stderr)
         return 2
 

@@ -103,6 +103,10 @@ def show(options: ShowData) -> None:
             prompt = policy.prompt(sample)
             for clip, length in zip(sample.audio, lengths[sample.id], strict=True):
                 print_line(f"   audio: {name(clip)}, {length:.2f} s, {policy.audio.expected_tokens(clip)} tokens")
+            for picture in sample.images:
+                width, height = picture.size()
+                shown = f"{picture.path}, {width} × {height}, {policy.picture_tokens(picture)} tokens"
+                print_line(f"   picture: {shown}")
             print_line(f"   prompt, {len(prompt)} tokens: {'│'.join(_tokens(policy, prompt.ids.tolist()))}")
             answers = [("chosen", item.chosen), ("rejected", item.rejected)] if pairs else []
             if learns:
@@ -132,15 +136,16 @@ def show(options: ShowData) -> None:
 
 
 def _tokens(policy: AudioPolicy, ids: list[int]) -> Iterator[str]:
-    """Yield each token's text; the tokens of a clip, and those that share a character, are one."""
+    """Yield each token's text; the tokens of a clip or picture, and those that share a character, are one."""
     held: list[int] = []
+    placeholders = (policy.audio_token_id, policy.image_token_id)
     for i, token in enumerate(ids):
         held.append(token)
         following = ids[i + 1] if i + 1 < len(ids) else -1
-        text: str = policy.tokenizer.decode(held if token != policy.audio_token_id else held[:1])
-        if token == policy.audio_token_id and following == token:
+        text: str = policy.tokenizer.decode(held if token not in placeholders else held[:1])
+        if token in placeholders and following == token:
             continue
         if "\ufffd" in text and len(held) < 4 and following >= 0:
             continue
-        yield text.replace("\n", "⏎") + (f" × {len(held)}" if token == policy.audio_token_id else "")
+        yield text.replace("\n", "⏎") + (f" × {len(held)}" if token in placeholders else "")
         held = []

@@ -203,7 +203,7 @@ class _Session:
 
     def _save(self, text: str) -> None:
         """Append the conversation as TRL writes them. What was recorded or spoken becomes a WAV file next to it."""
-        from audiorl.audio import write_wav
+        from audiorl.audio import AudioClip, write_wav
 
         if not text:
             raise ValueError("/save: give the name of a file")
@@ -216,6 +216,7 @@ class _Session:
                 if isinstance(piece, str):
                     parts.append({"type": "text", "text": piece})
                     continue
+                assert isinstance(piece, AudioClip), "nobody shows pictures here"
                 file = piece.path
                 if piece.array is not None and piece.sample_rate is not None:
                     file = str(path.resolve().parent / f"{path.stem}-{piece.key[:12]}.wav")

@@ -1,6 +1,8 @@
 """audiorl doctor --plan MODEL: the GPU memory that a run with these options needs, as a table or as JSON.
 
 audiorl doctor --plan qwen2.5-omni-3b --gpu-gib 24 --lora-rank 16
+audiorl doctor --plan runs/sound/checkpoints/sft/step_001000 --gpu-gib 24 --frames 430 --rl.group-size 24
+audiorl doctor --plan flow --network.width 1024 --network.heads 16 --network.joint-blocks 7 --network.single-blocks 14
 """
 
 from __future__ import annotations
@@ -15,8 +17,10 @@ from tyro.conf import Positional
 
 from audiorl.config import to_json
 from audiorl.options import first_word, parse
+from audiorl.plan.flow import NEW, FlowPlanOptions, is_flow, plan_flow
 from audiorl.plan.memory import GIB, PHASES, Change, MemoryPlan, PlanOptions, make_plan, suggestions
 from audiorl.plan.models import RELEASED
+from audiorl.run.folder import newest_checkpoint
 
 
 @dataclass(frozen=True)
@@ -29,13 +33,29 @@ class Options(PlanOptions):
     """Print everything as JSON."""
 
 
+@dataclass(frozen=True)
+class FlowOptions(FlowPlanOptions):
+    """The memory of a GPU that trains a flow: parameters, optimizer and activations."""
+
+    path: Positional[str] = ""
+    """The folder of a flow, or `flow` for a new one of the size --network."""
+    json: bool = False
+    """Print everything as JSON."""
+
+
 def plan(args: Sequence[str]) -> int:
     """Print the plan; the exit code is 0 when it fits, else 1. Raises ValueError for impossible options."""
-    first_word(args, f"doctor --plan: name a model folder or one of {', '.join(RELEASED)}")
+    first_word(args, f"doctor --plan: name a model folder or one of {NEW}, {', '.join(RELEASED)}")
     words = [arg.replace("--lora-rank", "--model.lora.rank", 1) for arg in args]  # the short form
-    options: Options = parse(Options, words, prog="audiorl doctor --plan", description=__doc__)
-    result = make_plan(options.size(options.path), options)
-    advice = [] if result.fits else suggestions(options.path, options)
+    options: Options | FlowOptions
+    words[0] = newest_checkpoint(words[0])
+    if is_flow(words[0]):
+        options = parse(FlowOptions, words, prog="audiorl doctor --plan", description=__doc__)
+        result, advice = plan_flow(options.path, options), []
+    else:
+        options = parse(Options, words, prog="audiorl doctor --plan", description=__doc__)
+        result = make_plan(options.size(options.path), options)
+        advice = [] if result.fits else suggestions(options.path, options)
     changes = [(_command_line(change), max(gpu.peak for gpu in after.gpus)) for change, after in advice]
     if options.json:
         gpus = [
@@ -55,7 +75,7 @@ def plan(args: Sequence[str]) -> int:
     return 0 if result.fits else 1
 
 
-def _print(options: Options, result: MemoryPlan, changes: Sequence[tuple[str, float]]) -> None:
+def _print(options: Options | FlowOptions, result: MemoryPlan, changes: Sequence[tuple[str, float]]) -> None:
     """Parameters, a table for each kind of GPU, the verdict."""
     console, size = Console(), result.size
     table = Table("part", title=f"{options.path}: parameters", title_justify="left")
@@ -77,7 +97,7 @@ def _print(options: Options, result: MemoryPlan, changes: Sequence[tuple[str, fl
         console.print(table)
         phase = PHASES[gpu.totals.index(gpu.peak)]
         verdict = f"{gpu.name}: {gpu.peak / GIB:.1f} of {gpu.size / GIB:g} GiB, in the phase '{phase}'"
-        if gpu.cache is not None:
+        if gpu.cache is not None and isinstance(options, Options):
             c, sequence = gpu.cache, f"{options.prompt_tokens} + {options.sampling.max_new_tokens}"
             console.print(
                 f"key-value cache: {c.token_bytes:,} bytes a token and GPU, room for {c.tokens:,} tokens: "

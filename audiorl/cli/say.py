@@ -26,7 +26,7 @@ class SayOptions:
     text: str = ""
     """Text to say; - reads it from stdin. Required."""
     voice: Path | None = None
-    """A recording of the voice to imitate."""
+    """A recording of the voice to imitate; of a talker the name of one of its voices."""
     voice_text: str = ""
     """Text that is said in --voice."""
     out: Path | None = None
@@ -55,7 +55,10 @@ def main(args: list[str]) -> int:
     for wrong, message in (
         (not options.text.strip(), 'say: name the text, such as --text "Good morning.", or - for stdin'),
         (options.raw == (options.out is not None), "say: give --out FILE.wav, or --raw with a player behind a pipe"),
-        (options.voice and not options.voice_text.strip(), f"--voice-text: give what is said in {options.voice}"),
+        (
+            options.voice and options.voice.is_file() and not options.voice_text.strip(),
+            f"--voice-text: give what is said in {options.voice}",
+        ),
         (options.voice_text and not options.voice, "--voice-text: belongs to --voice, the recording of it"),
         (options.block_frames < 1, f"--block-frames: {options.block_frames}; a block must have at least 1 frame"),
     ):
@@ -75,6 +78,7 @@ def _say(options: SayOptions, write_raw: Write | None) -> int:
     from audiorl.audio import AudioClip, seconds
     from audiorl.eval._speech import load_speaking
     from audiorl.eval.metrics.speech import real_time_factor
+    from audiorl.models.families.talker import TalkerPolicy
     from audiorl.rollout.speech import speech_blocks
     from audiorl.run.folder import newest_checkpoint
     from audiorl.tasks.tts.prompts import SHORTEST_VOICE, speech_sample
@@ -82,7 +86,8 @@ def _say(options: SayOptions, write_raw: Write | None) -> int:
     text, voice = sys.stdin.read() if options.text == "-" else options.text, None
     if not text.strip():
         raise ValueError("--text -: stdin holds no text to say")
-    if options.voice is not None:
+    named = options.voice is not None and not options.voice_text
+    if options.voice is not None and not named:
         clip = AudioClip(path=str(options.voice))
         clip.load()
         if seconds(clip) < SHORTEST_VOICE:
@@ -91,6 +96,10 @@ def _say(options: SayOptions, write_raw: Write | None) -> int:
     sample = speech_sample("said", text.strip(), voice=voice)
     policy = load_speaking(newest_checkpoint(options.model, options.phase), options.codec, options.device)
     assert policy.codec is not None
+    if named:
+        if not isinstance(policy, TalkerPolicy):
+            raise ValueError(f"--voice {options.voice}: no such recording, and the model has no voices by name")
+        policy.speak_in(str(options.voice))
     rate, where, written = policy.codec.sample_rate, f"; {options.out}" if options.out else "", 0
     if options.raw:
         print(f"16 bits, little-endian, mono, {rate} Hz", file=sys.stderr)

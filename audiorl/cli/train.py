@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import difflib
 import json
-import math
 import shlex
 import signal
-import statistics
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -71,7 +69,8 @@ class TrainOptions:
     log: tuple[TrackerName, ...] = ()
     """Experiment trackers that get curves, rollouts and audio, for example --log wandb tensorboard."""
     seeds: tuple[int, ...] = ()
-    """Train once with each of these seeds, in OUT/seed_N, and print mean and spread; the same command continues."""
+    """Train once with each of these seeds, in OUT/seed_N, and report means and intervals over them; the same command
+    continues."""
     runtime: RuntimeConfig = RuntimeConfig()
 
 
@@ -155,7 +154,7 @@ def _check_paths(config: Any) -> None:
 
 
 def _train_seeds(out: Path, args: list[str], seeds: Sequence[int]) -> int:
-    """Train once with each seed in a process of its own; then write OUT/seeds.json and print mean and spread.
+    """Train once with each seed in a process of its own; then print means and intervals, and write OUT/report.html.
 
     A seed whose run is interrupted is resumed by the same command, one that has finished is not run again; further
     seeds may be given then. Return the exit code.
@@ -167,7 +166,7 @@ def _train_seeds(out: Path, args: list[str], seeds: Sequence[int]) -> int:
     if any(word.partition("=")[0] == "--seed" for word in words):
         raise ValueError("--seeds: leave --seed out")
     record = out / "seeds.json"
-    state: dict[str, Any] = {"args": words, "finished": [], "results": {}}
+    state: dict[str, Any] = {"args": words, "finished": []}
     if record.is_file():
         state = json.loads(record.read_text(encoding="utf-8"))
         if state["args"] != words:
@@ -200,44 +199,11 @@ def _train_seeds(out: Path, args: list[str], seeds: Sequence[int]) -> int:
     finally:
         for s, handler in before.items():
             signal.signal(s, handler)
-    state["results"] = print_seeds(out, state["finished"])
-    record.write_text(json.dumps(state, indent=1) + "\n", encoding="utf-8")
+    from audiorl.report import write_report
+
+    print_results(out)
+    print(f"means of {len(state['finished'])} seeds, 95% intervals over seeds; each seed: {write_report(out)}")
     return 0
-
-
-def print_seeds(out: Path, seeds: Sequence[int], console: Console | None = None) -> dict[str, dict[str, list[float]]]:
-    """Print mean ± standard deviation over the runs OUT/seed_N at each evaluation, and of after − before.
-
-    Return {measure: {evaluation, or "change": value of each seed}}.
-    """
-    from rich.console import Console
-    from rich.table import Table
-
-    from audiorl.report.summary import entry_names, evaluation_rows, show, signed
-
-    runs = [evaluation_rows(out / f"seed_{seed}") for seed in seeds]
-    first = [row for row in runs[0] if "/" not in row.metric]
-    columns = entry_names(first)
-    table = Table(title=f"{len(seeds)} seeds ({', '.join(map(str, seeds))}): mean ± standard deviation")
-    for name in ("", *columns, "change"):
-        table.add_column(name, justify="right" if name else "left")
-    results: dict[str, dict[str, list[float]]] = {}
-    for row in first:
-        same = [r for rows in runs for r in rows if r.label == row.label]
-        values = {name: [r.values[name] for r in same if name in r.values] for name in columns}
-        values["change"] = [r.change for r in same if not math.isnan(r.change)]
-        results[row.label] = values
-
-        def cell(name: str, values: dict[str, list[float]] = values, metric: str = row.metric) -> str:
-            if not values[name]:
-                return "–"
-            mean = statistics.fmean(values[name])
-            text = signed(mean, metric) or "0" if name == "change" else show(mean, metric)
-            return f"{text} ± {show(statistics.stdev(values[name]), metric)}" if len(values[name]) > 1 else text
-
-        table.add_row(row.label, *map(cell, (*columns, "change")))
-    (console or Console()).print(table)
-    return results
 
 
 # -- the end -----------------------------------------------------------------------------------------------------------

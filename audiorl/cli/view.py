@@ -36,5 +36,7 @@ def main(args: list[str]) -> int:
         if error.name not in ("fastapi", "starlette", "uvicorn"):
             raise
         raise ValueError(f"view: needs fastapi and uvicorn: {install('serve')}") from error
-    serve(options.runs, options.port, options.labels, options.label)
+    from audiorl.cli.sound import edited
+
+    serve(options.runs, options.port, options.labels, options.label, edited)
     return 0

@@ -5,6 +5,7 @@ A recipe composes these into its own dataclass; run files and the command line o
 """
 
 from audiorl.config.checks import require_finite, require_ranges, require_sound, to_json
+from audiorl.config.flow import FlowConfig, FlowModelConfig, FlowSFTConfig
 from audiorl.config.model import LoraConfig, ModelConfig, torch_device
 from audiorl.config.optim import OptimConfig
 from audiorl.config.preference import PreferenceConfig, PreferenceLoss
@@ -27,7 +28,8 @@ from audiorl.config.sampling import SamplingConfig
 from audiorl.config.supervised import SFTConfig
 
 __all__ = [
-    "Aggregation", "CriticConfig", "DistillConfig", "EstimatorConfig", "GenerationConfig", "KLConfig",
+    "Aggregation", "CriticConfig", "DistillConfig", "EstimatorConfig", "FlowConfig",
+    "FlowModelConfig", "FlowSFTConfig", "GenerationConfig", "KLConfig",
     "KLKind", "ListeningConfig", "LoraConfig", "LossOptions", "ModelConfig", "OptimConfig", "PreferenceConfig",
     "PreferenceLoss", "ProcessRewardConfig", "PtxConfig", "RLConfig", "RewardModelConfig", "RewardServerConfig",
     "SFTConfig", "SamplingConfig", "ScoreConfig", "require_finite", "require_ranges", "require_sound",

@@ -50,6 +50,8 @@ class LoraConfig:
 class ModelConfig:
     """How a model is loaded, and which of its weights are trained."""
 
+    family: str = "auto"
+    """The model family: auto reads it from the checkpoint, FILE.py:NAME is a class of your own."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "float32"
     """Type of the weights; auto takes the checkpoint's."""
     device: str = "auto"

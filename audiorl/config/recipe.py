@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Literal, TypeVar
 
 from audiorl.config.checks import require_ranges
+from audiorl.config.flow import FlowConfig
 from audiorl.config.model import LoraConfig, ModelConfig
 from audiorl.config.optim import OptimConfig
 from audiorl.config.rl import RLConfig
@@ -57,8 +58,9 @@ class RecipeConfig:
         if not self.adapted.lora.rank and self.model.lora != ModelConfig().lora:
             raise ValueError("model.lora: there are no adapters to be shaped; add --lora, or give --model.lora.rank")
         given = {type(value): value for value in vars(self).values()}
-        if RLConfig in given and SamplingConfig in given:  # before a model is loaded
-            given[RLConfig].check_sampling(given[SamplingConfig])
+        sampling = given.get(SamplingConfig, given.get(FlowConfig))
+        if RLConfig in given and sampling is not None:  # before a model is loaded
+            given[RLConfig].check_sampling(sampling)
 
     @property
     def adapted(self) -> ModelConfig:
@@ -76,6 +78,24 @@ class RecipeConfig:
         per_step = config.prompts_per_step if isinstance(config, RLConfig) else config.batch_size
         steps = max(round(self.epochs * items / per_step), 1)
         return replace(config, steps=min(steps, self.max_steps or steps))
+
+
+@dataclass(frozen=True)
+class HotwordOptions:
+    """Options of recognition with hotwords: words that may be said, such as names, in the column `hotwords` or here."""
+
+    hotwords: str | None = None
+    """A text file with one hotword a line, for rows without a column `hotwords`."""
+    distractors: int | None = None
+    """Give each row so many hotwords that nobody says there, and of the file only those that are said there: half sound
+    like the row's own, half are drawn at random, from the file and all rows' own. None: the list as it is."""
+    prompt_hotwords: bool = True
+    """Write the hotwords into the prompt. False: they are only counted."""
+
+    @property
+    def changes_hotwords(self) -> bool:
+        """Return whether rows get other hotwords, or another prompt, than their column says."""
+        return self.hotwords is not None or self.distractors is not None or not self.prompt_hotwords
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Literal
 
 from audiorl.config.checks import refuse, require, require_counts, require_ranges
+from audiorl.config.flow import FlowConfig, NoisyRule
 from audiorl.config.optim import OptimConfig
 from audiorl.config.sampling import SamplingConfig
 
@@ -15,7 +16,12 @@ Aggregation = Literal["sequence-mean-token-mean", "token-mean", "sequence-mean-t
 GROUP_ADVANTAGES = ("grpo", "rloo", "process", "step-index", "time-index", "reinforce++-baseline", "maxrl", "gdpo")
 """Estimators that compare the rollouts of a prompt."""
 ADVANTAGES = (*GROUP_ADVANTAGES, "gae", "reinforce", "reinforce++", "remax", "none")
-LOSSES = ("ppo", "gspo", "cispo", "reinforce", "gmpo", "sapo", "dppo-tv", "dppo-kl", "clip-cov", "kl-cov")
+LOSSES = (
+    "ppo", "gspo", "cispo", "reinforce", "gmpo", "sapo", "dppo-tv", "dppo-kl", "clip-cov", "kl-cov", "guard",
+    "raft", "nft", "crpo",
+)  # fmt: skip
+GROUP_LOSSES = ("raft", "crpo")
+"""Losses of the best, or of the best and the worst rollout of each group alone."""
 
 
 @dataclass(frozen=True)
@@ -134,9 +140,13 @@ class LossOptions:
     """Models that speak: one ratio (and clip) per sampled code, or one per codec frame."""
     codebook_weights: tuple[float, ...] = ()
     """Models that speak, with `frame_ratio` code: weight of each codebook in the surrogate; empty: 1 each."""
+    nft_beta: float = 1.0
+    """`nft`: β; its two velocities lie β times as far from that of before the step as the policy's, to either side."""
+    crpo_beta: float = 2000.0
+    """`crpo`: β of DPO, for losses that are means over the numbers of a sound."""
 
     def __post_init__(self) -> None:
-        positive = ("ratio_cap", "sapo_positive", "sapo_negative", "cov_fraction")
+        positive = ("ratio_cap", "sapo_positive", "sapo_negative", "cov_fraction", "nft_beta", "crpo_beta")
         require_ranges(self, positive=positive, not_negative=("cov_coef",), prefix="loss_options.")
         if self.dual_clip is not None:
             require(self.dual_clip > 1, "loss_options.dual_clip", self.dual_clip, "greater than 1")
@@ -262,7 +272,8 @@ class RLConfig:
     epochs: int = 1
     """Passes over the rollouts of a step."""
     advantage: str = "grpo"
-    """The estimator: a name of this class's docstring, or FILE.py:FUNCTION, a function of an `AdvantageInputs`."""
+    """The estimator: a name of this class's docstring, or FILE.py:FUNCTION, which gets an `AdvantageInputs` and the
+    `estimator` options, and returns [B] or [B, T]."""
     estimator: EstimatorConfig = EstimatorConfig()
     """Options of the estimator."""
     critic: CriticConfig = CriticConfig()
@@ -272,7 +283,9 @@ class RLConfig:
     (reads loss_options.ratio_cap) or `reinforce`, the plain policy gradient without a ratio; or FILE.py:FUNCTION, a
     function of a `LossInputs`. Experimental: `gmpo` (clips log ratios; its authors use 0.4 and 0.4), `sapo`, `dppo-tv`
     and `dppo-kl` (`clip_low` and `clip_high` bound the change of a token's probability, or the KL; its authors cap
-    ratios at 20), `clip-cov` and `kl-cov`."""
+    ratios at 20), `clip-cov` and `kl-cov`. Without a gradient of the policy: `raft`, supervised training on the best of
+    each group. Of flows `guard` (GRPO-Guard), and with sampling.noisy none `nft` (DiffusionNFT) and `crpo` (DPO of the
+    best and the worst of each group), too."""
     clip_low: float = 0.2
     """Ratios are clipped below 1 - this."""
     clip_high: float = 0.2
@@ -345,6 +358,12 @@ class RLConfig:
                 f"advantage {self.advantage!r} compares scores, not token rewards: set kl.place 'loss'": (
                     self.advantage in ("maxrl", "gdpo") and kl_in_reward
                 ),
+                f"loss {self.loss!r} compares the scores of a group, and reads no advantages: leave out advantage and "
+                "kl.place, and set group_size to at least 2": (
+                    self.loss in GROUP_LOSSES and (self.advantage != "grpo" or kl_in_reward or self.group_size == 1)
+                ),
+                f"loss 'crpo' takes pairs of a group: mini_batches {self.mini_batches} must divide prompts_per_step "
+                f"{self.prompts_per_step}": self.loss == "crpo" and self.prompts_per_step % self.mini_batches,
                 "advantage 'none' trains nothing without distillation: set distill.coef": none and not distill.coef,
                 "advantage 'none' reads no rewards: set kl.place 'loss'": none and kl_in_reward,
                 "advantage 'none' reads no rewards, by which dynamic_sampling drops groups: set it to 0": (
@@ -377,8 +396,37 @@ class RLConfig:
             }
         )
 
-    def check_sampling(self, sampling: SamplingConfig) -> None:
+    def check_flow(self, noisy: NoisyRule) -> None:
+        """Raise ValueError for what rollouts of a flow do not have: a critic, a teacher, tokens, answers in text."""
+        refuse(
+            {
+                "advantage gae: flows have no critic; take grpo or another that compares rollouts": (
+                    self.advantage == "gae"
+                ),
+                "distill.coef: flows are not distilled; set it to 0": self.distill.coef,
+                "ptx.coef: flows have no supervised term; set it to 0": self.ptx.coef,
+                "listening.every: flows do not listen; set it to 0": self.listening.every,
+                "kl.place: of flows the KL is a term of the loss; set kl.place 'loss'": self.kl.place == "reward",
+                "generation: sounds are neither paused nor made ahead; leave partial_tokens and overlap out": (
+                    self.generation != GenerationConfig()
+                ),
+                f"loss {self.loss!r} noises finished sounds again: set sampling.noisy 'none'": (
+                    self.loss in ("nft", "crpo") and noisy != "none"
+                ),
+                "loss 'guard' is one of noisy steps: set sampling.noisy to 'branch', 'window' or 'all'": (
+                    self.loss == "guard" and noisy == "none"
+                ),
+            }
+        )
+
+    def check_sampling(self, sampling: SamplingConfig | FlowConfig) -> None:
         """Raise ValueError where `tis_cap` would compare the whole distribution with the part of it that is sampled."""
+        if isinstance(sampling, FlowConfig):
+            sampling.check_trained()
+            self.check_flow(sampling.noisy)
+            return
+        if self.loss in ("guard", "nft", "crpo"):
+            raise ValueError(f"loss {self.loss!r} is one of flows; take ppo, gspo or another")
         whole = replace(sampling, top_p=1.0, top_k=0, audio_top_p=1.0, audio_top_k=0)
         name = next((f.name for f in fields(whole) if getattr(whole, f.name) != getattr(sampling, f.name)), "")
         if self.tis_cap is not None and name:
@@ -386,6 +434,11 @@ class RLConfig:
                 f"tis_cap weighs tokens by their whole distribution, but sampling.{name} {getattr(sampling, name)} "
                 "samples from a part of it, whose probabilities are larger; leave one of the two out"
             )
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether the loss compares the policy with its reference."""
+        return self.kl_beta > 0 or self.loss == "crpo"
 
     @property
     def reference_prompts(self) -> int:

@@ -35,6 +35,10 @@ class SamplingConfig:
     """`top_p` of codec codes."""
     audio_top_k: int = 0
     """`top_k` of codec codes."""
+    codebook_temperature: tuple[float, ...] = ()
+    """`audio_temperature` of each codebook, the last for those after it; none: one for all."""
+    codebook_top_p: tuple[float, ...] = ()
+    """`audio_top_p` of each codebook, likewise."""
     ras_window: int = 0
     """Frames of the window of repetition-aware sampling (VALL-E 2, arXiv 2406.05370); Higgs Audio uses 7, 0 is off. A
     code that occurs `ras_repeats` times in the window of its codebook is sampled again from the plain distribution,
@@ -51,8 +55,21 @@ class SamplingConfig:
         )
         for name in ("top_p", "audio_top_p"):
             require(0 < getattr(self, name) <= 1, f"sampling.{name}", getattr(self, name), "in (0, 1]")
+        for p in self.codebook_top_p:
+            require(0 < p <= 1, "sampling.codebook_top_p", p, "in (0, 1]")
+        for t in self.codebook_temperature:
+            require(t >= 0, "sampling.codebook_temperature", t, "0 or more")
 
-    def of_codes(self) -> SamplingConfig:
-        """Return these options with the codes' temperature, top_p and top_k for the text's."""
+    def of_codes(self, codebook: int = 0) -> SamplingConfig:
+        """Return these options with the temperature, top_p and top_k of a codebook's codes for the text's."""
         temperature = self.temperature if self.audio_temperature is None else self.audio_temperature
-        return dataclasses.replace(self, temperature=temperature, top_p=self.audio_top_p, top_k=self.audio_top_k)
+        temperature, *_ = (*self.codebook_temperature[: codebook + 1][-1:], temperature)
+        top_p, *_ = (*self.codebook_top_p[: codebook + 1][-1:], self.audio_top_p)
+        return dataclasses.replace(self, temperature=temperature, top_p=top_p, top_k=self.audio_top_k)
+
+    @property
+    def training_temperatures(self) -> tuple[float, float | tuple[float, ...]]:
+        """Those of text and of codes, or of each codebook, under which log-probs are taken: of greedy answers the
+        model's own."""
+        by_codebook = tuple(self.of_codes(k).temperature or 1.0 for k in range(len(self.codebook_temperature)))
+        return self.temperature or 1.0, by_codebook or self.of_codes().temperature or 1.0

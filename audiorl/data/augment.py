@@ -6,8 +6,13 @@ float32 array and leaves its input as it was; only `speed` changes the length. R
 
 from __future__ import annotations
 
+import zlib
+
 import numpy as np
 import soxr
+
+from audiorl.audio import AudioClip
+from audiorl.types import Sample
 
 RATE = 16_000
 
@@ -80,3 +85,18 @@ def augment(wav: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         wav = telephone(wav)
     wav = add_noise(wav, rng.uniform(5, 40), rng, color=rng.uniform(0, 1.5))
     return gain(wav, rng.uniform(-12, 3))
+
+
+def noisy(clip: AudioClip, key: str) -> AudioClip:
+    """Return a recording of RATE Hz, in a room or not, under noise at 0 to 15 dB; all of it is drawn by `key`."""
+    rng, wav = np.random.default_rng(zlib.crc32(key.encode())), clip.load(RATE)
+    if rng.random() < 0.5:
+        wav = reverb(wav, rng, rng.uniform(0.1, 0.6), rng.uniform(0.1, 0.5))
+    wav = add_noise(wav, rng.uniform(0, 15), rng, color=rng.uniform(0, 1.5))
+    return AudioClip(array=gain(wav, 0), sample_rate=RATE)
+
+
+def noisy_recording(sample: Sample) -> AudioClip:
+    """Return what a sample asks to enhance: its recording `before`, or its clean `audio` made `noisy`."""
+    before: AudioClip | None = sample.metadata.get("before")
+    return noisy(sample.metadata["audio"], sample.id) if before is None else before

@@ -9,17 +9,21 @@ once. Wrong choices and their order are drawn from the question's id, so that ev
 
 from __future__ import annotations
 
+import io
+import os
 import random
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
+from types import EllipsisType
 from typing import Any
 
 import numpy as np
 
 from audiorl.audio import AudioClip
 from audiorl.data.containers import AUDIO_SUFFIXES
+from audiorl.data.hotwords import checked_hotwords
 from audiorl.data.prompts import asr_prompt, choice_question, how_to_answer, open_question
 from audiorl.data.rows import AnyRow, BadRow, LeftOut, Row, stored
 from audiorl.data.schema import FieldError, check, check_language
@@ -33,6 +37,7 @@ from audiorl.data.schema.manifests import (
     SampleColumns,
 )
 from audiorl.data.schema.types import AudioObject
+from audiorl.pictures import Picture
 from audiorl.types import Message, Sample
 
 AUDIO_FIELDS = ("audio", "audio_path", "audio_filepath", "audio_id", "file_name")
@@ -43,6 +48,9 @@ ASKED = {"prompt": "completion", "query": "response", "instruction": "output"}
 """Columns that ask, with those of the answers, where no column holds turns: TRL's, ms-swift's, Alpaca's."""
 PLACEHOLDER = "<audio>"
 """Where the next clip of the row stands in a text, as in ms-swift and LLaMA-Factory."""
+PICTURE_FIELDS = ("images", "image")
+IMAGE = "<image>"
+"""Where the next picture of the row stands in a text."""
 PART = ("start", "offset", "duration", "channel", "channel_selector")
 """Columns that select a part of the audio, ours and NeMo's."""
 
@@ -152,8 +160,10 @@ def asr(row: Row, style: Style) -> Sample:
     clip = clip_of(row, style, audio_field(row))
     check_language(columns.language)
     check_language(columns.lang, "lang")
-    messages = asr_prompt(clip, columns.language or columns.lang or "", style.think, ask=style.question or "")
-    metadata = {**_rest(row, text), "text": transcript}
+    hotwords, language = checked_hotwords(columns.hotwords or ()), columns.language or columns.lang or ""
+    messages = asr_prompt(clip, language, style.think, ask=style.question or "", hotwords=hotwords)
+    messages = _looking(messages, row, style)
+    metadata = {**_rest(row, text), "text": transcript} | ({"hotwords": list(hotwords)} if hotwords else {})
     return Sample(_id(row, clip), messages, (transcript,), task=columns.task or "asr", metadata=metadata)
 
 
@@ -167,27 +177,36 @@ def conversation(row: Row, style: Style) -> Sample:
     SFT learns `metadata["last_turn"]` where it is there, else the reference, and the assistant's earlier messages whose
     numbers `metadata["learned_turns"]` holds. `prompt` is taken as a whole; of other columns the last turn comes off.
     """
-    for pictures in ("images", "videos"):
-        if row.data.get(pictures):
-            raise FieldError(pictures, "pictures are not read; leave rows with them out")
+    pictures_in, pictures = _pictures_of(row, style)
     field, given = turns_of(row)
     columns = check({**row.data, field: given}, ConversationColumns)
     turns: list[ChatMessage] = getattr(columns, field)
-    contents = [[piece for part in _parts(turn) for piece in _pieces(part, style)] for turn in turns]
+    contents = [[piece for part in _parts(turn) for piece in _pieces(part, style, bool(pictures))] for turn in turns]
+    if pictures and not any(piece is ... or isinstance(piece, Picture) for content in contents for piece in content):
+        asking = next((i for i, turn in enumerate(turns) if turn.role == "user"), 0)
+        contents[asking][:0] = [...] * len(pictures)
+    looks = sum(piece is ... for content in contents for piece in content)
+    if looks != len(pictures):
+        count = f"{len(pictures)} picture{'' if len(pictures) == 1 else 's'}, {looks} place{'' if looks == 1 else 's'}"
+        raise FieldError(pictures_in, f"{count} for one in {field}; write {IMAGE} once for each, where it is seen")
     clips_in, clips = ("audios" if row.data.get("audios") is not None else audio_field(row)), list[AudioClip]()
     if clips_in == "audios" or not any(isinstance(piece, AudioClip) for content in contents for piece in content):
         clips = _clips_of(row, style, clips_in)
     places = sum(piece is None for content in contents for piece in content)
-    if clips and not any(not isinstance(piece, str) for content in contents for piece in content):
+    if clips and not any(piece is None or isinstance(piece, AudioClip) for content in contents for piece in content):
         asking = next((i for i, turn in enumerate(turns) if turn.role == "user"), 0)
         contents[asking][:0] = [None] * len(clips)  # where ms-swift and TRL put them, too
     elif places != len(clips):
         count = f"{len(clips)} clip{'' if len(clips) == 1 else 's'}, {places} place{'' if places == 1 else 's'} for one"
         raise FieldError(clips_in, f"{count} in {field}; write {PLACEHOLDER} once for each clip, where it is heard")
-    waiting = iter(clips)
+    waiting, unseen = iter(clips), iter(pictures)
     messages, learned = list[Message](), list[int]()
     for turn, content in zip(turns, contents, strict=True):
-        pieces = tuple(next(waiting) if piece is None else piece for piece in content if piece != "")
+        pieces = tuple(
+            next(waiting) if piece is None else next(unseen) if piece is ... else piece
+            for piece in content
+            if piece != ""
+        )
         if turn.role == "assistant" and turn.loss is not False and all(isinstance(piece, str) for piece in pieces):
             learned.append(len(messages))
         messages.append(Message(turn.role, pieces or ("",)))
@@ -207,7 +226,20 @@ def conversation(row: Row, style: Style) -> Sample:
     if style.need_answer and not references:
         remedy = f"end with the assistant's turn, or give solution or answer{existing_columns(row, 'answer')}"
         raise FieldError("answer", f"missing; {remedy}")
-    used = {field, ASKED.get(field), gold, "system", "choices", "task", "metadata", "id", "audios", "images", "videos"}
+    used = {
+        field,
+        ASKED.get(field),
+        gold,
+        "system",
+        "choices",
+        "task",
+        "metadata",
+        "id",
+        "audios",
+        "images",
+        "image",
+        "videos",
+    }
     used |= {"history", "input"} if isinstance(row.data[field], str) else set()
     used |= {clips_in} if clips else set()
     metadata = {name: value for name, value in row.data.items() if name not in used and value is not None}
@@ -231,7 +263,7 @@ def conversation(row: Row, style: Style) -> Sample:
         task="qa" if columns.task is None else columns.task,
         metadata={**(columns.metadata or {}), **metadata},
     )
-    if not sample.audio and sample.metadata.get("respond") != "speech":
+    if not sample.audio and not sample.images and sample.metadata.get("respond") != "speech":
         raise FieldError(field, 'holds no audio; name it in audios, or put {"type": "audio", "audio": "…"} in a turn')
     offered = list(sample.choices)
     if len(set(offered)) < len(offered):
@@ -286,13 +318,63 @@ def _parts(message: ChatMessage) -> Sequence[str | ContentPart]:
     return message.content if isinstance(message.content, list) else [message.content]
 
 
-def _pieces(part: str | ContentPart, style: Style) -> list[str | AudioClip | None]:
-    """Return the texts and clips of a part; None where the next of the row's clips is heard."""
+_Piece = str | AudioClip | Picture | EllipsisType | None
+"""None: the next of the row's clips; ...: the next of its pictures."""
+
+
+def _pieces(part: str | ContentPart, style: Style, pictures: bool = False) -> list[_Piece]:
+    """Return the texts, clips and pictures of a part. pictures: whether the row has some, whose places texts name."""
+    if isinstance(part, ContentPart) and part.type == "image":
+        source = next((name for name in ("image", "image_url", "path", "url") if getattr(part, name) is not None), None)
+        return [_picture(getattr(part, source), style, source) if source else ...]
     if isinstance(part, ContentPart) and part.type == "audio":
         source = next((name for name in ("audio", "audio_url", "path", "url") if getattr(part, name) is not None), None)
         return [clip_from(part, style, source) if source else None]
-    first, *others = ((part if isinstance(part, str) else part.text) or "").split(PLACEHOLDER)
-    return [first, *(piece for text in others for piece in (None, text))]
+    text = (part if isinstance(part, str) else part.text) or ""
+    places: dict[str, _Piece] = {PLACEHOLDER: None, **({IMAGE: ...} if pictures else {})}
+    return [places.get(piece, piece) for piece in re.split(f"({'|'.join(places)})", text)]
+
+
+def _pictures_of(row: Row, style: Style) -> tuple[str, list[Picture]]:
+    """Return the column of a row's pictures and what it holds, beside a conversation or a question."""
+    if row.data.get("videos"):
+        raise FieldError("videos", "videos are not read; give frames as images, and the sound as audio")
+    field = picture_column([name for name, value in row.data.items() if value is not None], "image")
+    given = row.data.get(field)
+    if given is None or field not in PICTURE_FIELDS:
+        return field, []
+    several = isinstance(given, list | tuple)
+    return field, [
+        _picture(x, style, f"{field}[{i}]" if several else field) for i, x in enumerate(given if several else [given])
+    ]
+
+
+def picture_column(columns: Collection[str], otherwise: str = "images") -> str:
+    """Return which of the columns that a row fills names its pictures: of a conversation perhaps that of its turns."""
+    return next((name for name in (*PICTURE_FIELDS, *CONVERSATIONS) if name in columns), otherwise)
+
+
+def _looking(messages: tuple[Message, ...], row: Row, style: Style) -> tuple[Message, ...]:
+    """Return a question with the row's pictures before its recording."""
+    *before, asked = messages
+    return (*before, replace(asked, content=(*_pictures_of(row, style)[1], *asked.content)))
+
+
+def _picture(given: Any, style: Style, field: str) -> Picture:
+    """Return a picture that is given as a path, as {"path"} or {"bytes"} as `datasets` has it, or decoded by Pillow."""
+    if hasattr(given, "save") and hasattr(given, "mode"):
+        encoded = io.BytesIO()
+        given.save(encoded, "PNG")
+        given = {"bytes": encoded.getvalue()}
+    if isinstance(given, Mapping) and isinstance(given.get("bytes"), bytes):
+        return Picture(str(stored(given["bytes"], Path(given.get("path") or "").suffix)))
+    path = (given.get("path") or given.get("url")) if isinstance(given, Mapping) else given
+    if not isinstance(path, str) or not path.strip():
+        raise FieldError(field, "no picture; give a path, or an object with path or bytes")
+    path = path.removeprefix("file://")
+    if re.match(r"[A-Za-z][\w+.-]+://|data:", path):
+        raise FieldError(field, f"{path[:80]!r} is a URL, which is not read; download the file and give its path")
+    return Picture(os.path.abspath(style.root / path))
 
 
 def _clips_of(row: Row, style: Style, field: str) -> list[AudioClip]:
@@ -311,11 +393,14 @@ def _clips_of(row: Row, style: Style, field: str) -> list[AudioClip]:
 
 def message_pieces(message: ChatMessage, style: Style) -> tuple[str | AudioClip, ...]:
     """Return the content of a message that names its own clips."""
-    pieces = [piece for part in _parts(message) for piece in _pieces(part, style)]
-    return tuple(PLACEHOLDER if piece is None else piece for piece in pieces)
+    pieces = [PLACEHOLDER if p is None else p for part in _parts(message) for p in _pieces(part, style)]
+    said = tuple(piece for piece in pieces if isinstance(piece, str | AudioClip))
+    if len(said) < len(pieces):
+        raise FieldError("content", "an answer holds a picture; pictures belong to the prompt")
+    return said
 
 
-def spoken_or_written(parts: Sequence[str | AudioClip], field: str) -> Answer:
+def spoken_or_written(parts: Sequence[str | AudioClip | Picture], field: str) -> Answer:
     """Return an answer's text, or its recording. Raises FieldError for one that is neither, or empty."""
     if len(parts) == 1 and isinstance(parts[0], AudioClip):
         return parts[0]
@@ -463,6 +548,7 @@ def _question_sample(
     except ValueError as error:
         raise FieldError(choices, str(error)) from error
     metadata = _rest(row, question, choices, "answer")
+    messages = _looking(messages, row, style)
     return Sample(_id(row, clip), messages, references, options, columns.task or "qa", metadata)
 
 
@@ -507,7 +593,7 @@ def _id(row: Row, clip: AudioClip) -> str:
 
 
 def _rest(row: Row, *used: str) -> dict[str, Any]:
-    used = (*used, audio_field(row), "id")
+    used = (*used, audio_field(row), *PICTURE_FIELDS, "id")
     return {name: value for name, value in row.data.items() if name not in used and value is not None}
 
 

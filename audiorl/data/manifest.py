@@ -23,10 +23,12 @@ from audiorl.data.formats import (
     AUDIO_FIELDS,
     CONVERSATIONS,
     FORMATS,
+    PICTURE_FIELDS,
     QUESTIONS_OF,
     TEXT_FIELDS,
     Style,
     detect,
+    picture_column,
 )
 from audiorl.data.rows import (
     HUB,
@@ -43,6 +45,7 @@ from audiorl.data.rows import (
     read_rows,
 )
 from audiorl.data.schema import FieldError, check_limit, parse_json
+from audiorl.pictures import PictureError
 from audiorl.types import Sample
 
 Kind = Literal[
@@ -339,7 +342,7 @@ def _texts(value: Any) -> str:
     return value if isinstance(value, str) else ""
 
 
-_UNSEARCHED = (*AUDIO_FIELDS, "id", "language")
+_UNSEARCHED = (*AUDIO_FIELDS, *PICTURE_FIELDS, "id", "language")
 """Columns whose texts are no prompt and no answer."""
 
 
@@ -347,6 +350,8 @@ def _column(row: Origin, fault: FieldError) -> str:
     """Return the column that a fault of a sample is about: by the text that it holds, else by the part's usual name."""
     if fault.field == "audio":
         return _audio_column(row.columns)
+    if fault.field == "images":
+        return picture_column(row.columns)
     if fault.holding:
         wanted, texts = fault.holding.strip(), {k: v.strip() for k, v in zip(row.columns, row.texts, strict=True)}
         held = [k for k, v in texts.items() if v and (wanted in v or v in fault.holding)]
@@ -373,6 +378,12 @@ def _check_audio(row: Row, sample: Sample, value: Any) -> None:
             check_clip(clip)
         except AudioError as error:
             raise FieldError(column, str(error)) from error
+    for picture in sample.images:
+        try:
+            picture.load()
+        except PictureError as error:
+            columns = [name for name, value in row.data.items() if value is not None]
+            raise FieldError(picture_column(columns), str(error)) from error
 
 
 def _prompt(sample: Sample) -> list[tuple[str, list[str]]]:

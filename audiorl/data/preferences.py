@@ -42,6 +42,7 @@ from audiorl.data.rows import Row
 from audiorl.data.schema import FieldError, check
 from audiorl.data.schema.manifests import ChatMessage, Reply
 from audiorl.data.schema.types import Finite, Text
+from audiorl.pictures import Picture
 from audiorl.types import Sample
 
 _PAIR = {"chosen", "rejected"}
@@ -155,10 +156,12 @@ def pair_row(pair: Pair) -> dict[str, Any]:
     }
 
 
-def part_row(content: str | AudioClip) -> dict[str, Any]:
+def part_row(content: str | AudioClip | Picture) -> dict[str, Any]:
     """Return a part of a message as a row holds it. Raises ValueError for audio that is not a file."""
     if isinstance(content, str):
         return {"type": "text", "text": content}
+    if isinstance(content, Picture):
+        return {"type": "image", "image": os.path.abspath(content.path)}
     if content.path is None:
         raise ValueError(f"{name(content)} has no path; write the audio to a file and refer to it by path")
     part: dict[str, Any] = {"type": "audio", "audio": os.path.abspath(content.path)}

@@ -7,7 +7,9 @@ on words is only asked for, never enforced.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from audiorl.audio import AudioClip
 from audiorl.languages import language_code
@@ -22,6 +24,8 @@ LANGUAGES: dict[str, str] = dict(pair.split() for pair in _NAMES.split(","))
 TRANSLATE = "Translate what is said in this recording into English, the words only."
 """The request of `asr_prompt(ask=…)` for a translation."""
 _TRANSCRIBE = "Write down exactly what is said in this{} recording, the words only."
+_HOTWORDS = "\nThese words may occur: {}."
+_HOTWORDS_GIVEN = re.compile(re.escape(_HOTWORDS).replace(re.escape("{}"), "([^\n]*)") + r"(?=\n|\Z)")
 
 
 def choice_question(clip: AudioClip, question: str, choices: Sequence[str], think: bool = True) -> tuple[Message, ...]:
@@ -46,23 +50,52 @@ def language_name(language: str) -> str:
     return LANGUAGES.get(language_code(language), language)
 
 
-def asr_prompt(clip: AudioClip, language: str = "", think: bool = False, ask: str = "") -> tuple[Message, ...]:
+def asr_prompt(
+    clip: AudioClip, language: str = "", think: bool = False, ask: str = "", hotwords: Sequence[str] = ()
+) -> tuple[Message, ...]:
     """One user turn that asks for the transcript, without think with no tags. `language`: an ISO code or a name, or "".
 
-    `ask` replaces the English request, for instance by one in the language of the recording.
+    `ask` replaces the English request, for instance by one in the language of the recording. `hotwords` are words that
+    may be said, such as names; see `with_hotwords`.
     """
     spoken = f" {language_name(language)}" if language else ""
-    ask = ask.strip() or _TRANSCRIBE.format(spoken)
+    ask = with_hotwords(ask.strip() or _TRANSCRIBE.format(spoken), hotwords)
     return _turn(clip, ask, think) if think else (Message("user", (clip, ask)),)
 
 
-def transcript_language(request: str) -> str | None:
-    """Return the language that a plain request of `asr_prompt` names, "" for none; None for another request."""
+def with_hotwords(request: str, hotwords: Sequence[str]) -> str:
+    """Return a request for a transcript with these hotwords, in place of those that it has; without any it has none.
+
+    They stand in a sentence before the request for tags. `transcript_request` reads them back, for a model family that
+    was trained with another form.
+    """
+    request = _HOTWORDS_GIVEN.sub("", request)
+    tags = next((f"\n{how}" for how in map(how_to_answer, (True, False)) if request.endswith(f"\n{how}")), "")
+    said = _HOTWORDS.format(", ".join(hotwords)) if hotwords else ""
+    return request.removesuffix(tags) + said + tags
+
+
+@dataclass(frozen=True)
+class TranscriptRequest:
+    """A request for a transcript in its parts, for families with a form of their own."""
+
+    language: str | None
+    """"" for none, None where the request is not the usual one."""
+    hotwords: tuple[str, ...]
+    rest: str
+    """The request without its hotwords."""
+
+
+def transcript_request(request: str) -> TranscriptRequest:
+    """Return the language and the hotwords of a request of `asr_prompt`."""
+    given = _HOTWORDS_GIVEN.search(request)
+    rest = _HOTWORDS_GIVEN.sub("", request)
     before, after = _TRANSCRIBE.split("{}")
-    if not (request.startswith(before) and request.endswith(after)):
-        return None
-    spoken = request[len(before) : len(request) - len(after)].strip()
-    return next((code for code, name in LANGUAGES.items() if name == spoken), spoken)
+    language = None
+    if rest.startswith(before) and rest.endswith(after):
+        spoken = rest[len(before) : len(rest) - len(after)].strip()
+        language = next((code for code, name in LANGUAGES.items() if name == spoken), spoken)
+    return TranscriptRequest(language, tuple(given[1].split(", ")) if given else (), rest)
 
 
 def _stated(question: str) -> str:

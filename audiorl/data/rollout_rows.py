@@ -45,6 +45,7 @@ from torch import Tensor
 from audiorl.audio import AudioClip
 from audiorl.data.rows import read_checked
 from audiorl.data.schema import FieldError, check
+from audiorl.pictures import Picture
 from audiorl.types import Rollout, Sample, Score, Segment, Turn
 
 # msgspec evaluates the annotations of values; their module does not import torch.
@@ -104,9 +105,12 @@ def rollout_row(
         except TypeError:
             continue
     sample = replace(rollout.sample, metadata=metadata)
-    row = to_json(replace(rollout, sample=sample, score=None), saved)
+    # The latents on a flow's way to a sound would be most of a row, and say nothing to whoever hears it.
+    segments = tuple(replace(s, flow=None) for s in rollout.segments)
+    row = to_json(replace(rollout, sample=sample, segments=segments, score=None), saved)
     row["sample"]["prompt"] = "\n".join(
-        "".join(c if isinstance(c, str) else "[audio]" for c in m.content) for m in sample.messages
+        "".join(c if isinstance(c, str) else "[audio]" if isinstance(c, AudioClip) else "[image]" for c in m.content)
+        for m in sample.messages
     )
     row["sample"]["audio"] = _joined([saved(clip) for clip in sample.audio])
     end = 0
@@ -226,6 +230,8 @@ def replace_clips(value: Any, new: Callable[[AudioClip], Any]) -> Any:
     """Return a value of `audiorl.types`, or JSON, with new(clip) for each clip in it."""
     if isinstance(value, AudioClip):
         return new(value)
+    if isinstance(value, Picture):  # a tuple with a name
+        return value
     if isinstance(value, tuple | list):
         return type(value)(replace_clips(held, new) for held in value)
     if isinstance(value, Mapping):

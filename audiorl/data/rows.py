@@ -39,7 +39,17 @@ _JSON = (".jsonl", ".json", ".ndjson")
 _TABLES = (".csv", ".tsv")
 _NUMBERS = {"start", "offset", "duration", "seconds", "sample_rate", "sampling_rate", "channel", "channel_selector"}
 """Columns of text files that hold numbers. What kind any other holds is not guessed: 007 and null are transcripts."""
-_LISTS = {"choices", "multi_choice", "audios", "messages", "conversations", "conversation", "prompt", "history"}
+_LISTS = {
+    "choices",
+    "multi_choice",
+    "audios",
+    "messages",
+    "conversations",
+    "conversation",
+    "prompt",
+    "history",
+    "hotwords",
+}
 """Columns of text files that may hold a list, as JSON."""
 _COMMON_VOICE = {"path": "audio", "locale": "language", "client_id": "speaker"}
 """Columns of Common Voice's files and what they are called here."""
@@ -145,10 +155,15 @@ def check_unpacked(path: Path, size: int) -> None:
 
 def read_checked(path: Path, convert: Callable[[Mapping[str, Any]], T]) -> Iterator[tuple[int, T]]:
     """Yield (number, convert(columns)) of every row. Raises ValueError naming the first that cannot be used."""
-    for row in converted(read_rows(path), convert):
+    yield from checked(converted(read_rows(path), convert))
+
+
+def checked(rows: Iterable[AnyRow]) -> Iterator[tuple[int, Any]]:
+    """Yield (number, columns) of every row. Raises ValueError naming the first that cannot be used."""
+    for row in rows:
         if not isinstance(row, Row):
             raise ValueError(str(row))
-        yield row.number, row.data  # type: ignore[misc]
+        yield row.number, row.data
 
 
 def write_json_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:

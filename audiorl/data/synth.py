@@ -1,6 +1,7 @@
 """Synthetic speech from text with espeak-ng, from the `espeakng-loader` wheel: many "speakers", dozens of languages.
 
     wav = synthesize("The conference is now locked.", "en", voice="en-us+f3", speed=170, pitch=60)   # [T] at 16 kHz
+    phonemes(["Kerberos"], "en")                                                                     # ['kɜːbɛɹəʊz']
 
 It is formant synthesis: intelligible, robotic, a few hundred times faster than real time on one core. The same request
 gives the same samples, whatever was spoken before and in whichever thread or process. The library has one global state,
@@ -12,6 +13,7 @@ from __future__ import annotations
 import _ctypes
 import ctypes
 import os
+import re
 import signal
 import threading
 from collections.abc import Iterator, Sequence
@@ -34,6 +36,7 @@ PITCHES = (0, 99)
 _SYNCHRONOUS = 2  # espeak_AUDIO_OUTPUT: Synth returns when the callback has received everything
 _DONT_EXIT = 0x8000  # on errors return a code instead of ending the process
 _CHARS_UTF8 = 1
+_IPA = 2  # of phonemes, as UTF-8
 _RATE, _PITCH = 1, 3  # espeak_PARAMETER
 _NAMES = {"zh": "cmn", "no": "nb"}  # ISO 639-1 codes that espeak-ng calls otherwise
 _UNSTEADY = {"Reed", "caleb"}  # variants whose samples differ from call to call
@@ -89,6 +92,19 @@ def voices(language: str) -> list[str]:
     return [voice for accent in accents(language) for voice in (accent, *(f"{accent}+{v}" for v in variants()))]
 
 
+def phonemes(texts: Sequence[str], language: str) -> list[str]:
+    """Return how each text sounds, in IPA without stress. Raises ValueError for a language that espeak-ng lacks."""
+    sounds = []
+    with _espeak(accents(language)[0]) as (library, _):
+        library.espeak_TextToPhonemes.restype = ctypes.c_char_p
+        for text in texts:
+            left, spoken = ctypes.c_char_p(text.encode()), list[str]()
+            while left.value:  # it reads a clause and moves the pointer behind it
+                spoken.append(library.espeak_TextToPhonemes(ctypes.byref(left), _CHARS_UTF8, _IPA).decode())
+            sounds.append(re.sub(r"\([a-z-]+\)|[ˈˌ]", "", " ".join(spoken)))  # "(en)" where it reads a foreign word
+    return sounds
+
+
 @cache
 def accents(language: str) -> tuple[str, ...]:
     """Voices of a language without variant, the plain one first: ("en", "en-029", "en-gb-scotland", "en-us", …)."""
@@ -139,12 +155,29 @@ def _interrupts_wait() -> Iterator[None]:
             signal.raise_signal(signal.SIGINT)
 
 
-def _samples(text: str, voice: str, speed: int, pitch: int) -> tuple[np.ndarray, int]:
-    """float32 [T] and its rate in Hz, from a library loaded for this one call.
+@contextmanager
+def _espeak(voice: str) -> Iterator[tuple[ctypes.CDLL, int]]:
+    """Yield a library loaded for this one use, which has the voice, and its rate in Hz.
 
     espeak-ng keeps the phase of its pitch flutter in a static variable that nothing resets, so a second call in the
     same library sounds slightly different. Loading it again costs about 4 ms and makes every call the first.
     """
+    with _lock, _interrupts_wait():
+        library = ctypes.CDLL(espeakng_loader.get_library_path())
+        try:
+            rate = library.espeak_Initialize(_SYNCHRONOUS, 0, espeakng_loader.get_data_path().encode(), _DONT_EXIT)
+            if rate <= 0:
+                raise RuntimeError("espeak-ng did not start; reinstall espeakng-loader")
+            if library.espeak_SetVoiceByName(voice.encode()) != 0:
+                raise ValueError(f"espeak-ng does not load the voice {voice!r}; choose another of voices()")
+            yield library, rate
+        finally:
+            library.espeak_Terminate()
+            _unload(library._handle)
+
+
+def _samples(text: str, voice: str, speed: int, pitch: int) -> tuple[np.ndarray, int]:
+    """float32 [T] and its rate in Hz."""
     pieces: list[np.ndarray] = []
 
     def receive(samples: ctypes._Pointer[ctypes.c_short], count: int, events: int | None) -> int:
@@ -153,24 +186,14 @@ def _samples(text: str, voice: str, speed: int, pitch: int) -> tuple[np.ndarray,
         return 0  # go on
 
     callback = _SynthCallback(receive)
-    with _lock, _interrupts_wait():
-        library = ctypes.CDLL(espeakng_loader.get_library_path())
-        try:
-            rate = library.espeak_Initialize(_SYNCHRONOUS, 0, espeakng_loader.get_data_path().encode(), _DONT_EXIT)
-            if rate <= 0:
-                raise RuntimeError("espeak-ng did not start; reinstall espeakng-loader")
-            library.espeak_SetSynthCallback(callback)
-            if library.espeak_SetVoiceByName(voice.encode()) != 0:
-                raise ValueError(f"espeak-ng does not load the voice {voice!r}; choose another of voices()")
-            library.espeak_ng_SetRandSeed(0)  # breath noise
-            library.espeak_SetParameter(_RATE, speed, 0)
-            library.espeak_SetParameter(_PITCH, pitch, 0)
-            encoded = text.encode()
-            code = library.espeak_Synth(encoded, len(encoded) + 1, 0, 0, 0, _CHARS_UTF8, None, None)
-            if code != 0:
-                raise RuntimeError(f"espeak-ng failed with code {code} for {text!r}")
-        finally:
-            library.espeak_Terminate()
-            _unload(library._handle)
+    with _espeak(voice) as (library, rate):
+        library.espeak_SetSynthCallback(callback)
+        library.espeak_ng_SetRandSeed(0)  # breath noise
+        library.espeak_SetParameter(_RATE, speed, 0)
+        library.espeak_SetParameter(_PITCH, pitch, 0)
+        encoded = text.encode()
+        code = library.espeak_Synth(encoded, len(encoded) + 1, 0, 0, 0, _CHARS_UTF8, None, None)
+        if code != 0:
+            raise RuntimeError(f"espeak-ng failed with code {code} for {text!r}")
     samples = np.concatenate(pieces) if pieces else np.zeros(0, np.int16)
     return samples.astype(np.float32) / 32768, rate

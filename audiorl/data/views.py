@@ -175,7 +175,7 @@ def _with_one(sample: Sample, what: str, replacement: AudioClip | str) -> Sample
 
 
 def _content(sample: Sample) -> list[str]:
-    return [c.key if isinstance(c, AudioClip) else c for m in sample.messages for c in m.content]
+    return [c if isinstance(c, str) else c.key for m in sample.messages for c in m.content]
 
 
 def _length(clip: AudioClip) -> int:

@@ -82,12 +82,18 @@ class InferenceOptions:
         if not (self.data and self.model and self.out):
             raise ValueError("give --data, --model and --out to run a model, or --score FILE to score what one said")
 
+    @property
+    def context(self) -> Row:
+        """Return further settings on which the prompts depend."""
+        return {}
+
     def check_settings(self, question: str | None = None) -> None:
         """Write out/settings.json, or raise ValueError where a run with other settings left one."""
         assert self.data and self.out
         settings: Row = {"model": self.model, "data": self.data.name, "kind": self.kind, "think": self.think}
         settings |= {"question": question} if question else {}
         settings |= {"columns": self.columns} if self.columns else {}
+        settings |= self.context
         check_settings(self.out / "settings.json", {**settings, "max_new_tokens": self.max_new_tokens})
 
     def read(self, question: str | None = None, on_error: Literal["raise", "skip"] = "skip") -> manifest.Loaded[Sample]:

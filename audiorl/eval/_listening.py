@@ -102,7 +102,7 @@ def check_frames(policy: AudioPolicy, clips: Sequence[AudioClip]) -> None:
         raise ValueError("the model has no audio encoder")
     for clip in clips:
         samples = len(clip.load(extractor.sampling_rate))
-        expected = policy.backbone.tokens(policy.model, -(-samples // extractor.hop_length))
+        expected = policy.backbone.tokens(policy.model, samples)
         tokens = len(policy.audio.encoder_output(clip))
         if tokens != expected:
             raise ValueError(

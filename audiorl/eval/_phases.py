@@ -15,14 +15,14 @@ from audiorl.config import SamplingConfig
 from audiorl.data.text import TextQuestion
 from audiorl.eval._common import Row, paired_changes, progress_display, read_rows, summarize, summarize_outside
 from audiorl.eval.metrics.corpus import estimate, ratio
-from audiorl.eval.metrics.text import Normalizer, char_errors, word_errors
+from audiorl.eval.metrics.text import Normalizer, char_errors, hotword_errors, word_errors
 from audiorl.eval.text import measure_text_phase
 from audiorl.models import AudioPolicy
 from audiorl.protocols import Request, Reward, RolloutEngine
 from audiorl.report.summary import metric_name
 from audiorl.rewards import StandardisedSum, WeightedSum
-from audiorl.rewards.answers import final_text
-from audiorl.rewards.asr import fewest_errors
+from audiorl.rewards.answers import final_text, language_of
+from audiorl.rewards.asr import fewest_errors, hotwords_of
 from audiorl.rewards.combine import check_scores, scored_rollouts
 from audiorl.rollout.hf import HFEngine
 from audiorl.run.folder import Run
@@ -75,10 +75,17 @@ class ErrorRate:
         errors = word_errors if self.unit == "word" else char_errors
         counts = fewest_errors(rollout.sample, final_text(rollout.text), errors, self.normalizer)
         language = str(rollout.sample.metadata.get("language") or "unknown")
-        return {"errors": counts.errors, "length": counts.reference_length, "language": language, "rate": counts.rate}
+        row: Row = {"errors": counts.errors, "length": counts.reference_length, "language": language}
+        if hotwords := hotwords_of(rollout.sample):
+            text, reference = final_text(rollout.text), rollout.sample.references[0]
+            divided = hotword_errors(reference, text, hotwords, self.normalizer, language_of(rollout.sample))
+            for part, measured in (("b_wer", divided.biased), ("u_wer", divided.unbiased)):
+                row[part] = [measured.errors, measured.reference_length]
+        return row | {"rate": counts.rate}
 
     def cells(self, rows: Sequence[Row], before: Mapping[str, Row] | None = None) -> Row:
         """Return {wer, n, low, high, by_task: {language: …}} of rows with `columns`; by_task for several languages.
+        Of rows with hotwords also b_wer and u_wer, the rates in hotwords and in other words.
 
         before: earlier rows by id; adds changes: {wer: [mean, low, high]} of the samples in both, paired.
         """
@@ -93,6 +100,13 @@ class ErrorRate:
                 earlier = counts([before[row["id"]] for row in paired])  # type: ignore[index]
                 change = estimate(counts(paired), ratio, baseline_NK=earlier)
                 values["changes"] = {self.name: [change.value, change.low, change.high]}
+            for part in ("b_wer", "u_wer"):
+                if divided := [row for row in rows if part in row]:
+                    values[part] = ratio(np.sum([row[part] for row in divided], 0))
+                if paired := [row for row in divided if part in (before or {}).get(row["id"], {})]:
+                    earlier = np.array([before[row["id"]][part] for row in paired])  # type: ignore[index]
+                    change = estimate(np.array([row[part] for row in paired]), ratio, baseline_NK=earlier)
+                    values["changes"][part] = [change.value, change.low, change.high]
             return values
 
         languages = sorted({row["language"] for row in rows})
@@ -185,8 +199,9 @@ class Evaluation:
         """Return an entry of eval.json, the headline first; of clips without speech the share without a text."""
         if self.errors is None or not rows:
             return summarize_answers(rollouts, self.metric)
-        name, *others = rows[0]["parts"]
-        columns = {part: [row["parts"][part] for row in rows] for part in (name, *others)}
+        name = next(iter(rows[0]["parts"]))
+        parts = dict.fromkeys(part for row in rows for part in row["parts"])
+        columns = {part: [row["parts"][part] for row in rows if part in row["parts"]] for part in parts}
         summary = summarize(columns.pop(name), name, columns)
         return summary if name == "silent" else summary | self.errors.cells(rows)
 

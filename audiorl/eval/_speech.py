@@ -31,6 +31,9 @@ from audiorl.eval.metrics.speech import cosine, silent_share
 from audiorl.eval.metrics.text import Normalizer, char_errors, word_errors
 from audiorl.models import AudioPolicy, load_policy
 from audiorl.models.export import codec_of
+from audiorl.models.families import read_config
+from audiorl.models.families.talker import TalkerPolicy
+from audiorl.models.lora import is_adapter
 from audiorl.protocols import Request, RolloutEngine, SpeechDecoder
 from audiorl.rollout.hf import HFEngine
 from audiorl.rollout.speech import CodecSpeechDecoder
@@ -50,22 +53,30 @@ Speak = Callable[[AudioPolicy, Sequence[Sample], SamplingConfig], list[Rollout]]
 
 
 def load_speaking(model: str | Path, codec: str | Path | None = None, device: str = "auto") -> AudioPolicy:
-    """Load a checkpoint as `load_with_codec` does. Raises ValueError for a model that writes text only."""
-    policy = load_with_codec(model, codec, device)
+    """Load a checkpoint as `load_with_codec` does, of a whole Omni model its talker. Raises ValueError for a model that
+    writes text only."""
+    whole = {} if is_adapter(model) else read_config(model)
+    talker = "talker_config" in whole and bool(whole.get("enable_audio_output", True))
+    policy = load_with_codec(model, codec, device, talker)
     if policy.speech is None:
         raise ValueError(f"{model}: writes text only; give a model that speaks (see audiorl/recipes/tts_sft.py)")
     return policy
 
 
-def load_with_codec(model: str | Path, codec: str | Path | None = None, device: str = "auto") -> AudioPolicy:
-    """Load a checkpoint for evaluation, and its codec where it speaks.
+def load_with_codec(
+    model: str | Path, codec: str | Path | None = None, device: str = "auto", talker: bool = False
+) -> AudioPolicy:
+    """Load a checkpoint for evaluation, and its codec where it speaks; `talker` is that of `load_policy`.
 
     Without a `codec` it is the one that `codec_of` finds. Raises ValueError for none, and for one that is not the
     model's.
     """
-    policy = load_policy(model, evaluation_config(device))
+    policy = load_policy(model, evaluation_config(device), talker=talker)
     if policy.speech is not None:
         codec = codec or codec_of(model)
+        if codec is None and isinstance(policy, TalkerPolicy):
+            policy.set_codec(policy.own_decoder())
+            return policy
         if codec is None:
             raise ValueError(f"{model}: no folder codec/ in it or above it; name its audio tokenizer with --codec")
         policy.set_codec(load_codec(codec))

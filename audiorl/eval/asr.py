@@ -4,6 +4,7 @@
     audiorl eval asr --data test.jsonl --model TRAINED --baseline START --silence 40 --out results/asr \\
         --known-speakers train.jsonl --recognisers judges/whisper-base
     audiorl eval asr --score results/asr/results.jsonl --baseline results/start/results.jsonl
+    audiorl eval asr --data test.jsonl --model MODEL --out results/names --hotwords names.txt --distractors 20
 
 Writes to --out: predictions.jsonl (responses as they come; a second call continues from there), results.jsonl
 (reference, hypothesis, counts and rate per file), scores.json and worst.html (the worst files with audio to listen to).
@@ -17,13 +18,16 @@ import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
 from audiorl.audio import seconds
+from audiorl.config.recipe import HotwordOptions
 from audiorl.data import manifest
+from audiorl.data.hotwords import read_hotwords, with_context
 from audiorl.data.no_speech import no_speech_samples
 from audiorl.data.prompts import TRANSLATE
 from audiorl.data.rows import write_json_lines
@@ -46,9 +50,11 @@ from audiorl.eval.metrics.corpus import Score, estimate, ratio, repeated, transl
 from audiorl.eval.metrics.text import (
     CorpusErrors,
     ErrorCounts,
+    HotwordErrors,
     Normalizer,
     char_errors,
     check_normalizer,
+    hotword_errors,
     normalize,
     number_words,
     units,
@@ -67,13 +73,22 @@ Systems = dict[str, Rows]
 """Rows by the name of the system that wrote their hypotheses, in equal order; the first is the evaluated one."""
 NAMES = {"wer": "WER %", "cer": "CER %", "bleu": "BLEU", "chrf": "chrF"}
 """Names of the metrics in tables."""
+HOTWORD_NAMES = {
+    "b_wer": "B-WER %",
+    "u_wer": "U-WER %",
+    "recall": "recall %",
+    "precision": "precision %",
+    "false_alarms": "false alarms %",
+}
+"""Names of the metrics of rows with hotwords: errors in the listed words and in all others, the share of hotwords said
+that are written and of those written that were said, and the share of listed words nobody said that are written."""
 WORST = 30
 """Files that worst.html shows."""
 _RATE = 16_000
 
 
 @dataclass(frozen=True, kw_only=True)
-class ASROptions(InferenceOptions):
+class ASROptions(HotwordOptions, InferenceOptions):
     """Evaluate a model's transcripts or translations, or score an existing results file."""
 
     score: Path | None = None
@@ -101,6 +116,15 @@ class ASROptions(InferenceOptions):
     `audiorl.eval.metrics.text.normalize`."""
 
     @property
+    def context(self) -> Row:
+        """Return the settings on which the prompts' hotwords depend."""
+        if not self.changes_hotwords:
+            return {}
+        words = read_hotwords(self.hotwords) if self.hotwords else ()
+        file = f"{len(words)} words, {sha256(repr(words).encode()).hexdigest()[:12]}"
+        return {"hotwords": file, "distractors": self.distractors, "prompt_hotwords": self.prompt_hotwords}
+
+    @property
     def recorded_baseline(self) -> bool:
         """Return whether the baseline is a results.jsonl."""
         return self.baseline is not None and self.baseline.endswith(".jsonl")
@@ -118,12 +142,16 @@ def main(options: ASROptions, engine: RolloutEngine | None = None) -> Row:
         (score and silence, f"--silence: {recordings}"),
         (score and options.baseline and not recorded, "--baseline: with --score give the baseline's results.jsonl too"),
         (silence < 0 or (options.music and not silence), "--silence: give the number of clips, also with --music"),
+        (options.changes_hotwords and options.task == "translate", "--hotwords: a translation has none; leave it out"),
+        (score and options.distractors is not None, f"--distractors: {recordings}"),
+        (options.distractors is not None and options.distractors < 0, "--distractors: give 0 or more"),
         (same, f"--recognisers: two of {', '.join(names)} have one name; rename a folder"),
     )
     samples: Sequence[Sample] = ()
     about: Row = {}
     if options.score is not None:
-        systems: Systems = {"model": distinct_rows(options.score)}
+        file = {"hotwords": list(read_hotwords(options.hotwords))} if options.hotwords else {}
+        systems: Systems = {"model": [file | row for row in distinct_rows(options.score)]}
         if not systems["model"]:
             raise ValueError(f"{options.score}: no rows")
     else:
@@ -132,6 +160,8 @@ def main(options: ASROptions, engine: RolloutEngine | None = None) -> Row:
         systems = transcripts(options, engine, samples, "predictions")
     if options.baseline and recorded:
         start = paired_rows(systems["model"], distinct_rows(options.baseline), options.baseline)
+        given = [{"hotwords": row["hotwords"]} if "hotwords" in row else {} for row in systems["model"]]
+        start = [{**row, **words} for row, words in zip(start, given, strict=True)]
         systems = {"model": systems["model"], "baseline": start, **systems}
     if options.known_speakers:
         systems = with_groups(systems, options)
@@ -166,6 +196,9 @@ def read(options: ASROptions) -> tuple[list[Sample], int]:
     """Return the samples, their first reference the text to compare with, and how many had no usable audio."""
     loaded = options.read(options.question or (TRANSLATE if options.task == "translate" else None))
     samples = list(loaded.samples)
+    if options.changes_hotwords:
+        words = read_hotwords(options.hotwords) if options.hotwords else ()
+        samples = with_context(samples, words, options.distractors, prompt=options.prompt_hotwords)
     if options.task == "translate":
         texts = [(s, str(s.metadata.get("translation") or "")) for s in samples]
         samples = [replace(s, references=(text,)) for s, text in texts if text.strip()]
@@ -195,7 +228,7 @@ def transcripts(options: ASROptions, engine: RolloutEngine, samples: Sequence[Sa
         """Return the folder of another system's transcripts; ValueError where those of a third one lie there."""
         assert options.out
         folder = options.out / re.sub(r"[^\w.-]+", "_", system)
-        settings = {"model": path, "task": options.task, "question": options.question}
+        settings = {"model": path, "task": options.task, "question": options.question, **options.context}
         check_settings(folder / "settings.json", {**settings, "max_new_tokens": options.max_new_tokens})
         return folder
 
@@ -210,6 +243,8 @@ def transcripts(options: ASROptions, engine: RolloutEngine, samples: Sequence[Sa
     for sample in samples:
         about = {name: sample.metadata.get(name) for name in ("language", "speaker", "kind")}
         more: Row = {name: value for name, value in about.items() if value} | {"language": about["language"]}
+        if sample.metadata.get("hotwords"):
+            more["hotwords"] = list(sample.metadata["hotwords"])
         if about["kind"]:
             more["seconds"] = sum(map(seconds, sample.audio))
         for system, texts in written.items():
@@ -309,16 +344,22 @@ class SystemScores:
     def __init__(self, rows: Rows, options: ASROptions):
         self.rows = rows
         self.errors: dict[str, list[ErrorCounts]] = {}
-        self._counts: dict[str, tuple[np.ndarray, Score]] = {}
+        self.counts: dict[str, tuple[np.ndarray, Score]] = {}
         if options.task == "translate":
             hypotheses, references = ([row[key] for row in rows] for key in ("hypothesis", "reference"))
             for metric in ("bleu", "chrf"):
-                self._counts[metric] = translation_counts(hypotheses, references, metric)
+                self.counts[metric] = translation_counts(hypotheses, references, metric)
         else:
             for metric in ("wer", "cer"):
                 counts = [error_counts(row, options.normalizer, None, metric) for row in rows]
                 self.errors[metric] = counts
-                self._counts[metric] = np.array([[c.errors, c.reference_length] for c in counts]), ratio
+                self.counts[metric] = np.array([[c.errors, c.reference_length] for c in counts]), ratio
+        self.hotwords: list[HotwordErrors | None] = []
+        if options.task == "transcribe" and any(row.get("hotwords") for row in rows):
+            self.hotwords = [_hotwords_of(row, options.normalizer) for row in rows]
+            columns = np.array([_hotword_counts(errors) for errors in self.hotwords])
+            for metric, places in zip(HOTWORD_NAMES, ([0, 1], [2, 3], [4, 5], [4, 6], [7, 8]), strict=True):
+                self.counts[metric] = columns[:, places], ratio
         self.texts = [
             [normalize(row[key], options.normalizer, row.get("language")) for key in _COMPARED] for row in rows
         ]
@@ -334,7 +375,7 @@ class SystemScores:
         """
         speakers = [self.rows[i].get("speaker") for i in indices]
         result: Row = {"files": len(indices)}
-        for metric, (counts, score) in self._counts.items():
+        for metric, (counts, score) in self._measured(indices).items():
             result[metric] = asdict(estimate(counts[indices], score))
             if None not in speakers and len(set(speakers)) >= FEWEST_CLUSTERS:
                 over = estimate(counts[indices], score, clusters=speakers)
@@ -350,9 +391,35 @@ class SystemScores:
     def difference(self, baseline: SystemScores, indices: Sequence[int]) -> Row:
         """Return {METRIC: {value, low, high}}: this system minus `baseline` on the same rows, with paired intervals."""
         return {
-            metric: asdict(estimate(counts[indices], score, baseline_NK=baseline._counts[metric][0][indices]))
-            for metric, (counts, score) in self._counts.items()
+            metric: asdict(estimate(counts[indices], score, baseline_NK=baseline.counts[metric][0][indices]))
+            for metric, (counts, score) in self._measured(indices).items()
+            if metric in baseline._measured(indices)
         }
+
+    def _measured(self, indices: Sequence[int]) -> dict[str, tuple[np.ndarray, Score]]:
+        """Return the metrics of a slice: those of hotwords only where it has what they are a share of."""
+        return {m: v for m, v in self.counts.items() if m not in HOTWORD_NAMES or v[0][indices, 1].any()}
+
+
+def _hotwords_of(row: Mapping[str, Any], normalizer: Normalizer) -> HotwordErrors | None:
+    """Return the hotwords of a row's texts; None for a row without any."""
+    if not row.get("hotwords"):
+        return None
+    try:
+        return hotword_errors(row["reference"], row["hypothesis"], row["hotwords"], normalizer, row.get("language"))
+    except ValueError as error:
+        raise ValueError(f"row {row['id']!r}: {error}") from error
+
+
+def _hotword_counts(found: HotwordErrors | None) -> list[int]:
+    """Return errors in hotwords and words of the reference in them, the same of other words, hotwords found, said and
+    written, listed words that are not said but written, and all that are not said."""
+    if found is None:
+        return [0] * 9
+    counts = [n for of in (found.biased, found.unbiased) for n in (of.errors, of.reference_length)]
+    heard = len(found.said) - len(found.missed)
+    alarms = len(set(found.unsaid) & set(found.written))
+    return [*counts, heard, len(found.said), len(found.written), alarms, len(found.unsaid)]
 
 
 _COMPARED = ("reference", "hypothesis")
@@ -395,6 +462,9 @@ def score_rows(corpus: SystemScores, options: ASROptions) -> tuple[list[Row], Ro
     for row, texts, count in zip(corpus.rows, corpus.texts, errors.utterances, strict=True):
         normalized = {f"normalized_{key}": text for key, text in zip(_COMPARED, texts, strict=True)}
         results.append({**row, **normalized, "rate": count.rate, **asdict(count)})
+    for result, found in zip(results, corpus.hotwords, strict=False):
+        if found is not None:
+            result |= {"missed_hotwords": list(found.missed), "false_hotwords": list(found.false)}
     scores = {
         "metric": options.metric,
         "normalizer": options.normalizer,
@@ -422,18 +492,23 @@ def worst_page(results: Sequence[Row], samples: Sequence[Sample], scores: Mappin
         counts = f"{row['substitutions']} sub, {row['insertions']} ins, {row['deletions']} del"
         compared = f"{row['normalized_reference']}\n{row['normalized_hypothesis']}"
         entries = [("reference", row["reference"]), ("hypothesis", row["hypothesis"]), ("compared", compared)]
+        names = {"missed_hotwords": "hotwords missed", "false_hotwords": "hotwords nobody said"}
+        entries += [(name, ", ".join(row[column])) for column, name in names.items() if row.get(column)]
         title = f"{row['id']} · {metric.upper()} {100 * row['rate']:.1f}% ({counts})"
         articles.append(article(title, clips.get(row["id"], ()), entries))
     summary = (
         f"{metric.upper()} {100 * scores[metric]:.2f}% over {scores['files']} files "
         f"({scores['substitutions']} substitutions, {scores['insertions']} insertions, {scores['deletions']} deletions)"
     )
+    measured = next(iter(scores["systems"].values()))["all"]
+    found = [f"{name} {interval_text(measured[m], m)}" for m, name in HOTWORD_NAMES.items() if m in measured]
+    summary += f"; hotwords: {', '.join(found)}" if found else ""
     return clips_page("Worst transcripts", summary, articles, "No errors.")
 
 
 def interval_text(value: Mapping[str, float], metric: str = "", signed: bool = False) -> str:
     """Return `12.3 (10.1–14.5)`, error rates in percent."""
-    scale = 100 if metric in ("wer", "cer") else 1
+    scale = 100 if metric in ("wer", "cer", *HOTWORD_NAMES) else 1
     return with_interval(value, "+.1f" if signed else ".1f", "value", scale, " to " if signed else "–")
 
 
@@ -456,6 +531,9 @@ def print_scores(scores: Mapping[str, Any], title: str) -> None:
             for row in rows:
                 row.append(interval_text(scores["difference"][row[0]][metrics[0]], metrics[0], signed=True))
         print_table(head, rows, "on the same rows", width=150)
+    head, rows = hotword_table(scores)
+    if rows:
+        print_table(head, rows, "hotwords: errors in listed words (B-WER) and in others (U-WER)", width=150)
     if "no_speech" in scores:
         rows = []
         for kind, values in next(iter(scores["no_speech"].values())).items():
@@ -476,6 +554,20 @@ def system_table(scores: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]
     return ["", "files", *(f"{name}: {NAMES[metric]}" for name, metric in columns)], rows
 
 
+def hotword_table(scores: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """Return (head, rows): a row for each slice and system with hotwords, and the difference from the baseline."""
+    rows = []
+    systems = dict(scores["systems"]) | ({"model − baseline": scores["difference"]} if "difference" in scores else {})
+    for label in next(iter(scores["systems"].values())):
+        for name, by_slice in systems.items():
+            cells = by_slice[label]
+            if any(metric in cells for metric in HOTWORD_NAMES):
+                signed = name not in scores["systems"]
+                texts = [interval_text(cells[m], m, signed) if m in cells else "–" for m in HOTWORD_NAMES]
+                rows.append([label, name, *texts])
+    return ["", "system", *HOTWORD_NAMES.values()], rows
+
+
 def model_card_section(folder: Path) -> str:
     """Write what `audiorl eval asr --out FOLDER` measured in Markdown: a row for each slice with the baseline.
 
@@ -485,9 +577,12 @@ def model_card_section(folder: Path) -> str:
     if "systems" not in scores:
         raise ValueError(f"{folder}: no scores of `audiorl eval asr` there; give its --out")
     head, rows = system_table(scores)
-    lines = ["| " + " | ".join(cells) + " |" for cells in (head, ["---"] * len(head), *rows)]
+    tables = [table for table in ((head, rows), hotword_table(scores)) if table[1]]
+    lines = []
+    for head, rows in tables:
+        lines += ["| " + " | ".join(cells) + " |" for cells in (head, ["---"] * len(head), *rows)] + [""]
     title = {"transcribe": "Recognition", "translate": "Translation into English"}[scores.get("task", "transcribe")]
-    return "\n".join([f"## {title}", "", *lines, "", "Values with 95 % bootstrap intervals over clips."])
+    return "\n".join([f"## {title}", "", *lines, "Values with 95 % bootstrap intervals over clips."])
 
 
 if __name__ == "__main__":

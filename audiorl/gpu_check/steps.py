@@ -81,7 +81,7 @@ def thinker(setup: Setup, config: ModelConfig) -> AudioPolicy:
     sizes = thinker_config(audio, text | {"rope_parameters": rope}, ids, ids["user"])
     model = _random(lambda: Qwen2_5OmniThinkerForConditionalGeneration(sizes), setup, config)
     extractor = WhisperFeatureExtractor(feature_size=128, n_fft=400, hop_length=160, chunk_length=300)
-    policy = AudioPolicy(model, tokenizer, extractor, QwenOmni(), config)
+    policy = AudioPolicy(model, tokenizer, extractor, QwenOmni("tiny", tokenizer), config)
     policy.stop_ids = (-1,)
     return policy
 

@@ -57,7 +57,8 @@ def set_chunk_attention(encoder: Any, attention: Attention) -> None:
 def set_attention(decoder: Any, attention: Attention) -> None:
     """Make a decoder take `packed_attention`, unless it shall run "eager" or has sliding windows, which need a mask."""
     config = decoder.config
-    if attention == "eager":
+    # Of transformers' attentions only "eager" bounds scores (Gemma 2); the others would leave them as they are.
+    if attention == "eager" or getattr(config, "attn_logit_softcapping", None) is not None:
         config._attn_implementation = "eager"
     elif config._attn_implementation == "sdpa" and not _has_windows(config):
         config._attn_implementation = VARLEN

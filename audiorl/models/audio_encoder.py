@@ -11,11 +11,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from itertools import islice
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel, WhisperFeatureExtractor
+from transformers import PreTrainedModel
 
 from audiorl.audio import AudioClip, seconds
 from audiorl.audio import name as clip_name
@@ -23,127 +24,66 @@ from audiorl.config import ModelConfig
 from audiorl.distributed.local import gpu_work
 from audiorl.models.attention import autocast, set_chunk_attention
 from audiorl.models.backbone import Backbone
+from audiorl.models.features import Features, check_extractor, to_weights
 from tokenizers_audio.audio import prepare
 from tokenizers_audio.batches import encode_all
 from tokenizers_audio.protocol import AudioTokenizer
 
 PASS_SECONDS = 120.0
 """Audio that goes through an encoder on a GPU in one pass."""
-MELS_BYTES = 256 * 2**20
-"""Memory for the mel features of clips that a trained encoder reads again, about 170 of 30 s."""
-MIN_FRAMES = 3
-"""Encoders pool four 10 ms frames into one audio token; shorter clips give none."""
+FEATURES_BYTES = 256 * 2**20
+"""Memory for the features of clips that a trained encoder reads again, about 170 of 30 s."""
+MIN_MS = 30
+"""Encoders pool four 10 ms frames or more into one audio token; shorter clips give none."""
+SLACK_MS = 10
+"""Milliseconds that a clip may be longer than a family reads, which are not read: 30 s and a sample at 22.05 kHz,
+resampled to 16 kHz, are 480,001 samples."""
 _LOADERS = ThreadPoolExecutor(2, thread_name_prefix="audio")
+T = TypeVar("T", Tensor, Features)
 CODEC_BATCH = 2048
 """Clips that `ClipCodes.encode_all` holds in memory at a time."""
 
 
-def log_mel(extractor: WhisperFeatureExtractor, wav: np.ndarray) -> Tensor:
-    """Return `log_mels` of one clip."""
-    return log_mels(extractor, [wav])[0]
+def _nbytes(value: Tensor | Features) -> int:
+    return value.nbytes if isinstance(value, Tensor) else sum(x.nbytes for x in value.values())
 
 
-def log_mels(
-    extractor: WhisperFeatureExtractor, wavs: Sequence[np.ndarray], device: str | torch.device = "cpu"
-) -> list[Tensor]:
-    """Return [mel bins, ceil(T / hop)] float32, on `device`, of each of mono samples [T] at the extractor's rate.
-
-    Equal to what the models' processors compute with the clip padded to 30 s and the padding cut off again, without
-    paying for the 30 s. Give clips of similar length together. On a GPU it is computed there, to 1e-5 of that.
-    """
-    hop, device = extractor.hop_length, torch.device(device)
-    frames = [math.ceil(len(wav) / hop) for wav in wavs]
-    padded = np.zeros((len(wavs), (max(frames) + math.ceil(extractor.n_fft / hop) + 1) * hop), dtype=np.float32)
-    for samples, wav in zip(padded, wavs, strict=True):
-        samples[: len(wav)] = wav
-    options = dict(sampling_rate=extractor.sampling_rate, padding=False, truncation=False, return_tensors="pt")
-    # Under autocast its product with the mel filters would be bfloat16, which numpy lacks.
-    with torch.autocast(device.type, enabled=False):
-        if device.type == "cuda" and not extractor.dither:
-            features = spectrogram(extractor, torch.from_numpy(padded).to(device, non_blocking=True))
-        else:
-            features = extractor(padded, **options)["input_features"].to(device)
-    return [mel[:, :count] for mel, count in zip(features, frames, strict=True)]
-
-
-def spectrogram(extractor: WhisperFeatureExtractor, wavs: Tensor) -> Tensor:
-    """Return [clips, mel bins, frames] of wavs [clips, T], where these are: what the extractor computes, which copies
-    its result to the host."""
-    window = torch.hann_window(extractor.n_fft, device=wavs.device)
-    spectrum = torch.stft(wavs, extractor.n_fft, extractor.hop_length, window=window, return_complex=True)
-    filters = torch.from_numpy(extractor.mel_filters).to(wavs.device, torch.float64, non_blocking=True)
-    # In float64: a product in TF32 would be off by a thousandth.
-    mels = (filters.T @ (spectrum[..., :-1].abs() ** 2).double()).float()
-    logs = mels.clamp(min=1e-10).log10()
-    return (torch.maximum(logs, logs.amax((1, 2), keepdim=True) - 8.0) + 4.0) / 4.0
-
-
-def padded_mel(mel: Tensor, frames: int) -> Tensor:
-    """Return [mel bins, frames]: the clip's frames, then what the extractor gives for silence after it."""
-    # The extractor clamps log10 to 8 decades below the loudest bin (and to 10^-10), then scales by (x + 4) / 4.
-    padded = (mel.max() - 2.0).clamp(min=-1.5).repeat(mel.shape[0], frames)
-    padded[:, : mel.shape[1]] = mel[:, :frames]
-    return padded
-
-
-def check_window(frames: int, window: int, encoder: str) -> int:
-    """Return how many of a clip's frames an encoder with a fixed window reads; ValueError, in seconds, for too many.
-
-    One frame more is not read: resampled to 16 kHz, 30 s and a sample at 22.05 kHz are 480,001 samples.
-    """
-    if frames > window + 1:
-        raise ValueError(
-            f"audio of {frames / 100:g} s is longer than the {window / 100:.0f} s that {encoder} encodes; "
-            "cut the clip with start and duration"
-        )
-    return min(frames, window)
-
-
-def check_min_frames(frames: int) -> None:
-    """Raise ValueError for a clip that gives no audio token."""
-    if frames < MIN_FRAMES:
-        least = f"at least {MIN_FRAMES * 10} ms"
-        raise ValueError(f"audio of {frames * 10} ms is too short; {least} make an audio token: leave it out")
-
-
-class ClipCache:
-    """Tensors by `AudioClip.key`, bounded in bytes; the least recently used is dropped first."""
+class ClipCache(Generic[T]):
+    """Tensors or features by `AudioClip.key`, bounded in bytes; the least recently used is dropped first."""
 
     def __init__(self, max_bytes: int):
         self._max_bytes, self._bytes = max_bytes, 0
-        self._tensors: OrderedDict[str, Tensor] = OrderedDict()
+        self._values: OrderedDict[str, T] = OrderedDict()
 
-    def get(self, key: str) -> Tensor | None:
-        if key in self._tensors:
-            self._tensors.move_to_end(key)
-            return self._tensors[key]
+    def get(self, key: str) -> T | None:
+        if key in self._values:
+            self._values.move_to_end(key)
+            return self._values[key]
         return None
 
     def clear(self) -> None:
-        self._tensors.clear()
+        self._values.clear()
         self._bytes = 0
 
-    def put(self, key: str, tensor: Tensor) -> None:
-        self._tensors[key] = tensor
-        self._bytes += tensor.nbytes
-        while self._bytes > self._max_bytes and len(self._tensors) > 1:
-            _, dropped = self._tensors.popitem(last=False)
-            self._bytes -= dropped.nbytes
+    def put(self, key: str, value: T) -> None:
+        self._values[key] = value
+        self._bytes += _nbytes(value)
+        while self._bytes > self._max_bytes and len(self._values) > 1:
+            _, dropped = self._values.popitem(last=False)
+            self._bytes -= _nbytes(dropped)
 
 
 class AudioEncoder:
     """Encode clips: on the CPU one at a time, so a result never depends on its batch; on a GPU several together.
 
     The output of a frozen encoder is cached (`ModelConfig.audio_cache_mb`); that of a trained one until the weights
-    change, and its mel features longer (`MELS_BYTES`).
+    change, and the features longer (`FEATURES_BYTES`).
     """
 
-    def __init__(
-        self, model: PreTrainedModel, extractor: WhisperFeatureExtractor | None, backbone: Backbone, config: ModelConfig
-    ):
+    def __init__(self, model: PreTrainedModel, extractor: Any, backbone: Backbone, config: ModelConfig):
         self.model, self.extractor, self.backbone, self.config = model, extractor, backbone, config
-        self.cache = ClipCache(config.audio_cache_mb * 2**20)
-        self.mels = ClipCache(MELS_BYTES)
+        self.cache = ClipCache[Tensor](config.audio_cache_mb * 2**20)
+        self.known_features = ClipCache[Features](FEATURES_BYTES)
         self._counts: dict[int, int] = {}
         self.loading: dict[str, Future[np.ndarray]] = {}
         """Samples of clips that `load_ahead` reads, by key."""
@@ -152,6 +92,7 @@ class AudioEncoder:
         have the same bits in every batch for a resumed run to repeat the first; PASS_SECONDS elsewhere, since a
         GPU repeats no bits anyway and short clips leave it idle."""
         if extractor is not None:
+            check_extractor(extractor, backbone.audio_encoder(model), model.name_or_path)
             set_chunk_attention(backbone.audio_encoder(model), config.attention)
         self._update: dict[str, tuple[Tensor, Tensor]] | None = None
         """During an update: by clip, the encoder output with its graph, and the leaf that the passes differentiate."""
@@ -160,84 +101,97 @@ class AudioEncoder:
     def _device(self) -> torch.device:
         return self.backbone.head(self.model).weight.device
 
-    def encode(self, clips: Sequence[AudioClip]) -> list[Tensor]:
-        """Return one [tokens, H] per clip, as the decoder receives it; differentiable where the config trains it."""
+    def encode(self, clips: Sequence[AudioClip], beside_picture: Sequence[bool] = ()) -> list[Tensor]:
+        """Return one [tokens, H] per clip, as the decoder receives it; differentiable where the config trains it.
+
+        beside_picture: of each clip whether its prompt has pictures; (): none has.
+        """
         trained = self.config.audio != "frozen" and torch.is_grad_enabled()
         outputs = self.encoder_outputs(clips)
+        project = self.backbone.project, self.backbone.project_beside_picture
         with nullcontext() if trained else torch.no_grad():
-            return [self.backbone.project(self.model, output) for output in outputs]
+            beside = beside_picture or [False] * len(clips)
+            return [project[there](self.model, output) for output, there in zip(outputs, beside, strict=True)]
 
     def num_tokens(self, clip: AudioClip) -> int:
         """Count the clip's audio tokens. Encodes it, unless the model has no weights (device "meta")."""
         if self._device.type != "meta":
             return len(self.encoder_output(clip))
-        mel, context_tokens = self.mel(clip)
-        tokens = self.backbone.tokens(self.model, mel.shape[1]) - context_tokens
+        samples, context = self._samples(len(self._wave(clip)) / self._rate), self.context_tokens(clip)
+        tokens = self.backbone.tokens(self.model, samples) - context
         if tokens < 1:
             raise ValueError(f"{clip_name(clip)}: the clip is too short for the audio encoder")
         return tokens
 
     def expected_tokens(self, clip: AudioClip) -> int:
         """Return `num_tokens` by the clip's header. Raises ValueError for one that the encoder cannot read."""
-        length = seconds(clip)
-        check_min_frames(self._frames(clip.context + length))
-        return self._tokens_in(clip.context + length) - (self._tokens_in(clip.context) if clip.context else 0)
+        return self._tokens_in(clip.context + seconds(clip)) - self.context_tokens(clip)
 
-    def mel(self, clip: AudioClip) -> tuple[Tensor, int]:
-        """Return [mel bins, frames] of the clip with its context, on the CPU, and the context's audio tokens."""
-        assert self.extractor is not None
-        mel = self.mels.get(clip.key)
-        if mel is None:
-            mel = log_mel(self.extractor, self._wave(clip))
-            if self.config.audio == "full":  # a frozen encoder reads each clip once
-                self.mels.put(clip.key, mel)
-        return mel, self._tokens_in(clip.context) if clip.context else 0
+    def features(self, clip: AudioClip) -> Features:
+        """Return the features of the clip with its context, on the CPU."""
+        return self._features([clip], torch.device("cpu"))[0]
+
+    def context_tokens(self, clip: AudioClip) -> int:
+        """Return how many of the clip's first audio tokens are of its context."""
+        return self._tokens_in(clip.context) if clip.context else 0
 
     def load_ahead(self, clips: Iterable[AudioClip]) -> None:
         """Begin to decode clips that will be encoded next, in threads, while the GPU works. Their errors are raised
         when they are encoded."""
-        new = {c.key: c for c in clips if self.cache.get(c.key) is None and self.mels.get(c.key) is None}
+        new = {c.key: c for c in clips if self.cache.get(c.key) is None and self.known_features.get(c.key) is None}
         self.loading = {key: self.loading[key] for key in new if key in self.loading}  # drops what nobody asked for
         self.loading |= {key: _LOADERS.submit(self._load, c) for key, c in new.items() if key not in self.loading}
 
-    def _load(self, clip: AudioClip) -> np.ndarray:
+    @property
+    def _rate(self) -> int:
         assert self.extractor is not None
-        return clip.with_context().load(self.extractor.sampling_rate)
+        return int(self.extractor.sampling_rate)
+
+    def _load(self, clip: AudioClip) -> np.ndarray:
+        return clip.with_context().load(self._rate)
 
     def _wave(self, clip: AudioClip) -> np.ndarray:
         loading = self.loading.pop(clip.key, None)
         return self._load(clip) if loading is None else loading.result()
 
-    def _mels(self, clips: Sequence[AudioClip], device: torch.device) -> list[tuple[Tensor, int]]:
-        """Return `mel` of each clip; on a GPU those of several clips are computed there together."""
-        if device.type == "cuda":
-            assert self.extractor is not None
-            missing = {c.key: c for c in clips if self.mels.get(c.key) is None}
-            wavs = {key: self._wave(c) for key, c in missing.items()}
-            found: dict[str, Tensor] = {}
-            most = PASS_SECONDS * self.extractor.sampling_rate
-            ordered = sorted(wavs, key=lambda key: len(wavs[key]))
-            while ordered:
-                count = max(sum((i + 1) * len(wavs[key]) <= most for i, key in enumerate(ordered)), 1)
-                part, ordered = ordered[:count], ordered[count:]
-                found |= zip(part, log_mels(self.extractor, [wavs[key] for key in part], device), strict=True)
-            if self.config.audio == "full":
-                for key, mel in found.items():
-                    self.mels.put(key, mel.cpu())
-            known = [found[c.key] if c.key in found else self.mel(c)[0] for c in clips]
-            return [(mel, self._tokens_in(c.context) if c.context else 0) for mel, c in zip(known, clips, strict=True)]
-        return [self.mel(clip) for clip in clips]
+    def _features(self, clips: Sequence[AudioClip], device: torch.device) -> list[Features]:
+        """Return `features` of each clip; on a GPU those of several clips are computed there together."""
+        missing = {c.key: c for c in clips if self.known_features.get(c.key) is None}
+        wavs = {key: self._read(self._wave(c)) for key, c in missing.items()}
+        found = {c.key: known for c in clips if (known := self.known_features.get(c.key)) is not None}
+        most = PASS_SECONDS * self._rate if device.type == "cuda" else 0
+        ordered = sorted(wavs, key=lambda key: len(wavs[key]))
+        while ordered:
+            count = max(sum((i + 1) * len(wavs[key]) <= most for i, key in enumerate(ordered)), 1)
+            part, ordered = ordered[:count], ordered[count:]
+            computed = self.backbone.features(self.model, self.extractor, [wavs[key] for key in part], device)
+            for key, features in zip(part, computed, strict=True):
+                found[key] = features
+                if self.config.audio == "full":  # a frozen encoder reads each clip once
+                    self.known_features.put(key, {name: x.cpu() for name, x in features.items()})
+        return [found[clip.key] for clip in clips]
+
+    def _read(self, wav: np.ndarray) -> np.ndarray:
+        """Return what the encoder reads of samples [T]: all but `SLACK_MS`."""
+        return wav[: self._samples(len(wav) / self._rate)]
 
     def _tokens_in(self, duration: float) -> int:
         """Return the number of audio tokens of `duration` seconds."""
-        frames = self._frames(duration)
-        if frames not in self._counts:
-            self._counts[frames] = self.backbone.tokens(self.model, frames)
-        return self._counts[frames]
+        samples = self._samples(duration)
+        if samples not in self._counts:
+            self._counts[samples] = self.backbone.tokens(self.model, samples)
+        return self._counts[samples]
 
-    def _frames(self, duration: float) -> int:
-        assert self.extractor is not None
-        return math.ceil(duration * self.extractor.sampling_rate / self.extractor.hop_length - 1e-6)
+    def _samples(self, duration: float) -> int:
+        """Return how many samples of a clip are read. Raises ValueError for one too short or too long to be encoded."""
+        if duration * 1000 <= MIN_MS - 10:
+            what = f"audio of {math.ceil(duration * 100 - 1e-6) * 10} ms is too short"
+            raise ValueError(f"{what}; at least {MIN_MS} ms make an audio token: leave it out")
+        longest = self.backbone.max_seconds(self.model, self.extractor)
+        if longest is not None and duration > longest + SLACK_MS / 1000:
+            what = f"audio of {duration:g} s is longer than the {longest:g} s that {self.backbone.name} encodes"
+            raise ValueError(f"{what}; cut the clip with start and duration")
+        return math.ceil(min(duration, math.inf if longest is None else longest) * self._rate - 1e-4)
 
     @contextmanager
     def once(self) -> Iterator[None]:
@@ -295,30 +249,27 @@ class AudioEncoder:
 
     def _run(self, clips: Sequence[AudioClip]) -> list[Tensor]:
         """Return one [tokens, D] per clip; its context is encoded with it and then cut off."""
-        assert self.extractor is not None
         weight = next(self.backbone.audio_encoder(self.model).parameters())
         limit = self.pass_seconds
         if limit is None:
             limit = 0.0 if self._device.type == "cpu" else PASS_SECONDS
-        limit *= self.extractor.sampling_rate / self.extractor.hop_length
-        mels = self._mels(clips, weight.device)
-        passes: list[list[Tensor]] = []
-        total = 0
-        for mel, _ in mels:
-            if not passes or total + mel.shape[1] > limit:
+        passes: list[list[Features]] = []
+        total = 0.0
+        for clip, features in zip(clips, self._features(clips, weight.device), strict=True):
+            length = clip.context + seconds(clip) if limit else math.inf
+            total += length
+            if not passes or total > limit:
                 passes.append([])
-                total = 0
-            passes[-1].append(mel)
-            total += mel.shape[1]
+                total = length
+            passes[-1].append(to_weights(features, weight))
         outputs: list[Tensor] = []
         for batch in passes:
-            batch = [mel.to(device=weight.device, dtype=weight.dtype, non_blocking=True) for mel in batch]
             with autocast(self.config, weight.device), gpu_work():
                 outputs += [o.to(weight.dtype) for o in self.backbone.encode_audio(self.model, batch)]
-        for i, (clip, (_, context)) in enumerate(zip(clips, mels, strict=True)):
+        for i, clip in enumerate(clips):
             if not clip.context:
                 continue
-            tokens = self._tokens_in(seconds(clip))
+            context, tokens = self.context_tokens(clip), self._tokens_in(seconds(clip))
             if context + tokens != len(outputs[i]):
                 raise ValueError(
                     f"{clip_name(clip)}: {tokens} audio tokens after {context} of context are {len(outputs[i])} "
@@ -337,7 +288,7 @@ class ClipCodes:
     def __init__(self, codec: AudioTokenizer, max_bytes: int):
         self.codec = codec
         self.precomputed: Mapping[str, Tensor] = {}
-        self._cache = ClipCache(max_bytes)
+        self._cache = ClipCache[Tensor](max_bytes)
 
     def codes(self, clip: AudioClip) -> Tensor:
         """Return [Q, F] int64. Raises ValueError that names the clip where the codec cannot encode it."""

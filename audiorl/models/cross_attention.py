@@ -1,4 +1,4 @@
-"""Whisper's decoder over the input of decoder-only models: audio placeholders, then text.
+"""Decoders of encoder-decoder models over the input of decoder-only ones: audio placeholders, then text.
 
 An encoder-decoder model reads audio by cross-attention, not as a part of its text. To share packing, prompts that are
 encoded once for a group, engines and losses with the other families, its prompts begin with audio placeholders too. The
@@ -17,13 +17,12 @@ from itertools import accumulate
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 from transformers.modeling_outputs import BaseModelOutput
-from transformers.models.whisper.modeling_whisper import WhisperDecoder
 
 from audiorl.algos.varlen import Attention, SegmentAttention, Segments, Spans
 from audiorl.models.attention import packed_attention
@@ -32,13 +31,41 @@ SelfAttention = Callable[[Tensor, Tensor, Tensor], Tensor]
 """query, key, value [B, heads, L, D] of the text -> [B, heads, L, D]."""
 Memory = Callable[[Tensor], Tensor]
 """query [B, heads, L, D] -> what it reads of the memory, [B, heads, L, D]."""
+Rotation = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+"""query and key [B, heads, L, D] -> the same, turned by their positions."""
 
 
-class CrossAttentionDecoder(WhisperDecoder):
-    """A `WhisperDecoder` that also takes packed batches (`spans`) and prompts with a `CrossAttentionCache`.
+class CrossAttentionDecoder(nn.Module):
+    """A decoder of transformers that also takes packed batches (`spans`) and prompts with a `CrossAttentionCache`.
 
+    A family derives from this and from its decoder, and says what its parts are called and how it places tokens.
     With neither it is the decoder of transformers.
     """
+
+    norm_names = "input_layernorm", "post_attention_layernorm", "final_layernorm"
+    """Of a layer's norms: before attention to the text, to the memory, and before the feed-forward block."""
+    output_name = "o_proj"
+    last_norm = "norm"
+    layers: nn.ModuleList
+    config: Any
+    gradient_checkpointing: bool
+
+    def place(self, embeds: Tensor, positions: Tensor) -> Tensor:
+        """Return the first layer's input for embeddings [..., L, H] of text at positions [..., L] or [L]."""
+        raise NotImplementedError
+
+    def rotation(self, hidden: Tensor, positions: Tensor) -> Rotation | None:
+        """Return what turns queries and keys [B, heads, L, D] by their positions; None where no layer does."""
+        return None
+
+    def feed_forward(self, layer: Any, x: Tensor) -> Tensor:
+        out: Tensor = layer.mlp(x)
+        return out
+
+    @property
+    def max_positions(self) -> int:
+        """The most tokens of text."""
+        return int(getattr(self.config, "max_target_positions", None) or self.config.max_position_embeddings)
 
     def forward(
         self,
@@ -88,9 +115,9 @@ class CrossAttentionDecoder(WhisperDecoder):
         memory_lengths, reader_lengths = memories_of(is_audio, spans)
         memory = (embeds_TH if trained_audio else embeds_TH.detach())[memory_places][None]
         self._check_length(int(places.max()) + 1 if len(places) else 0)
-        hidden = (embeds_TH[text_places] + self.embed_positions.weight[places.to(embeds_TH.device, non_blocking=True)])[
-            None
-        ]
+        positions = places.to(embeds_TH.device, non_blocking=True)[None]
+        hidden = self.place(embeds_TH[text_places][None], positions)
+        rotate = self.rotation(hidden, positions)
 
         attend = packed_attention(self, text_spans, attention, hidden)
         segments = Segments.of_lengths(reader_lengths, memory_lengths, False, hidden.device)
@@ -105,8 +132,9 @@ class CrossAttentionDecoder(WhisperDecoder):
             def read(query: Tensor, keys: Tensor = keys, values: Tensor = values) -> Tensor:
                 return read_memory(query, keys, values).transpose(1, 2)
 
-            hidden = self._layer(layer, hidden, self_attention, read)
-        text_LH = self.layer_norm(hidden)[0]
+            hidden = self._layer(layer, hidden, self_attention, read, rotate)
+        norm: nn.Module = getattr(self, self.last_norm)
+        text_LH = norm(hidden)[0]
         return text_LH.new_zeros(len(embeds_TH), text_LH.shape[1]).index_copy(0, text_places, text_LH)
 
     def _cached(self, embeds_BLH: Tensor, cache: CrossAttentionCache) -> Tensor:
@@ -114,9 +142,10 @@ class CrossAttentionDecoder(WhisperDecoder):
         padding = cache.padding
         places = torch.arange(before, before + new, device=embeds_BLH.device)
         positions = (places - padding[:, None]).clamp(min=0)
-        if before + new > self.max_target_positions:  # only then is it worth waiting for the device
+        if before + new > self.max_positions:  # only then is it worth waiting for the device
             self._check_length(int(positions.max()) + 1)
-        hidden = embeds_BLH + self.embed_positions.weight[positions]
+        hidden = self.place(embeds_BLH, positions)
+        rotate = self.rotation(hidden, positions)
         seen = torch.arange(before + new, device=embeds_BLH.device)
         visible = (seen <= places[:, None]) & (seen >= padding[:, None, None])
         visible = (visible | (seen == places[:, None]))[:, None]  # padding sees itself: a row without keys gives NaN
@@ -126,35 +155,45 @@ class CrossAttentionDecoder(WhisperDecoder):
                 keys, values = texts.update(key, value)
                 return scaled_dot_product_attention(query, keys, values, attn_mask=visible)
 
-            hidden = self._layer(layer, hidden, self_attention, memory.read)
-        return self.layer_norm(hidden)
+            hidden = self._layer(layer, hidden, self_attention, memory.read, rotate)
+        norm: nn.Module = getattr(self, self.last_norm)
+        out: Tensor = norm(hidden)
+        return out
 
     def _check_length(self, tokens: int) -> None:
-        if tokens > self.max_target_positions:
+        if tokens > self.max_positions:
             raise ValueError(
-                f"Whisper reads and writes {self.max_target_positions} tokens of text at most; shorten the request or "
-                "lower sampling.max_new_tokens"
+                f"the model reads and writes {self.max_positions} tokens of text at most; shorten the request or lower "
+                "sampling.max_new_tokens"
             )
 
-    def _layer(self, layer: Any, hidden: Tensor, attention: SelfAttention, memory: Memory) -> Tensor:
+    def _layer(self, *inputs: Any) -> Tensor:
+        """Run a layer: see `_run`."""
         if self.gradient_checkpointing and self.training and torch.is_grad_enabled():
-            return checkpoint(_run_layer, layer, hidden, attention, memory, use_reentrant=False)
-        return _run_layer(layer, hidden, attention, memory)
+            again: Tensor = checkpoint(self._run, *inputs, use_reentrant=False)
+            return again
+        return self._run(*inputs)
 
-
-def _run_layer(layer: Any, hidden: Tensor, attention: SelfAttention, memory: Memory) -> Tensor:
-    text, cross = layer.self_attn, layer.encoder_attn
-    x = layer.self_attn_layer_norm(hidden)
-    out = attention(*(_heads(text, project(x)) for project in (text.q_proj, text.k_proj, text.v_proj)))
-    hidden = hidden + text.out_proj(out.transpose(1, 2).flatten(2))
-    x = layer.encoder_attn_layer_norm(hidden)
-    hidden = hidden + cross.out_proj(memory(_heads(cross, cross.q_proj(x))).transpose(1, 2).flatten(2))
-    return hidden + layer.fc2(layer.activation_fn(layer.fc1(layer.final_layer_norm(hidden))))
+    def _run(
+        self, layer: Any, hidden: Tensor, attention: SelfAttention, memory: Memory, rotate: Rotation | None
+    ) -> Tensor:
+        text, cross = layer.self_attn, layer.encoder_attn
+        before_text, before_memory, before_last = (getattr(layer, name) for name in self.norm_names)
+        after_text, after_memory = (getattr(part, self.output_name) for part in (text, cross))
+        x = before_text(hidden)
+        query, key, value = (_heads(text, project(x)) for project in (text.q_proj, text.k_proj, text.v_proj))
+        if rotate is not None:
+            query, key = rotate(query, key)
+        out = attention(query, key, value)
+        hidden = hidden + after_text(out.transpose(1, 2).flatten(2))
+        out = memory(_heads(cross, cross.q_proj(before_memory(hidden))))
+        hidden = hidden + after_memory(out.transpose(1, 2).flatten(2))
+        return hidden + self.feed_forward(layer, before_last(hidden))
 
 
 def _heads(attention: Any, x: Tensor) -> Tensor:
     """[B, L, H] -> [B, heads, L, D]."""
-    return x.unflatten(-1, (attention.num_heads, attention.head_dim)).transpose(1, 2)
+    return x.unflatten(-1, (-1, attention.head_dim)).transpose(1, 2)
 
 
 def memory_keys(layer: Any, memory: Tensor) -> tuple[Tensor, Tensor]:

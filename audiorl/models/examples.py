@@ -38,7 +38,8 @@ def answer_after(prompt: Prompt, ids: Tensor, answer: Experience | Rollout) -> E
     """Lay the text tokens `ids` [N] that `answer` sampled after another prompt."""
     whole = prompt.followed_by(ids, ())
     sampled = torch.arange(len(whole)) >= len(prompt)
-    return Experience(whole.ids, sampled, len(prompt), prompt.audio, answer.group_id, name=answer.name)
+    start = Experience(whole.ids, sampled, len(prompt), prompt.audio, images=prompt.images)
+    return start.replace(group_id=answer.group_id, name=answer.name)
 
 
 def experience(policy: AudioPolicy, example: Example, group_id: str = "", *, sampled: bool = False) -> Experience:
@@ -95,8 +96,9 @@ def _experience(policy: AudioPolicy, example: Example, group_id: str, sampled: b
             audio=(*prompt.audio, *first.audio),
         )
     else:
-        answer = _answer(policy, example.target, example.speech, opened=wants_speech(sample))
-        segments = [replace(answer, prompt_ids=prompt.ids, prompt_codes=prompt.codes, audio=prompt.audio)]
+        answer = _answer(policy, example.target, example.speech, wants_speech(sample), prompt.text)
+        answer = replace(answer, audio=prompt.audio, images=prompt.images)
+        segments = [replace(answer, prompt_ids=prompt.ids, prompt_codes=prompt.codes)]
     laid_out = Experience.from_rollout(Rollout(sample, tuple(segments), group_id))
     placeholders = 0 if prompts.counts_audio else int(policy.is_audio(laid_out.ids, laid_out.loss_mask).sum())
     learned = int(laid_out.loss_mask.sum())
@@ -104,8 +106,10 @@ def _experience(policy: AudioPolicy, example: Example, group_id: str, sampled: b
     return laid_out.replace(rollout_logprobs=None, name=repr(sample.id))
 
 
-def _answer(policy: AudioPolicy, text: str, speech: tuple[AudioClip, ...], opened: bool = False) -> Segment:
-    """Return the target of one turn as if it had been sampled."""
+def _answer(
+    policy: AudioPolicy, text: str, speech: tuple[AudioClip, ...], opened: bool = False, said: Tensor | None = None
+) -> Segment:
+    """Return the target of one turn as if it had been sampled; `said`: `Prompt.text`."""
     text = policy.backbone.answer_prefix + text
     written = torch.tensor(policy.tokenizer.encode(text, add_special_tokens=False), dtype=torch.long)
     end = torch.tensor([policy.end_id])
@@ -114,7 +118,7 @@ def _answer(policy: AudioPolicy, text: str, speech: tuple[AudioClip, ...], opene
     layout = policy.speech
     if not speech or layout is None:
         return Segment(nothing, torch.cat([written, end]), torch.zeros(len(written) + 1))
-    rows = layout.tokens(torch.cat([policy.codes(clip) for clip in speech], 1))
+    rows = layout.tokens(torch.cat([policy.codes(clip) for clip in speech], 1), said)
     before = nothing if opened else torch.cat([written, torch.tensor([layout.begin_id])])
     after = nothing if opened else end
     ids = torch.cat([before, rows.ids, after])

@@ -11,7 +11,7 @@ import re
 import shutil
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -25,20 +25,22 @@ from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 from audiorl.config import ModelConfig
 from audiorl.data.sets import parse_set
 from audiorl.models.families import load_policy
+from audiorl.models.flow.policy import MODEL_TYPE as FLOW
 from audiorl.models.lora import NON_LORA_WEIGHTS, adapted_model, is_adapter
+from audiorl.models.speech import TalkerLayout
 from audiorl.models.value import HEAD_FILE
-from audiorl.models.weights import BASE_KEY, SPEECH_OUTPUT
+from audiorl.models.weights import BASE_KEY, SPEAKERS, SPEECH_OUTPUT, whole_folder
 from tokenizers_audio.unified.model import MODEL_TYPE as CODEC
 
 SPEECH_FILE = "speech-output.safetensors"
-SPEAKERS = "spk_dict.pt"
 DATA_OPTIONS = {"data": "training", "ptx_data": "auxiliary loss", "held_out": "held out", "unseen": "unseen speakers"}
 """The options of recipes that name data sets, and what the sets are for."""
 PIPELINES = {
-    "whisper": "automatic-speech-recognition",
+    **dict.fromkeys(("whisper", "glmasr", "qwen3_asr"), "automatic-speech-recognition"),
     "higgs_audio_v2": "text-to-speech",
     **dict.fromkeys(("llama", "qwen2", "qwen3"), "text-generation"),
     CODEC: "audio-to-audio",
+    FLOW: "text-to-audio",
 }
 """The hub's names of what models do, by their type; others answer questions about audio."""
 BUNDLED_LICENCE = "CC BY-SA 3.0"
@@ -96,15 +98,25 @@ def export(
 
 def _write(checkpoint: Path, out: Path, merge: bool, sections: Sequence[str]) -> None:
     """Write the model and its card to `out`."""
-    if _model_type(checkpoint) == CODEC:
+    if _model_type(checkpoint) in (CODEC, FLOW):
         trainer = shutil.ignore_patterns("manifest.json", "trainer*")
         shutil.copytree(checkpoint, out, ignore=trainer, dirs_exist_ok=True)
+        of_flow = codec_of(checkpoint) if _model_type(checkpoint) == FLOW else None
+        if of_flow is not None and Path(of_flow).is_dir() and not (out / "codec").exists():
+            shutil.copytree(of_flow, out / "codec")
         model_card(checkpoint, False, sections=sections).save(out / "README.md")
         return
     policy = load_policy(checkpoint, ModelConfig(dtype="auto"))
     if merge:
         policy.adapter.merge_and_unload()
         policy.adapter = None
+    if isinstance(policy.speech, TalkerLayout) and policy.adapter is None:
+        from audiorl.models.families.talker import TalkerPolicy
+
+        assert isinstance(policy, TalkerPolicy)
+        policy.save_whole(out)
+        model_card(checkpoint, False, policy.base, sections=sections).save(out / "README.md")
+        return
     policy.save(out)
     codec = codec_of(checkpoint) if policy.speech is not None else None
     if codec is not None and Path(codec).is_dir():
@@ -156,13 +168,7 @@ def _on_hub(repository: str) -> Iterator[Any]:
 
 def _copy_speech_output(base: str, out: Path) -> bool:
     """Add the talker and its vocoder to the thinker in `out`; False where `base` does not have them any more."""
-    folder = Path(base)
-    if not folder.is_dir():
-        from huggingface_hub import snapshot_download
-        from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-
-        with suppress(HFValidationError, HfHubHTTPError, LocalEntryNotFoundError):
-            folder = Path(snapshot_download(base, allow_patterns=["*.safetensors", "*.json", SPEAKERS]))
+    folder = whole_folder(base)
     weights: dict[str, Tensor] = {}
     for file in sorted(folder.glob("*.safetensors")):
         with safe_open(file, "pt") as tensors:
@@ -226,7 +232,7 @@ def model_card(
     data = ModelCardData(
         base_model=base if base is not None and _is_hub_id(base) else None,
         datasets=[name.removeprefix("hf://").partition(":")[0] for name, _ in sets if name.startswith("hf://")] or None,
-        library_name="peft" if adapter else "audiorl" if kind == CODEC else "transformers",
+        library_name="peft" if adapter else "audiorl" if kind in (CODEC, FLOW) else "transformers",
         pipeline_tag=task,
         tags=["audiorl"],
         model_name=title,

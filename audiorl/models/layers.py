@@ -7,34 +7,59 @@ from __future__ import annotations
 
 import inspect
 import sys
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from audiorl.algos.fused import fuses, rms_norm, rotate, swiglu
+from audiorl.algos.fused import fuses, rms_norm, rotate, rotate_forward, swiglu
 from audiorl.algos.varlen import compute_dtype
 
 
 def replace_parts(decoder: nn.Module, autocast: bool) -> None:
     """Replace norms, gated feed-forward blocks and the rotation of positions; under autocast float32 linears as well.
 
-    What is not known stays as it is: LayerNorms, experts, other activations.
+    What is not known stays as it is: LayerNorms, experts, other activations, and classes that are named alike and
+    compute something else (norms by 1 + weight, rotations of neighbours instead of halves).
     """
+    module: Any
     for name, module in decoder.named_modules():
         kind = type(module).__name__
         if kind.endswith("RMSNorm") and hasattr(module, "variance_epsilon") and len(list(module.parameters())) == 1:
-            module.__class__ = FusedNorm
-            # Only linears read these, and would cast them one by one. Those of queries and keys are rotated.
-            module.feeds_linears = autocast and name.endswith("layernorm")
-        elif all(hasattr(module, part) for part in ("gate_proj", "up_proj", "down_proj", "act_fn")):
-            if isinstance(module.act_fn, nn.SiLU) or type(module.act_fn).__name__ == "SiLUActivation":
+            weight, eps = module.weight, module.variance_epsilon
+            if _computes(module, len(weight), partial(rms_norm, weight=weight, eps=eps)):
+                module.__class__ = FusedNorm
+                # Only linears read these, and would cast them one by one. Those of queries and keys are rotated.
+                module.feeds_linears = autocast and name.endswith("layernorm")
+        elif not isinstance(module, FusedMLP) and all(
+            hasattr(module, part) for part in ("gate_proj", "up_proj", "down_proj", "act_fn")
+        ):
+            silu = isinstance(module.act_fn, nn.SiLU) or type(module.act_fn).__name__ == "SiLUActivation"
+            if silu and _computes(module, module.gate_proj.in_features, partial(FusedMLP.forward, module)):
                 module.__class__ = FusedMLP
         elif kind.endswith("Attention") and hasattr(module, "q_proj"):
             _replace_rotation(sys.modules[type(module).__module__])
     if autocast:
         use_working_copies(decoder)
+
+
+@torch.no_grad()
+def _computes(module: nn.Module, width: int, function: Callable[[Tensor], Tensor]) -> bool:
+    """Tell if modules of this class compute `function`: tried once, on a row of `width` numbers."""
+    weight, kind = next(module.parameters()), type(module)
+    if kind not in _tried:
+        if weight.is_meta:
+            return True  # without weights nothing is computed
+        x = torch.linspace(-1, 2, width, device=weight.device, dtype=weight.dtype)[None]
+        expected = function(x)
+        _tried[kind] = bool((module(x) - expected).abs().max() <= 0.02 * expected.abs().max())
+    return _tried[kind]
+
+
+_tried: dict[type, bool] = {}
 
 
 class FusedNorm(nn.Module):
@@ -69,6 +94,13 @@ def _replace_rotation(module: Any) -> None:
     names = ["q", "k", "cos", "sin", "unsqueeze_dim"]
     if original is None or original.__module__ == __name__ or list(inspect.signature(original).parameters) != names:
         return
+
+    with torch.device("cpu"):  # whatever device models are being made on
+        angles = torch.linspace(0, 1, 12).view(1, 3, 4).repeat(1, 1, 2)
+        q, k, cos, sin = *(torch.linspace(a, 1 - a, 24).view(1, 1, 3, 8) for a in (-1, 2)), angles.cos(), angles.sin()
+        expected = rotate_forward.plain(q, k, cos[:, None], sin[:, None], torch.float32)
+        if not torch.allclose(original(q, k, cos, sin)[0], expected[0]):
+            return
 
     def apply_rotary_pos_emb(
         q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1

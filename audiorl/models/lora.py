@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from audiorl.config import LoraConfig
-from audiorl.models.weights import check_finite_weights, naming_damage, read_tensors
+from audiorl.models.weights import naming_damage, read_tensors
+from tokenizers_audio.loading import check_finite_weights
 
 NON_LORA_WEIGHTS = "trained.safetensors"
 """In an adapter's folder: what was trained and is not in the adapter, such as the audio projector."""
@@ -33,7 +34,7 @@ def add_lora(model: PreTrainedModel, decoder: nn.Module, config: LoraConfig) -> 
         name
         for name, module in model.named_modules()
         if isinstance(module, nn.Linear)
-        and name.startswith(prefix + ".")
+        and name.startswith(prefix + ".layers.")
         and name.rsplit(".", 1)[-1] in config.target_modules
     ]
     if not targets:
@@ -43,9 +44,25 @@ def add_lora(model: PreTrainedModel, decoder: nn.Module, config: LoraConfig) -> 
     )
 
 
+def merge_own_adapter(model: Any) -> None:
+    """Put an adapter that transformers has loaded with a model into its weights: Granite Speech's, for audio."""
+    if not getattr(model, "_hf_peft_config_loaded", False):
+        return
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    for name, module in list(model.named_modules()):
+        if isinstance(module, BaseTunerLayer):
+            module.merge()  # type: ignore[operator]
+            parent, _, leaf = name.rpartition(".")
+            setattr(model.get_submodule(parent), leaf, module.get_base_layer())
+    model._hf_peft_config_loaded = False
+    model.config.has_lora_adapter = False
+    del model.peft_config
+
+
 def is_adapter(path: str | Path) -> bool:
-    """Tell an adapter's folder from a whole model's."""
-    return (Path(path) / "adapter_config.json").is_file()
+    """Tell an adapter's folder from a whole model's, which may have an adapter beside it (Granite Speech)."""
+    return (Path(path) / "adapter_config.json").is_file() and not (Path(path) / "config.json").is_file()
 
 
 def adapted_model(path: str | Path) -> str | None:

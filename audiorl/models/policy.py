@@ -14,20 +14,22 @@ from __future__ import annotations
 import copy
 import os
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
-from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase, WhisperFeatureExtractor
+from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils.logging import disable_progress_bar
 
 from audiorl.algos.experience import PackedBatch, PolicyOutput
 from audiorl.algos.fused import packed_pass
-from audiorl.algos.logprobs import IGNORE, fused_codebook_logprobs, fused_logprobs
+from audiorl.algos.logprobs import IGNORE, capped, fused_codebook_logprobs, fused_logprobs
 from audiorl.algos.packing import attention_mask
 from audiorl.algos.varlen import Spans
 from audiorl.audio import AudioClip
@@ -47,9 +49,19 @@ from audiorl.models.cross_attention import CrossAttentionCache, CrossAttentionDe
 from audiorl.models.layers import refresh_copies, replace_parts, use_working_copies, working_copy
 from audiorl.models.lora import add_lora, save_adapter
 from audiorl.models.prompts import Prompt, PromptEncoder, reserved_tokens
-from audiorl.models.speech import CODEC_KEY, FrameLayout, Routing, add_branch, add_speech_tokens, init_branch
+from audiorl.models.speech import (
+    CODEC_KEY,
+    FrameLayout,
+    Routing,
+    add_branch,
+    add_speech_tokens,
+    by_codebook,
+    init_branch,
+)
+from audiorl.models.vision import PictureEncoder, mrope_positions
 from audiorl.models.weights import ModelSource, Weights, copy_weights, remove_vision, save_processor
-from audiorl.types import Sample
+from audiorl.pictures import Picture
+from audiorl.types import Message, Sample
 from tokenizers_audio.protocol import AudioTokenizer
 
 disable_progress_bar()  # of weight loading and saving, at every checkpoint
@@ -62,7 +74,7 @@ class AudioPolicy(nn.Module):
         self,
         model: PreTrainedModel,
         tokenizer: PreTrainedTokenizerBase,
-        extractor: WhisperFeatureExtractor | None,
+        extractor: Any,
         backbone: Backbone,
         config: ModelConfig | None = None,
         speech: FrameLayout | None = None,
@@ -77,12 +89,16 @@ class AudioPolicy(nn.Module):
         self.adapter: Any = None
         token = backbone.audio_token
         self.audio_token_id = -1 if token is None else int(tokenizer.convert_tokens_to_ids(token))
+        token = backbone.image_token
+        image_id = None if token is None else tokenizer.convert_tokens_to_ids(token)
+        self.image_token_id = -1 if image_id is None else int(image_id)
+        self.pictures = PictureEncoder(backbone, model.config, self.config.audio_cache_mb * 2**20)
         configured = model.generation_config.eos_token_id if model.generation_config else None
         listed = configured if isinstance(configured, list) else [configured]
         if not all(token is None or type(token) is int for token in listed):
             where = f"{model.name_or_path}: eos_token_id in generation_config.json"
             raise ValueError(f"{where} is {configured!r}; give token ids")
-        ends = {*listed, tokenizer.eos_token_id, tokenizer.get_added_vocab().get("<|im_end|>")}
+        ends = {*listed, tokenizer.eos_token_id, tokenizer.get_added_vocab().get(backbone.turn_end or "<|im_end|>")}
         self.stop_ids = tuple(sorted(i for i in ends if i is not None))
         """Every token that ends a turn: the tokenizer's, the generation config's, and ChatML's."""
         self.audio = AudioEncoder(model, extractor, backbone, self.config)
@@ -106,12 +122,16 @@ class AudioPolicy(nn.Module):
                 self.adapter = add_lora(self.model, decoder, self.config.lora)
         else:
             decoder.requires_grad_(True)
+            for module in decoder.children():
+                if any(isinstance(part, PreTrainedModel) for part in module.modules()):
+                    module.requires_grad_(False)  # Phi-4's encoders are inside of its decoder
             head.requires_grad_(True)
             if self.speech is not None:
                 self.code_head.requires_grad_(True)
-        if self.config.audio in ("projector", "full"):
-            for module in self.backbone.projector(self.model):
+            for module in self.backbone.further_parts(self.model):
                 module.requires_grad_(True)
+        for module in self.backbone.projector(self.model):  # Cohere ASR's is a part of its decoder
+            module.requires_grad_(self.config.audio != "frozen")
         if self.config.audio == "full":
             self.backbone.audio_encoder(self.model).requires_grad_(True)
         if self.config.only:
@@ -122,17 +142,29 @@ class AudioPolicy(nn.Module):
                     raise ValueError(f"model.only: {pattern!r} is in no name of a trained weight, {example}")
             for name, p in trained.items():
                 p.requires_grad_(any(re.search(pattern, name) for pattern in self.config.only))
+        self.model.eval()
         replace_parts(decoder, self.config.autocast)
         if self.config.autocast:
             use_working_copies(head)
         if self.config.gradient_checkpointing:
             self.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-            self.model.train()  # transformers checkpoints only in training mode
+            # transformers checkpoints a layer only in training mode. What is in it stays in eval mode, and so do all
+            # others: BatchNorm's running statistics would move, and log-probs of the same tokens must agree.
             for module in self.model.modules():
-                if isinstance(module, nn.Dropout):
-                    module.p = 0.0  # log-probs of the same tokens must agree between two passes
-        else:
-            self.model.eval()
+                module.training = module in (self.model, decoder) or isinstance(module, GradientCheckpointingLayer)
+                for name in [n for n, p in vars(module).items() if "drop" in n and isinstance(p, float)]:
+                    setattr(module, name, 0.0)  # of dropout as a function
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Decode within the block: in training mode, gradient checkpointing would switch the cache off."""
+        in_training = [module for module in self.model.modules() if module.training]
+        self.model.eval()
+        try:
+            yield
+        finally:
+            for module in in_training:
+                module.training = True
 
     @property
     def device(self) -> torch.device:
@@ -177,8 +209,15 @@ class AudioPolicy(nn.Module):
         return copy.deepcopy(self, shared | self._never_copied())
 
     def _never_copied(self) -> dict[int, Any]:
-        shared = self.tokenizer, self.extractor, self.backbone, self._clip_codes, self.audio.mels, self.audio.loading
-        return {id(x): x for x in shared}
+        shared = (
+            self.tokenizer,
+            self.extractor,
+            self.backbone,
+            self._clip_codes,
+            self.audio.known_features,
+            self.audio.loading,
+        )
+        return {id(x): x for x in (*shared, self.pictures)}
 
     def skeleton(self, hollow: Collection[nn.Parameter]) -> AudioPolicy:
         """Copy the policy, sharing all weights but the `hollow` ones: these are on meta, to be filled before saving."""
@@ -213,11 +252,14 @@ class AudioPolicy(nn.Module):
     def prompts(self) -> PromptEncoder:
         """Writes samples as prompts, and checks them."""
         decoder = self.backbone.decoder(self.model)
-        positions = [
-            getattr(decoder.config, f"max_{name}", None) for name in ("target_positions", "position_embeddings")
-        ]
+        most = [getattr(decoder.config, f"max_{name}", None) for name in ("target_positions", "position_embeddings")]
+        limit, rope = most[0] or most[1], getattr(decoder.config, "rope_parameters", None) or {}
+        if rope.get("rope_type") == "longrope":
+            # Beyond these, transformers turns all positions of a call by other factors: rows of a pack would change
+            # each other, and the tokens of an answer their prompt.
+            limit = rope.get("original_max_position_embeddings") or limit
         if self._reserved is None or self._reserved[0] != len(self.tokenizer):  # `dualize` adds tokens
-            self._reserved = len(self.tokenizer), reserved_tokens(self.tokenizer)
+            self._reserved = len(self.tokenizer), reserved_tokens(self.tokenizer, self._written())
         return PromptEncoder(
             self.tokenizer,
             self.backbone,
@@ -226,9 +268,24 @@ class AudioPolicy(nn.Module):
             self.codes,
             codec=lambda: self.clip_codes.codec,
             reserved=self._reserved[1],
-            max_tokens=positions[0] or positions[1],
+            max_tokens=limit,
+            picture_tokens=self.picture_tokens,
             counts_audio=not isinstance(decoder, CrossAttentionDecoder),
         )
+
+    def _written(self) -> str:
+        """Return what the family writes around a turn and a clip."""
+        token = self.backbone.audio_token or ""
+        clip = AudioClip(array=np.zeros(1, np.float32), sample_rate=16_000)
+        try:
+            pieces = self.backbone.chat([Message("user", (clip, "?") if token else ("?",))])
+        except ValueError:  # Whisper wants a language; its tokens are special
+            return token
+        return "".join(piece for piece in pieces if isinstance(piece, str)) + token
+
+    def picture_tokens(self, picture: Picture) -> int:
+        """Return how many tokens a picture becomes, from its header."""
+        return self.pictures.tokens(picture, self.source)
 
     def prompt(self, sample: Sample) -> Prompt:
         """Return the sample's messages as the model reads them; see `PromptEncoder.encode`."""
@@ -241,16 +298,17 @@ class AudioPolicy(nn.Module):
     @property
     def end_id(self) -> int:
         """The token that ends a turn in supervised examples, and where a turn was cut off."""
-        return int(self.tokenizer.get_added_vocab().get("<|im_end|>", self.tokenizer.eos_token_id))
+        token = self.backbone.turn_end or "<|im_end|>"
+        return int(self.tokenizer.get_added_vocab().get(token, self.tokenizer.eos_token_id))
 
     def decode(self, ids: Sequence[int] | Tensor) -> str:
         """Return text without special tokens and without the backbone's `answer_prefix`."""
         text: str = self.tokenizer.decode(ids, skip_special_tokens=True)
         return text.removeprefix(self.backbone.answer_prefix)
 
-    def encode_audio(self, clips: Sequence[AudioClip]) -> list[Tensor]:
-        """Return one [tokens, H] per clip, as the decoder receives it; differentiable where the config trains it."""
-        return self.audio.encode(clips)
+    def encode_audio(self, clips: Sequence[AudioClip], beside_picture: Sequence[bool] = ()) -> list[Tensor]:
+        """Return one [tokens, H] per clip, as the decoder receives it; see `AudioEncoder.encode`."""
+        return self.audio.encode(clips, beside_picture)
 
     def clips_of(self, samples: Iterable[Sample]) -> list[AudioClip]:
         """Return the clips of prompts that go through the audio encoder."""
@@ -309,35 +367,83 @@ class AudioPolicy(nn.Module):
     # -- inputs of the decoder -------------------------------------------------------------------------------------
 
     def embed(
-        self, ids: Tensor, clips: Sequence[AudioClip], sampled: Tensor | None = None, codes: Tensor | None = None
+        self,
+        ids: Tensor,
+        clips: Sequence[AudioClip],
+        sampled: Tensor | None = None,
+        codes: Tensor | None = None,
+        images: Sequence[Picture] = (),
+        beside_picture: Sequence[bool] | None = None,
     ) -> Tensor:
-        """Return [T, H] for ids [T]: token embeddings, at the audio placeholders those of the clips.
+        """Return [T, H] for ids [T]: token embeddings, at placeholders those of the clips and pictures.
 
         Where `sampled` [T] is true the policy wrote a placeholder itself: a token like any other. Positions with
-        `codes` [T, Q] of 0 or more are frames. Raises ValueError where placeholders and clips do not match.
+        `codes` [T, Q] of 0 or more are frames. beside_picture: of each clip whether its prompt has pictures; None: this
+        is one prompt. Raises ValueError where placeholders and clips do not match.
         """
         embeds = self.embed_tokens(ids, codes)
         if clips:
-            audio = self.encode_audio(clips)
-            is_audio = self.is_audio(ids, sampled)
-            # Whole clips fill every run of placeholders: audio cannot slip into another prompt.
-            last = is_audio & ~torch.cat([is_audio[1:], is_audio.new_zeros(1)])
-            runs, ends = is_audio.cumsum(0)[last].tolist(), list(accumulate(len(a) for a in audio))
-            if runs[-1:] != ends[-1:] or not set(runs) <= set(ends):
-                after = f"runs of audio placeholders end after {runs} tokens, but clips after {ends}"
-                raise ValueError(f"{after}: audio and text do not match")
-            embeds = embeds.masked_scatter(self._here(is_audio[:, None]), torch.cat(audio).to(embeds.dtype))
+            beside = [bool(images)] * len(clips) if beside_picture is None else beside_picture
+            embeds = self._filled(
+                embeds, self.is_audio(ids, sampled), self.encode_audio(clips, beside), "audio", "clips"
+            )
+        if images:
+            parts = [x[0] for x in self.pictures.encode(images, self.model, self.source, embeds)]
+            embeds = self._filled(embeds, self.is_image(ids, sampled), parts, "image", "pictures")
         return embeds
+
+    def _filled(self, embeds: Tensor, here: Tensor, parts: Sequence[Tensor], kind: str, things: str) -> Tensor:
+        """Put encoded clips or pictures, one [tokens, H] each, where `here` [T] is true."""
+        # Whole clips fill every run of placeholders: audio cannot slip into another prompt.
+        last = here & ~torch.cat([here[1:], here.new_zeros(1)])
+        runs, ends = here.cumsum(0)[last].tolist(), list(accumulate(map(len, parts)))
+        if runs[-1:] != ends[-1:] or not set(runs) <= set(ends):
+            after = f"runs of {kind} placeholders end after {runs} tokens, but {things} after {ends}"
+            raise ValueError(f"{after}: {kind} and text do not match")
+        return embeds.masked_scatter(self._here(here[:, None]), torch.cat(list(parts)).to(embeds.dtype))
+
+    def embed_batch(self, batch: PackedBatch) -> Tensor:
+        """Return the decoder's inputs [T, H] of a packed batch."""
+        return self.embed(batch.ids, batch.audio, batch.loss_mask, batch.codes, batch.images, batch.beside_picture)
 
     def is_audio(self, ids: Tensor, sampled: Tensor | None = None) -> Tensor:
         """Return [...] bool: where ids [...] are audio placeholders that the policy did not sample itself."""
         is_audio = ids == self.audio_token_id
         return is_audio if sampled is None else is_audio & ~sampled.to(is_audio.device)
 
+    def is_image(self, ids: Tensor, sampled: Tensor | None = None) -> Tensor:
+        """Return [...] bool: where ids [...] are placeholders of pictures that the policy did not sample itself."""
+        is_image = ids == self.image_token_id
+        return is_image if sampled is None else is_image & ~sampled.to(is_image.device)
+
+    def deep_pictures(self, is_image: Tensor, images: Sequence[Picture]) -> dict[str, Any]:
+        """Return what the decoder takes to add pictures to the output of its first layers, at their tokens [B, T]
+        (DeepStack, arXiv 2406.04334): nothing but for Qwen3-Omni."""
+        parts = self.pictures.encode(images, self.model, self.source, self.backbone.head(self.model).weight)
+        deep = list(torch.cat(parts, 1))[1:]
+        return {"visual_pos_masks": self._here(is_image), "deepstack_visual_embeds": deep} if deep else {}
+
+    def positions(
+        self, ids: Tensor, sampled: Tensor | None, images: Sequence[Picture], spans: Spans | None = None
+    ) -> Tensor:
+        """Return positions [3, T] of tokens with pictures, in one sequence or in the spans of a packed batch."""
+        is_image, grids = self.is_image(ids, sampled), [self.pictures.grid(p, self.source) for p in images]
+        positions = torch.zeros(3, len(ids), dtype=torch.long)
+        after: dict[int, int] = {}  # by the first token of a span: the position behind it
+        for first, end, parent, has_parent in spans or [(0, len(ids), 0, 0)]:
+            count, own = int(is_image[first:end].sum()), list[tuple[int, int]]()
+            while count > 0:
+                own.append(grids.pop(0))
+                count -= own[-1][0] * own[-1][1]
+            begin = after[parent] if has_parent else 0
+            positions[:, first:end] = mrope_positions(is_image[first:end], own, begin)
+            after[first] = int(positions[:, first:end].max()) + 1 if end > first else begin
+        return positions
+
     def embed_tokens(self, ids: Tensor, codes: Tensor | None) -> Tensor:
         """Return [..., H]: embeddings of ids [...], or of codes [..., Q] where these are not -1."""
         decoder = self.backbone.decoder(self.model)
-        embeds = decoder.get_input_embeddings()(self._here(ids))
+        embeds = self.backbone.embed_tokens(self.model, self._here(ids))
         if codes is None:
             return embeds
         flat = codes.flatten(0, -2)
@@ -360,12 +466,17 @@ class AudioPolicy(nn.Module):
         longest = max(map(len, masks))
         return {"is_audio": torch.stack([nn.functional.pad(m, (longest - len(m), 0)) for m in masks])}
 
-    def routing_kwargs(self, codes: Tensor | None) -> dict[str, Any]:
-        """Return arguments of a decoder that speaks for inputs with codes [..., Q] (None: all text)."""
+    def decoder_arguments(self, ids: Tensor, codes: Tensor | None) -> dict[str, Any]:
+        """Return what the decoder takes beside the embeddings of ids [...], codes [..., Q] (None: all text): what the
+        family's layers read of ids, and of one that speaks which positions are frames."""
+        arguments = self.backbone.decoder_arguments(self.model, self._here(ids))
         if self.speech is None:
             assert codes is None, "frames for a model that writes text only"
-            return {}
-        return {"routing": Routing.TEXT if codes is None else Routing.from_mask(codes[..., 0] >= 0, self.device)}
+            return arguments
+        return {
+            **arguments,
+            "routing": Routing.TEXT if codes is None else Routing.from_mask(codes[..., 0] >= 0, self.device),
+        }
 
     # -- forward ---------------------------------------------------------------------------------------------------
 
@@ -377,30 +488,66 @@ class AudioPolicy(nn.Module):
         batch: PackedBatch,
         temperature: float = 1.0,
         value_head: nn.Module | None = None,
-        audio_temperature: float | None = None,
+        audio_temperature: float | Sequence[float] | None = None,
     ) -> PolicyOutput:
         """Return log-probs and entropies of the sampled tokens [N]; with a `value_head` V of the state before each.
 
-        `temperature` divides the logits, as in sampling; `audio_temperature` those of codes (None: the same).
+        `temperature` divides the logits, as in sampling; `audio_temperature` those of codes, or of each codebook, the
+        last for those after it (None: the same).
         """
         with self.autocast():
-            hidden_NH = self.predicting_hidden(batch)
+            state_NH = self.predicting_hidden(batch)
+            hidden_NH = self._with_bias(self._divided(state_NH))
             targets_N = batch.ids[batch.loss_mask]
             logprobs_NQ = None
             if batch.codes is None:
-                head = self.backbone.head(self.model)
-                low = working_copy(head)
-                logprobs_N, entropy_N = fused_logprobs(hidden_NH, head.weight, targets_N, temperature, low=low)
+                logprobs_N, entropy_N = self._text_logprobs(hidden_NH, targets_N, temperature)
             else:
                 logprobs_NQ, entropy_N = self._text_and_frames(
                     hidden_NH, targets_N, batch, temperature, audio_temperature or temperature
                 )
                 logprobs_N = logprobs_NQ.sum(1)
-        values_N = None if value_head is None else value_head(hidden_NH)
+        values_N = None if value_head is None else value_head(state_NH)
         return PolicyOutput(logprobs_N, entropy_N, values_N, logprobs_NQ, hidden_NH)
 
+    @property
+    def softcap(self) -> float | None:
+        """The bound of the text head's logits; see `Backbone.softcap`."""
+        return self.backbone.softcap(self.model)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Return the text head's logits [..., V] of the decoder's hidden states [..., H]."""
+        return capped(self.backbone.head(self.model)(self._divided(hidden)), self.softcap)
+
+    def _divided(self, hidden: Tensor) -> Tensor:
+        """Return hidden states whose products with the text head are divided by the family's divisor."""
+        divisor = self.backbone.logit_divisor(self.model)
+        return hidden if divisor == 1 else hidden / divisor
+
+    def _with_bias(self, hidden: Tensor) -> Tensor:
+        """Return hidden states [..., H] as `text_head` reads them: with a bias [..., H + 1], the last of which is 1."""
+        if self.backbone.head(self.model).bias is None:
+            return hidden
+        return nn.functional.pad(hidden, (0, 1), value=1.0 / self.backbone.logit_divisor(self.model))
+
+    @property
+    def text_head(self) -> Tensor:
+        """The text head's weight [V, H]; of one with a bias [V, H + 1], the bias in the last column."""
+        head = self.backbone.head(self.model)
+        return head.weight if head.bias is None else torch.cat([head.weight, head.bias[:, None]], 1)
+
+    def _text_logprobs(self, hidden_NH: Tensor, targets_N: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+        head, cap = self.backbone.head(self.model), self.softcap
+        low = working_copy(head) if head.bias is None else None
+        return fused_logprobs(hidden_NH, self.text_head, targets_N, temperature, low=low, softcap=cap)
+
     def _text_and_frames(
-        self, hidden_NH: Tensor, targets_N: Tensor, batch: PackedBatch, temperature: float, audio_temperature: float
+        self,
+        hidden_NH: Tensor,
+        targets_N: Tensor,
+        batch: PackedBatch,
+        temperature: float,
+        audio_temperature: float | Sequence[float],
     ) -> tuple[Tensor, Tensor]:
         """Log-probs [N, Q] by code, a text token's in column 0, and entropies [N], summed over a frame's codes."""
         assert batch.codes is not None and batch.code_mask is not None and self.speech is not None
@@ -415,16 +562,18 @@ class AudioPolicy(nn.Module):
         logprobs_NQ = hidden_NH.new_zeros(codes_NQ.shape, dtype=torch.promote_types(hidden_NH.dtype, torch.float32))
         entropy_N = logprobs_NQ.new_zeros(len(codes_NQ))
         if len(text) or not len(frames):  # an empty batch must still give something to differentiate
-            head = self.backbone.head(self.model)
-            low = working_copy(head)
-            logprobs, entropy = fused_logprobs(hidden_NH[text], head.weight, targets_N, temperature, low=low)
+            logprobs, entropy = self._text_logprobs(hidden_NH[text], targets_N, temperature)
             columns = nn.functional.pad(logprobs[:, None], (0, codes_NQ.shape[1] - 1))
             logprobs_NQ = logprobs_NQ.index_copy(0, text, columns)
             entropy_N = entropy_N.index_copy(0, text, entropy)
         if len(frames):
             weight = self.speech.head_without_bos(self.code_head.weight)
+            first, *others = of_codebook = by_codebook(audio_temperature, self.speech.codebooks)
+            if any(t != first for t in others):
+                each = weight.new_tensor(of_codebook).repeat_interleave(self.speech.size - 1)
+                weight, first = weight / each[:, None], 1.0
             logprobs, entropy = fused_codebook_logprobs(
-                hidden_NH[frames], weight, targets_FQ, self.speech.codebooks, audio_temperature
+                hidden_NH[frames], weight, targets_FQ, self.speech.codebooks, first
             )
             logprobs_NQ = logprobs_NQ.index_copy(0, frames, logprobs)
             entropy_N = entropy_N.index_copy(0, frames, entropy.sum(1))
@@ -440,13 +589,19 @@ class AudioPolicy(nn.Module):
             return self._hidden(batch)
 
     def _hidden(self, batch: PackedBatch) -> Tensor:
-        decoder, routing = self.backbone.decoder(self.model), self.routing_kwargs(batch.codes)
+        decoder = self.backbone.decoder(self.model)
+        arguments = self.decoder_arguments(batch.ids[None], None if batch.codes is None else batch.codes[None])
         spans = spans_of(batch.span_ids, batch.span_parents)
         if self.layers_again is not None and torch.is_grad_enabled():
             again = self.layers_again(spans, int(batch.loss_mask.sum()))
             for i, layer in enumerate(decoder.layers):
                 layer.gradient_checkpointing = i < again
-        embeds_TH = self.embed(batch.ids, batch.audio, batch.loss_mask, batch.codes)
+        embeds_TH = self.embed_batch(batch)
+        positions = batch.position_ids[None]
+        if batch.images:
+            arguments |= self.deep_pictures(self.is_image(batch.ids, batch.loss_mask)[None], batch.images)
+            if self.backbone.mrope:
+                positions = self.positions(batch.ids, batch.loss_mask, batch.images, spans)[:, None]
         if isinstance(decoder, CrossAttentionDecoder):
             return decoder(
                 inputs_embeds=embeds_TH[None],
@@ -463,9 +618,9 @@ class AudioPolicy(nn.Module):
             attention = mask_argument(decoder, mask, self._here(batch.position_ids), embeds_TH.dtype)
         out = decoder(
             inputs_embeds=embeds_TH[None],
-            position_ids=self._here(batch.position_ids[None]),
+            position_ids=self._here(positions),
             use_cache=False,
-            **routing,
+            **arguments,
             **attention,
         )
         return out.last_hidden_state[0]
@@ -488,7 +643,7 @@ class Reference:
 
     @torch.no_grad()
     def forward(
-        self, batch: PackedBatch, temperature: float = 1.0, audio_temperature: float | None = None
+        self, batch: PackedBatch, temperature: float = 1.0, audio_temperature: float | Sequence[float] | None = None
     ) -> PolicyOutput:
         """See `AudioPolicy.forward`."""
         with self.runs_on.adapter.disable_adapter() if self.is_base else nullcontext():

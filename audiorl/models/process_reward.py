@@ -68,6 +68,7 @@ class ProcessRewardModel:
             codes=whole.codes,
             code_mask=code_mask,
             name=repr(sample.id),
+            images=whole.images,
         )
         return MarkedAnswer(experience, torch.tensor(ends))
 
@@ -77,7 +78,7 @@ class ProcessRewardModel:
         with self.policy.autocast():
             hidden = self.policy.hidden(packed)
             places = torch.cat([source[a.markers] for source, a in zip(packed.source, answers, strict=True)])
-            return self.policy.backbone.head(self.policy.model)(hidden[places.to(hidden.device)])
+            return self.policy.logits(hidden[places.to(hidden.device)])
 
     @torch.no_grad()
     def score_steps(self, items: Sequence[tuple[Sample, Sequence[str]]], budget: int = 8192) -> list[list[float]]:

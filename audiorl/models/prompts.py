@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import re
+import unicodedata
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -19,18 +20,22 @@ from audiorl.data.schema import FieldError
 from audiorl.models.audio_encoder import AudioEncoder
 from audiorl.models.backbone import Backbone
 from audiorl.models.speech import FrameLayout
+from audiorl.pictures import Picture, PictureError
 from audiorl.types import Message, Sample
 from tokenizers_audio.protocol import AudioTokenizer
 
 
 @dataclass(frozen=True, eq=False)
 class Prompt:
-    """A prompt as the model reads it: ids [P], codes [P, Q] where it holds frames, and the clips for the audio encoder,
-    in the order of their placeholders."""
+    """A prompt as the model reads it: ids [P], codes [P, Q] where it holds frames, the clips for the audio encoder and
+    the pictures for the vision tower, in the order of their placeholders."""
 
     ids: Tensor
     codes: Tensor | None = None
     audio: tuple[AudioClip, ...] = ()
+    text: Tensor | None = None
+    """[K] int64: of a talker, the rest of the text that it says, beside its frames; further frames repeat the last."""
+    images: tuple[Picture, ...] = ()
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -40,7 +45,7 @@ class Prompt:
         codes = self.codes
         if codes is not None:
             codes = torch.cat([codes, codes.new_full((len(ids), codes.shape[1]), -1)])
-        return Prompt(torch.cat([self.ids, ids]), codes, self.audio + audio)
+        return Prompt(torch.cat([self.ids, ids]), codes, self.audio + audio, images=self.images)
 
 
 @dataclass(frozen=True)
@@ -58,6 +63,8 @@ class PromptEncoder:
     """Finds a token that no text may hold."""
     max_tokens: int | None
     """The model's positions."""
+    picture_tokens: Callable[[Picture], int]
+    """Counts what a picture becomes, from its header."""
     counts_audio: bool
     """True where audio takes positions; in Whisper only text does."""
 
@@ -78,7 +85,8 @@ class PromptEncoder:
         try:
             pieces = self._pieces(sample, spoken)
             ids = self._ids(self._with_placeholders(pieces))
-            audio = 0 if self.counts_audio else sum(self.audio.num_tokens(p) for p in pieces if not isinstance(p, str))
+            clips = [p for p in pieces if isinstance(p, AudioClip)]
+            audio = 0 if self.counts_audio else sum(map(self.audio.num_tokens, clips))
             self.check_length(len(ids) - audio)
         except ValueError as error:
             name = f"sample {sample.id!r}: "
@@ -87,7 +95,7 @@ class PromptEncoder:
         if self.speech is not None and frames:
             codes = torch.full((len(ids), self.speech.codebooks), -1)
             codes[(ids == self.speech.frame_id) | (ids == self.speech.delay_id)] = torch.cat(frames)
-        return Prompt(ids, codes, tuple(p for p in pieces if isinstance(p, AudioClip)))
+        return Prompt(ids, codes, tuple(clips), images=tuple(p for p in pieces if isinstance(p, Picture)))
 
     def check(
         self, sample: Sample, new_tokens: int = 0, answers: Sequence[str] = (), speech: Sequence[AudioClip] = ()
@@ -105,13 +113,13 @@ class PromptEncoder:
             return self._token(self._layout.begin_id) + self._token(self._layout.end_id)
 
         try:
-            pieces = self._pieces(sample, spoken)
+            pieces = list(self._pieces(sample, spoken))
             for turn in sample.turns:
                 pieces += self.backbone.chunk(turn.audio)
         except FieldError:
             raise
         except ValueError as error:
-            field = "audio" if isinstance(error, AudioError) else "prompt"
+            field = {AudioError: "audio", PictureError: "images"}.get(type(error), "prompt")
             raise FieldError(field, str(error).removeprefix(f"sample {sample.id!r}: ")) from error
         try:
             audio = sum(self.audio.expected_tokens(p) for p in pieces if isinstance(p, AudioClip))
@@ -119,19 +127,24 @@ class PromptEncoder:
                 spoken(clip)
         except ValueError as error:
             raise FieldError("audio", str(error)) from error
+        try:
+            seen = sum(self.picture_tokens(p) for p in pieces if isinstance(p, Picture))
+        except ValueError as error:
+            raise FieldError("images", str(error)) from error
         for answer in answers:
             self.check_learned(answer)
         if self.max_tokens is None:
             return
         text = "".join(p for p in pieces if isinstance(p, str))
-        others = frames + (audio if self.counts_audio else 0)
+        others = frames + seen + (audio if self.counts_audio else 0)
         # A token has a byte or more of the normalised text, which in NFC is at most three times as long.
         if 3 * sum(len(t.encode()) for t in (text, *answers)) + others + new_tokens <= self.max_tokens:
             return
         prompt = len(self._ids(text)) + others
         longest = max((p for m in sample.messages for p in m.content if isinstance(p, str)), key=len, default="")
         in_audio = others > prompt - others
-        self.check_length(prompt, holding="" if in_audio else longest, field="audio" if in_audio else "prompt")
+        field = "prompt" if not in_audio else "images" if 2 * seen > others else "audio"
+        self.check_length(prompt, holding="" if in_audio else longest, field=field)
         learned = sum(len(self._ids(answer)) + 1 for answer in answers)
         self.check_length(prompt, learned, new_tokens, holding=max(answers, key=len, default=longest))
 
@@ -144,6 +157,7 @@ class PromptEncoder:
         reads = f"the model reads at most {self.max_tokens}{'' if self.counts_audio else ' of text'}"
         if prompt > self.max_tokens or not (learned or new_tokens):
             cut = "shorten the text, or cut the clip with start and duration"
+            cut = "give fewer pictures or smaller ones" if field == "images" else cut
             raise FieldError(field, f"its prompt has {prompt} tokens, {reads}; {cut}", holding)
         if prompt + learned > self.max_tokens:
             what = f"its prompt has {prompt} tokens and the transcript or answer to learn {learned}, {reads}"
@@ -168,17 +182,28 @@ class PromptEncoder:
     def _token(self, id: int) -> str:
         return str(self.tokenizer.convert_ids_to_tokens(id))
 
-    def _with_placeholders(self, pieces: Sequence[str | AudioClip]) -> str:
-        placeholder = str(self.backbone.audio_token)
-        return "".join(placeholder * self.audio.num_tokens(p) if isinstance(p, AudioClip) else p for p in pieces)
+    def _with_placeholders(self, pieces: Sequence[str | AudioClip | Picture]) -> str:
+        def written(piece: str | AudioClip | Picture) -> str:
+            if isinstance(piece, AudioClip):
+                return str(self.backbone.audio_token) * self.audio.num_tokens(piece)
+            if isinstance(piece, Picture):
+                return str(self.backbone.image_token) * self.picture_tokens(piece)
+            return piece
+
+        return "".join(map(written, pieces))
 
     @property
     def _layout(self) -> FrameLayout:
         assert self.speech is not None
         return self.speech
 
-    def _pieces(self, sample: Sample, spoken: Callable[[AudioClip], str]) -> list[str | AudioClip]:
+    def _pieces(self, sample: Sample, spoken: Callable[[AudioClip], str]) -> Sequence[str | AudioClip | Picture]:
         """Return the prompt as text and clips; `spoken` writes a clip that is read as frames."""
+        if sample.images and self.backbone.image_token is None:
+            blind = f"{self.backbone.name} reads no pictures here; leave them out (docs: Which models)"
+            raise FieldError("images", blind)
+        if sample.images and sample.turns:
+            raise FieldError("images", "a stream reads no pictures; leave them out")
         messages = []
         for message in sample.messages:
             # A special token such as <|im_start|> would let a message end its own turn, also one in two pieces, which
@@ -192,6 +217,7 @@ class PromptEncoder:
                 content = tuple(spoken(c) if isinstance(c, AudioClip) else c for c in message.content)
                 message = replace(message, content=content)
             messages.append(message)
+        self._check_hotwords(sample)
         pieces = list(self.backbone.chat(messages))
         if wants_speech(sample):
             if self.speech is None:
@@ -199,17 +225,40 @@ class PromptEncoder:
             pieces.append(self._token(self.speech.begin_id))
         return pieces
 
+    def _check_hotwords(self, sample: Sample) -> None:
+        """Raise FieldError for a hotword that the tokenizer does not write, as an unknown character is."""
+        words = [str(word) for word in sample.metadata.get("hotwords") or ()]
+
+        def read_back(text: str) -> str:
+            ids = self.tokenizer.encode(text, add_special_tokens=False)
+            return unicodedata.normalize("NFC", self.tokenizer.decode(ids, clean_up_tokenization_spaces=False).strip())
+
+        if words and read_back(", ".join(words)) != ", ".join(words):
+            for word in words:
+                if (read := read_back(word)) != word:
+                    what = f"the model's tokenizer does not write the hotword {word!r}, it reads {read!r} back"
+                    raise FieldError("hotwords", f"{what}; leave it out, or spell it otherwise")
+
 
 def _joined(message: Message, change: Callable[[str], str] = str) -> str:
     """Return the texts of a message as templates join them; a clip lies between the texts around it."""
     return "".join(change(c) if isinstance(c, str) else "\n" for c in message.content)
 
 
-def reserved_tokens(tokenizer: PreTrainedTokenizerBase) -> re.Pattern[str]:
-    """Find, in a text, a token that the tokenizer reserves: it would be read as that token and not as its letters."""
+def reserved_tokens(tokenizer: PreTrainedTokenizerBase, written: str = "") -> re.Pattern[str]:
+    """Find, in a text, a token that is reserved: it would be read as that token and not as its letters.
+
+    Reserved are the tokenizer's special tokens, added ones that begin with "<|", and those in what is `written` around
+    texts and clips. Other added tokens are text in one piece: <answer>, Gemma's <table> and its runs of newlines.
+    """
     special = {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special}
-    tokens = special | {token for token in tokenizer.get_added_vocab() if token.startswith("<|")}
+    added = {token for token in tokenizer.get_added_vocab() if token.strip() and token not in THOUGHT}
+    tokens = special | {token for token in added if token.startswith("<|") or token in written}
     return re.compile("|".join(map(re.escape, sorted(tokens, key=len, reverse=True))) or r"(?!)")
+
+
+THOUGHT = ("<think>", "</think>")
+"""A template may open a thought; what thinks and answers writes these itself."""
 
 
 def wants_speech(sample: Sample) -> bool:
@@ -230,46 +279,27 @@ def wants_speech(sample: Sample) -> bool:
 DEFAULT_SYSTEM = "You are a helpful assistant."
 
 
-def chatml(
-    messages: Sequence[Message],
-    clip_pieces: Callable[[AudioClip, int], list[str | AudioClip]],
-    default_system: str | None = DEFAULT_SYSTEM,
-) -> list[str | AudioClip]:
-    """Write a conversation as the Qwen audio models read it: text and clips, ending where the assistant begins.
-
-    clip_pieces(clip, k) writes clip number k of the conversation (from 1) with its delimiters.
-    """
-    pieces: list[str | AudioClip] = []
+def chatml(messages: Sequence[Message], default_system: str | None = DEFAULT_SYSTEM) -> list[str | AudioClip | Picture]:
+    """Write a conversation as Qwen's models read it: text and what stands between it, up to the assistant's turn."""
+    pieces: list[str | AudioClip | Picture] = []
     if default_system is not None and (not messages or messages[0].role != "system"):
         pieces.append(f"<|im_start|>system\n{default_system}<|im_end|>\n")
-    clips = 0
     for message in messages:
-        pieces.append(f"<|im_start|>{message.role}\n")
-        for content in message.content:
-            if isinstance(content, AudioClip):
-                clips += 1
-                pieces.extend(clip_pieces(content, clips))
-            else:
-                pieces.append(content)
-        pieces.append("<|im_end|>\n")
-    pieces.append("<|im_start|>assistant\n")
-    return pieces
+        pieces += [f"<|im_start|>{message.role}\n", *message.content, "<|im_end|>\n"]
+    return [*pieces, "<|im_start|>assistant\n"]
 
 
-def chatml_template(audio: str = "", default_system: str | None = DEFAULT_SYSTEM) -> str:
-    """Return `chatml` as a Jinja chat template. `audio`: how a clip is written; "{k}" in it is the clip's number."""
-    before, number, after = audio.partition("{k}")
-    clip = f"{{{{- {before!r} ~ count.clips ~ {after!r} }}}}" if number else f"{{{{- {audio!r} }}}}"
+def chatml_template(audio: str = "", default_system: str | None = DEFAULT_SYSTEM, image: str = "") -> str:
+    """Return `chatml` as a Jinja chat template. audio, image: how a clip and a picture are written."""
     system = f"<|im_start|>system\\n{default_system}<|im_end|>\\n"
     return "".join(
         [
-            "{%- set count = namespace(clips=0) -%}",
             f"{{%- if messages[0].role != 'system' -%}}{{{{- '{system}' }}}}{{%- endif -%}}" if default_system else "",
             "{%- for message in messages -%}{{- '<|im_start|>' ~ message.role ~ '\\n' }}",
             "{%- if message.content is string -%}{{- message.content }}{%- else -%}",
-            "{%- for part in message.content -%}{%- if 'text' in part -%}{{- part.text }}{%- else -%}",
-            "{%- set count.clips = count.clips + 1 -%}",
-            clip,
+            "{%- for part in message.content -%}{%- if 'text' in part -%}{{- part.text }}",
+            f"{{%- elif part.type == 'image' -%}}{{{{- {image!r} }}}}" if image else "",
+            f"{{%- else -%}}{{{{- {audio!r} }}}}",
             "{%- endif -%}{%- endfor -%}{%- endif -%}{{- '<|im_end|>\\n' }}{%- endfor -%}",
             "{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' }}{%- endif -%}\n",
         ]

@@ -11,7 +11,7 @@ import copy
 import dataclasses
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
@@ -59,15 +59,28 @@ class FrameLayout:
 
     def check(self, codec: AudioTokenizer) -> None:
         """Raise ValueError unless the model can write this codec's codes."""
-        if (codec.num_codebooks, codec.codebook_size) != (self.codebooks, self.size - 2):
+        if (codec.num_codebooks, codec.codebook_size) != (self.codebooks, self.codes):
             raise ValueError(
                 f"the codec has {codec.num_codebooks} codebooks of {codec.codebook_size} codes, the model writes "
-                f"{self.codebooks} of {self.size - 2}; they do not belong together"
+                f"{self.codebooks} of {self.codes}; they do not belong together"
             )
 
-    def tokens(self, codes: Tensor) -> SpeechTokens:
-        """Lay speech [Q, F] out as its frames and `end_id`; the caller writes `begin_id` before it."""
-        assert len(codes) == self.codebooks and bool(((codes >= 0) & (codes < self.size - 2)).all())
+    @property
+    def codes(self) -> int:
+        """Codes of a codebook that a codec writes."""
+        return self.size - 2
+
+    @property
+    def delay(self) -> int:
+        """Rows from a frame's first code until the frame is complete."""
+        return self.codebooks
+
+    def tokens(self, codes: Tensor, text: Tensor | None = None) -> SpeechTokens:
+        """Lay speech [Q, F] out as its frames and `end_id`; the caller writes `begin_id` before it.
+
+        `text` is `Prompt.text`, which talkers need.
+        """
+        assert len(codes) == self.codebooks and bool(((codes >= 0) & (codes < self.codes)).all())
         frames = interleave(codes.long().cpu(), self.bos, self.eos)
         no_codes = torch.full((1, self.codebooks), -1)
         return SpeechTokens(
@@ -85,12 +98,24 @@ class FrameLayout:
         by_codebook = weight.view(self.codebooks, self.size, -1)
         return torch.cat([by_codebook[:, : self.bos], by_codebook[:, self.bos + 1 :]], 1).flatten(0, 1)
 
+    def frames(self, rows: Tensor) -> Tensor:
+        """Return the complete frames [Q, F] in rows [N, Q] of one speech."""
+        return deinterleave(rows, self.bos, self.eos)
+
+    def codec_of(self, codec: AudioTokenizer, prompt_ids: Tensor) -> AudioTokenizer:
+        """Return `codec` as it decodes the speech after a prompt [P]."""
+        return codec
+
+    def closes(self, codes: Sequence[int]) -> bool:
+        """Tell whether a row [Q] ends speech without being a part of it."""
+        return False
+
     def speeches(self, codes: Tensor) -> list[Tensor]:
         """Return the complete frames [Q, F] of each speech in codes [N, Q], which are -1 where there is no frame."""
         is_frame = codes[:, 0] >= 0
         edges = torch.diff(nn.functional.pad(is_frame.int(), (1, 1)))
         starts, ends = (edges == 1).nonzero()[:, 0], (edges == -1).nonzero()[:, 0]
-        return [deinterleave(codes[a:b], self.bos, self.eos) for a, b in zip(starts, ends, strict=True)]
+        return [self.frames(codes[a:b]) for a, b in zip(starts, ends, strict=True)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,6 +125,62 @@ class SpeechTokens:
     ids: Tensor
     codes: Tensor
     code_mask: Tensor
+
+
+@dataclass(frozen=True)
+class TalkerLayout(FrameLayout):
+    """How a talker writes speech: frames without delay, then a row whose code of codebook 0 is one of `stops`.
+
+    `size` counts the codes alone; the head of codebook 0 also writes stops. `frame_id` is the text's pad.
+    """
+
+    stops: tuple[int, ...] = ()
+    trained: tuple[int, ...] = field(default=(), compare=False)
+    """Codebooks with a loss, the others are replayed; (): all."""
+
+    def __post_init__(self) -> None:
+        if wrong := [k for k in self.trained if not 0 <= k < self.codebooks]:
+            raise ValueError(f"--codebooks {wrong[0]}: the talker has codebooks 0 to {self.codebooks - 1}")
+
+    @property
+    def delay(self) -> int:
+        return 0
+
+    @property
+    def codes(self) -> int:
+        return self.size
+
+    def mask(self, codes: Tensor) -> Tensor:
+        """Return which of sampled codes [N, Q] count: bool [N, Q]."""
+        trained = torch.tensor([not self.trained or k in self.trained for k in range(self.codebooks)])
+        return (codes >= 0) & trained
+
+    def tokens(self, codes: Tensor, text: Tensor | None = None) -> SpeechTokens:
+        """Lay speech [Q, F] out beside the rest of its text [K]: F frames and the row that stops."""
+        assert text is not None and len(codes) == self.codebooks and bool(((codes >= 0) & (codes < self.size)).all())
+        stop = torch.full((1, self.codebooks), -1)
+        stop[0, 0] = self.stops[-1]
+        rows = torch.cat([codes.long().cpu().T, stop])
+        return SpeechTokens(text[torch.arange(len(rows)).clamp(max=len(text) - 1)], rows, self.mask(rows))
+
+    def frames(self, rows: Tensor) -> Tensor:
+        return rows[(rows[:, 0] >= 0) & (rows[:, 0] < self.size)].T
+
+    def codec_of(self, codec: AudioTokenizer, prompt_ids: Tensor) -> AudioTokenizer:
+        of_voice: Callable[[Tensor], AudioTokenizer] | None = getattr(codec, "of_voice", None)
+        return codec if of_voice is None else of_voice(prompt_ids)
+
+    def closes(self, codes: Sequence[int]) -> bool:
+        return codes[0] in self.stops
+
+    def speeches(self, codes: Tensor) -> list[Tensor]:
+        return [self.frames(codes)]
+
+
+def by_codebook(values: float | Sequence[float], codebooks: int) -> list[float]:
+    """Return a value for each codebook: one for all, or of each, the last for those after it."""
+    given = [float(values)] if isinstance(values, (int, float)) else list(map(float, values))
+    return (given + given[-1:] * codebooks)[:codebooks]
 
 
 def pad_codes(codes: Sequence[Tensor | None], lengths: Sequence[int], left: bool = False) -> Tensor | None:

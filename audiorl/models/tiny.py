@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -90,6 +90,26 @@ def tiny_whisper_tokenizer(texts: Iterable[str], vocab_size: int) -> WhisperToke
     vocab, merges = _train(WhisperTokenizer(vocab={}, merges=[]).backend_tokenizer, texts, vocab_size)
     tokenizer = WhisperTokenizer(vocab=vocab, merges=merges)
     tokenizer.add_tokens(list(WHISPER_SPECIAL), special_tokens=True)
+    return tokenizer
+
+
+def tiny_sentencepiece(texts: Iterable[str], vocab_size: int, special: Sequence[str]) -> PreTrainedTokenizerFast:
+    """Train a BPE of at most `vocab_size` entries that writes spaces as SentencePiece does and falls back to bytes.
+
+    special: its first tokens, the unknown one first, then what begins and what ends a text.
+    """
+    backend = Tokenizer(BPE())
+    backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
+    vocab, merges = _train(backend, texts, vocab_size)
+    pieces = dict.fromkeys([*special, *(f"<0x{byte:02X}>" for byte in range(256)), *vocab])
+    backend.model = BPE({p: i for i, p in enumerate(pieces)}, merges, unk_token=special[0], byte_fallback=True)
+    spaces = decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)
+    backend.decoder = decoders.Sequence(list(spaces))
+    unk, bos, eos = special[:3]
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=backend, unk_token=unk, bos_token=bos, eos_token=eos, clean_up_tokenization_spaces=False
+    )
+    tokenizer.add_tokens(list(special), special_tokens=True)
     return tokenizer
 
 

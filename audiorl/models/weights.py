@@ -1,7 +1,7 @@
 """Weights by name, and the files of model folders: read and checked, copied in place, written back.
 
-`load_policy`, transformers' `AutoProcessor` and `vllm.LLM` read the folders. No policy runs the vision tower of an Omni
-model, and none is part of a policy's model or loaded from files: saving copies its tensors from the files that the
+`load_policy`, transformers' `AutoProcessor` and `vllm.LLM` read the folders. The vision tower of an Omni model is no
+part of a policy's model and loaded for pictures only (`vision.py`): saving copies its tensors from the files that the
 policy was loaded from, or from memory where the model was made. Damaged files and files of another model raise one
 ValueError that names the file.
 """
@@ -32,11 +32,14 @@ from transformers import (
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, cached_file, logging
 
 from audiorl.config import ModelConfig, torch_device
+from tokenizers_audio.loading import check_finite_weights
 
 Weights = Mapping[str, Tensor] | Iterable[tuple[str, Tensor]]
 """Named tensors: all together, or one after the other as they arrive."""
 SPEECH_OUTPUT = ("talker.", "token2wav.", "code2wav.")
 """Prefixes of the weights that checkpoints of a whole Omni model hold in addition to the thinker."""
+SPEAKERS = "spk_dict.pt"
+"""The file of Qwen2.5-Omni's voices."""
 BASE_KEY = "audiorl_base"
 """The key of a thinker's config.json that names the released Omni model it was trained from."""
 PREPROCESSOR = "preprocessor_config.json"
@@ -100,15 +103,6 @@ def copy_weights(parameters: Mapping[str, Tensor], weights: Weights, where: str)
             parameters[name].copy_(tensor)
 
 
-def check_finite_weights(weights: Iterable[tuple[str, Tensor]], path: str | Path) -> None:
-    """Raise ValueError naming the first weight of a file or folder that has a NaN or an infinity."""
-    for name, weight in weights:
-        if not weight.is_floating_point() or not weight.numel() or weight.device.type == "meta":
-            continue
-        if not all(map(math.isfinite, map(float, torch.aminmax(weight.detach())))):
-            raise ValueError(f"{path}: weight {name!r} holds values that are not finite; copy it again")
-
-
 # -- from files --------------------------------------------------------------------------------------------------------
 
 
@@ -170,7 +164,8 @@ def load_model(
         model, info = model_class.from_pretrained(
             str(path),
             dtype="auto" if config.dtype == "auto" else getattr(torch, config.dtype),
-            attn_implementation="eager" if config.attention == "eager" else "sdpa",
+            # Where it is not given, transformers chooses "sdpa" for each part that has it.
+            attn_implementation="eager" if config.attention == "eager" else None,
             ignore_mismatched_sizes=True,  # for them to be listed; none is accepted
             output_loading_info=True,
         )
@@ -198,25 +193,26 @@ def load_model(
 
 def load_frontend(path: str | Path) -> tuple[PreTrainedTokenizerBase, WhisperFeatureExtractor]:
     """Load tokenizer and feature extractor of a model's folder. Raises ValueError when one is missing or damaged."""
-    return load_tokenizer(path), _load_processor(path, "feature extractor", WhisperFeatureExtractor)
+    return load_tokenizer(path), load_processor(path, "feature extractor", WhisperFeatureExtractor)
 
 
-def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
+def load_tokenizer(path: str | Path, **options: bool) -> PreTrainedTokenizerBase:
     """Load the tokenizer of a model's folder. Raises ValueError when it is missing or damaged."""
-    tokenizer: PreTrainedTokenizerBase = _load_processor(path, "tokenizer", AutoTokenizer, trust_remote_code=False)
+    tokenizer: PreTrainedTokenizerBase = load_processor(path, "tokenizer", AutoTokenizer, **options)
     if tokenizer.vocab_size < 256:  # without files some classes give an empty one, and every byte has a token
         raise ValueError(f"{path}: the tokenizer cannot be read: its files hold no vocabulary")
     return tokenizer
 
 
-def _load_processor(path: str | Path, what: str, loader: Any, **options: Any) -> Any:
+def load_processor(path: str | Path, what: str, loader: Any, **options: Any) -> Any:
+    """Load a processor or a part of one. Raises ValueError when it is missing or damaged."""
     try:
-        return loader.from_pretrained(str(path), **options)
+        return loader.from_pretrained(str(path), trust_remote_code=False, **options)
     except Exception as error:  # the libraries raise any kind for a damaged file, also from Rust
         raise ValueError(f"{path}: the {what} cannot be read: {' '.join(str(error).split())}") from error
 
 
-def _optional_file(path: str | Path, name: str) -> Path | None:
+def model_file(path: str | Path, name: str) -> Path | None:
     """Return a file of a model folder or hub id; None where there is none or the hub does not answer."""
     raising = ("gated_repo", "missing_entries", "connection_errors")
     file = cached_file(str(path), name, **{f"_raise_exceptions_for_{kind}": False for kind in raising})
@@ -224,9 +220,45 @@ def _optional_file(path: str | Path, name: str) -> Path | None:
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """Read the tensors of a safetensors file. Raises ValueError naming a damaged one."""
+    """Read the tensors of a safetensors file. Raises ValueError naming one that is damaged or not finite."""
     with naming_damage(path):
-        return load_file(path)
+        tensors = load_file(path)
+    check_finite_weights(tensors.items(), path)
+    return tensors
+
+
+def weight_files(path: str | Path, wanted: Callable[[str], object]) -> list[Path]:
+    """Return the safetensors files of a model folder or hub id that may hold a tensor whose name is `wanted`."""
+    files = [SAFE_WEIGHTS_NAME]
+    if model_file(path, SAFE_WEIGHTS_NAME) is None and (index := model_file(path, SAFE_WEIGHTS_INDEX_NAME)):
+        with suppress(ValueError, LookupError, TypeError, AttributeError):  # `from_pretrained` says what is wrong
+            names: Mapping[str, str] = json.loads(index.read_text())["weight_map"]
+            files = sorted({file for name, file in names.items() if wanted(name)})
+    return [file for name in files if (file := model_file(path, name)) is not None]
+
+
+def tensors_of(path: str | Path, prefix: str) -> dict[str, Tensor]:
+    """Read the tensors of a model folder or hub id whose names begin with `prefix`, by the rest of the name."""
+    tensors: dict[str, Tensor] = {}
+    for file in weight_files(path, lambda name: name.startswith(prefix)):
+        with naming_damage(file), safe_open(file, "pt") as stream:
+            keys = [key for key in stream.keys() if key.startswith(prefix)]  # noqa: SIM118
+            tensors |= {key.removeprefix(prefix): stream.get_tensor(key) for key in keys}
+    return tensors
+
+
+def whole_folder(base: str) -> Path:
+    """Return the folder of an Omni checkpoint, from the hub where it is not local; it is missing where that fails."""
+    folder = Path(base)
+    if not folder.is_dir():
+        from huggingface_hub import snapshot_download
+        from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+        with suppress(HFValidationError, HfHubHTTPError, LocalEntryNotFoundError):
+            folder = Path(
+                snapshot_download(base, allow_patterns=["*.safetensors", "*.json", "*.jinja", "*.txt", SPEAKERS])
+            )
+    return folder
 
 
 @contextmanager
@@ -292,17 +324,17 @@ class ModelSource:
 
 def read_processor_files(path: str | Path) -> dict[str, bytes]:
     """Read the `PROCESSOR_FILES` of a model folder or hub id by name."""
-    paths = {name: _optional_file(path, name) for name in PROCESSOR_FILES}
+    paths = {name: model_file(path, name) for name in PROCESSOR_FILES}
     return {name: file.read_bytes() for name, file in paths.items() if file is not None}
 
 
 def save_processor(
     folder: Path,
     tokenizer: PreTrainedTokenizerBase,
-    extractor: WhisperFeatureExtractor | None,
+    extractor: Any,
     files: Mapping[str, bytes],
     template: str | None,
-    class_names: Mapping[str, Mapping[str, str]],
+    class_names: Mapping[str, Mapping[str, Any]],
 ) -> None:
     """Write tokenizer, chat template and processor: the `files` that a policy was loaded with, then what they lack.
 
@@ -328,13 +360,8 @@ def vision_tensors(path: str | Path) -> dict[str, CopiedTensor]:
 
     Reads headers only. Empty for a model without one, and for weights that are not in safetensors files.
     """
-    files = [SAFE_WEIGHTS_NAME]
-    if _optional_file(path, SAFE_WEIGHTS_NAME) is None and (index := _optional_file(path, SAFE_WEIGHTS_INDEX_NAME)):
-        with suppress(ValueError, LookupError, TypeError, AttributeError):  # `from_pretrained` says what is wrong
-            names: Mapping[str, str] = json.loads(index.read_text())["weight_map"]
-            files = sorted({file for name, file in names.items() if IN_CHECKPOINT.match(name)})
     tensors = {}
-    for file in filter(None, (_optional_file(path, name) for name in files)):
+    for file in weight_files(path, IN_CHECKPOINT.match):
         with naming_damage(path), safe_open(file, "pt") as stream:
             for key in stream.keys():  # noqa: SIM118
                 if match := IN_CHECKPOINT.match(key):

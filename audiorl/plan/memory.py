@@ -16,6 +16,7 @@ from audiorl.config import LoraConfig, ModelConfig, OptimConfig, RLConfig, Sampl
 from audiorl.config.checks import pass_tokens
 from audiorl.config.distributed import RuntimeConfig
 from audiorl.plan.models import ModelSize, Shape, Tower, size_of
+from audiorl.rollout.vllm import SERVED
 
 GIB = 2**30
 BYTES = {"auto": 2, "bfloat16": 2, "float16": 2, "float32": 4}
@@ -112,7 +113,7 @@ class PlanOptions:
                 f"--runtime.engine-gpus {tp} and {shape.kv_heads} key-value heads: neither divides the other",
             ),
             (vllm and shape.codes, "vLLM does not serve models that write codes; use --runtime.engine hf"),
-            (vllm and shape.kind == "whisper", "vLLM serves no Whisper policy; use --runtime.engine hf"),
+            (vllm and shape.kind not in SERVED, f"vLLM serves no policy of {shape.kind}; use --runtime.engine hf"),
             (self.speech_share and not shape.codes, "--speech-share is for a model that writes codes; leave it out"),
         ):
             if wrong:
@@ -132,7 +133,7 @@ class PlanOptions:
     @property
     def reference(self) -> Literal["none", "separate", "lora", "copy"]:
         """lora: the model below the adapter. copy: a second copy of what is trained."""
-        if not (self.rl.kl_beta or self.rl.distill.from_reference_process):
+        if not (self.rl.needs_reference or self.rl.distill.from_reference_process):
             return "none"
         if self.runtime.references:
             return "separate"
@@ -259,13 +260,9 @@ def logits_bytes(predicted: int, vocabulary: int, c: int, gradient: bool, chunk:
 
 def tower_bytes(tower: Tower, seconds: float, clips: int, c: int, trained: bool, checkpointing: bool) -> float:
     """Count an audio encoder's activations. Frozen, it hears one clip at a time and keeps nothing; trained, it keeps
-    every clip of an update, because it is trained once at the end of it.
-
-    A layer keeps per frame two norms' inputs and outputs, queries, keys, values, the attention's output (8 times its
-    width) and the feed-forward block before and after its activation; the two convolutions their inputs and outputs.
-    """
+    every clip of an update, because it is trained once at the end of it."""
     frames = max(seconds, tower.window) * tower.frame_rate
-    layer, ends = frames * (8 * tower.hidden + 2 * tower.intermediate), frames * 6 * tower.hidden
+    layer, ends = frames * tower.kept, frames * tower.ends
     if not trained:
         return c * (layer + ends)
     if checkpointing:
@@ -345,7 +342,7 @@ def _sums(parts: Sequence[Part]) -> tuple[float, ...]:
     return tuple(map(sum, zip(*(p.bytes for p in parts), strict=True)))
 
 
-def _part(name: str, how: str, always: float = 0.0, **phases: float) -> Part:
+def make_part(name: str, how: str, always: float = 0.0, **phases: float) -> Part:
     """Make a part of `always` bytes, but in `phases`."""
     return Part(name, how, tuple(phases.get(phase, always) for phase in PHASES))
 
@@ -407,7 +404,7 @@ class _Planner:
             gpus = [self._gpu("trainer", r.ranks, r.ranks, trainer)]
             gpus.append(self._gpu("engine", r.engines * r.engine_gpus, o.tensor_parallel, [], engine, cache))
         if o.reference == "separate":
-            parts = [_part("weights", self.all_weights, self.held), *self._autocast(1, "score"), *self._teacher()]
+            parts = [make_part("weights", self.all_weights, self.held), *self._autocast(1, "score"), *self._teacher()]
             gpus.append(self._gpu("reference", r.references, 1, [], [*parts, *self._activations(self.size, "score")]))
         if r.critics:
             learned = self._states("", self.size.trained - self.size.heads, r.critics, o.rl.critic.optim)
@@ -430,7 +427,7 @@ class _Planner:
         """Add what `processes` take, NCCL between `ranks`, and what is lost between the allocations of `learning`."""
         a = self.assume
         fixed = GIB * (processes * a.context_gib + (a.nccl_gib if ranks > 1 else 0))
-        parts = [*learning, _part("CUDA and NCCL", f"{processes} process{'es' * (processes > 1)}, assumed", fixed)]
+        parts = [*learning, make_part("CUDA and NCCL", f"{processes} process{'es' * (processes > 1)}, assumed", fixed)]
         if learning:
             lost = tuple(a.fragmentation * number for number in _sums(learning))
             parts.append(Part("fragmentation", f"{a.fragmentation:.0%} of the {name.split()[0]}'s, assumed", lost))
@@ -454,9 +451,9 @@ class _Planner:
         else:
             parts += self._autocast(1 + (o.critic == "own") + (o.reference == "copy"), *PHASES)
         if o.rl.ema_decay is not None:
-            parts.append(_part("moving average", "float32 of what is trained", 4 * (size.trained + size.adapters)))
+            parts.append(make_part("moving average", "float32 of what is trained", 4 * (size.trained + size.adapters)))
         if o.reference == "copy":
-            parts.append(_part("reference", "a copy of what is trained, on every rank", self.copied))
+            parts.append(make_part("reference", "a copy of what is trained, on every rank", self.copied))
         if o.reference != "separate":
             parts += self._teacher()
         if o.critic == "own":
@@ -470,17 +467,17 @@ class _Planner:
         """At stage 3 and with FSDP each rank's part, plus all weights between updates; in a backward pass only those
         outside of the decoder's layers and the layers that are gathered (with FSDP one, and the next)."""
         if not self.shards_weights:
-            return _part(name, how, held)
+            return make_part(name, how, held)
         size, layers, wide = self.size, self.size.in_layers, self.precision.weights
         live = 2 * layers / size.shape.layers if self.runtime.fsdp else max(_ZERO_LIVE, size.largest)
         gathered = min((size.total - layers + min(layers, live)) * wide, held)
         spread = (layers * wide if self.runtime.fsdp else held) / n
-        return _part(name, f"{how}, / {n} and whole between updates", spread + held, backward=spread + gathered)
+        return make_part(name, f"{how}, / {n} and whole between updates", spread + held, backward=spread + gathered)
 
     def _autocast(self, models: int, *phases: str) -> list[Part]:
         head = 0 if self.runtime.sharded else self.size.shape.vocabulary * self.size.shape.hidden
         copies = 2 * (self.size.linears + head) * models * self.options.model.autocast
-        return [_part("autocast copies", "matrices in 2 bytes", **dict.fromkeys(phases, copies))]
+        return [make_part("autocast copies", "matrices in 2 bytes", **dict.fromkeys(phases, copies))]
 
     @property
     def one_pass(self) -> bool:
@@ -513,12 +510,12 @@ class _Planner:
             outside, step = (numbers - in_layers) * wide, gradient / n
             backward = (gradient - outside) / n + outside + 2 * 4 * in_layers / size.shape.layers
             how += f" / {n}, whole outside of the layers until the step"
-        parts = [_part(f"{name}gradients", how, backward=backward, step=step)]
+        parts = [make_part(f"{name}gradients", how, backward=backward, step=step)]
         if not r.offload:
             states, how = self._optimizer(trained, n, masters)
-            parts.append(_part(f"{name}optimizer", how, states))
+            parts.append(make_part(f"{name}optimizer", how, states))
             if r.sharded and (masters or r.zero):  # otherwise one kernel updates all weights in place
-                parts.append(_part(f"{name}step", "gradients in float32", step=4 * numbers / n))
+                parts.append(make_part(f"{name}step", "gradients in float32", step=4 * numbers / n))
         return parts
 
     def _optimizer(self, trained: int, n: int, masters: bool) -> tuple[float, str]:
@@ -541,8 +538,8 @@ class _Planner:
         teacher = size_of(distill.teacher, replace(model, lora=LoraConfig(rank=0), audio="frozen", only=()))
         theirs, ours = (sum(max(part.bytes) for part in self._activations(s, "score")) for s in (teacher, self.size))
         return [
-            _part("teacher", f"{_text(teacher.total)} x {wide} bytes, frozen", teacher.total * wide),
-            _part("teacher's activations", "what they take more than the policy's", score=max(theirs - ours, 0)),
+            make_part("teacher", f"{_text(teacher.total)} x {wide} bytes, frozen", teacher.total * wide),
+            make_part("teacher's activations", "what they take more than the policy's", score=max(theirs - ours, 0)),
         ]
 
     def _activations(self, size: ModelSize, *phases: str, in_head: bool = False) -> list[Part]:
@@ -564,9 +561,11 @@ class _Planner:
         how = f"a row of {row.tokens} tokens, {min(self.again, shape.layers)} of {shape.layers} layers computed again"
         of_logits = f"{row.predicted} predicted x {shape.vocabulary}"
         parts = [
-            _part("activations", how + " x 2 models" * (models == 2), backward=saved),
-            _part("one layer's work", "estimate", score=work, backward=max(work - backward, 0) if in_head else work),
-            _part("logits", of_logits, score=score, backward=backward if in_head else 0),
+            make_part("activations", how + " x 2 models" * (models == 2), backward=saved),
+            make_part(
+                "one layer's work", "estimate", score=work, backward=max(work - backward, 0) if in_head else work
+            ),
+            make_part("logits", of_logits, score=score, backward=backward if in_head else 0),
         ]
         if shape.tower is not None:
             trained = o.model.audio == "full"
@@ -574,7 +573,7 @@ class _Planner:
             again = bool(o.model.gradient_checkpointing)
             encoder = tower_bytes(shape.tower, o.clip_seconds, o.clips, p.compute, trained, again)
             how = f"{o.clips if trained else 1} x {o.clip_seconds:g} s"
-            parts.append(_part("audio tower's activations", how, generate=alone, score=alone, backward=encoder))
+            parts.append(make_part("audio tower's activations", how, generate=alone, score=alone, backward=encoder))
         kept = [phase in phases for phase in PHASES]
         return [Part(q.name, q.how, tuple(b * k for b, k in zip(q.bytes, kept, strict=True))) for q in parts]
 
@@ -586,7 +585,7 @@ class _Planner:
         each = kv_bytes_per_token(size.shape, number, tp)
         if self.runtime.engine == "hf":
             tokens = o.sampling.max_batch_tokens
-            return [_part("key-value cache", f"{tokens} tokens x {each} bytes", generate=tokens * each)], None
+            return [make_part("key-value cache", f"{tokens} tokens x {each} bytes", generate=tokens * each)], None
         whole = sum(size.parts.get(name, 0) for name in ("audio tower", "projector"))
         weights = number * (whole + (served - whole) / tp)
         adapter = 2.0 * number * size.adapters if self.sends_adapter else 0.0
@@ -601,12 +600,12 @@ class _Planner:
         split = f"{_text(served)} x {number} bytes" + (f", the decoder / {tp}" if tp > 1 else "")
         copies = f"2 x {_text(size.adapters)} x {number} bytes: as they came, and where they are used"
         parts = [
-            _part("engine's weights", split, weights, **loaded),
-            _part("engine's adapter", copies, adapter, **loaded),
-            _part("key-value cache", f"what {fraction:g} of the GPU leaves", room, **running),
-            _part("engine's workspace", "assumed", work, **running),
-            _part("weight sync", "a bucket" if self.sends_adapter else "a bucket or the largest tensor", sync=sync),
-            _part("engine asleep", "assumed", left, generate=0, sync=0),
+            make_part("engine's weights", split, weights, **loaded),
+            make_part("engine's adapter", copies, adapter, **loaded),
+            make_part("key-value cache", f"what {fraction:g} of the GPU leaves", room, **running),
+            make_part("engine's workspace", "assumed", work, **running),
+            make_part("weight sync", "a bucket" if self.sends_adapter else "a bucket or the largest tensor", sync=sync),
+            make_part("engine asleep", "assumed", left, generate=0, sync=0),
         ]
         # Every GPU of an engine holds its share of each token, so it has room for as many as one of them.
         tokens, prompt, response = int(room // each), o.prompt_tokens, o.sampling.max_new_tokens

@@ -8,8 +8,9 @@ what transformers' classes have as defaults, so that one can plan before downloa
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,46 +19,44 @@ import transformers
 from torch import nn
 
 from audiorl.config import ModelConfig
-from audiorl.models import AudioPolicy, FrameLayout, read_config
+from audiorl.models import AudioPolicy, Backbone, FrameLayout, read_config
+from audiorl.models.families import RECOGNISER_TYPES, audio_llm, generic, qwen_omni, recogniser
 from audiorl.models.families.higgs import Higgs, add_routing
-from audiorl.models.families.qwen2_audio import Qwen2Audio
-from audiorl.models.families.qwen_omni import QwenOmni
 from audiorl.models.families.text import MODELS, TextDecoder
-from audiorl.models.families.whisper import WhisperBackbone, use_packed_decoder
 from audiorl.models.speech import LAYOUT_KEY, add_branch
 from audiorl.models.tiny import tiny_llama_tokenizer, tiny_tokenizer, tiny_whisper_tokenizer
 
 RELEASED: dict[str, dict[str, Any]] = json.loads((Path(__file__).parent / "released.json").read_text())
 """config.json by the name that `audiorl doctor --plan` takes."""
-_OMNI = (transformers.Qwen2_5OmniThinkerConfig, transformers.Qwen2_5OmniThinkerForConditionalGeneration, QwenOmni)
-_OMNI3 = (
-    transformers.Qwen3OmniMoeThinkerConfig,
-    transformers.Qwen3OmniMoeThinkerForConditionalGeneration,
-    partial(QwenOmni, "qwen3"),
-)
-_FAMILIES: dict[str, tuple[Any, Any, Any]] = {
-    "qwen2_5_omni": _OMNI,
-    "qwen2_5_omni_thinker": _OMNI,
-    "qwen3_omni_moe": _OMNI3,
-    "qwen3_omni_moe_thinker": _OMNI3,
-    "qwen2_audio": (transformers.Qwen2AudioConfig, transformers.Qwen2AudioForConditionalGeneration, Qwen2Audio),
-    "whisper": (transformers.WhisperConfig, transformers.WhisperForConditionalGeneration, WhisperBackbone),
-    "higgs_audio_v2": (transformers.HiggsAudioV2Config, transformers.HiggsAudioV2ForConditionalGeneration, Higgs),
-    **{kind: (model.config_class, model, TextDecoder) for kind, model in MODELS.items()},
+_FRAMES = {
+    "audioflamingo3_encoder": (50.0, True),
+    "glmasr_encoder": (50.0, True),
+    "moonshine": (16_000 / 384, False),
+    "parakeet_encoder": (12.5, False),
+    "qwen2_5_omni_audio_encoder": (50.0, False),
+    "qwen2_audio_encoder": (50.0, True),
+    "qwen3_asr_encoder": (12.5, False),
+    "qwen3_omni_moe_audio_encoder": (12.5, False),
+    "voxtral_encoder": (50.0, True),
+    "whisper": (50.0, True),
 }
-_TOWER_RATES = {QwenOmni: (50.0, 0.0), Qwen2Audio: (50.0, 30.0), WhisperBackbone: (50.0, 30.0)}
-"""Frames a second inside of an audio encoder, and the seconds that each clip is padded to."""
+"""By model_type of an audio encoder: frames a second inside of it, and whether each clip is padded to its positions."""
+_UNKNOWN = "whose memory the plan does not know; watch that of a short run"
 
 
 @dataclass(frozen=True)
 class Tower:
-    """An audio encoder: `frame_rate` frames a second; each clip is padded to `window` seconds, 0 where it is not."""
+    """An audio encoder: `frame_rate` frames a second; each clip is padded to `window` seconds, 0 where it is not.
+
+    kept, ends: numbers that a layer, and what comes before and after the layers, keep for each frame.
+    """
 
     layers: int
     hidden: int
-    intermediate: int
     frame_rate: float
     window: float
+    kept: float
+    ends: float
 
 
 @dataclass(frozen=True)
@@ -128,33 +127,51 @@ def size_of(model: str, config: ModelConfig) -> ModelSize:
 def skeleton(raw_config: dict[str, Any], config: ModelConfig, where: str = "config") -> AudioPolicy:
     """Build a policy of the real classes on the meta device from the content of a config.json."""
     kind = str(raw_config.get("model_type"))
-    if kind not in _FAMILIES:
-        raise ValueError(f"{where}: model_type {kind!r} is not one that audiorl trains ({', '.join(_FAMILIES)})")
-    config_class, model_class, backbone_class = _FAMILIES[kind]
-    values = {k: v for k, v in raw_config.get("thinker_config", raw_config).items() if k != "model_type"}
-    try:
-        size = config_class(**values)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{where}/config.json: {config_class.__name__} does not take it: {error}") from error
     speech: FrameLayout | None = None
+    backbone: Backbone
     with torch.device("meta"):
-        model = model_class(size, use_text_head=True) if backbone_class is Higgs else model_class(size)
-        tokenizer = tiny_tokenizer([], 300)
-        if backbone_class is Higgs:
+        if kind == "higgs_audio_v2":
+            size = _made(transformers.HiggsAudioV2Config, raw_config, where)
+            model = transformers.HiggsAudioV2ForConditionalGeneration(size, use_text_head=True)
             tokenizer, last = tiny_llama_tokenizer([], 300), size.codebook_size - 1
-            backbone: Any = Higgs(tokenizer)
+            backbone = Higgs(tokenizer)
             add_routing(model)
             speech = FrameLayout(size.num_codebooks, last + 1, last - 1, last, 0, 0, 0, 0)
-        elif backbone_class is WhisperBackbone:
+            return AudioPolicy(model, tokenizer, None, backbone, config, speech)
+        if kind in RECOGNISER_TYPES:
+            family = recogniser(kind)
+            model = family.model_class(_made(family.model_class.config_class, raw_config, where))
             tokenizer = tiny_whisper_tokenizer([], 300)
-            backbone = WhisperBackbone(tokenizer, True)
-            use_packed_decoder(model)
+            tokenizer.add_tokens([str(family.audio_token)], special_tokens=True)
+            recognises = family(tokenizer, None)
+            recognises.use_packed_decoder(model)
+            return AudioPolicy(model, tokenizer, None, recognises, config)
+        tokenizer = tiny_tokenizer([], 300)
+        if kind in MODELS:
+            model_class, backbone = MODELS[kind], TextDecoder(tokenizer)
         else:
-            backbone = TextDecoder(tokenizer) if backbone_class is TextDecoder else backbone_class()
-            if LAYOUT_KEY in raw_config:
-                speech = FrameLayout(**raw_config[LAYOUT_KEY])
-                add_branch(model, backbone.decoder(model), speech)
-        return AudioPolicy(model, tokenizer, None, backbone, config, speech)
+            omni = qwen_omni.family_of(kind)
+            model_class = omni.thinker_class() if omni else generic.model_class(kind, audio_llm(kind), where=where)
+            backbone = listens = (omni or audio_llm(kind))(kind, tokenizer)
+            listens.audio_token = "<|AUDIO|>"
+        made = _made(model_class.config_class, raw_config.get("thinker_config", raw_config), where)
+        if getattr(made.get_text_config(), "num_kv_shared_layers", 0):
+            raise ValueError(f"{where}: {kind} has layers that share keys and values, {_UNKNOWN}")
+        model = model_class(made)
+        if LAYOUT_KEY in raw_config:
+            speech = FrameLayout(**raw_config[LAYOUT_KEY])
+            add_branch(model, backbone.decoder(model), speech)
+        policy = AudioPolicy(model, tokenizer, None, backbone, config, speech)
+    if backbone.audio_token and _tower(policy) is None:
+        raise ValueError(f"{where}: {kind} has an audio encoder, {_UNKNOWN}")
+    return policy
+
+
+def _made(config_class: Any, content: Mapping[str, Any], where: str) -> Any:
+    try:
+        return config_class(**{k: v for k, v in content.items() if k != "model_type"})
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{where}/config.json: {config_class.__name__} does not take it: {error}") from error
 
 
 def count(policy: AudioPolicy) -> ModelSize:
@@ -196,31 +213,50 @@ def count(policy: AudioPolicy) -> ModelSize:
     )
 
 
+def _first(config: Any, *names: str) -> Any:
+    """Return the first of these values that a configuration has."""
+    return next(value for name in names if (value := getattr(config, name, None)) is not None)
+
+
+def _tower(policy: AudioPolicy) -> Tower | None:
+    encoder: Any = getattr(policy.backbone.audio_encoder(policy.model), "config", None)
+    if getattr(encoder, "model_type", None) not in _FRAMES:
+        return None
+    rate, padded = _FRAMES[encoder.model_type]
+    window = _first(encoder, "max_source_positions", "max_position_embeddings") / rate if padded else 0.0
+    layers = _first(encoder, "encoder_layers", "encoder_num_hidden_layers", "num_hidden_layers")
+    width = _first(encoder, "d_model", "hidden_size")
+    inner = _first(encoder, "encoder_ffn_dim", "intermediate_size")
+    # Norms' inputs and outputs, queries, keys, values and the attention's output, and the feed-forward block before and
+    # after its activation; the convolutions' inputs and outputs.
+    kept, ends = 8 * width + 2 * inner, 6 * width
+    if encoder.model_type == "parakeet_encoder":  # measured: two feed-forward blocks, convolutions over the spectrogram
+        kept = 22 * width + 4 * inner
+        ends = 4 * width + 10 * encoder.num_mel_bins * encoder.subsampling_conv_channels // 3
+    elif encoder.model_type == "moonshine":  # measured: convolutions over the waveform, 384 samples a frame
+        kept, ends = 10 * width + 2 * inner, 22 * width + 384
+    return Tower(layers, width, rate, window, kept, ends)
+
+
 def _shape(policy: AudioPolicy) -> Shape:
     decoder = policy.backbone.decoder(policy.model)
     c = decoder.config
     experts = int(getattr(c, "num_experts_per_tok", None) or 1)
-    whisper = isinstance(policy.backbone, WhisperBackbone)  # what its config calls by the usual names is the encoder's
-    heads = c.decoder_attention_heads if whisper else c.num_attention_heads
-    tower = None
-    if type(policy.backbone) in _TOWER_RATES:
-        t = policy.backbone.audio_encoder(policy.model).config
-        rate, window = _TOWER_RATES[type(policy.backbone)]
-        if getattr(policy.backbone, "generation", "") == "qwen3":
-            rate /= 4
-        tower = Tower(t.encoder_layers, t.d_model, t.encoder_ffn_dim, rate, window)
+    # What an encoder-decoder's config calls by the usual names may be the encoder's.
+    heads = _first(c, "decoder_attention_heads", "decoder_num_attention_heads", "num_attention_heads")
+    ffn = "moe_intermediate_size" if experts > 1 else "decoder_ffn_dim"
     return Shape(
-        kind=c.model_type,
+        kind=policy.model.config.model_type,
         layers=len(decoder.layers),
         hidden=c.hidden_size,
-        intermediate=c.moe_intermediate_size if experts > 1 else c.decoder_ffn_dim if whisper else c.intermediate_size,
+        intermediate=_first(c, ffn, "intermediate_size"),
         heads=heads,
-        kv_heads=heads if whisper else c.num_key_value_heads,
+        kv_heads=getattr(c, "decoder_num_key_value_heads", None) or getattr(c, "num_key_value_heads", None) or heads,
         head_dim=getattr(c, "head_dim", None) or c.hidden_size // heads,
         vocabulary=policy.backbone.head(policy.model).weight.shape[0],
         experts=experts,
         codes=0 if policy.speech is None else policy.code_head.weight.shape[0],
-        tower=tower,
+        tower=_tower(policy),
         qk_norm=hasattr(decoder.layers[0].self_attn, "q_norm"),
         adapted=tuple(
             m.in_features

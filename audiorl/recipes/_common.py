@@ -24,9 +24,10 @@ from typing import Any, TypeVar
 import torch
 
 from audiorl.audio import AudioError
-from audiorl.config import ModelConfig, RLConfig, torch_device
-from audiorl.config.recipe import ControlOptions, HeldOutOptions, RecipeConfig, RewardOptions
+from audiorl.config import ModelConfig, RLConfig, SFTConfig, torch_device
+from audiorl.config.recipe import ControlOptions, HeldOutOptions, HotwordOptions, RecipeConfig, RewardOptions
 from audiorl.data.bundled import bundled_set
+from audiorl.data.hotwords import read_hotwords, with_context
 from audiorl.data.manifest import Loaded, check_clip, column_names, read_samples
 from audiorl.data.preferences import read_pairs
 from audiorl.data.schema import FieldError
@@ -145,8 +146,10 @@ def read_split(
     """
     train = _loaded(given.data or config.data, config, bundled, read, **options)
     held_out = _loaded(given.held_out or config.held_out, config, bundled, read, **options)
-    if check is not None and not held_out:
-        check = replace(check, new_tokens=max(check.new_tokens, check.eval_tokens))
+    if check is not None:
+        check.policy()  # a model that does not load is no fault of the first row
+        if not held_out:
+            check = replace(check, new_tokens=max(check.new_tokens, check.eval_tokens))
     trained = _usable(train, config, None if check is None else check.train)
     measured = _usable(held_out, config, None if check is None else check.held_out)
     return split_held_out(trained, measured, config.held_out_count, config.data_seed)
@@ -194,7 +197,8 @@ def _loaded(
         name = source if isinstance(source, str) else f"rows {number}"
         path, count, _ = parse_set(name)
         if path.startswith("bundled"):
-            found.append((name, Loaded(tuple(bundled(path)), (), path), False))
+            loaded = Loaded(tuple(bundled(path)), (), path)
+            found.append((name, _with_hotwords(loaded, config), False))
             continue
         check_drawn = config.check_audio and count is not None and read is read_samples
         loaded = read(
@@ -204,8 +208,19 @@ def _loaded(
             check_audio=config.check_audio and not check_drawn,
             **options,
         )
-        found.append((name, loaded, check_drawn))
+        found.append((name, _with_hotwords(loaded, config) if read is read_samples else loaded, check_drawn))
     return found
+
+
+def _with_hotwords(loaded: Loaded[Any], config: RecipeConfig) -> Loaded[Any]:
+    """Return samples with the hotwords that the options ask for."""
+    if not (isinstance(config, HotwordOptions) and config.changes_hotwords):
+        return loaded
+    words = read_hotwords(config.hotwords) if config.hotwords else ()
+    samples = with_context(
+        loaded.samples, words, config.distractors, prompt=config.prompt_hotwords, seed=config.data_seed
+    )
+    return replace(loaded, samples=tuple(samples))
 
 
 def _usable(
@@ -318,7 +333,7 @@ def policy_from(config: RecipeConfig) -> AudioPolicy:
     """Load the policy of a folder or hub id, or make a small random one for `tiny`; with adapters if asked for."""
     torch.manual_seed(config.seed)  # adapters and value heads start at random
     if config.path != "tiny":
-        return load_policy(config.path, config.adapted)
+        return load_policy(config.path, config.adapted, talker=getattr(config, "talker", False))
     return random_policy(config.adapted, whisper=False)
 
 
@@ -476,14 +491,63 @@ def train_with_reward(
         control_wanted: bool = isinstance(config, ControlOptions) and config.control
         if control_wanted:
             control = policy_from(config)
-            sft(
-                control,
-                [Example(s, supervised_turn(s, tags)) for s in samples],
-                run,
-                config=replace(config.control_sft, steps=100 * rl.steps),  # the time limit ends it, not its steps
-                optim=config.control_optim,
-                seed=config.seed + 1,
-                phase="control_sft",
-                limit=run.compute_time(phase),
-            )
-            evaluation.measure(run, "control", control)
+            examples = [Example(s, supervised_turn(s, tags)) for s in samples]
+            train_control(config, run, control, examples, evaluation, config.control_sft, rl.steps, phase)
+
+
+def grpo_and_control(
+    config: Any,
+    run: Run,
+    policy: AudioPolicy,
+    samples: Sequence[Sample],
+    evaluation: Evaluation,
+    examples: Sequence[Example],
+) -> None:
+    """Train `policy` in place by GRPO after its phase `sft`, then the control from the same start, and measure each.
+
+    config: with the fields `rl`, `rl_optim`, `sampling`, `seed`, `control`, `sft` and `control_optim`. examples: what
+    the supervised start learned, which the control goes on with.
+    """
+    evaluation.measure(run, "before", policy)
+    train_rl(
+        policy,
+        samples,
+        evaluation.reward,
+        run,
+        config=config.rl,
+        optim=config.rl_optim,
+        sampling=config.sampling,
+        seed=config.seed,
+        phase="grpo",
+        evaluate=evaluation.probe(policy),
+        supervised=examples,
+    )
+    evaluation.measure(run, "after", policy)
+    if config.control:
+        if not run.finished("control_sft"):
+            run.load_result("sft", policy)
+        train_control(config, run, policy, examples, evaluation, config.sft, config.rl.steps, "grpo")
+
+
+def train_control(
+    config: Any,
+    run: Run,
+    control: AudioPolicy,
+    examples: Sequence[Example],
+    evaluation: Evaluation,
+    training: SFTConfig,
+    steps: int,
+    phase: str,
+) -> None:
+    """Fine-tune the control for as much compute as `phase` took in its `steps`, and measure it."""
+    sft(
+        control,
+        examples,
+        run,
+        config=replace(training, steps=100 * steps),  # the time limit ends it, not its steps
+        optim=config.control_optim,
+        seed=config.seed + 1,
+        phase="control_sft",
+        limit=run.compute_time(phase),
+    )
+    evaluation.measure(run, "control", control)

@@ -37,13 +37,14 @@ PRESETS = {"mmau-grpo": ("audio-qa", "grpo"), "ppo-audio-qa": ("audio-qa", "ppo"
 
 
 class UnknownScript(ValueError):
-    """No recipe or evaluation has this name. `listing` has a line for each that exists."""
+    """No recipe or evaluation has this name. `listing` has a line for each that exists, unless one is called alike."""
 
     def __init__(self, kind: ScriptKind, name: str):
         near = difflib.get_close_matches(name.replace("_", "-"), [*scripts(kind), *PRESETS], 1)
-        hint = f"did you mean {near[0]}? " if near else ""
-        super().__init__(f"no {_WORDS[kind]} {name!r}; {hint}there are:")
-        self.listing = listing(kind)
+        every = f"audiorl {'train' if kind == 'recipes' else 'eval'} --help"
+        hint = f"did you mean {near[0]}? {every} lists all" if near else "there are:"
+        super().__init__(f"no {_WORDS[kind]} {name!r}; {hint}")
+        self.listing = "" if near else listing(kind)
 
 
 def scripts(kind: ScriptKind) -> dict[str, Path]:

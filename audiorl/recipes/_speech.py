@@ -24,7 +24,8 @@ from audiorl.eval._speech import measure_speech, probe_speech
 from audiorl.eval.metrics.corpus import UNSEEN
 from audiorl.eval.metrics.text import Normalizer, normalize
 from audiorl.models import AudioPolicy
-from audiorl.models.families import higgs
+from audiorl.models.families import higgs, talker
+from audiorl.models.families.talker import TalkerPolicy
 from audiorl.recipes._common import (
     RowCheck,
     check_ptx,
@@ -44,6 +45,7 @@ from audiorl.tasks.tts.prompts import utterance_example, utterance_sample
 from audiorl.tasks.tts.texts import bundled_utterances, read_utterances
 from audiorl.train.rl.hooks import Evaluate
 from audiorl.types import Sample
+from tokenizers_audio import load as load_codec
 from tokenizers_audio.unified import UnifiedConfig, UnifiedTokenizer
 
 Speaking = TypeVar("Speaking", bound="SpeechConfig")
@@ -55,9 +57,15 @@ class SpeechConfig(RecipeConfig):
     """Options of recipes for models that speak."""
 
     path: str = "bosonai/higgs-audio-v2-generation-3B-base"
-    """Higgs Audio V2, or a decoder or Omni thinker that was dualized: a folder, a hub id, or `tiny`."""
-    codec: str = "bosonai/higgs-audio-v2-tokenizer"
-    """The audio tokenizer of its codes: a folder, a hub id, or `tiny`."""
+    """Higgs Audio V2, a decoder or Omni thinker that was dualized, or an Omni model whose talker is trained (`talker`):
+    a folder, a hub id, or `tiny`."""
+    talker: bool = False
+    """Train the talker of an Omni checkpoint, which says texts in voices of its own."""
+    codebooks: tuple[int, ...] = ()
+    """Of a talker, the codebooks that learn; the others are replayed. None named: all."""
+    codec: str | None = None
+    """The audio tokenizer of its codes: a folder, a hub id, or `tiny`. None: that of Higgs, or of a talker the frozen
+    decoder of its checkpoint, which cannot encode recordings."""
     data: tuple[str, ...] = ()
     """Texts: manifests (columns text, audio, prompt_audio, prompt_text, speaker, language), LibriSpeech folders,
     Seed-TTS-eval's meta.lst, .txt with one a line, `bundled` or `bundled:en`."""
@@ -66,7 +74,8 @@ class SpeechConfig(RecipeConfig):
     unseen: tuple[str, ...] = ()
     """Texts of speakers that no phase trains on, measured like `held_out` before and after."""
     voice: str | None = None
-    """A recording whose voice says all texts that bring none of their own (no prompt_audio)."""
+    """A recording whose voice says all texts that bring none of their own (no prompt_audio); of a talker, the name of
+    one of its voices."""
     voice_text: str = ""
     """Text that is said in `voice`."""
     clone: bool = False
@@ -131,6 +140,12 @@ def _readers(config: SpeechConfig) -> tuple[Callable[[str], Sequence[TextToSay]]
 
 def _with_voices(utterances: Sequence[TextToSay], others: Sequence[TextToSay], config: SpeechConfig) -> list[TextToSay]:
     """Return those without a voice with the one that the options name, or one of the same speaker's from `others`."""
+    if config.talker:
+        if config.clone or config.voice_text or config.tags:
+            raise ValueError("--talker: it speaks in voices of its own; leave --clone, --voice-text and --tags out")
+        return list(utterances)
+    if config.codebooks:
+        raise ValueError("--codebooks: for a talker; give --talker True with an Omni checkpoint, or leave it out")
     if config.voice is not None:
         if not config.voice_text.strip():
             raise ValueError("--voice: give what is said in it, too: --voice-text")
@@ -166,9 +181,17 @@ def speaking_policy(config: SpeechConfig, *, teach: bool = False) -> AudioPolicy
     `teach`: a model that writes text only gets a branch for speech. Otherwise it is refused with a ValueError.
     """
     policy = policy_from(config)
+    if isinstance(policy, TalkerPolicy):
+        if not config.talker:
+            raise ValueError(f"{config.path}: is a talker; give --talker True")
+        if config.voice is not None:
+            policy.speak_in(config.voice)
+        policy.train_codebooks(config.codebooks)
+        policy.set_codec(policy.own_decoder() if config.codec is None else load_codec(config.codec))
+        return policy
     if policy.speech is None and not teach:
         raise ValueError(f"{config.path}: writes text only; teach it to speak first, with audiorl/recipes/tts_sft.py")
-    voice = with_voice(policy, config.codec, config.seed)
+    voice = with_voice(policy, config.codec or "bosonai/higgs-audio-v2-tokenizer", config.seed)
     voice.codec.to(policy.device)  # type: ignore[attr-defined]
     return policy
 
@@ -236,7 +259,7 @@ def with_tiny_parts(config: Speaking, folder: Path) -> Speaking:
     """Return `config` with small random parts for a model, a codec and judges that are called `tiny`."""
     return replace(
         config,
-        path=tiny_part(folder, "model", config.path),
+        path=tiny_part(folder, "talker" if config.talker else "model", config.path),
         codec=tiny_part(folder, "codec", config.codec),
         judge=tiny_part(folder, "judge", config.judge),
         judge_speaker=tiny_part(folder, "speaker", config.judge_speaker),
@@ -260,6 +283,12 @@ def tiny_part(folder: Path, name: str, value: Value) -> Value:
 def write_tiny_part(name: str, folder: Path) -> None:
     if name == "model":
         higgs.tiny(codebooks=TINY_CODEC.num_codebooks, codebook_size=TINY_CODEC.codebook_size).save(folder)
+    elif name == "talker":
+        talker.tiny(
+            folder, generation="qwen3", codebooks=TINY_CODEC.num_codebooks, codebook_size=TINY_CODEC.codebook_size
+        )
+    elif name == "omni":
+        talker.tiny(folder)
     elif name == "codec":
         UnifiedTokenizer(TINY_CODEC).save(folder)
     elif name == "speaker":

@@ -8,6 +8,9 @@ A clipped 1 - WER does not see how long an output is that is wrong throughout, n
 logged as reward/hallucination and reward/repetition, do: see `audiorl.rewards.Hallucination` and `Repetition`.
 `--no-speech 200` trains on silence and noise too, for which nothing is to be written.
 
+With hotwords, of rows (a column `hotwords`) or of a file (`--hotwords names.txt`), the prompt has a list of words that
+may be said, and an error in them weighs `--hotword-weight` words; `--distractors 20` adds words that nobody says.
+
 Before and after training, greedy transcripts are measured, as WER (with `--unit char` CER) overall and by language: of
 held-out rows, of `--unseen` speakers and of `--retention`; of clips without speech the share for which nothing is
 written, `silent`. Next to the reward stands `as_written`, 1 - CER
@@ -25,7 +28,14 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from audiorl.config import ModelConfig, OptimConfig, RLConfig, SamplingConfig, SFTConfig, require_ranges
-from audiorl.config.recipe import ControlOptions, HeldOutOptions, PtxOptions, RecipeConfig, RewardOptions
+from audiorl.config.recipe import (
+    ControlOptions,
+    HeldOutOptions,
+    HotwordOptions,
+    PtxOptions,
+    RecipeConfig,
+    RewardOptions,
+)
 from audiorl.data.bundled import bundled_transcripts
 from audiorl.data.manifest import read_samples
 from audiorl.data.no_speech import TRAINED, no_speech_samples
@@ -41,14 +51,14 @@ from audiorl.recipes._common import (
     train_with_reward,
     with_user_reward,
 )
-from audiorl.rewards import CharAccuracy, Hallucination, Repetition, WeightedSum, WordAccuracy
+from audiorl.rewards import CharAccuracy, Hallucination, HotwordAccuracy, Repetition, WeightedSum, WordAccuracy
 from audiorl.rewards.asr import languages_of
 from audiorl.run.folder import Run
 from audiorl.types import Sample
 
 
 @dataclass(frozen=True)
-class ASRConfig(ControlOptions, HeldOutOptions, PtxOptions, RewardOptions, RecipeConfig):
+class ASRConfig(ControlOptions, HeldOutOptions, HotwordOptions, PtxOptions, RewardOptions, RecipeConfig):
     retention: tuple[str, ...] = ()
     """Sets on which the error rate must not rise, named like `data`: another language, another domain. At most
     `held_out_count` rows of them are measured."""
@@ -60,6 +70,10 @@ class ASRConfig(ControlOptions, HeldOutOptions, PtxOptions, RewardOptions, Recip
     normalizer: Normalizer = "basic"
     """How texts are normalised before they are compared: english, basic, none, or FILE.py:FUNCTION; see
     `audiorl.eval.metrics.text.normalize`."""
+    hotword_weight: float = 3.0
+    """How many words a hotword weighs in the reward, where a row has some; see `audiorl.rewards.HotwordAccuracy`."""
+    false_hotword_weight: float = 1.0
+    """How many words a hotword that nobody said weighs, beside the error that it is."""
     hallucination_weight: float = 0.5
     """Weight of the penalty, in [-1, 0], on inserted words and on more words than fit into the audio; 0: none."""
     max_rate: float | None = None
@@ -81,7 +95,8 @@ class ASRConfig(ControlOptions, HeldOutOptions, PtxOptions, RewardOptions, Recip
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_ranges(self, not_negative=("hallucination_weight", "repetition_weight"))
+        require_ranges(self, not_negative=("hallucination_weight", "repetition_weight", "distractors"))
+        require_ranges(self, not_negative=("hotword_weight", "false_hotword_weight"))
         check_normalizer(self.normalizer)
 
 
@@ -104,13 +119,15 @@ def tiny() -> ASRConfig:
 
 def main(config: ASRConfig, run: Run) -> None:
     errors = ErrorRate(config.unit, config.normalizer)
-    accuracy = WordAccuracy if config.unit == "word" else CharAccuracy
+    accuracy: Reward = CharAccuracy(config.normalizer)
+    if config.unit == "word":
+        accuracy = HotwordAccuracy(config.normalizer, config.hotword_weight, config.false_hotword_weight)
     guards: dict[str, tuple[Reward, float]] = {
         "hallucination": (Hallucination(config.unit, config.normalizer, config.max_rate), config.hallucination_weight),
         "repetition": (Repetition(config.repetition_n, beyond_reference=True), config.repetition_weight),
     }
     weighted = {name: (guard, weight) for name, (guard, weight) in guards.items() if weight}
-    reward = WeightedSum.of(accuracy=accuracy(normalizer=config.normalizer), **weighted)
+    reward = WeightedSum.of(accuracy=accuracy, **weighted)
     # 1 - CER of the texts as they are, or 1 - WER where the reward is that 1 - CER itself.
     rewarded = (config.unit, config.normalizer) == ("char", "none")
     outside = WeightedSum.of(as_written=WordAccuracy("none") if rewarded else CharAccuracy("none"))

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -33,7 +33,7 @@ from audiorl.eval._phases import Evaluation
 from audiorl.eval.metrics.corpus import UNSEEN
 from audiorl.models.examples import Example
 from audiorl.protocols import Reward
-from audiorl.recipes._common import passes_on_cpu, random_policy
+from audiorl.recipes._common import grpo_and_control, passes_on_cpu, random_policy
 from audiorl.report import write_report
 from audiorl.rewards import (
     AnswerAccuracy,
@@ -48,7 +48,6 @@ from audiorl.rewards import (
     extract_think,
 )
 from audiorl.run.folder import Run
-from audiorl.train.rl.train import train_rl
 from audiorl.train.sft import sft
 from audiorl.types import Rollout, Sample
 
@@ -128,35 +127,7 @@ def main(config: QuickstartConfig, run: Run) -> None:
         of_vocabulary = FunctionReward(lambda rollout: in_vocabulary(rollout, vocabulary), "vocabulary")
         outside = WeightedSum.of(said=FunctionReward(said, "said"), vocabulary=of_vocabulary)
     evaluation = Evaluation(reward, measured, config.sampling.max_new_tokens, sets, outside)
-    evaluation.measure(run, "before", policy)
-    train_rl(
-        policy,
-        trained,
-        reward,
-        run,
-        config=config.rl,
-        optim=config.rl_optim,
-        sampling=config.sampling,
-        seed=config.seed,
-        phase="grpo",
-        evaluate=evaluation.probe(policy),
-        supervised=examples,
-    )
-    evaluation.measure(run, "after", policy)
-    if config.control:
-        if not run.finished("control_sft"):
-            run.load_result("sft", policy)
-        sft(
-            policy,
-            examples,
-            run,
-            config=replace(config.sft, steps=100 * config.rl.steps),  # the time limit ends it, not its steps
-            optim=config.control_optim,
-            seed=config.seed + 1,
-            phase="control_sft",
-            limit=run.compute_time("grpo"),
-        )
-        evaluation.measure(run, "control", policy)
+    grpo_and_control(config, run, policy, trained, evaluation, examples)
     print(write_report(run.dir))
 
 

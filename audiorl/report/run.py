@@ -67,6 +67,20 @@ class ShownScore(Struct):
     segment_parts: dict[str, list[float | None]] | None = None
 
 
+class ShownEvent(Struct):
+    name: str
+    start: Finite
+    end: Finite
+    azimuth: Finite | None = None
+
+
+class ShownScene(Struct):
+    """A silent video, and where and when its objects are heard."""
+
+    video: str
+    events: list[ShownEvent]
+
+
 class ShownRow(ShownSample):
     """A line of rollouts/step_N.jsonl (`audiorl.data.rollout_rows`), or of eval/NAME.jsonl: a question with its answer,
     a stream, a spoken text, or a recording after a codec."""
@@ -93,6 +107,7 @@ class ShownRow(ShownSample):
     reference_prosody: dict[str, float] | None = None
     mel_distance: float | None = None
     stft_distance: float | None = None
+    scene: ShownScene | None = None
 
 
 class _Measured(Struct):

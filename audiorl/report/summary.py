@@ -20,6 +20,10 @@ BASIC_ENTRIES = ("before", "after", "control")
 _NOT_METRICS = ("n", "low", "high")
 _METRICS: dict[str, tuple[str, int, bool]] = {
     **dict.fromkeys(("accuracy", "as_written", "said", "vocabulary"), ("", 1, True)),
+    "heard": ("numbers heard", 1, True),
+    "exact": ("all numbers heard", 1, True),
+    "follows": ("arithmetic right", 1, True),
+    "luck": ("right though misheard", 0, True),
     "chrf": ("chrF", 1, False),
     "chrf++": ("chrF++", 1, False),
     "bleu": ("BLEU", 1, False),
@@ -34,6 +38,7 @@ _METRICS: dict[str, tuple[str, int, bool]] = {
     "stream_laal": ("StreamLAAL (s)", -1, False),
     "mel_distance": ("mel distance", -1, False),
     "stft_distance": ("STFT distance", -1, False),
+    "flow_loss": ("flow matching loss", -1, False),
     "ter": ("TER", -1, False),
     **dict.fromkeys(("repetition", "perplexity", "nats_per_token", "bits_per_byte"), ("", -1, False)),
     **dict.fromkeys(("spoken", "low", "high", "pauses"), ("", 0, True)),

@@ -18,7 +18,7 @@ from audiorl.rewards.answers import (
     same_answer,
     strip_tags,
 )
-from audiorl.rewards.asr import CharAccuracy, Hallucination, WordAccuracy
+from audiorl.rewards.asr import CharAccuracy, Hallucination, HotwordAccuracy, WordAccuracy
 from audiorl.rewards.chat import ChatEndpoint, JudgeError
 from audiorl.rewards.combine import Gated, StandardisedSum, Term, WeightedSum, check_scores
 from audiorl.rewards.files import FileReward, FunctionReward, as_reward, load_reward
@@ -28,6 +28,7 @@ from audiorl.rewards.remote import RemoteReward, RewardServerError
 from audiorl.rewards.text_quality import CaptionQuality, LanguageConsistency, Overlong, Repetition
 from audiorl.rewards.thoughts import (
     AnswerFormat,
+    SpokenNumbers,
     ThinkFormat,
     ThinkLength,
     ThinkPresent,
@@ -46,6 +47,7 @@ __all__ = [
     "FunctionReward",
     "Gated",
     "Hallucination",
+    "HotwordAccuracy",
     "JudgeError",
     "JudgePrompt",
     "LanguageConsistency",
@@ -58,6 +60,7 @@ __all__ = [
     "RemoteReward",
     "Repetition",
     "RewardServerError",
+    "SpokenNumbers",
     "StandardisedSum",
     "Term",
     "ThinkFormat",

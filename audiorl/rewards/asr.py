@@ -9,8 +9,19 @@ from functools import lru_cache
 from typing import Literal
 
 from audiorl.audio import seconds
+from audiorl.data.hotwords import checked_hotwords
 from audiorl.data.schema import FieldError
-from audiorl.eval.metrics.text import ErrorCounts, Normalizer, char_errors, normalize, units, word_errors
+from audiorl.eval.metrics.text import (
+    ErrorCounts,
+    HotwordErrors,
+    Normalizer,
+    char_errors,
+    hotword_errors,
+    hotword_units,
+    normalize,
+    units,
+    word_errors,
+)
 from audiorl.rewards.answers import after_think, final_text, language_of, strip_tags
 from audiorl.rewards.combine import check_options
 from audiorl.types import Rollout, Sample, Score
@@ -49,6 +60,65 @@ class CharAccuracy:
 
     def check(self, sample: Sample) -> None:
         references_of(sample, self.normalizer, language_of(sample))
+
+
+@dataclass(frozen=True)
+class HotwordAccuracy:
+    """1 - a WER in which a hotword weighs `weight` words, and `false_weight` for each that nobody said; best reference.
+
+    (E_other + weight E_hotword + false_weight F) / (N_other + weight N_hotword), with the errors E and words N of
+    `audiorl.eval.metrics.text.hotword_errors`; F: hotwords written more often than said. The hotwords are the sample's
+    `metadata["hotwords"]`, distractors among them; without any it is `WordAccuracy`. Scripts without spaces are
+    compared by characters. `parts`, of samples with hotwords: those `missed`, said and not written, and `false` ones.
+
+    Source: the reward that prefers biasing words of RLBR (arXiv 2601.13409); the penalty on false ones is ours.
+    Raises ValueError as `WordAccuracy` does, and for hotwords that are no words or empty after normalisation.
+    """
+
+    normalizer: Normalizer = "basic"
+    weight: float = 3.0
+    false_weight: float = 1.0
+    clip: bool = True
+
+    def __post_init__(self) -> None:
+        check_options(self, weight=0.0, false_weight=0.0)
+
+    def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
+        return [self._score(r.sample, final_text(r.text)) for r in rollouts]
+
+    def check(self, sample: Sample) -> None:
+        language = language_of(sample)
+        references_of(sample, self.normalizer, language)
+        try:
+            hotword_units(hotwords_of(sample), self.normalizer, language)
+        except ValueError as error:
+            raise FieldError("hotwords", str(error).removeprefix("hotwords: ")) from error
+
+    def _score(self, sample: Sample, text: str) -> Score:
+        language, hotwords = language_of(sample), hotwords_of(sample)
+        if not hotwords:
+            accuracy = 1.0 - fewest_errors(sample, text, word_errors, self.normalizer).rate
+            return Score(max(0.0, accuracy) if self.clip else accuracy)
+        references = references_of(sample, self.normalizer, language)
+        counts = [hotword_errors(reference, text, hotwords, self.normalizer, language) for reference in references]
+        best = min(counts, key=self._rate)
+        accuracy = 1.0 - self._rate(best)
+        parts = {"missed": float(len(best.missed)), "false": float(len(best.false))}
+        return Score(max(0.0, accuracy) if self.clip else accuracy, parts)
+
+    def _rate(self, counts: HotwordErrors) -> float:
+        biased, other = counts.biased, counts.unbiased
+        errors = other.errors + self.weight * biased.errors + self.false_weight * len(counts.false)
+        words = other.reference_length + self.weight * biased.reference_length
+        return errors / words if words else float(errors > 0)
+
+
+def hotwords_of(sample: Sample) -> tuple[str, ...]:
+    """Return the sample's hotwords, () without any. Raises FieldError for what is no list of words."""
+    words = sample.metadata.get("hotwords") or ()
+    if not isinstance(words, list | tuple):
+        raise FieldError("hotwords", f"{words!r} is not a list of words; give one, or leave the column out")
+    return checked_hotwords(map(str, words))
 
 
 def _accuracy(rollout: Rollout, errors: Callable[..., ErrorCounts], normalizer: Normalizer, clip: bool) -> float:

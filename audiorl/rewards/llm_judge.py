@@ -23,6 +23,7 @@ import msgspec
 import numpy as np
 
 from audiorl.audio import AudioClip, wav_bytes
+from audiorl.pictures import Picture
 from audiorl.protocols import SpeechDecoder
 from audiorl.rewards.answers import final_text
 from audiorl.rewards.chat import BadAnswer, ChatEndpoint, JudgeAnswer, JudgeError, JudgeQuestion
@@ -88,7 +89,7 @@ class JudgePrompt:
                 fields = ", ".join(map(repr, sample.metadata)) or "none"
                 raise ValueError(f"sample {sample.id!r}: no metadata field {self.transcript!r}; it has {fields}")
             spoken = f"[audio: {sample.metadata[self.transcript]}]"
-        contents = [c for message in sample.messages for c in message.content]
+        contents = ["[image]" if isinstance(c, Picture) else c for m in sample.messages for c in m.content]
         if sample.turns:
             contents.append(
                 AudioClip(array=np.concatenate([t.audio.load(_RATE) for t in sample.turns]), sample_rate=_RATE)

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from audiorl.data.schema import FieldError
+from audiorl.data.sums import OPERATIONS, read_thought
 from audiorl.data.views import SWAP_ALIKE, view_of, views_of
-from audiorl.eval.metrics.text import char_errors, normalize, units
+from audiorl.eval.metrics.text import char_errors, normalize, units, word_errors
 from audiorl.rewards.answers import extract_answer, extract_think, language_of, match_choice
 from audiorl.rewards.combine import check_options
 from audiorl.rewards.model import Checkpoint
@@ -121,6 +122,39 @@ class ThinkTranscript:
         errors = char_errors(" ".join(said[: self.words]), thought, "none")
         all_said = bool(thought) and set(thought.split()) <= set(said)
         return Score(max(0.0, 1.0 - errors.rate), {"said": float(all_said)})
+
+
+@dataclass(frozen=True)
+class SpokenNumbers:
+    """Is the thought about spoken numbers right? The share of the numbers that were heard (`audiorl.data.sums`), and as
+    much again if its arithmetic is right and leads to the answer: in [0, 2].
+
+    Parts: `heard`, 1 - edits / numbers said, at least 0; `exact`, 1 where all were heard in their order; `follows`, 1
+    where each step is right for the numbers in the thought and the answer is its result; `luck`, 1 where the answer is
+    right though a number was misheard. Raises ValueError for a sample without `numbers` and `operation`.
+    """
+
+    def check(self, sample: Sample) -> None:
+        numbers, operation = (sample.metadata.get(name) for name in ("numbers", "operation"))
+        if not isinstance(numbers, list | tuple) or not numbers or operation not in OPERATIONS:
+            what = f"needs the numbers that are said and an operation ({', '.join(OPERATIONS)})"
+            raise FieldError("numbers", f"sample {sample.id!r} {what}")
+
+    def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
+        scores = []
+        for rollout in rollouts:
+            self.check(rollout.sample)
+            said = list(rollout.sample.metadata["numbers"])
+            thought = extract_think(rollout.text) or ""
+            numbers, result = read_thought(thought, rollout.sample.metadata["operation"])
+            answer = (extract_answer(rollout.text) or "").strip()
+            errors = word_errors(" ".join(map(str, said)), " ".join(map(str, numbers)), "none")
+            heard = max(0.0, 1.0 - errors.rate)
+            follows = float(result is not None and answer == result)
+            luck = float(numbers != said and answer in rollout.sample.references)
+            parts = {"heard": heard, "exact": float(numbers == said), "follows": follows, "luck": luck}
+            scores.append(Score(heard + follows, parts))
+        return scores
 
 
 @dataclass(frozen=True)

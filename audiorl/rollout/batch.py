@@ -190,6 +190,8 @@ class Prefill:
     """[R, H]: the last hidden states."""
     lengths: list[int]
     """[R], in tokens."""
+    ends: list[int]
+    """[R]: the position behind each prompt; a picture takes fewer positions than tokens."""
 
 
 @dataclass
@@ -223,6 +225,7 @@ class Batch:
         self._counts: list[int] = []  # columns of each row in use
         self.room = 0  # columns that the longest row may come to
         self._begins = torch.zeros(0, dtype=torch.long)  # [B]
+        self._offset = torch.zeros(0, dtype=torch.long)  # [B]: the position of column 0
         self._written = torch.zeros(0, dtype=torch.long)  # [B]
 
     def keep(self, rows: Sequence[int]) -> None:
@@ -232,14 +235,15 @@ class Batch:
             return
         self.rollouts, self._counts = [self.rollouts[b] for b in rows], [self._counts[b] for b in rows]
         chosen = torch.tensor(rows, device=self._written.device)
-        self._begins, self._written = self._begins[chosen], self._written[chosen]
+        self._begins, self._offset, self._written = (x[chosen] for x in (self._begins, self._offset, self._written))
         self._cache.keep(chosen)
 
-    def _append(self, hidden: Tensor, begins: Tensor, written: Tensor, rollouts: Sequence[int], count: int) -> None:
-        if self.rollouts:
-            hidden = torch.cat([self.hidden, hidden])
-            begins, written = torch.cat([self._begins, begins]), torch.cat([self._written, written])
-        self.hidden, self._begins, self._written = hidden, begins, written
+    def _append(
+        self, hidden: Tensor, begins: Tensor, offset: Tensor, written: Tensor, rollouts: Sequence[int], count: int
+    ) -> None:
+        new = {"hidden": hidden, "_begins": begins, "_offset": offset, "_written": written}
+        for name, tensor in new.items():
+            setattr(self, name, torch.cat([getattr(self, name), tensor]) if self.rollouts else tensor)
         self.rollouts += rollouts
         self._counts += [count] * len(rollouts)
 
@@ -280,7 +284,8 @@ class RowBatch(Batch):
         device, columns = prefill.hidden.device, max(prefill.lengths)
         rows = torch.tensor(repeat, device=device)
         begins = torch.tensor([columns - prefill.lengths[r] for r in repeat], device=device)
-        self._append(prefill.hidden[rows], begins, torch.full_like(begins, columns - 1), rollouts, columns)
+        offset = torch.tensor([prefill.ends[r] - columns for r in repeat], device=device)
+        self._append(prefill.hidden[rows], begins, offset, torch.full_like(begins, columns - 1), rollouts, columns)
         self.room = max(self.room, columns + most)
         self._cache.join(prefill.cache, rows, self.room)
 
@@ -300,7 +305,7 @@ class RowBatch(Batch):
         out = self._decoder(
             **inputs,
             attention_mask=mask,
-            position_ids=(last - self._begins)[:, None],
+            position_ids=(last + self._offset)[:, None],
             past_key_values=self._cache.layers,
             use_cache=True,
         )
@@ -344,7 +349,8 @@ class GroupBatch(Batch):
         device, dtype = prefill.hidden.device, compute_dtype(prefill.hidden)
         rows = torch.tensor(repeat, device=device)
         begins = torch.tensor([prefill.lengths[r] for r in repeat], device=device)
-        self._append(prefill.hidden[rows], begins, torch.zeros_like(begins), rollouts, 0)
+        offset = torch.tensor([prefill.ends[r] for r in repeat], device=device)
+        self._append(prefill.hidden[rows], begins, offset, torch.zeros_like(begins), rollouts, 0)
         self._prompts += [len(self._lengths) + r for r in repeat]
         self._lengths += prefill.lengths
         self.room = max(self.room, most)
@@ -376,7 +382,7 @@ class GroupBatch(Batch):
             **inputs,
             attention_mask=no_mask(columns.device),
             prompts=replace(self._attention, row_mask=row_mask),
-            position_ids=(self._begins + columns)[:, None],
+            position_ids=(self._offset + columns)[:, None],
             past_key_values=self._cache.layers,
             use_cache=True,
         )

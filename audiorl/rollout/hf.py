@@ -15,10 +15,12 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import groupby
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
+from torch.nn.utils.rnn import pad_sequence
 
 from audiorl.config import SamplingConfig
 from audiorl.distributed.local import gpu_work
@@ -58,7 +60,9 @@ class AnswerState:
 
     def key(self) -> RolloutKey:
         r = self.request
-        return RolloutKey(r.seed, r.sample.id, self.index, r.greedy, wants_speech(r.sample), self.num_before)
+        return RolloutKey(
+            r.seed, r.sample.id, self.index, r.greedy, wants_speech(r.sample), self.num_before, self.prompt
+        )
 
     def room(self, most: int) -> int:
         """Return how many tokens or frames this call may add, of `most` in an answer."""
@@ -127,10 +131,8 @@ class HFEngine:
         `ended` is called with the answers to a request once all of them have ended, streams excepted.
         """
         policy = self.policy
-        training = policy.model.training
-        policy.model.eval()  # in training mode, gradient checkpointing would switch the cache off
         rollouts: list[Rollout] = []
-        try:
+        with policy.evaluating():
             # Triton starts kernels on torch's current device.
             on_device = torch.cuda.device(policy.device) if policy.device.type == "cuda" else nullcontext()
             with on_device, policy.autocast(), gqa_without_repeat(policy.backbone.decoder(policy.model)):
@@ -152,8 +154,6 @@ class HFEngine:
                                 groups.append(_PromptGroup(longer, [answer], sampled))
                     decode = self._decode_in_slots if self._in_slots else self._decode
                     rollouts += [self._rollout(answer) for answer in decode(groups, ended)]
-        finally:
-            policy.model.train(training)
         return rollouts
 
     def _rollout(self, a: AnswerState) -> Rollout:
@@ -309,20 +309,35 @@ class HFEngine:
         prompts = [group.prompt for group in groups]
         lengths = [len(p) for p in prompts]
         longest = max(lengths)
-        embeds = [policy.embed(g.prompt.ids, g.prompt.audio, g.sampled, g.prompt.codes) for g in groups]
+        embeds = [
+            policy.embed(g.prompt.ids, g.prompt.audio, g.sampled, g.prompt.codes, g.prompt.images) for g in groups
+        ]
         padded = torch.stack([pad(e, (0, 0, longest - len(e), 0)) for e in embeds])
         places = torch.arange(longest, device=device) - (longest - torch.tensor(lengths, device=device))[:, None]
+        positions, ends = places.clamp(min=0), lengths
+        deep: dict[str, Any] = {}
+        if images := [picture for p in prompts for picture in p.images]:
+            seen = [policy.is_image(g.prompt.ids, g.sampled) for g in groups]
+            deep = policy.deep_pictures(torch.stack([pad(s, (longest - len(s), 0)) for s in seen]), images)
+        if images and policy.backbone.mrope:
+            own = [policy.positions(g.prompt.ids, g.sampled, g.prompt.images) for g in groups]
+            positions = torch.stack([pad(p, (longest - p.shape[1], 0)) for p in own], 1).to(device)
+            ends = [int(p.max()) + 1 for p in own]
         cache = policy.new_cache()
         out = policy.backbone.decoder(policy.model)(
             inputs_embeds=padded,
             attention_mask=(places >= 0).long(),
-            position_ids=places.clamp(min=0),
+            position_ids=positions,
             past_key_values=cache,
             use_cache=True,
-            **policy.routing_kwargs(pad_codes([p.codes for p in prompts], lengths, left=True)),
+            **policy.decoder_arguments(
+                pad_sequence([p.ids for p in prompts], batch_first=True, padding_side="left"),
+                pad_codes([p.codes for p in prompts], lengths, left=True),
+            ),
             **policy.cross_attention_kwargs(prompts),
+            **deep,
         )
-        return Prefill(cache, out.last_hidden_state[:, -1], lengths)
+        return Prefill(cache, out.last_hidden_state[:, -1], lengths, ends)
 
 
 @lru_cache
@@ -353,6 +368,7 @@ def build_rollout(
         **buffer.fields(),
         text=policy.decode(buffer.ids),
         audio=prompt.audio,
+        images=prompt.images,
         stop_reason=stop_reason,
         policy_version=policy_version,
         policy_versions=versions,

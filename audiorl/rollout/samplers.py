@@ -19,15 +19,22 @@ import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+from transformers import DynamicCache
 
 from audiorl.config import SamplingConfig
 from audiorl.models.policy import AudioPolicy
+from audiorl.models.prompts import Prompt
+from audiorl.models.speech import TalkerLayout
 from audiorl.types import Segment, StopReason
 from tokenizers_audio import delay
+
+if TYPE_CHECKING:
+    from audiorl.models.families.talker import TalkerPolicy
 
 # -- distributions -----------------------------------------------------------------------------------------------------
 
@@ -102,6 +109,8 @@ class RolloutKey:
     """The prompt has opened speech; the answer then ends with it."""
     sampled: int = 0
     """Tokens that a paused rollout has sampled before."""
+    prompt: Prompt | None = None
+    """The prompt that it answers; None for a stream."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,14 +122,18 @@ class StepOutput:
     logprobs: Tensor
     codes: Tensor | None = None
     code_mask: Tensor | None = None
+    embeds: Tensor | None = None
+    """[B, 1, H]: the decoder's next inputs, where ids and codes do not say all of them."""
 
     def next_inputs(self, policy: AudioPolicy, rows: Tensor | None) -> dict[str, Any]:
-        """Return rollouts `rows` [n] (None: all) as the decoder's next inputs: inputs_embeds [n, 1, H] and routing."""
+        """Return rollouts `rows` [n] (None: all) as the decoder's next inputs: inputs_embeds [n, 1, H] and others."""
+        if self.embeds is not None:
+            return {"inputs_embeds": self.embeds if rows is None else self.embeds[rows.to(self.embeds.device)]}
         ids, codes = self.ids, self.codes
         if rows is not None:
             ids, codes = ids[rows.to(ids.device)], None if codes is None else codes[rows]
-        codes = None if codes is None else codes[:, None]
-        return {"inputs_embeds": policy.embed_tokens(ids[:, None], codes), **policy.routing_kwargs(codes)}
+        ids, codes = ids[:, None], None if codes is None else codes[:, None]
+        return {"inputs_embeds": policy.embed_tokens(ids, codes), **policy.decoder_arguments(ids, codes)}
 
     def rows(self) -> list[tuple[Any, ...]]:
         """Return (id, logprob), or (id, logprobs, codes or None, code_mask), of each rollout, as numbers."""
@@ -181,11 +194,11 @@ def max_rows(policy: AudioPolicy, config: SamplingConfig, spoken: bool = False) 
     """Count the most tokens and frames of an answer or a turn; `spoken`: of one that is speech from the start."""
     if policy.speech is None:
         return config.max_new_tokens
-    one_speech = config.max_frames + policy.speech.codebooks + 2
+    one_speech = config.max_frames + policy.speech.delay + 2
     if spoken:
         return one_speech
     # Every token may open speech, which an `end_id` closes; one speech without frames ends the turn.
-    return 2 * config.max_new_tokens + one_speech + policy.speech.codebooks + 1
+    return 2 * config.max_new_tokens + one_speech + policy.speech.delay + 1
 
 
 class TextSampler:
@@ -199,7 +212,6 @@ class TextSampler:
         device = policy.device
         self.max_rows = max_rows(policy, config)
         self._policy, self._config = policy, config
-        self._head = policy.backbone.head(policy.model)
         noise = [uniforms(k.seed, k.name, k.index, config.max_new_tokens) for k in keys]
         self._noise = torch.stack([*noise, torch.zeros_like(noise[0])]).to(device)
         greedy = [config.temperature == 0 or k.greedy for k in keys]
@@ -226,7 +238,9 @@ class TextSampler:
         greedy = self._greedy
         if isinstance(greedy, Tensor):
             greedy = greedy.index_select(0, self._selected)
-        return StepOutput(*_token(self._head(hidden), self._config, noise, greedy, must_continue, self._stop_ids))
+        return StepOutput(
+            *_token(self._policy.logits(hidden), self._config, noise, greedy, must_continue, self._stop_ids)
+        )
 
     def ended(self, i: int, buffer: SegmentBuffer) -> StopReason | None:
         """Return why rollout i ends with the last step in its `buffer`; None if it does not."""
@@ -272,12 +286,11 @@ class SpeechSampler:
         layout, device, count = policy.speech, policy.device, len(keys)
         self.max_rows = max(max_rows(policy, config, k.spoken) for k in keys)
         self._policy, self._config, self._layout = policy, config, layout
-        self._text_head = policy.backbone.head(policy.model)
         self._code_head = policy.code_head
-        self._code_config = config.of_codes()
+        self._code_configs = [config.of_codes(k) for k in range(layout.codebooks)]
         self._spoken = [k.spoken for k in keys]
         self._greedy = torch.tensor([config.temperature == 0 or k.greedy for k in keys])
-        self._greedy_codes = torch.tensor([self._code_config.temperature == 0 or k.greedy for k in keys])
+        self._greedy_codes = torch.tensor([[c.temperature == 0 or k.greedy for c in self._code_configs] for k in keys])
         self._stop_ids = torch.tensor(policy.stop_ids, device=device)
         frame_rows = config.max_frames + layout.codebooks + 1
         self._noise = torch.stack([uniforms(k.seed, k.name, k.index, config.max_new_tokens) for k in keys]).to(device)
@@ -357,7 +370,8 @@ class SpeechSampler:
         greedy = _shared_flag(self._greedy[rollouts].tolist(), hidden.device)
         noise = self._noise[here, number]
         must_continue = None if must_continue is None else must_continue[rows]
-        return _token(self._text_head(hidden[rows]), self._config, noise, greedy, must_continue, self._stop_ids)
+        logits = self._policy.logits(hidden[rows])
+        return _token(logits, self._config, noise, greedy, must_continue, self._stop_ids)
 
     def _sample_codes(self, hidden: Tensor, frames: Tensor) -> tuple[Tensor, Tensor]:
         """Sample codes [n, Q] and log-probs [n, Q], on the device, at places `frames` [n] of the step."""
@@ -372,8 +386,13 @@ class SpeechSampler:
         bos = torch.arange(layout.size, device=logits.device) == layout.bos
         logits = logits.masked_fill(bos, -torch.inf)
         noise = self._code_noise[here, number].flatten()
-        greedy = _shared_flag(self._greedy_codes[rollouts].repeat_interleave(layout.codebooks).tolist(), logits.device)
-        sampled = filtered_logprobs(logits, self._code_config)
+        greedy = _shared_flag(self._greedy_codes[rollouts].flatten().tolist(), logits.device)
+        first, *others = self._code_configs
+        if all(config == first for config in others):
+            sampled = filtered_logprobs(logits, first)
+        else:
+            each = zip(logits.view(-1, layout.codebooks, layout.size).unbind(1), self._code_configs, strict=True)
+            sampled = torch.stack([filtered_logprobs(part, config) for part, config in each], 1).flatten(0, 1)
         if self._config.ras_window:
             # The codes that occur too often in the window of their codebook.
             window = self._recent[rollouts].transpose(1, 2)  # [n, Q, W]
@@ -399,9 +418,92 @@ class SpeechSampler:
         return codes, code_mask
 
 
-Sampler = TextSampler | SpeechSampler
+class TalkerSampler:
+    """The same for a talker: every row is a frame, codebook by codebook, or the row that stops, which is forced after
+    `max_frames`."""
+
+    def __init__(self, policy: TalkerPolicy, config: SamplingConfig, keys: Sequence[RolloutKey]):
+        if config.ras_window:
+            raise ValueError("sampling.ras_window: repetition-aware sampling is not for a talker; leave it out")
+        self._policy, self._layout, device = policy, policy.speech, policy.device
+        self.max_rows = config.max_frames + 1
+        self._config = [config.of_codes(k) for k in range(self._layout.codebooks)]
+        self._greedy = torch.tensor([[c.temperature == 0 or k.greedy for c in self._config] for k in keys])
+        draws = self.max_rows * self._layout.codebooks
+        noise = torch.stack([uniforms(k.seed, f"{k.name}\0codes", k.index, draws) for k in keys])
+        self._noise = noise.view(len(keys), self.max_rows, self._layout.codebooks).to(device)
+        texts: dict[int, tuple[Tensor, Tensor]] = {}
+        for prompt in (k.prompt for k in keys):
+            assert prompt is not None and prompt.text is not None
+            if id(prompt) not in texts:
+                states = policy.thinker.states(torch.cat([prompt.ids, prompt.text]))[len(prompt) :]
+                texts[id(prompt)] = prompt.text, states
+        own = [texts[id(k.prompt)] for k in keys]
+        self._last = torch.tensor([len(ids) - 1 for ids, _ in own])
+        self._ids = pad_sequence([ids for ids, _ in own], batch_first=True)
+        self._states = pad_sequence([states for _, states in own], batch_first=True)
+        self._rows = torch.zeros(len(keys), dtype=torch.long)
+        self._first = policy.first_codes().to(device)
+        self.select(range(len(keys)))
+
+    def select(self, rollouts: Sequence[int]) -> None:
+        self._active = torch.tensor(rollouts, dtype=torch.long)
+
+    def step(self, hidden: Tensor, must_continue: Tensor | None = None) -> StepOutput:
+        policy, active, device = self._policy, self._active, hidden.device
+        # A rollout that has ended may still be in the batch; its rows are discarded.
+        number = self._rows[active].clamp(max=self.max_rows - 1)
+        self._rows[active] = number + 1
+        noise = self._noise[active.to(device), number.to(device)]
+        chosen, logprobs = self._choose(policy.code_head(hidden)[:, self._first], 0, noise)
+        codes = [self._first[chosen]]
+        predictor, tables = policy.backbone.predictor(policy.model), policy.backbone.code_embeddings(policy.model)
+        if predictor is not None:
+            cache = DynamicCache(config=predictor.config)
+            inputs = policy.predictor_inputs(hidden, codes[0][:, None])
+            columns = [logprobs]
+            for k, head in enumerate(predictor.lm_head, 1):
+                out = predictor.model(inputs_embeds=inputs, past_key_values=cache, use_cache=True).last_hidden_state
+                chosen, logprobs = self._choose(head(out[:, -1]), k, noise)
+                codes.append(chosen)
+                columns.append(logprobs)
+                inputs = tables[k](chosen)[:, None]
+            rows, of_rows = to_cpu([torch.stack(codes, 1), torch.stack(columns, 1)])
+        else:
+            rows, of_rows = to_cpu([codes[0][:, None], logprobs[:, None]])
+        forced = number == self.max_rows - 1
+        rows[forced, 0] = self._layout.stops[-1]
+        rows[rows[:, 0] >= self._layout.size, 1:] = -1
+        code_mask = self._layout.mask(rows) & ~forced[:, None]
+        at = number.minimum(self._last[active])
+        states = self._states[active.to(device), at.to(device)]
+        return StepOutput(
+            self._ids[active, at],
+            of_rows.float().masked_fill(~code_mask, 0.0),
+            rows,
+            code_mask,
+            policy.embed_states(states, rows)[:, None],
+        )
+
+    def _choose(self, logits: Tensor, codebook: int, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """Sample codes [n] of a codebook and their log-probs [n] from logits [n, codes]."""
+        logprobs = filtered_logprobs(logits, self._config[codebook])
+        greedy = _shared_flag(self._greedy[self._active, codebook].tolist(), logits.device)
+        chosen = choose(logprobs, noise[:, codebook], greedy)
+        return chosen, logprobs.gather(-1, chosen[:, None])[:, 0]
+
+    def ended(self, i: int, buffer: SegmentBuffer) -> StopReason | None:
+        codes = buffer.codes[-1]
+        if codes is None or not self._layout.closes(codes):
+            return None
+        return "length" if len(buffer.codes) == self.max_rows else "eos"
+
+
+Sampler = TextSampler | SpeechSampler | TalkerSampler
 
 
 def sampler_for(policy: AudioPolicy, config: SamplingConfig, keys: Sequence[RolloutKey]) -> Sampler:
     """Make a sampler for rollouts of a policy."""
+    if isinstance(policy.speech, TalkerLayout):
+        return TalkerSampler(cast("TalkerPolicy", policy), config, keys)
     return TextSampler(policy, config, keys) if policy.speech is None else SpeechSampler(policy, config, keys)

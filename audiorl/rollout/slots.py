@@ -141,13 +141,15 @@ class Slots:
         self._table = torch.zeros(sum(sizes), dtype=torch.long, device=device)
         views = self._table.split(sizes)
         self.ids, self.begins, self.written, self.places, self.selected, self.lengths, members = views
-        """ids: last tokens [B]; begins: lengths of the rows' prompts [B]; written: columns of each row in use [B];
-        places: the slot of each row among those of its prompt [B], -1: none; selected: rollouts [B]; lengths [P]."""
+        """ids: last tokens [B]; begins: the position behind each row's prompt [B]; written: columns of each row in use
+        [B]; places: the slot of each row among those of its prompt [B], -1: none; selected: rollouts [B]; lengths
+        [P]."""
         self.members = members.view(taken, self._group)
         """The row of each answer of a prompt, -1 where there is none."""
         self.rollouts: list[int | None] = [None] * rows
         """Which rollout each slot belongs to."""
         self._counts, self._prompt_of, self._last = [0] * rows, [0] * rows, [0] * rows
+        self._ends = [1] * taken
         self._lengths = [1] * taken  # an empty slot, too, has a column: nothing is a mean of nothing
         self.rows = _power(rows, rows)
         """How many slots a step computes: the first ones."""
@@ -195,7 +197,7 @@ class Slots:
                     end.index_copy_(0, to, theirs.index_select(0, chosen).to(mine.dtype))
             empty = iter([b for b, i in enumerate(self.rollouts) if i is None])
             for r, p in places.items():
-                self._lengths[p] = prefill.lengths[r]
+                self._lengths[p], self._ends[p] = prefill.lengths[r], prefill.ends[r]
                 for rollout, token in joining[r]:
                     b = next(empty)
                     self.rollouts[b], self._counts[b], self._prompt_of[b], self._last[b] = rollout, 0, p, token
@@ -228,7 +230,7 @@ class Slots:
             places.append(-1 if rollout is None else p * self._group + len(members[p]))
             if rollout is not None:
                 members[p].append(b)
-        begins = [self._lengths[p] for p in self._prompt_of]
+        begins = [self._ends[p] for p in self._prompt_of]
         columns = [
             self._last,
             begins,

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from queue import SimpleQueue
@@ -23,6 +24,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from audiorl.config import SamplingConfig
 from audiorl.models.policy import AudioPolicy
@@ -32,7 +34,6 @@ from audiorl.rollout.hf import HFEngine
 from audiorl.rollout.samplers import SegmentBuffer
 from audiorl.types import Rollout, Sample, Segment
 from tokenizers_audio.batches import decode_all
-from tokenizers_audio.delay import deinterleave
 from tokenizers_audio.protocol import AudioTokenizer
 
 Wave = NDArray[np.float32]
@@ -88,16 +89,15 @@ class CodecSpeechDecoder(SpeechDecoder):
         return self._decoded([segment])[0]
 
     def _decoded(self, segments: Sequence[Segment]) -> list[Wave]:
-        speeches = [
-            (place, codes)
-            for place, segment in enumerate(segments)
-            if segment.codes is not None
-            for codes in self.layout.speeches(segment.codes)
-            if codes.shape[1]
-        ]
+        speeches: dict[AudioTokenizer, list[tuple[int, Tensor]]] = defaultdict(list)
+        for place, segment in enumerate(segments):
+            if segment.codes is not None:
+                codec = self.layout.codec_of(self.codec, segment.prompt_ids)
+                speeches[codec] += [(place, c) for c in self.layout.speeches(segment.codes) if c.shape[1]]
         parts: list[list[Wave]] = [[] for _ in segments]
-        for (place, _), wav in zip(speeches, decode_all(self.codec, [codes for _, codes in speeches]), strict=True):
-            parts[place].append(wav.numpy())
+        for codec, own in speeches.items():
+            for (place, _), wav in zip(own, decode_all(codec, [codes for _, codes in own]), strict=True):
+                parts[place].append(wav.numpy())
         return [np.concatenate(p) if p else _SILENCE for p in parts]
 
 
@@ -137,9 +137,9 @@ class SpeechStream:
 
         codes: [Q] of a frame of the delay pattern; None for a token, which ends a speech that is open.
         """
-        if codes is not None:
+        if codes is not None and not self._layout.closes(codes):
             self._frames.append(codes)
-            ready = len(self._frames) - self._layout.codebooks - self._decoded
+            ready = len(self._frames) - self._layout.delay - self._decoded
             return self._decode() if ready >= self._block_frames else _SILENCE
         if not self._frames:
             return _SILENCE
@@ -148,7 +148,7 @@ class SpeechStream:
         return wave
 
     def _decode(self) -> Wave:
-        codes = deinterleave(torch.tensor(self._frames), self._layout.bos, self._layout.eos)[:, self._decoded :]
+        codes = self._layout.frames(torch.tensor(self._frames))[:, self._decoded :]
         self._decoded += codes.shape[1]
         return self._codec.decode(codes).float().cpu().numpy() if codes.shape[1] else _SILENCE
 
@@ -189,14 +189,16 @@ class StreamingEngine(SpeechDecoder):
         for r in requests:
             if r.sample.turns:
                 raise ValueError(f"sample {r.sample.id!r} has turns; this engine speaks answers, not streams")
+        prompts = [self._policy.prompt(r.sample).ids for r in requests for _ in range(r.n)]
+        layout = self._decoder.layout
+        codecs = [layout.codec_of(self._decoder.codec, ids) for ids in prompts]
         speaking: list[SpeechStream] = []
         began = time.perf_counter()
 
         def on_step(buffers: Sequence[SegmentBuffer]) -> None:
             for k, buffer in enumerate(buffers):
                 if k == len(speaking):
-                    codec, layout = self._decoder.codec, self._decoder.layout
-                    speaking.append(SpeechStream(codec, layout, began=began))
+                    speaking.append(SpeechStream(codecs[k], layout, began=began))
                 speaking[k].read(buffer)
 
         rollouts = HFEngine(self._policy, self._sampling, on_step).generate(requests, ended)
@@ -234,7 +236,8 @@ def speech_blocks(
     a policy without a codec.
     """
     decoder = CodecSpeechDecoder.of(policy)
-    speaking = SpeechStream(decoder.codec, decoder.layout, block_frames, time.perf_counter())
+    codec = decoder.layout.codec_of(decoder.codec, policy.prompt(sample).ids)
+    speaking = SpeechStream(codec, decoder.layout, block_frames, time.perf_counter())
     queue: SimpleQueue[Wave | BaseException | tuple[Rollout, StreamedSpeech]] = SimpleQueue()
     stopped = threading.Event()
 

@@ -225,13 +225,14 @@ class StreamDecoder:
 
     def observe(self, streams: Sequence[StreamState], cache: RowCache) -> Tensor:
         """Read what each stream has not read yet, with its next chunk. Returns the last hidden states [B, H]."""
-        embeds, codes, lengths, starts = [], [], [], []
+        embeds, read, codes, lengths, starts = [], [], [], [], []
         for stream in streams:
             observed = stream.observed(self.policy)
             ids = torch.cat([torch.tensor(stream.unread, dtype=torch.long), observed.ids])
             # A placeholder among the unread tokens is one that the policy wrote itself.
             own = torch.arange(len(ids)) < len(stream.unread)
             embeds.append(self.policy.embed(ids, observed.audio, own, observed.codes))
+            read.append(ids)
             codes.append(observed.codes)
             lengths.append(len(ids))
             starts.append(stream.length)
@@ -240,7 +241,8 @@ class StreamDecoder:
         places = torch.tensor(starts, device=padded.device)[:, None] + torch.arange(
             padded.shape[1], device=padded.device
         )
-        inputs = {"inputs_embeds": padded, **self.policy.routing_kwargs(pad_codes(codes, lengths))}
+        ids, frames = pad_sequence(read, batch_first=True), pad_codes(codes, lengths)
+        inputs = {"inputs_embeds": padded, **self.policy.decoder_arguments(ids, frames)}
         hidden = self.forward(inputs, places, max(starts) + padded.shape[1], cache)
         last = torch.tensor(lengths, device=padded.device) - 1
         return hidden[torch.arange(len(streams), device=padded.device), last]
@@ -338,17 +340,23 @@ class StreamDecoder:
         reviewed = [b for b in reviewed if turns[b]]
         if not reviewed:
             return {}
+        written = [torch.tensor(ids, dtype=torch.long) for ids in turns]
         embeds = [
-            torch.cat([stream.observed_LH[-1:], self.policy.embed_tokens(torch.tensor(ids, dtype=torch.long), None)])
-            for stream, ids in zip(streams, turns, strict=True)
+            torch.cat([stream.observed_LH[-1:], self.policy.embed_tokens(ids, None)])
+            for stream, ids in zip(streams, written, strict=True)
         ]
         padded = pad_sequence(embeds, batch_first=True)
+        read = [
+            torch.cat([stream.observed(self.policy).ids[-1:], ids])
+            for stream, ids in zip(streams, written, strict=True)
+        ]
+        read_BL = pad_sequence(read, batch_first=True)
         starts = [stream.start - 1 for stream in streams]
         places = torch.tensor(starts, device=padded.device)[:, None] + torch.arange(
             padded.shape[1], device=padded.device
         )
         with recording(self._decoder, layers) as record:
-            inputs = {"inputs_embeds": padded, **self.policy.routing_kwargs(None)}
+            inputs = {"inputs_embeds": padded, **self.policy.decoder_arguments(read_BL, None)}
             self.forward(inputs, places, max(starts) + padded.shape[1], cache)
         weights_BLS = torch.stack(record).mean(0)
         attention = {}
@@ -361,9 +369,14 @@ class StreamDecoder:
 
 
 def empty_cache(policy: AudioPolicy) -> RowCache:
-    """Return a cache for streams."""
+    """Return a cache for streams. Raises ValueError for a decoder that keeps less than all keys and values."""
     cache = RowCache(policy.new_cache())
-    assert not cache.aligned, "an encoder-decoder reads no streams"
+    if cache.aligned:
+        kind = policy.backbone.decoder(policy.model).config.model_type
+        raise ValueError(
+            f"streams: a decoder of type {kind!r} has layers with sliding windows or a state, which cannot return to "
+            "an earlier token; choose a model whose layers attend to everything"
+        )
     return cache
 
 
@@ -412,13 +425,9 @@ class LiveStream:
     @torch.no_grad()
     def observe(self, turn: Turn) -> Segment:
         """Return the segment that the policy writes after this turn. Emit times count the seconds spent in here."""
-        training = self._policy.model.training
-        self._policy.model.eval()  # in training mode, gradient checkpointing would switch the cache off
-        try:
-            with self._policy.autocast(), gqa_without_repeat(self._policy.backbone.decoder(self._policy.model)):
-                return self._observe(turn)
-        finally:
-            self._policy.model.train(training)
+        policy = self._policy
+        with policy.evaluating(), policy.autocast(), gqa_without_repeat(policy.backbone.decoder(policy.model)):
+            return self._observe(turn)
 
     def _observe(self, turn: Turn) -> Segment:
         began = time.perf_counter()
@@ -446,26 +455,29 @@ class LiveStream:
         self._past += [replace(segment, audio=()) for segment in old.segments[:drop]]
         self._chunks_LH = self._chunks_LH[drop:]
         segments = old.segments[drop:]
-        parts = [self._prompt_LH]
-        for chunk_LH, segment in zip(self._chunks_LH, segments, strict=True):
+        parts, read = [self._prompt_LH], [old.inputs.prompt.ids]
+        chunks = old.inputs.chunks[drop:]
+        for chunk_LH, chunk, segment in zip(self._chunks_LH, chunks, segments, strict=True):
             ended = [] if segment.stop_reason == "eos" else [policy.end_id]
-            parts += [chunk_LH, policy.embed_tokens(torch.tensor([*segment.ids.tolist(), *ended]), None)]
-        # As in a stream: the last token is not read yet, and the end of its turn comes with the next chunk.
-        last = segments[-1].ids.tolist()
-        parts[-1] = policy.embed_tokens(torch.tensor(last[:-1], dtype=torch.long), None)
+            written = torch.tensor([*segment.ids.tolist(), *ended])
+            if segment is segments[-1]:
+                # As in a stream: the last token is not read yet, and the end of its turn comes with the next chunk.
+                written = segment.ids[:-1]
+            parts += [chunk_LH, policy.embed_tokens(written, None)]
+            read += [chunk, written]
         embeds_LH = torch.cat(parts)
         self._cache = empty_cache(policy)
         places = torch.arange(len(embeds_LH), device=embeds_LH.device)[None]
-        inputs = {"inputs_embeds": embeds_LH[None], **policy.routing_kwargs(None)}
+        inputs = {"inputs_embeds": embeds_LH[None], **policy.decoder_arguments(torch.cat(read)[None], None)}
         self._decoder.forward(inputs, places, len(embeds_LH), self._cache)
         sample = old.inputs.request.sample
         request = replace(old.inputs.request, sample=replace(sample, turns=sample.turns[drop:]))
         self._stream = StreamState(
-            replace(old.inputs, request=request, chunks=old.inputs.chunks[drop:]),
+            replace(old.inputs, request=request, chunks=chunks),
             0,
             length=len(embeds_LH),
             turn=keep,
             forgotten=old.forgotten + drop,
             segments=segments,
-            unread=last[-1:],
+            unread=segments[-1].ids[-1:].tolist(),
         )

@@ -170,6 +170,9 @@ class VLLMEngine:
             if a.before is not None:  # a paused answer is a prompt with everything sampled before, and another seed
                 ids, own, name = ids + a.before.ids.tolist(), own + [True] * a.num_before, f"{name}\0{a.num_before}"
             room = a.room(self.sampling.max_new_tokens)
+            if a.prompt.images:
+                what = "vLLM gets no pictures here; take the transformers engine (--engine hf)"
+                raise ValueError(f"sample {a.request.sample.id!r}: {what}")
             inputs.append(self._vllm_input(a.request, name, a.index, ids, a.prompt.audio, own, room))
         self._run(inputs, finished)
         return [rollouts[i] for i in range(len(answers))]
@@ -260,10 +263,11 @@ class VLLMEngine:
         from vllm.multimodal.inputs import MultiModalBatchedField, MultiModalFieldElem, MultiModalKwargsItem
 
         if clip.key not in self._feature_cache:
-            mel, before = self._policy.audio.mel(clip)
+            features, before = self._policy.audio.features(clip), self._policy.audio.context_tokens(clip)
             on_gpu, on_cpu = MultiModalBatchedField(), MultiModalBatchedField(keep_on_cpu=True)
             item = MultiModalKwargsItem(
-                {"mels": MultiModalFieldElem(mel, on_gpu), "skip": MultiModalFieldElem(torch.tensor(before), on_cpu)}
+                {name: MultiModalFieldElem(x, on_gpu) for name, x in features.items()}
+                | {"skip": MultiModalFieldElem(torch.tensor(before), on_cpu)}
             )
             self._feature_cache[clip.key] = item, self._policy.audio.num_tokens(clip)
         return self._feature_cache[clip.key]

@@ -2,7 +2,7 @@
 
 vLLM's own audio models read prompts with processors of their own, and its Omni models want the whole model's
 checkpoint, a vision encoder and a processor for video. `Listener` is the audio encoder and the decoder that
-`AudioPolicy` uses, and takes mel frames that were computed outside.
+`AudioPolicy` uses, and takes features that were computed outside.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ from vllm.platforms import current_platform
 
 from audiorl.models import Backbone
 from audiorl.models.families.qwen2_audio import Qwen2Audio
-from audiorl.models.families.qwen_omni import QwenOmni
+from audiorl.models.families.qwen_omni import Qwen3Omni, QwenOmni
+from audiorl.models.features import to_weights
 from audiorl.models.weights import Weights
 from audiorl.rollout.vllm_weights import load_checked
 from audiorl.rollout.weight_transfer import SyncError, WeightReceiver
@@ -55,9 +56,11 @@ class Family:
 
 
 FAMILIES = {
-    "qwen2_5_omni_thinker": Family(QwenOmni(), Qwen2_5OmniAudioEncoder, "Qwen2ForCausalLM"),
-    "qwen3_omni_moe_thinker": Family(QwenOmni("qwen3"), Qwen3OmniMoeAudioEncoder, "Qwen3MoeForCausalLM"),
-    "qwen2_audio": Family(Qwen2Audio(), Qwen2AudioEncoder, "Qwen2ForCausalLM", Qwen2AudioMultiModalProjector),
+    "qwen2_5_omni_thinker": Family(QwenOmni("qwen2_5_omni"), Qwen2_5OmniAudioEncoder, "Qwen2ForCausalLM"),
+    "qwen3_omni_moe_thinker": Family(Qwen3Omni("qwen3_omni_moe"), Qwen3OmniMoeAudioEncoder, "Qwen3MoeForCausalLM"),
+    "qwen2_audio": Family(
+        Qwen2Audio("qwen2_audio"), Qwen2AudioEncoder, "Qwen2ForCausalLM", Qwen2AudioMultiModalProjector
+    ),
 }
 """By model_type."""
 
@@ -101,7 +104,7 @@ class NoDummies(BaseDummyInputsBuilder):
 
 
 class NoProcessor(BaseMultiModalProcessor):
-    """Prompts come with their token ids, placeholders and mel frames."""
+    """Prompts come with their token ids, placeholders and features."""
 
     _get_mm_fields_config = _get_prompt_updates = _never
 
@@ -110,7 +113,7 @@ class NoProcessor(BaseMultiModalProcessor):
 class Listener(nn.Module, SupportsMultiModal, SupportsMRoPE, SupportsLoRA):
     """The audio encoder of transformers before vLLM's decoder.
 
-    Mels [bins, frames] are encoded by the code of `AudioPolicy`; the first `skip` audio tokens are context.
+    Features are encoded by the code of `AudioPolicy`; the first `skip` audio tokens are context.
     """
 
     # One after the other: names of files and names of transformers' parameters become ours.
@@ -166,13 +169,15 @@ class Listener(nn.Module, SupportsMultiModal, SupportsMRoPE, SupportsLoRA):
         towers = ["audio_tower", "multi_modal_projector"]
         return MultiModelKeys.from_string_field(language_model="language_model", tower_model=towers)
 
-    def embed_multimodal(self, *, mels: Sequence[Tensor], skip: Sequence[Tensor], **_: object) -> list[Tensor]:
+    def embed_multimodal(self, *, skip: Sequence[Tensor], **features: Sequence[Tensor]) -> list[Tensor]:
         """Return one [tokens, H] for each clip. Clips are encoded one at a time: none depends on its batch."""
         # As backbones expect it: Omni models have the encoder at the top, Qwen2-Audio has its parts in `model`.
         model: Any = SimpleNamespace(audio_tower=self.audio_tower, model=self)
         embeddings = []
-        for mel, context in zip(mels, skip, strict=True):
-            (tokens,) = self._backbone.encode_audio(model, [mel.to(self.audio_tower.dtype)])
+        weight = next(self.audio_tower.parameters())
+        for i, context in enumerate(skip):
+            clip = to_weights({name: of_clips[i] for name, of_clips in features.items()}, weight)
+            (tokens,) = self._backbone.encode_audio(model, [clip])
             embeddings.append(self._backbone.project(model, tokens[int(context) :]))
         return embeddings
 

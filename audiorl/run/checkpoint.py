@@ -26,8 +26,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from audiorl.models import AudioPolicy, load_weights
-from audiorl.models.weights import check_finite_weights, naming_damage
+from audiorl.models.weights import naming_damage
 from audiorl.run.records import Count, Manifest, read_record
+from tokenizers_audio.loading import check_finite_weights
 
 MANIFEST = "manifest.json"
 META = "trainer.json"

@@ -13,7 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +23,9 @@ from audiorl.config.distributed import current
 from audiorl.distributed.local import Group, Groups, World, changes_worker, replaces_worker
 from audiorl.distributed.torchrun import local_device
 from audiorl.errors import Interrupted, RankError
-from audiorl.models import AudioPolicy, load_policy
+from audiorl.models import AudioPolicy, FlowPolicy, load_policy
+from audiorl.models.export import codec_of
+from audiorl.models.flow import load_flow
 from audiorl.models.value import ValueModel, load_value_model
 from audiorl.run.checkpoint import (
     Checksums,
@@ -41,8 +43,9 @@ from audiorl.run.checkpoint import (
 )
 from audiorl.run.folder import Run
 from tokenizers_audio import AudioTokenizer
+from tokenizers_audio import load as load_codec
 
-M = TypeVar("M", AudioPolicy, ValueModel)
+M = TypeVar("M", AudioPolicy, FlowPolicy, ValueModel)
 
 
 class CheckpointWriter:
@@ -246,12 +249,17 @@ class ModelFile(Generic[M]):
         """Write checkpoints/PHASE/NAME of the run, unless it is there."""
         trunk = model.trunk if isinstance(model, ValueModel) else model
         config = replace(trunk.config, device=trunk.device.type)
-        return cls(run.keep_model(phase, name, model), type(model), config, trunk.codec)
+        # The codec of a flow lies in the run; sent to other processes it would have to be pickled.
+        codec = None if isinstance(trunk, FlowPolicy) else trunk.codec
+        return cls(run.keep_model(phase, name, model), type(model), config, codec)
 
     def load(self) -> M:
         config = replace(self.config, device=local_device(self.config.device))
-        load = load_value_model if issubclass(self.kind, ValueModel) else load_policy
-        return load(self.folder, config, self.codec)
+        if issubclass(self.kind, FlowPolicy):
+            found = codec_of(self.folder)
+            return cast(M, load_flow(self.folder, config, None if found is None else load_codec(found)))
+        load: Any = load_value_model if issubclass(self.kind, ValueModel) else load_policy
+        return cast(M, load(self.folder, config, self.codec))
 
 
 # -- copies that are written while training goes on -------------------------------------------------------------------

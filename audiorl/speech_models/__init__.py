@@ -1,4 +1,6 @@
-"""Models of speech: recognisers, speaker encoders, quality models, voice activity. Importing this loads no model.
+"""Models of speech: recognisers, speaker encoders, quality models, voice activity; taggers of sounds.
+
+Importing this loads no model.
 
     recogniser = load_recogniser("whisper-base", language="en")
     recogniser.transcribe([wav], sample_rate=24_000)        # ["hello world"]
@@ -12,6 +14,7 @@ from audiorl.speech_models.loading import (
     load_recogniser,
     load_speaker_encoder,
     load_speech_detector,
+    load_tagger,
 )
 from audiorl.speech_models.protocol import (
     AlignedWord,
@@ -21,6 +24,7 @@ from audiorl.speech_models.protocol import (
     Recogniser,
     SpeakerEncoder,
     SpeechDetector,
+    Tagger,
     TextScorer,
 )
 
@@ -32,9 +36,11 @@ __all__ = [
     "Recogniser",
     "SpeakerEncoder",
     "SpeechDetector",
+    "Tagger",
     "TextScorer",
     "load_quality_model",
     "load_recogniser",
     "load_speaker_encoder",
     "load_speech_detector",
+    "load_tagger",
 ]

@@ -23,8 +23,8 @@ from torch import Tensor, nn
 from audiorl.config import torch_device
 from audiorl.eval.metrics.text import normalize, spell_numbers
 from audiorl.models import AudioPolicy
-from audiorl.models.audio_encoder import log_mels
 from audiorl.models.families.qwen_omni import tiny
+from audiorl.models.features import log_mels
 from audiorl.models.weights import read_tensors
 from audiorl.speech_models.ctc import CTCHead
 from audiorl.speech_models.protocol import CHARACTER_CTC, Waveform, batches_by_length, padded, resampled
@@ -133,7 +133,7 @@ def encode_clips(
         if features == "mel":
             frames = [mel[:, : mel.shape[1] // 4 * 4].T.reshape(-1, WIDTHS["mel"]) for mel in mels]
         else:
-            frames = policy.backbone.encode_audio(policy.model, mels)
+            frames = policy.backbone.encode_audio(policy.model, [{"input_features": mel[None]} for mel in mels])
         for i, frames_FD in zip(part, frames, strict=True):
             out[i] = frames_FD
     return out

@@ -5,11 +5,21 @@ from __future__ import annotations
 import inspect
 import json
 import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from audiorl.languages import whisper_code
-from audiorl.speech_models.protocol import CHARACTER_CTC, QualityModel, Recogniser, SpeakerEncoder, SpeechDetector
+from audiorl.speech_models.protocol import (
+    CHARACTER_CTC,
+    SOUND_TAGGER,
+    YAMNET,
+    QualityModel,
+    Recogniser,
+    SpeakerEncoder,
+    SpeechDetector,
+    Tagger,
+)
 from audiorl.user_files import load_function
 
 POCKETSPHINX = "pocketsphinx"
@@ -95,6 +105,37 @@ def load_speech_detector() -> SpeechDetector:
     from audiorl.speech_models.quality import Silero
 
     return Silero()
+
+
+def load_tagger(path: str | Path, classes: Mapping[str, Sequence[str]] | None = None, device: str = "auto") -> Tagger:
+    """Return the tagger of sounds at `path`; its weights are read at the first call.
+
+    path: a folder that `audiorl data train-tagger` wrote, YAMNet's of `tools/fetch_judges.py`, a transformers folder of
+    CLAP, or FILE.py:FOLDER, whose function `load(folder, device)` returns the tagger. classes: which labels of the
+    tagger stand for each class, as `classes.json` of a corpus of scenes has them for YAMNet; of CLAP, texts.
+
+    PaSST, OpenL3, Synchformer and Audiobox are in no package that is installed here: wrap them as FILE.py:FOLDER.
+    """
+    from audiorl.speech_models import taggers
+
+    kind = model_type(path)
+    if kind == "clap":
+        return taggers.CLAP(str(path), dict(classes or {}), device)
+    tagger: Tagger
+    if kind == PYTHON_FILE:
+        tagger = _load_file(path, device, "tag")
+    elif kind == SOUND_TAGGER:
+        tagger = taggers.SoundTagger.load(path, device)
+    elif kind == YAMNET:
+        tagger = taggers.YAMNet(str(path))
+    else:
+        others = (
+            "PaSST, OpenL3, Synchformer and Audiobox need a file of yours, FILE.py:FOLDER with load(folder, device)"
+        )
+        raise ValueError(
+            f"{path}: {kind} tags no sounds; give a folder of `data train-tagger`, YAMNet or CLAP ({others})"
+        )
+    return taggers.Renamed.of(tagger, classes) if classes and kind != SOUND_TAGGER else tagger
 
 
 def _load_file(path: str | Path, device: str, method: str) -> Any:

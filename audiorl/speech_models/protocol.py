@@ -19,6 +19,10 @@ from audiorl.data.schema import parse_json
 
 CHARACTER_CTC = "audiorl_character_ctc"
 """The model_type of folders that `CharacterCTC.save` writes."""
+SOUND_TAGGER = "audiorl_sound_tagger"
+"""The model_type of folders that `SoundTagger.save` writes."""
+YAMNET = "yamnet_w8a8"
+"""The model_type of the folder of YAMNet that `tools/fetch_judges.py` writes."""
 Waveform = NDArray[Any]
 
 
@@ -98,6 +102,20 @@ class QualityModel(SpeechModel, Protocol):
 
     def rate(self, waveforms: Sequence[Waveform], sample_rate: int) -> list[float]:
         """Return a mean opinion score from 1 to 5 each. Raises ValueError for a waveform without samples."""
+
+
+class Tagger(SpeechModel, Protocol):
+    """Sound to which classes are heard in it."""
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Return the names of the classes."""
+
+    def tag(self, waveforms: Sequence[Waveform], sample_rate: int) -> NDArray[Any]:
+        """[N, C] float32: the probability that each class is heard anywhere in the sound; several may be."""
+
+    def embed(self, waveforms: Sequence[Waveform], sample_rate: int) -> NDArray[Any]:
+        """[N, D] float32, for distances of sets of sounds."""
 
 
 class SpeechDetector(SpeechModel, Protocol):

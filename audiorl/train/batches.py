@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from audiorl.algos.experience import Experience, PackedBatch, PolicyOutput
 from audiorl.algos.packing import micro_batches, pack, pack_experiences, shared_groups
 from audiorl.distributed.local import gpu_work
-from audiorl.models import AudioPolicy
+from audiorl.models import AudioPolicy, TrainedPolicy
 
 
 def counts(experiences: Sequence[Experience]) -> list[int]:
@@ -56,8 +56,9 @@ def logprobs_by_code(out: PolicyOutput) -> Tensor:
     return out.logprobs if out.code_logprobs is None else out.code_logprobs
 
 
-def idle_batch(policy: AudioPolicy) -> PackedBatch:
+def idle_batch(policy: TrainedPolicy) -> PackedBatch:
     """Return a pass through `policy` that says nothing: one token after another, no audio."""
+    assert isinstance(policy, AudioPolicy), "the optimizer of a flow is not sharded"
     end = policy.end_id
     return pack_experiences([Experience(torch.tensor([end, end]), torch.tensor([False, True]), prompt_length=1)])
 
@@ -97,7 +98,7 @@ def group_packs(groups: Sequence[Sequence[Experience]], budget: int) -> list[lis
     costs = []
     for group in groups:
         shared = shared_groups(group)
-        costs.append(sum(s[0].prompt_length + sum(len(e) - e.prompt_length for e in s) for s in shared))
+        costs.append(sum(s[0].prompt_length + sum(e.rows - e.prompt_length for e in s) for s in shared))
     return pack(costs, budget)
 
 

@@ -7,7 +7,7 @@ what the loss of a pack is. The codec brings workers of its own to the same loop
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ from audiorl.config.checks import pass_tokens
 from audiorl.data.schedule import batch_of_step, sorted_batch_of_step
 from audiorl.distributed import trainer_group
 from audiorl.distributed.local import Group, World, changes_worker, gpu_seconds, gpu_work
-from audiorl.models import AudioPolicy
+from audiorl.models import AudioPolicy, TrainedPolicy
 from audiorl.models.examples import Example, experience
 from audiorl.models.value import ValueModel
 from audiorl.run.checkpoint import Saved
@@ -85,13 +85,14 @@ class Learner(CheckpointedWorker):
     def __init__(
         self,
         batch_loss: BatchLoss,
-        model: AudioPolicy | ValueModel,
+        model: TrainedPolicy | ValueModel,
         config: Any,
         optim: OptimConfig,
         world: World | None = None,
     ):
         self.model, self.world = model, world or World()
-        self.policy = model.trunk if isinstance(model, ValueModel) else model
+        # The loss of a flow knows that it is one; all others are of speech models.
+        self.policy = cast(AudioPolicy, model.trunk if isinstance(model, ValueModel) else model)
         self._given, self.config = config, with_pass_tokens(config, self.policy, optim)
         self._batch_loss = batch_loss
         self._writer = CheckpointWriter(model, self.world)
@@ -147,7 +148,12 @@ class Learner(CheckpointedWorker):
 
 
 def learners(
-    run: Run, phase: str, batch_loss: BatchLoss, model: AudioPolicy | ValueModel, config: FitConfig, optim: OptimConfig
+    run: Run,
+    phase: str,
+    batch_loss: BatchLoss,
+    model: TrainedPolicy | ValueModel,
+    config: FitConfig,
+    optim: OptimConfig,
 ) -> Group:
     """Make the learners of a phase, one on each rank."""
     return trainer_group(
@@ -162,7 +168,7 @@ def _learner(start: ModelFile[Any], batch_loss: BatchLoss, config: FitConfig, op
 
 def train_on(
     batch_loss: BatchLoss,
-    model: AudioPolicy | ValueModel,
+    model: TrainedPolicy | ValueModel,
     items: Sequence[T],
     run: Run,
     config: FitConfig,

@@ -40,6 +40,7 @@ from audiorl.errors import Interrupted
 from audiorl.models import AudioPolicy
 from audiorl.models.examples import Example, answer_example, experience
 from audiorl.models.weights import read_tensors
+from audiorl.pictures import Picture
 from audiorl.run.folder import Run
 from audiorl.run.progress import Progress
 from audiorl.train.batches import check_finite, counts, group_packs
@@ -234,8 +235,8 @@ def silenced_example(pair: Pair, share: float) -> Example:
     if not sample.audio:
         raise ValueError(f"sample {sample.id!r}: audio_coef compares with silenced audio, but the prompt has none")
 
-    def silenced(content: str | AudioClip) -> str | AudioClip:
-        if isinstance(content, str):
+    def silenced(content: str | AudioClip | Picture) -> str | AudioClip | Picture:
+        if not isinstance(content, AudioClip):
             return content
         rng = np.random.default_rng(list(f"{sample.id}/{share:g}".encode()))
         return AudioClip(array=silence_pieces(content.load(16_000), share, rng), sample_rate=16_000)

@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
-from math import ceil
 from pathlib import Path
 from typing import Literal
 
@@ -30,6 +29,7 @@ from audiorl.errors import Interrupted
 from audiorl.eval.metrics.text import word_errors
 from audiorl.models import AudioPolicy
 from audiorl.models.examples import Example
+from audiorl.models.features import to_weights
 from audiorl.models.weights import copy_weights, read_tensors
 from audiorl.run.folder import Run
 from audiorl.run.progress import Progress
@@ -99,8 +99,9 @@ class CTCModel(nn.Module):
             if policy.config.audio != "full":
                 return audio.encode(clips)
             weight = next(policy.backbone.audio_encoder(policy.model).parameters())
-            mels = [audio.mel(clip)[0].to(device=weight.device, dtype=weight.dtype) for clip in clips]
-            return [policy.backbone.project(policy.model, h) for h in policy.backbone.encode_audio(policy.model, mels)]
+            features = [to_weights(audio.features(clip), weight) for clip in clips]
+            encoded = policy.backbone.encode_audio(policy.model, features)
+            return [policy.backbone.project(policy.model, h) for h in encoded]
 
     def logprobs(self, frames: Sequence[Tensor], candidates: Tensor) -> Tensor:
         """Return [all frames, 1 + V] float32: log-probs of the blank and of the `candidates` [V], token ids."""
@@ -262,8 +263,8 @@ def encode_all(policy: AudioPolicy, clips: Sequence[AudioClip], run: Run, phase:
         for start in range(0, len(clips), batch):
             part = clips[start : start + batch]
             weight = next(policy.backbone.audio_encoder(policy.model).parameters())
-            mels = [audio.mel(clip)[0].to(device=weight.device, dtype=weight.dtype) for clip in part]
-            outputs = policy.backbone.encode_audio(policy.model, mels)
+            features = [to_weights(audio.features(clip), weight) for clip in part]
+            outputs = policy.backbone.encode_audio(policy.model, features)
             for clip, output in zip(part, outputs, strict=True):
                 audio.cache.put(clip.key, output.cpu())
             progress.update(start + len(part), {})
@@ -287,7 +288,7 @@ def fitting(
     good: list[Example] = []
     first = ""
     for e in examples:
-        frames = policy.backbone.tokens(policy.model, ceil(100 * seconds(e.sample.audio[0]) - 1e-6))
+        frames = policy.audio.expected_tokens(e.sample.audio[0])
         ids = target_ids(policy, e)
         if ids and fits(ids, frames):
             good.append(e)

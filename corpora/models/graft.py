@@ -28,6 +28,7 @@ from transformers import (
     Qwen2_5OmniThinkerForConditionalGeneration,
     Qwen2AudioConfig,
     Qwen2AudioForConditionalGeneration,
+    Qwen2AudioProcessor,
     WhisperConfig,
     WhisperFeatureExtractor,
     WhisperModel,
@@ -36,6 +37,7 @@ from transformers import (
 from audiorl.config import ModelConfig
 from audiorl.models.attention import head_width
 from audiorl.models.families import TEXT_MODEL_TYPES
+from audiorl.models.families.generic import AudioLLM
 from audiorl.models.families.qwen2_audio import Qwen2Audio
 from audiorl.models.families.qwen_omni import QwenOmni, thinker_config
 from audiorl.models.policy import AudioPolicy
@@ -75,7 +77,10 @@ def graft(
         torch.manual_seed(seed)
         build = _omni if family == "qwen2.5-omni" else _qwen2_audio
         model = build(text, whisper, extractor, token_ids, encoder_layers)
-    backbone = QwenOmni() if family == "qwen2.5-omni" else Qwen2Audio()
+    if family == "qwen2.5-omni":
+        backbone: AudioLLM = QwenOmni(family, tokenizer)
+    else:
+        backbone = Qwen2Audio(family, tokenizer, Qwen2AudioProcessor(extractor, tokenizer))
     model.load_state_dict(_text_weights(text, backbone, model), strict=False)
     _copy_encoder(backbone.audio_encoder(model), whisper, encoder_layers)
     _scale_projector(backbone.projector(model)[0], text.get_input_embeddings().weight)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from transformers import WhisperFeatureExtractor
 
 from audiorl.config import torch_device
-from audiorl.models.audio_encoder import log_mels
+from audiorl.models.features import log_mels
 from audiorl.speech_models.protocol import Waveform, batches_by_length, require_samples, resampled
 
 RATE = 16_000

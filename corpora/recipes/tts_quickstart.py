@@ -30,7 +30,7 @@ import random
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import soxr
@@ -38,6 +38,7 @@ import torch
 
 from audiorl.audio import AudioClip
 from audiorl.config import ModelConfig, OptimConfig, RLConfig, SamplingConfig, SFTConfig, require_ranges, torch_device
+from audiorl.config.checks import require
 from audiorl.data.corpus import bundled_speech, corpus
 from audiorl.data.recordings import Recordings
 from audiorl.data.silence import trimmed
@@ -45,6 +46,7 @@ from audiorl.eval._common import Judges
 from audiorl.eval._speech import measure_speech, probe_speech
 from audiorl.models import dualize, load_policy
 from audiorl.models.examples import Example
+from audiorl.models.families import talker
 from audiorl.models.families.text import tiny as tiny_text
 from audiorl.protocols import Reward
 from audiorl.recipes._common import passes_on_cpu
@@ -90,6 +92,9 @@ class TTSQuickstartConfig:
     """Seed of sampling, of the order of the data, and of new weights."""
     corpus: str = ""
     """A folder of `audiorl data build` or `tools/build_voices.py` with English recordings; empty: the bundled ones."""
+    talker: bool = False
+    """Train the talker of a small random Qwen3-Omni, in RUN/omni, in place of a dualized decoder: its frames have no
+    delay, and a code predictor writes all codebooks but the first."""
     clone: bool = False
     """Put two other words of the text's speaker, with their recordings, in the prompt."""
     unseen_speakers: tuple[str, ...] = ()
@@ -158,6 +163,9 @@ class TTSQuickstartConfig:
 
     def __post_init__(self) -> None:
         require_ranges(self, not_negative=("length_weight", "prosody_weight"))
+        require(self.most_words >= 2, "most_words", self.most_words, "2 or more")
+        if self.talker and self.clone:
+            raise ValueError("--clone: a talker has voices of its own and hears no prompt; leave it or --talker out")
         if self.unseen_speakers and not self.clone:
             raise ValueError("--unseen-speakers: without --clone no prompt says whose voice is wanted")
         if self.clone and self.words < 2 * self.most_words + 2:
@@ -213,11 +221,15 @@ def main(config: TTSQuickstartConfig, run: Run) -> None:
     recogniser = trained_recogniser(run, known_speech, codec, config)
     judge = recogniser if config.judge == "recogniser" else load_recogniser(config.judge, "en")
 
-    writer = tiny_text(
-        [t for t, _ in speech], hidden=config.hidden, layers=config.layers, vocab_size=600, seed=config.seed
-    )
-    policy = dualize(writer, codec.num_codebooks, codec.codebook_size, config.seed)
-    policy.model.to(torch_device(policy.config.device))
+    sizes: dict[str, Any] = dict(hidden=config.hidden, layers=config.layers, vocab_size=600, seed=config.seed)
+    if config.talker:
+        codes: dict[str, Any] = dict(codebooks=codec.num_codebooks, codebook_size=codec.codebook_size)
+        talker.tiny(run.dir / "omni", [t for t, _ in speech], generation="qwen3", **codes, **sizes)
+        policy = load_policy(run.dir / "omni", talker=True)
+    else:
+        writer = tiny_text([t for t, _ in speech], **sizes)
+        policy = dualize(writer, codec.num_codebooks, codec.codebook_size, config.seed)
+        policy.model.to(torch_device(policy.config.device))
     config = passes_on_cpu(config, policy.device, sft=4000, rl=6000)
     policy.set_codec(codec)
     examples = supervised(train, voices, config.clone, config.voices_per_text)

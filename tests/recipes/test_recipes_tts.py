@@ -10,15 +10,20 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import Qwen2_5OmniForConditionalGeneration
 
 from audiorl.audio import AudioClip, write_wav
 from audiorl.cli import main
 from audiorl.data.corpus import bundled_speech
 from audiorl.eval.metrics.prosody import MEASURES
 from audiorl.models import load_policy
+from audiorl.models.families.talker import TalkerPolicy
+from audiorl.models.weights import tensors_of
 from audiorl.recipes._speech import write_tiny_part
+from audiorl.rewards import WeightedSum
 from audiorl.run.metrics_log import read_metrics
 from audiorl.train.fit import Learner
+from audiorl.types import Score
 from tests.conftest import make_text
 from tests.support.recipe_runs import last_checkpoint, rows_of, train
 from tokenizers_audio import CodeShards, load
@@ -130,6 +135,43 @@ def test_every_estimator_takes_speech(tmp_path: Path) -> None:
     (metrics,) = [m for m in read_metrics(run / "metrics.jsonl") if m["phase"] == "grpo"]
     assert metrics["critic/loss"] > 0 and "reward/understood" not in metrics and not (run / "eval.json").exists()
     assert not (run / "tiny" / "judge").exists()
+
+
+@pytest.mark.slow
+def test_thinker_and_talker_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both learn, the talker by the thinker as it is by then, and after an interruption the same bits; transformers
+    reads the whole checkpoint with both."""
+    (tmp_path / "reward.py").write_text("def reward(rollout):\n    return sum(map(ord, rollout.text)) % 7 / 7\n")
+    options = ("--reward-file", str(tmp_path / "reward.py"), "--rl.kl-beta", "0.1", "--talker-rl.group-size", "4")
+    options += ("--optim.lr", "1e-3", "--talker-optim.lr", "1e-3")
+    # A random talker is never understood: let it be rewarded for the number of its frames.
+    frames = WeightedSum.of(frames=lambda rollouts: [Score(float(r.num_sampled)) for r in rollouts])
+    monkeypatch.setattr("audiorl.tasks.tts.rewards.speech_reward", lambda *_: frames)
+    run = train("omni_grpo", tmp_path / "run", *options)
+    assert {"before", "after", "spoken_before", "spoken_after"} == set(json.loads((run / "eval.json").read_text()))
+    phases = [m["phase"] for m in read_metrics(run / "metrics.jsonl") if m["grad_norm"] > 0]
+    assert phases == ["thinker_1", "talker_1", "thinker_2", "talker_2"]
+    assert sorted(p.name for p in run.glob("thinker_*")) == ["thinker_2"]
+
+    start, trained = (tensors_of(run / place, "") for place in ("tiny/omni", "omni"))
+    heard = {name: tensor for name, tensor in trained.items() if not torch.equal(tensor, start[name])}
+    assert {name.split(".")[0] for name in heard} == {"thinker", "talker"} and set(start) == set(trained)
+    whole = Qwen2_5OmniForConditionalGeneration.from_pretrained(run / "omni")
+    thinker = load_policy(last_checkpoint(run, "thinker_2")).model.lm_head.weight
+    assert torch.equal(whole.thinker.lm_head.weight, thinker)
+    talker = load_policy(last_checkpoint(run, "talker_2"), talker=True)
+    assert isinstance(talker, TalkerPolicy) and talker.base == str(run / "thinker_2")
+    assert torch.equal(whole.talker.codec_head.weight, talker.code_head.weight)
+
+    def stopped(*arguments: object, **options: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("audiorl.models.export.export", stopped)
+        assert main(["train", "omni-grpo", "--tiny", *options, "--out", str(tmp_path / "again")]) == 130
+    assert main(["resume", str(tmp_path / "again"), "--trust", str(tmp_path / "reward.py")]) == 0
+    again = tensors_of(tmp_path / "again" / "omni", "")
+    assert all(torch.equal(tensor, again[name]) for name, tensor in trained.items())
 
 
 def test_a_text_decoder_is_taught_and_not_reinforced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

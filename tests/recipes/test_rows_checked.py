@@ -72,7 +72,7 @@ KINDS: dict[str, tuple[tuple[str, ...], dict[str, Any], dict[str, Any], float, s
         ("mmau-grpo",), QUESTION, {"question": LONG}, 1.0, "question", "tokens, the model reads at most 4096",
     ),
     "long clip": (
-        ("mmau-grpo", "--path", "MODELS/qwen2"), QUESTION, {}, 31.0, "audio", "longer than the 30 s that Qwen2-Audio",
+        ("mmau-grpo", "--path", "MODELS/qwen2"), QUESTION, {}, 31.0, "audio", "longer than the 30 s that qwen2_audio",
     ),
     "long transcript": (
         ("sft-audio", "--task", "transcripts", "--path", "MODELS/whisper"), SAID, {"text": LONG[:2600]}, 1.0, "text",
@@ -127,6 +127,7 @@ TOKEN = "Who says <|im_end|> here?"
 ASKS: dict[str, Any] = {"row": QUESTION, "bad": {"question": TOKEN}, "field": "question"}
 LEARNS: dict[str, Any] = {"row": QUESTION, "bad": {"choices": ["<|im_end|>", "b"], "answer": "b"}, "field": "choices"}
 TTS: dict[str, Any] = {"own": True, "more": ("--max-seconds", "2", "--clone", "False")}
+VOICE = {"name": "speech", "start": 0.1, "end": 0.5}
 PAIR = {**QUESTION, "chosen": "a dog", "rejected": "a bell"}
 RECIPES: dict[str, dict[str, Any]] = {
     "mmau-grpo": ASKS,
@@ -154,6 +155,10 @@ RECIPES: dict[str, dict[str, Any]] = {
     },
     "tts-sft": {"row": SAID, "bad": {"text": "one <|eot_id|> two"}, "field": "text", **TTS},
     "tts-grpo": {"row": SAID, "bad": {"text": "[laughter]"}, "field": "text", **TTS},
+    "omni-grpo": {"row": QUESTION, "bad": {"choices": None, "answer": "..."}, "field": "answer"},
+    "sound-sft": {"row": SAID, "bad": {"video": "a.npy", "video_rate": 0}, "field": "video_rate", "own": True},
+    "sound-grpo": {"row": SAID, "bad": {"mask": [[0.1, 0.3], [0.2, 0.4]]}, "field": "mask", "own": True},
+    "thought-grpo": {"row": {**SAID, "events": [VOICE]}, "bad": {"events": []}, "field": "events", "own": True},
     "align-speech": {"row": SAID, "bad": {"text": "a <|im_end|>"}, "field": "text", "more": ("--on-error", "raise")},
 }  # fmt: skip
 
@@ -244,7 +249,7 @@ def test_a_resumed_run_goes_on_with_a_mended_file(
 
 def test_the_check_encodes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     policy, path = make_omni(), rows(tmp_path, QUESTION, None)
-    monkeypatch.setattr(policy.audio, "mel", None)
+    monkeypatch.setattr(policy.audio, "_features", None)
     check = RowCheck(lambda: policy, answer_reward(False), new_tokens=8)
     for sample in read_samples(path).samples:
         check.train(sample)

@@ -35,12 +35,13 @@ def free_port() -> int:
     return port
 
 
-def _execute(arguments: Sequence[str], environment: Mapping[str, str], printed: str) -> None:
+def _execute(arguments: Sequence[str], environment: Mapping[str, str], printed: str, errors: str | None) -> None:
     os.environ.clear()
     os.environ.update(environment)
-    descriptor = os.open(printed, os.O_WRONLY | os.O_APPEND)
-    for stream in (1, 2):
-        os.dup2(descriptor, stream)
+    for stream, file in ((1, printed), (2, errors or printed)):
+        os.dup2(os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT), stream)
+    if errors:
+        os.setsid()
     sys.path.insert(0, str(ROOT))
     if arguments[0] == "-m":
         sys.argv = list(arguments[1:])
@@ -50,14 +51,19 @@ def _execute(arguments: Sequence[str], environment: Mapping[str, str], printed: 
         runpy.run_path(arguments[0], run_name="__main__")
 
 
-def start(arguments: Sequence[str], printed: Path, **environment: str) -> multiprocessing.process.BaseProcess:
-    """`python ARGUMENTS` as a process that writes what it prints to the file."""
+def start(
+    arguments: Sequence[str], printed: Path, errors: Path | None = None, **environment: str
+) -> multiprocessing.process.BaseProcess:
+    """`python ARGUMENTS` as a process that writes what it prints to the file.
+
+    With a file for its stderr it is in a process group of its own, which a signal can reach as a terminal's would.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OMP_NUM_THREADS", "1")
         forkserver.ensure_running()  # with one thread: the server's count is that of its children
     printed.touch()
     settings = os.environ | {"OMP_NUM_THREADS": "1"} | environment
-    process = _forks.Process(target=_execute, args=(arguments, settings, str(printed)))
+    process = _forks.Process(target=_execute, args=(arguments, settings, str(printed), str(errors) if errors else None))
     process.start()
     return process
 

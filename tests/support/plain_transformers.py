@@ -1,7 +1,6 @@
-"""Greedy answers of transformers, and of PEFT with an adapter, without a line of audiorl:
+"""Greedy answers of transformers, and of PEFT with an adapter, without a line of audiorl.
 
-    python plain_transformers.py MODEL AUDIO.npy|- ANSWER.json [ADAPTER]
-
+Reads lines `["MODEL", "AUDIO.npy" or "-", "ADAPTER" or ""]` of JSON, and writes the token ids of each answer as a line.
 Of Omni models the tokenizer and the feature extractor are used: the whole processor needs torchvision for videos.
 """
 
@@ -26,7 +25,7 @@ CLASSES = {
 }
 
 
-def main(folder: str, audio: str, out: str, adapter: str = "") -> None:
+def answer(folder: str, audio: str, adapter: str) -> list[int]:
     kind = AutoConfig.from_pretrained(folder).model_type
     model: Any = getattr(transformers, CLASSES[kind]).from_pretrained(folder, dtype=torch.float32)
     if adapter:
@@ -36,8 +35,7 @@ def main(folder: str, audio: str, out: str, adapter: str = "") -> None:
     inputs = inputs_of(kind, adapter or folder, None if audio == "-" else np.load(audio))
     ids = model.eval().generate(**inputs, do_sample=False, max_new_tokens=12)
     before = inputs["input_ids"].shape[1] if "input_ids" in inputs else 0  # Whisper's prompt is not repeated
-    with open(out, "w") as file:
-        json.dump({"ids": ids[0, before:].tolist()}, file)
+    return list(ids[0, before:].tolist())
 
 
 def inputs_of(kind: str, folder: str, wav: np.ndarray | None) -> dict[str, Any]:
@@ -75,5 +73,6 @@ def inputs_of(kind: str, folder: str, wav: np.ndarray | None) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    assert not any(name.split(".")[0] == "audiorl" for name in sys.modules)
-    main(*sys.argv[1:])
+    for line in sys.stdin:
+        print(json.dumps(answer(*json.loads(line))), flush=True)
+        assert not any(name.split(".")[0] == "audiorl" for name in sys.modules)

@@ -67,6 +67,7 @@ def browser_page(address: str, width: int = 1400, height: int = 900) -> Iterator
     with playwright.sync_playwright() as started:
         browser = started.chromium.launch(executable_path=str(CHROMIUM), args=["--no-sandbox"])
         page = browser.new_page(viewport={"width": width, "height": height})
+        page.set_default_timeout(120_000)  # a busy machine imports for a while before it answers
         page.on("pageerror", lambda error: errors.append(str(error)))
         page.on(
             "console", lambda m: errors.append(m.text) if m.type == "error" and "status of 400" not in m.text else None

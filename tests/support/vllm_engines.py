@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +22,7 @@ from audiorl.models import AudioPolicy
 from audiorl.models.families import qwen2_audio, qwen_omni
 from audiorl.types import Message, Sample, Turn
 from tests.conftest import TEXTS, make_qwen3_omni
+from tests.support.forks import free_port
 
 TOLERANCE = 1e-4
 """Largest difference of a log-prob between engine and trainer."""
@@ -68,3 +76,27 @@ def stream(speech: list[Utterance], name: str = "stream", context: float = 0.0, 
         for k in range(turns)
     ]
     return Sample(id=name, messages=(Message("user", ("Interpret.",)),), turns=tuple(chunks))
+
+
+@contextmanager
+def vllm_server(command: Sequence[str], folder: Path) -> Iterator[str]:
+    """The address of vLLM's OpenAI-compatible server that `command`, beginning with python3, starts in `folder`."""
+    port = free_port()
+    words = [sys.executable, *command[1:], "--host", "127.0.0.1", "--port", str(port)]
+    environment = {"OMP_NUM_THREADS": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+    with open(folder / "vllm.log", "w") as log:
+        process = subprocess.Popen(words, env=os.environ | environment, stdout=log, stderr=log, cwd=folder)
+    try:
+        for _ in range(300):
+            assert process.poll() is None, (folder / "vllm.log").read_text()[-3000:]
+            try:
+                urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=1)
+                break
+            except OSError:
+                time.sleep(1)
+        else:
+            raise TimeoutError((folder / "vllm.log").read_text()[-3000:])
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.terminate()
+        process.wait()

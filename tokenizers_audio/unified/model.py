@@ -11,7 +11,7 @@ Shapes: B recordings, T samples, F frames, Q codebooks, D codebook_dim, D' seman
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from transformers import PreTrainedModel
 
 from tokenizers_audio.checks import batch_of_wavs, check_codes
 from tokenizers_audio.codec import codebooks
-from tokenizers_audio.loading import find, identity, read_config
+from tokenizers_audio.loading import check_finite_weights, find, identity, read_config
 from tokenizers_audio.unified.acoustic import AcousticDecoder, AcousticEncoder
 from tokenizers_audio.unified.config import MODEL_TYPE, UnifiedConfig
 from tokenizers_audio.unified.layers import Cache
@@ -110,6 +110,11 @@ class UnifiedTokenizer(nn.Module):
         return self.config.codebook_size
 
     @property
+    def codes_phases(self) -> bool:
+        """Return whether a decoded sound has the phases of the recording, or such as the decoder makes up."""
+        return self.config.spectrum_hop is None
+
+    @property
     def identity(self) -> str:
         """Computed at every call, because weights may be in training."""
         return identity("unified", self.sample_rate, self.frame_rate, self.levels, self.codebook_size, self)
@@ -126,6 +131,15 @@ class UnifiedTokenizer(nn.Module):
     @torch.no_grad()
     def encode(self, wav: Tensor) -> Tensor:
         """[B, T] or [T] samples in [-1, 1] -> [B, Q, ceil(T / hop)] int64."""
+        return self._encoded(wav, self.codes_of)
+
+    @torch.no_grad()
+    def latents(self, wav: Tensor) -> Tensor:
+        """[B, T] or [T] samples in [-1, 1] -> [B, D, ceil(T / hop)] vectors before they are quantised."""
+        return self._encoded(wav, lambda piece, cache: self.latents_of(piece, cache)[0])
+
+    def _encoded(self, wav: Tensor, encode: Callable[[Tensor, Cache], Tensor]) -> Tensor:
+        """Return what `encode` gives for the frames of recordings, which go through it piece by piece."""
         wav = batch_of_wavs(wav).to(self.fuse.weight)
         hop = self.config.hop
         frames = -(-wav.shape[-1] // hop)
@@ -134,24 +148,28 @@ class UnifiedTokenizer(nn.Module):
         wav = pad(wav, (past, whole * hop + ahead - wav.shape[-1]))
         cache: Cache = {}
         piece = max(int(PIECE_SECONDS * self.frame_rate) // block, 1) * block
-        codes = [
-            self.codes_of(wav[:, at * hop : past + min(at + piece, whole) * hop + ahead], cache)
+        parts = [
+            encode(wav[:, at * hop : past + min(at + piece, whole) * hop + ahead], cache)
             for at in range(0, whole, piece)
         ]
-        return torch.cat(codes, -1)[..., :frames]
+        return torch.cat(parts, -1)[..., :frames]
 
     @torch.no_grad()
     def decode(self, codes: Tensor) -> Tensor:
         """[B, Q, F] -> [B, F · hop] float32 samples in [-1, 1]."""
         check_codes(codes, self.levels, self.codebook_size)
-        hop, skip, frames = self.config.hop, self.config.lookahead, codes.shape[-1]
         if not codes.numel():
-            return torch.zeros(len(codes), frames * hop, device=self.device)
-        vectors = pad(self.quantizer.decode(codes.to(self.device, torch.int64)), (0, skip))
+            return torch.zeros(len(codes), codes.shape[-1] * self.config.hop, device=self.device)
+        return self.decode_latents(self.quantizer.decode(codes.to(self.device, torch.int64)))
+
+    @torch.no_grad()
+    def decode_latents(self, latents: Tensor) -> Tensor:
+        """[B, D, F] -> [B, F · hop] float32 samples in [-1, 1], without quantisation; F is at least 1."""
+        hop, skip = self.config.hop, self.config.lookahead
         cache: Cache = {}
         piece = max(int(PIECE_SECONDS * self.frame_rate), 1)
-        wav = torch.cat([self.wav_of(v, cache) for v in vectors.split(piece, -1)], -1)
-        return wav[:, skip * hop :]
+        parts = pad(latents.to(self.fuse.weight), (0, skip)).split(piece, -1)
+        return torch.cat([self.wav_of(vectors, cache) for vectors in parts], -1)[:, skip * hop :]
 
     def streaming(self) -> UnifiedStreaming:
         """Return the fresh state of one stream."""
@@ -289,6 +307,7 @@ class UnifiedTokenizer(nn.Module):
         wrong = [n for n in {*own, *saved} if n not in own or n not in saved or own[n].shape != saved[n].shape]
         if wrong:
             raise ValueError(f"{file}: weight {min(wrong)!r} does not fit config.json; do the two belong together?")
+        check_finite_weights(saved.items(), file)
         for name, t in own.items():
             t.copy_(saved[name])
 

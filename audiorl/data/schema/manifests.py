@@ -13,6 +13,7 @@ from audiorl.data.schema.types import (
     Channel,
     Choices,
     Finite,
+    Hotwords,
     Id,
     Integer,
     Language,
@@ -72,20 +73,26 @@ class SampleColumns(Struct):
     task: Task | None = None
     speaker: Name | None = None
     rationale: Text | None = None
+    hotwords: Hotwords | None = None
     video_name: Text | None = None
 
 
 class ContentPart(AudioColumns, kw_only=True):
-    """A piece of a message, as chat templates have it; audio without a source is the next of the row's clips."""
+    """A piece of a message, as chat templates have it; audio and images without a source are the row's next."""
 
-    type: Literal["text", "audio"]
+    type: Literal["text", "audio", "image"]
     text: AnyText | None = None
+    image: Any = None
+    image_url: Any = None
 
 
-Content = Annotated[str | ContentPart, Meta(description='text or audio; give "…" or {"type": "audio", "audio": "…"}')]
+Content = Annotated[
+    str | ContentPart,
+    Meta(description='text, audio or an image; give "…" or {"type": "audio", "audio": "…"}'),
+]
 Contents = Annotated[
     str | ContentPart | list[Content],
-    Meta(description='text or audio; give "…" or [{"type": "audio", "audio": "…"}, …]'),
+    Meta(description='text, audio or images; give "…" or [{"type": "audio", "audio": "…"}, …]'),
 ]
 
 
@@ -118,6 +125,8 @@ class ConversationColumns(Struct):
     instruction: Turns | None = None
     system: AnyText | None = None
     audios: Audio | list[Audio] | None = None
+    images: Any = None
+    image: Any = None
     id: Id | None = None
     references: Texts | None = None
     solution: Texts | None = None

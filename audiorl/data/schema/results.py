@@ -7,7 +7,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta, Struct
 
-from audiorl.data.schema.types import AnyText, Channel, Choices, Finite, Id, Language, Name, Seconds, Text
+from audiorl.data.schema.types import AnyText, Channel, Choices, Finite, Hotwords, Id, Language, Name, Seconds, Text
 
 Group = Annotated[str | list[str], Meta(description="a name; give a text or a list of texts")]
 
@@ -58,6 +58,7 @@ class ResultRow(Struct):
     language: Language | None = None
     speaker: Name | None = None
     seconds: Seconds | None = None
+    hotwords: Hotwords | None = None
 
 
 class RecordingRow(Struct):

@@ -31,6 +31,9 @@ Id = Annotated[
 ]
 Name = Annotated[Integer | str, Meta(description="a name; give a text, or leave the column out")]
 Language = Annotated[str, Meta(pattern=r"^(\S.*)?$", description="a language; give an ISO code such as en")]
+Hotwords = Annotated[
+    list[Text], Meta(min_length=1, description="a list of words; give one or more, or leave the column out")
+]
 Task = Annotated[str, Meta(description="the name of a task; give a text, or leave the column out")]
 Object = Annotated[dict[str, Any], Meta(description="an object; give {…}, or leave it out")]
 Answer = str | Integer | Finite

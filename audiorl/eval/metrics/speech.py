@@ -236,7 +236,7 @@ def cosine(a: NDArray[Any], b: NDArray[Any]) -> float:
     norms = math.sqrt(float(x @ x)) * math.sqrt(float(y @ y))
     if not (norms > 0 and math.isfinite(norms)):
         raise ValueError("cosine: a vector of zeros, or one that is not finite, has no direction")
-    return float(x @ y) / norms
+    return min(max(float(x @ y) / norms, -1.0), 1.0)  # rounding may lead beyond
 
 
 def voice_cosines(embeddings: Sequence[NDArray[Any] | None], speakers: Sequence[str]) -> tuple[float, float]:

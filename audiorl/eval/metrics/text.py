@@ -16,7 +16,8 @@ import operator
 import re
 import string
 import unicodedata
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import astuple, dataclass
 from decimal import Decimal
 from typing import TYPE_CHECKING, Literal
@@ -553,6 +554,98 @@ def cer(
     """Align a corpus by characters: `.rate` is its CER."""
     pairs = _pairs(references, hypotheses)
     return CorpusErrors(tuple(char_errors(r, h, normalizer, language) for r, h in pairs))
+
+
+# -- hotwords ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class HotwordErrors:
+    """Errors of one utterance in the words of a list and in all others, and which hotwords it has.
+
+    A hotword of several words counts only where they follow each other. Times that a hotword is said or written are
+    counted without the alignment: one that is written as often as it is said was found, wherever it stands.
+    """
+
+    biased: ErrorCounts
+    """Errors in hotwords; its rate is B-WER."""
+    unbiased: ErrorCounts
+    """All other errors; the rate is U-WER."""
+    said: tuple[str, ...]
+    """Hotwords of the reference, normalised, each as often as it is said."""
+    written: tuple[str, ...]
+    """Those of the hypothesis."""
+    unsaid: tuple[str, ...]
+    """Listed words that the reference has not."""
+
+    @property
+    def missed(self) -> tuple[str, ...]:
+        """Return those that are said and not written."""
+        return tuple((Counter(self.said) - Counter(self.written)).elements())
+
+    @property
+    def false(self) -> tuple[str, ...]:
+        """Return those that are written and not said."""
+        return tuple((Counter(self.written) - Counter(self.said)).elements())
+
+
+def hotword_errors(
+    reference: str,
+    hypothesis: str,
+    hotwords: Sequence[str],
+    normalizer: Normalizer = "none",
+    language: str | None = None,
+) -> HotwordErrors:
+    """Align one utterance by `units` and divide its errors: those in hotwords, and all others.
+
+    A substitution or deletion is in a hotword if the reference's word is one, an insertion if the inserted word is
+    (Le et al. 2021, arXiv 2104.02194). All words of the list count, also distractors; the sum of both are
+    the errors of `word_errors`. Raises ValueError for a hotword that is empty after normalisation.
+    """
+    listed = hotword_units(tuple(hotwords), normalizer, language)
+    texts = [units(normalize(text, normalizer, language)) for text in (reference, hypothesis)]
+    spans = [hotword_spans(text, listed) for text in texts]
+    in_hotword = [{i for start, end in found for i in range(start, end)} for found in spans]
+    counts = {biased: Counter[str]() for biased in (True, False)}
+    for chunk in jiwer.process_words([" ".join(texts[0])], [" ".join(texts[1])]).alignments[0]:
+        inserted = chunk.type == "insert"
+        start, end = (chunk.hyp_start_idx, chunk.hyp_end_idx) if inserted else (chunk.ref_start_idx, chunk.ref_end_idx)
+        for i in range(start, end):
+            counts[i in in_hotword[inserted]][chunk.type] += 1
+    kinds = ("equal", "substitute", "insert", "delete")
+    biased, unbiased = (ErrorCounts(*(counts[of][kind] for kind in kinds)) for of in (True, False))
+    said, written = (
+        tuple(" ".join(text[start:end]) for start, end in found) for text, found in zip(texts, spans, strict=True)
+    )
+    unsaid = {" ".join(word) for word in listed}.difference(said)
+    return HotwordErrors(biased, unbiased, said, written, tuple(sorted(unsaid)))
+
+
+@functools.lru_cache(maxsize=4096)
+def hotword_units(
+    hotwords: tuple[str, ...], normalizer: Normalizer, language: str | None
+) -> frozenset[tuple[str, ...]]:
+    """Return the hotwords as they are compared, each as its `units`. Raises ValueError for one that is empty then."""
+    listed = {word: tuple(units(normalize(word, normalizer, language))) for word in hotwords}
+    if empty := [word for word, parts in listed.items() if not parts]:
+        raise ValueError(f"the hotword {empty[0]!r} is empty after {normalizer!r} normalisation; leave it out")
+    return frozenset(listed.values())
+
+
+def hotword_spans(text: Sequence[str], listed: Collection[tuple[str, ...]]) -> list[tuple[int, int]]:
+    """Return (start, end) of each hotword in the units of a text, from left to right; the longest where several begin.
+
+    >>> hotword_spans("the hague and the alps".split(), {("the", "hague"), ("alps",)})
+    [(0, 2), (4, 5)]
+    """
+    lengths = sorted({len(word) for word in listed}, reverse=True)
+    spans, start = [], 0
+    while start < len(text):
+        length = next((n for n in lengths if tuple(text[start : start + n]) in listed), 0)
+        if length:
+            spans.append((start, start + length))
+        start += length or 1
+    return spans
 
 
 def _pairs(references: Sequence[str], hypotheses: Sequence[str]) -> list[tuple[str, str]]:

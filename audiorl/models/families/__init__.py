@@ -1,7 +1,7 @@
 """Model families, one short file each, and policies from model and adapter folders.
 
-A family is a `Backbone` with the family's hooks, and `load`. To add one, write its file and give it a case in
-`load_family`; parts that are where `Backbone` expects them need no hook.
+Audio LLMs of transformers' common shape are in `generic`, most without code of their own. Another family is a
+`Backbone` with its hooks, and `load`, and has a case in `load_family`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import dataclasses
 import json
 import logging
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from audiorl.config import LoraConfig, ModelConfig
 from audiorl.models.lora import NON_LORA_WEIGHTS, adapter_config, is_adapter, other_weights, read_adapter
@@ -19,29 +19,34 @@ from audiorl.models.speech import LAYOUT_KEY, FrameLayout
 from audiorl.models.weights import BASE_KEY, ModelSource, check_sizes, read_processor_files
 from tokenizers_audio.protocol import AudioTokenizer
 
+if TYPE_CHECKING:
+    from audiorl.models.families.encoder_decoder import EncoderDecoder
+    from audiorl.models.families.generic import AudioLLM
+
 TEXT_MODEL_TYPES = ("llama", "qwen2", "qwen3")
-SPEECH_MODEL_TYPES = ("qwen2_5_omni", "qwen3_omni_moe", "qwen2_audio", "whisper", "higgs_audio_v2")
+RECOGNISER_TYPES = ("canary", "cohere_asr", "moonshine", "whisper")
 _log = logging.getLogger(__name__)
 
 
 def load_family(path: str | Path, kind: str, config: ModelConfig, speech: FrameLayout | None) -> AudioPolicy:
     """Load a model of `model_type` `kind` from a local folder or a hub id. speech: the layout of a dualized model.
 
-    Raises ValueError for another `model_type`. Each family's modeling code is imported when it is needed.
+    Another `model_type` is read as an `AudioLLM`; ValueError says what of it could not be found. Each family's modeling
+    code is imported when it is needed.
     """
+    if config.family != "auto":
+        from audiorl.models.families import generic
+
+        return generic.load(path, config, kind, generic.user_family(config.family), speech)
     match kind:
         case "qwen2_5_omni" | "qwen2_5_omni_thinker" | "qwen3_omni_moe" | "qwen3_omni_moe_thinker":
             from audiorl.models.families import qwen_omni
 
-            return qwen_omni.load(path, config, "qwen3" if kind.startswith("qwen3") else "qwen2.5", speech)
-        case "qwen2_audio":
-            from audiorl.models.families import qwen2_audio
+            return qwen_omni.load(path, config, kind, speech)
+        case _ if kind in RECOGNISER_TYPES:
+            from audiorl.models.families import encoder_decoder
 
-            return qwen2_audio.load(path, config, speech)
-        case "whisper":
-            from audiorl.models.families import whisper
-
-            return whisper.load(path, config)
+            return encoder_decoder.load(path, config, recogniser(kind))
         case "higgs_audio_v2":
             from audiorl.models.families import higgs
 
@@ -50,20 +55,55 @@ def load_family(path: str | Path, kind: str, config: ModelConfig, speech: FrameL
             from audiorl.models.families import text
 
             return text.load(path, config, kind, speech)
-    raise ValueError(
-        f"{path}: model_type {kind!r} is not one of the speech models audiorl trains "
-        f"({', '.join(SPEECH_MODEL_TYPES)}) nor a text decoder it reads ({', '.join(TEXT_MODEL_TYPES)})"
-    )
+        case _:
+            from audiorl.models.families import generic
+
+            return generic.load(path, config, kind, audio_llm(kind), speech)
+
+
+def recogniser(kind: str) -> type[EncoderDecoder]:
+    """Return the class of an encoder-decoder's `model_type`."""
+    from audiorl.models.families import fast_conformer, moonshine, whisper
+
+    return {
+        "canary": fast_conformer.Canary,
+        "cohere_asr": fast_conformer.CohereAsr,
+        "moonshine": moonshine.Moonshine,
+        "whisper": whisper.WhisperBackbone,
+    }[kind]
+
+
+def audio_llm(kind: str) -> type[AudioLLM]:
+    """Return the class of a `model_type` that is read as an `AudioLLM`."""
+    from audiorl.models.families import fun_asr, gemma, generic, granite, phi4, qwen2_audio, vibevoice
+
+    own: dict[str, type[generic.AudioLLM]] = {
+        "fun_asr_nano": fun_asr.FunASR,
+        "gemma3n": gemma.Gemma3n,
+        "gemma4": gemma.Gemma4,
+        "granite_speech": granite.Granite,
+        "granite_speech_plus": granite.Granite,
+        "phi4_multimodal": phi4.Phi4,
+        "qwen2_audio": qwen2_audio.Qwen2Audio,
+        "qwen3_asr": generic.Qwen3ASR,
+        "vibevoice_asr": vibevoice.VibeVoiceASR,
+        "voxtral": generic.Voxtral,
+    }
+    return own.get(kind, generic.AudioLLM)
 
 
 def load_policy(
-    path: str | Path, config: ModelConfig | None = None, codec: AudioTokenizer | None = None
+    path: str | Path,
+    config: ModelConfig | None = None,
+    codec: AudioTokenizer | None = None,
+    talker: bool = False,
 ) -> AudioPolicy:
     """Load the policy in a Hugging Face folder or hub id: a model, or a LoRA adapter that names its base model.
 
     The family is read from the folder's `model_type`; a model that was dualized comes back as one that speaks. `codec`
-    is for a model that speaks. Raises ValueError for a folder of another architecture and for a codec that is not the
-    model's.
+    is for a model that speaks. `talker`: of a whole Omni checkpoint not the thinker, but the talker; a talker that was
+    trained comes back as one in any case. Raises ValueError for a folder of another architecture and for a codec that
+    is not the model's.
 
     >>> import tempfile
     >>> from audiorl import load_policy
@@ -78,11 +118,19 @@ def load_policy(
         saved = adapter_config(Path(path))
         targets = tuple(sorted({t.rsplit(".", 1)[-1] for t in saved.target_modules}))
         lora = LoraConfig(rank=saved.r, alpha=saved.lora_alpha, target_modules=targets)
-        policy = load_policy(saved.base_model_name_or_path, dataclasses.replace(config, lora=lora))
+        talker = "Talker" in str((saved.auto_mapping or {}).get("base_model_class"))
+        policy = load_policy(saved.base_model_name_or_path, dataclasses.replace(config, lora=lora), talker=talker)
         if config.device != "meta":
             load_weights(path, policy)
     else:
         content = read_config(path)
+        if talker or "Talker" in str(content.get("architectures")):
+            from audiorl.models.families import talker as talkers
+
+            policy = talkers.load(path, content, config)
+            if codec is not None:
+                policy.set_codec(codec)
+            return policy
         layout = None
         if LAYOUT_KEY in content:
             try:

@@ -6,30 +6,30 @@ For text and audio the three rows of M-RoPE positions are equal, so plain positi
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.resources import as_file, files
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar
 
+import numpy as np
 import torch
 import transformers
 from safetensors.torch import load_file
 from torch import Tensor, nn
-from transformers import (
-    PreTrainedModel,
-    Qwen2_5OmniThinkerConfig,
-    Qwen2_5OmniThinkerForConditionalGeneration,
-    Qwen3OmniMoeThinkerForConditionalGeneration,
-)
+from transformers import PreTrainedModel, Qwen2_5OmniThinkerConfig, Qwen2_5OmniThinkerForConditionalGeneration
+from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniVisionEncoder
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil, smart_resize
 from transformers.models.qwen3_omni_moe import modeling_qwen3_omni_moe as qwen3_omni
 
 from audiorl.audio import AudioClip
 from audiorl.config import ModelConfig
-from audiorl.models.audio_encoder import check_min_frames
 from audiorl.models.backbone import Backbone
+from audiorl.models.families.generic import AudioLLM, left_out
+from audiorl.models.features import HOP, Features
 from audiorl.models.policy import AudioPolicy
-from audiorl.models.prompts import DEFAULT_SYSTEM, chatml, chatml_template
+from audiorl.models.prompts import chatml_template
 from audiorl.models.speech import CODEC_KEY, LAYOUT_KEY, FrameLayout, branch_builder
 from audiorl.models.tiny import SPECIAL, seeded, tiny_decoder_sizes, tiny_extractor, tiny_tokenizer
 from audiorl.models.weights import (
@@ -43,43 +43,44 @@ from audiorl.models.weights import (
     silent_transformers,
     vision_tensors,
 )
-from audiorl.types import Message
 
 _MOVED = re.compile(r"^model\.(?:(audio_tower\.|visual\.)|language_model\.)")
 """Since transformers 5.21 a thinker's encoders and decoder lie in its `model`; checkpoints keep the names of before."""
 
 
-class QwenOmni(Backbone):
-    """Backbone of the Omni thinkers: 25 audio tokens a second of Qwen2.5-Omni, 12.5 of Qwen3-Omni."""
+class QwenOmni(AudioLLM):
+    """Qwen2.5-Omni: 25 audio tokens a second."""
 
-    def __init__(self, generation: Literal["qwen2.5", "qwen3"] = "qwen2.5"):
-        self.generation = generation
-        image = {"image_processor_type": "Qwen2VLImageProcessor"}
-        if generation == "qwen3":
-            self.audio_token, self.bos, self.eos = "<|audio_pad|>", "<|audio_start|>", "<|audio_end|>"
-            self.default_system, processor = None, "Qwen3OmniMoeProcessor"
-        else:
-            self.audio_token, self.bos, self.eos = "<|AUDIO|>", "<|audio_bos|>", "<|audio_eos|>"
-            self.default_system, processor = DEFAULT_SYSTEM, "Qwen2_5OmniProcessor"
-        self.processor_files = {
-            "preprocessor_config.json": {"processor_class": processor, **image},
-            "video_preprocessor_config.json": {"video_processor_type": "Qwen2VLVideoProcessor"},
-        }
+    audio_token: str = "<|AUDIO|>"
+    image_token = "<|IMAGE|>"
+    mrope = True
+    ends: ClassVar[tuple[str, str]] = "<|audio_bos|>", "<|audio_eos|>"
+    """What stands before and after a clip."""
+    template = chatml_template("<|audio_bos|><|AUDIO|><|audio_eos|>", image="<|vision_bos|><|IMAGE|><|vision_eos|>")
+    has_processor = False
+    projector_at: ClassVar[tuple[str, ...]] = ("proj",)
+    """In the audio encoder."""
+    whole = "Qwen2_5Omni"
+    """What transformers' classes of the whole model begin with."""
 
-    def chat(self, messages: Sequence[Message]) -> list[str | AudioClip]:
-        return chatml(messages, lambda clip, _: [self.bos, clip, self.eos], self.default_system)
+    @classmethod
+    def thinker_class(cls) -> type[PreTrainedModel]:
+        model_class: type[PreTrainedModel] = getattr(transformers, f"{cls.whole}ThinkerForConditionalGeneration")
+        return model_class
+
+    @property
+    def processor_files(self) -> Mapping[str, Mapping[str, Any]]:  # type: ignore[override]
+        names = {"processor_class": f"{self.whole}Processor", "image_processor_type": "Qwen2VLImageProcessor"}
+        video = {"video_processor_type": "Qwen2VLVideoProcessor"}
+        return {"preprocessor_config.json": names, "video_preprocessor_config.json": video}
 
     def chunk(self, clip: AudioClip) -> list[str | AudioClip]:
-        return [self.bos, clip, self.eos]
-
-    def chat_template(self) -> str | None:
-        return chatml_template(f"{self.bos}{self.audio_token}{self.eos}", self.default_system)
+        return [self.ends[0], clip, self.ends[1]]
 
     def save_model(self, model: PreTrainedModel, folder: str, source: ModelSource) -> None:
         """Write a whole Omni model with this thinker and no talker: vLLM reads the thinker from such a config only."""
-        kind = "Qwen3OmniMoe" if self.generation == "qwen3" else "Qwen2_5Omni"
-        config_class = getattr(transformers, f"{kind}Config")
-        model_class = getattr(transformers, f"{kind}ForConditionalGeneration")
+        config_class = getattr(transformers, f"{self.whole}Config")
+        model_class = getattr(transformers, f"{self.whole}ForConditionalGeneration")
         config = source.config
         thinker = model.config.to_dict()
         embedding = self.decoder(model).embed_tokens.weight
@@ -109,52 +110,85 @@ class QwenOmni(Backbone):
         return model.audio_tower if hasattr(model, "audio_tower") else model.model.audio_tower
 
     def projector(self, model: Any) -> Sequence[nn.Module]:
+        return [getattr(self.audio_encoder(model), name) for name in self.projector_at]
+
+    def features(self, model: Any, extractor: Any, wavs: Sequence[np.ndarray], device: torch.device) -> list[Features]:
+        return Backbone.features(self, model, extractor, wavs, device)
+
+    def tokens(self, model: Any, samples: int) -> int:
+        return int(self._lengths(model, torch.tensor([-(-samples // HOP)]))[1][0])
+
+    def _lengths(self, model: Any, frames: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the frames after the convolutions, and the audio tokens."""
+        lengths: tuple[Tensor, Tensor] = self.audio_encoder(model)._get_feat_extract_output_lengths(frames)
+        return lengths
+
+    def encode_audio(self, model: Any, features: Sequence[Features]) -> list[Tensor]:
         encoder = self.audio_encoder(model)
-        return [encoder.proj1, encoder.proj2] if self.generation == "qwen3" else [encoder.proj]
+        mels = [f["input_features"][0] for f in features]
+        frames = torch.tensor([mel.shape[1] for mel in mels]).to(mels[0].device)
+        after_conv, tokens = self._lengths(model, frames)
+        reads_both = "aftercnn_lens" in inspect.signature(encoder.forward).parameters
+        with left_out(self.projector(model)):
+            arguments = {"aftercnn_lens": after_conv} if reads_both else {}
+            rows = encoder(torch.cat(mels, dim=1), feature_lens=frames, **arguments).last_hidden_state
+        return list(rows.split(tokens.tolist()))
 
-    def project(self, model: Any, encoder_output: Tensor) -> Tensor:
-        encoder = self.audio_encoder(model)
-        if self.generation == "qwen3":
-            return encoder.proj2(encoder.act(encoder.proj1(encoder_output)))
-        return encoder.proj(encoder_output)
+    def vision_tower(self, config: Any) -> nn.Module:
+        return Qwen2_5OmniVisionEncoder._from_config(config.vision_config)
 
-    def tokens(self, model: Any, frames: int) -> int:
-        return int(self._tokens(model, torch.tensor([frames]))[0])
+    def picture_processor(self, config: Any) -> tuple[type[Any], Mapping[str, Any]]:
+        eyes = config.vision_config
+        sizes = dict(patch_size=eyes.patch_size, temporal_patch_size=eyes.temporal_patch_size)
+        return Qwen2VLImageProcessorPil, sizes | {"merge_size": eyes.spatial_merge_size}
 
-    def _tokens(self, model: Any, lengths: Tensor) -> list[int]:
-        encoder = self.audio_encoder(model)
-        if self.generation == "qwen3":
-            return qwen3_omni._get_feat_extract_output_lengths(lengths, encoder.n_window).tolist()
-        return encoder._get_feat_extract_output_lengths(lengths)[1].tolist()
+    def picture_grid(self, processor: Any, width: int, height: int) -> tuple[int, int]:
+        side, size = processor.patch_size * processor.merge_size, processor.size
+        rows, columns = smart_resize(height, width, side, size["shortest_edge"], size["longest_edge"])
+        return rows // side, columns // side
 
-    def encode_audio(self, model: Any, mels: Sequence[Tensor]) -> list[Tensor]:
-        for mel in mels:
-            check_min_frames(mel.shape[1])
-        encoder = self.audio_encoder(model)
-        features = torch.cat(list(mels), dim=1)  # clips side by side
-        lengths = torch.tensor([mel.shape[1] for mel in mels]).to(features.device)
-        arguments = {}
-        if self.generation != "qwen3":
-            arguments["aftercnn_lens"] = encoder._get_feat_extract_output_lengths(lengths)[0]
-        outputs: list[Tensor] = []
-        # The audio encoder has no call that stops before its projector: take what enters that.
-        hook = self.projector(model)[0].register_forward_pre_hook(lambda _, args: outputs.append(args[0]))
-        try:
-            encoder(features, feature_lens=lengths, **arguments)
-        finally:
-            hook.remove()
-        return list(outputs[0].split(self._tokens(model, lengths)))
+    def encode_picture(self, model: Any, processed: Mapping[str, Tensor]) -> Sequence[Tensor]:
+        out = model(processed["pixel_values"], grid_thw=processed["image_grid_thw"])
+        return [out.pooler_output, *(getattr(out, "deepstack_features", None) or ())]
 
 
-def load(
-    path: str | Path, config: ModelConfig, kind: Literal["qwen2.5", "qwen3"], speech: FrameLayout | None = None
-) -> AudioPolicy:
-    """Load a thinker from a checkpoint of the whole model or of the thinker alone, local or by hub id."""
-    model_class: type[PreTrainedModel] = (
-        Qwen3OmniMoeThinkerForConditionalGeneration if kind == "qwen3" else Qwen2_5OmniThinkerForConditionalGeneration
+class Qwen3Omni(QwenOmni):
+    """Qwen3-Omni: 12.5 audio tokens a second, and no system message where none is given."""
+
+    audio_token = "<|audio_pad|>"
+    image_token = "<|image_pad|>"
+    ends = "<|audio_start|>", "<|audio_end|>"
+    template = chatml_template(
+        "<|audio_start|><|audio_pad|><|audio_end|>", None, image="<|vision_start|><|image_pad|><|vision_end|>"
     )
-    backbone = QwenOmni(kind)
-    copied = vision_tensors(path)
+    projector_at = ("proj1", "act", "proj2")
+    whole = "Qwen3OmniMoe"
+
+    def _lengths(self, model: Any, frames: Tensor) -> tuple[Tensor, Tensor]:
+        tokens = qwen3_omni._get_feat_extract_output_lengths(frames, self.audio_encoder(model).n_window)
+        return tokens, tokens
+
+    def vision_tower(self, config: Any) -> nn.Module:
+        return qwen3_omni.Qwen3OmniMoeVisionEncoder._from_config(config.vision_config)
+
+
+def family_of(kind: str) -> type[QwenOmni] | None:
+    """Return the class of a `model_type`, of the whole model or its thinker; None for one of another family."""
+    for name, family in (("qwen2_5_omni", QwenOmni), ("qwen3_omni_moe", Qwen3Omni)):
+        if kind in (name, f"{name}_thinker"):
+            return family
+    return None
+
+
+def load(path: str | Path, config: ModelConfig, kind: str, speech: FrameLayout | None = None) -> AudioPolicy:
+    """Load a thinker from a checkpoint of the whole model or of the thinker alone, local or by hub id.
+
+    kind: a model_type, of Qwen3-Omni one that begins with qwen3.
+    """
+    family = Qwen3Omni if kind.startswith("qwen3") else QwenOmni
+    with silent_transformers():
+        tokenizer, extractor = load_frontend(path)
+    backbone, copied = family(kind, tokenizer), vision_tensors(path)
     add_speech = branch_builder(backbone, speech)
 
     def build(model: Any) -> None:
@@ -170,8 +204,7 @@ def load(
                 )
 
     with silent_transformers():
-        model = load_model(model_class, path, config, build, ignored=IN_CHECKPOINT if copied else None)
-        tokenizer, extractor = load_frontend(path)
+        model = load_model(family.thinker_class(), path, config, build, ignored=IN_CHECKPOINT if copied else None)
     policy = AudioPolicy(model, tokenizer, extractor, backbone, config, speech)
     if copied:
         policy.source = ModelSource(copied=copied)
@@ -241,10 +274,10 @@ def tiny(
         ids,
         ids["user"],
     )
-    model = seeded(Qwen2_5OmniThinkerForConditionalGeneration, thinker, seed)
+    model, backbone = seeded(Qwen2_5OmniThinkerForConditionalGeneration, thinker, seed), QwenOmni("tiny", tokenizer)
     if whisper:
-        load_whisper_encoder(QwenOmni().audio_encoder(model))
-    return AudioPolicy(model, tokenizer, tiny_extractor(), QwenOmni(), config)
+        load_whisper_encoder(backbone.audio_encoder(model))
+    return AudioPolicy(model, tokenizer, tiny_extractor(), backbone, config)
 
 
 def load_whisper_encoder(audio_encoder: nn.Module) -> None:

@@ -16,6 +16,7 @@ from audiorl.models.prompts import chatml, chatml_template
 from audiorl.models.speech import FrameLayout, branch_builder
 from audiorl.models.tiny import seeded, tiny_decoder_sizes, tiny_tokenizer
 from audiorl.models.weights import load_model, load_tokenizer
+from audiorl.pictures import Picture
 from audiorl.types import Message
 
 MODELS: dict[str, Any] = {"llama": LlamaForCausalLM, "qwen2": Qwen2ForCausalLM, "qwen3": Qwen3ForCausalLM}
@@ -28,11 +29,11 @@ class TextDecoder(Backbone):
     def __init__(self, tokenizer: PreTrainedTokenizerBase):
         self.tokenizer = tokenizer
 
-    def chat(self, messages: Sequence[Message]) -> list[str | AudioClip]:
+    def chat(self, messages: Sequence[Message]) -> Sequence[str | AudioClip | Picture]:
         if any(isinstance(c, AudioClip) for m in messages for c in m.content):
             raise ValueError("a text decoder reads no audio; load a speech model, or drop the clips")
         if not getattr(self.tokenizer, "chat_template", None):
-            return chatml(messages, lambda clip, _: [clip], default_system=None)
+            return chatml(messages, default_system=None)
         turns = [{"role": m.role, "content": "".join(str(c) for c in m.content)} for m in messages]
         return [str(self.tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True))]
 

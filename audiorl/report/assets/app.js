@@ -1,11 +1,12 @@
 // The frame of the page: runs, routes, events. Each page is a function in pages.js that fills <main>.
 import { curves } from "./curves.js";
+import { edits } from "./edits.js";
 import { evaluations, label, rollout, rollouts } from "./pages.js";
 import { prepare } from "./players.js";
 
 export const app = { state: null, hidden: new Set(JSON.parse(sessionStorage.hidden || "[]")), page: null };
 export const main = document.querySelector("main");
-const pages = { curves, rollouts, rollout, evaluations, label };
+const pages = { curves, rollouts, rollout, evaluations, label, edits };
 
 export const element = (tag, attributes = {}, ...children) => {
   const node = document.createElement(tag);
@@ -81,6 +82,7 @@ const receive = (state) => {
   const first = !app.state;
   app.state = state;
   document.querySelector("#to-label").hidden = !state.label;
+  document.querySelector("#to-edits").hidden = !state.runs.some((run) => run.edits);
   const box = document.querySelector(".problems");
   box.hidden = !state.problems.length;
   box.replaceChildren(...state.problems.slice(0, 5).map((text) => element("p", {}, text)));

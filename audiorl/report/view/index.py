@@ -104,6 +104,11 @@ class FollowedRun:
     def recipe(self) -> str:
         return Path(str(self._json("config.json").get("recipe") or "")).stem
 
+    @property
+    def is_flow(self) -> bool:
+        """True if the run has a checkpoint of a flow, which makes sound."""
+        return self.recipe.startswith("sound_") and any(self.path.glob("checkpoints/*/*/config.json"))
+
     def phase(self, step: int) -> str:
         """Return the phase that recorded rollouts/step_N: the last one that began before it."""
         offsets = self._json("state.json").get("rollout_offsets")

@@ -1,4 +1,4 @@
-"""The server of `audiorl view`: this machine only, with a token, reading only except for labels.
+"""The server of `audiorl view`: this machine only, with a token. It writes labels, and sounds to a temporary folder.
 
 The printed address holds the token; the first request with it gets a cookie, which all others need. Requests for any
 host name but this machine's are refused, so that no other site can reach the server through a name of its own.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import re
 import secrets
 import socket
 import sqlite3
@@ -17,29 +18,38 @@ import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import uvicorn
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import FileResponse, HTMLResponse, RedirectResponse, StreamingResponse
+from msgspec import Struct
 from starlette.requests import ClientDisconnect
 
 from audiorl import __version__
-from audiorl.audio import AudioError
+from audiorl.audio import AudioClip, AudioError, seconds, write_wav
+from audiorl.data.schema import check as check_body
 from audiorl.report.charts import is_control, metric_names, offsets, with_evaluations
 from audiorl.report.kit import ASSETS
+from audiorl.report.run import checked_rows
 from audiorl.report.summary import seed_folders
 from audiorl.report.view import fragments
 from audiorl.report.view.index import NUMBERS, ORDERS, TEXTS, FollowedRun, RolloutIndex, RolloutPlace, names_of
 from audiorl.report.view.labels import LabelFile, LabelQuestion, Mode, next_question
-from audiorl.report.view.sound import Sound
+from audiorl.report.view.sound import FRAMES, Sound
 
 HOST = "127.0.0.1"
 NAMES_OF_HOST = ("127.0.0.1", "localhost")
+Edit = Callable[[Path, AudioClip, Sequence[str], str, str], AudioClip]
+"""Changes a sound by the flow of a run folder: (run, sound, regions, instruction, thought) -> sound with samples."""
 POLL_SECONDS = 0.7
 MOST_BYTES = 2**16
 """Of a request's body: a label is short."""
+MOST_SOUND = 2**26
+"""Bytes of a sound that is sent to be edited."""
+MOST_SOUNDS = 100
 _HEADERS = {
     "Content-Security-Policy": "default-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; "
     "frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
@@ -57,9 +67,13 @@ class RunsView:
     index: RolloutIndex
     labels: LabelFile | None = None
     sound: Sound = field(default_factory=Sound)
+    edit: Edit | None = None
     version: int = 0
     """Grows whenever something new was read."""
     stop: threading.Event = field(default_factory=threading.Event)
+    editing: threading.Lock = field(default_factory=threading.Lock)
+    made: tempfile.TemporaryDirectory[str] = field(default_factory=partial(tempfile.TemporaryDirectory, "audiorl-view"))
+    """Sounds that were sent or made here; it goes with the view."""
 
     def poll(self) -> None:
         """Read what the runs have written since the last call."""
@@ -86,6 +100,7 @@ class RunsView:
                     **{"name": run.name, "path": str(run.path), "recipe": run.recipe, "live": run.is_live},
                     **{"deleted": not run.path.is_dir(), "epoch": run.metrics.epoch, "lines": len(run.metrics.rows)},
                     **{"rollouts": self.index.count(number), "evaluations": run.evaluations()},
+                    "edits": self.edit is not None and run.is_flow,
                 }
                 for number, run in enumerate(self.runs)
             ],
@@ -101,15 +116,19 @@ class RunsView:
 
 
 def open_view(
-    folders: Sequence[Path], labels: Path | None = None, mode: Mode = "pairs", file: str | Path = ":memory:"
+    folders: Sequence[Path],
+    labels: Path | None = None,
+    mode: Mode = "pairs",
+    file: str | Path = ":memory:",
+    edit: Edit | None = None,
 ) -> RunsView:
-    """Open run folders, and all of folders of seeds. `file`: of RolloutIndex.
+    """Open run folders, and all of folders of seeds. `file`: of RolloutIndex; without `edit` no sounds are edited.
 
     Raises ValueError for a folder that is none, and for a bad file of labels.
     """
     paths = [path for folder in folders for path in seed_folders(folder) or [folder]]
     runs = [FollowedRun(path, name) for path, name in zip(paths, names_of(paths), strict=True)]
-    return RunsView(runs, RolloutIndex(runs, file), None if labels is None else LabelFile(labels, mode))
+    return RunsView(runs, RolloutIndex(runs, file), None if labels is None else LabelFile(labels, mode), edit=edit)
 
 
 def make_app(view: RunsView, token: str, cookie: str = "audiorl_view") -> FastAPI:
@@ -219,6 +238,10 @@ def make_app(view: RunsView, token: str, cookie: str = "audiorl_view") -> FastAP
     def spectrogram(key: str) -> Response:
         return Response(view.sound.spectrogram(key), media_type="image/png", headers={"Cache-Control": "private"})
 
+    @app.get("/frames/{key}")
+    def frames(key: str) -> Response:
+        return Response(view.sound.frames(key), media_type="image/png", headers={"Cache-Control": "private"})
+
     @app.get("/question")
     def question() -> Any:
         if view.labels is None:
@@ -236,19 +259,81 @@ def make_app(view: RunsView, token: str, cookie: str = "audiorl_view") -> FastAP
     async def label(request: Request) -> Any:
         if view.labels is None:
             raise LookupError("start the view with --labels FILE to label")
-        content = bytearray()
-        async for chunk in request.stream():
-            content += chunk
-            if len(content) > MOST_BYTES:
-                raise ValueError(f"a label has at most {MOST_BYTES} bytes")
-        body = json.loads(content)
+        body = json.loads(await _body(request, MOST_BYTES))
         if not isinstance(body, dict) or not isinstance(body.get("id"), str) or body["id"] not in questions:
             raise ValueError("this question is not open any more; ask for the next one")
         await asyncio.to_thread(view.labels.add, questions[body["id"]], str(body.get("verdict")), view.index)
         questions.pop(body["id"], None)
         return {"count": view.labels.count}
 
+    def named(path: Path) -> dict[str, Any]:
+        clip = AudioClip(path=str(path))
+        return {"source": view.sound.link(clip), "name": path.name, "seconds": seconds(clip)}
+
+    @app.get("/sounds/{number}")
+    def sounds(number: int) -> Any:
+        """Return the sounds that a run has made of held-out rows, those of the last evaluation first; of a scene with a
+        video its frames and events, by which objects in it are found."""
+        run = find_run(number)
+        found: list[dict[str, Any]] = []
+        for name in reversed(run.evaluations()):
+            rows = checked_rows(run.path / f"eval/{name}.jsonl")
+            scenes = {(row.get("spoken_audio") or {}).get("path"): row.get("scene") for row in rows}
+            for file in sorted(run.path.glob(f"eval/{name}/*.wav"))[: MOST_SOUNDS - len(found)]:
+                sound = {**named(file), "name": f"{name}/{file.name}"}
+                scene = scenes.get(str(file.relative_to(run.path)))
+                if scene is not None:
+                    film = view.sound.film(Path(scene["video"]))
+                    sound |= {"film": film, "shown": FRAMES, "events": scene["events"]}
+                found.append(sound)
+        return found
+
+    @app.post("/sounds")
+    async def add_sound(request: Request, name: str) -> Any:
+        content = await _body(request, MOST_SOUND)
+        suffix = re.sub(r"[^.\w]", "", Path(name).suffix)[:8]
+        path = Path(view.made.name) / f"{secrets.token_hex(8)}{suffix}"
+        path.write_bytes(content)
+        return {**named(path), "name": name}
+
+    @app.post("/edits")
+    async def make_edit(request: Request) -> Any:
+        if view.edit is None:
+            raise LookupError("this view edits no sounds")
+        body = check_body(json.loads(await _body(request, MOST_BYTES)), EditRequest)
+        run, clip = find_run(body.run), view.sound.clip(body.source.removeprefix("audio/"))
+
+        def make() -> AudioClip:
+            assert view.edit is not None
+            with view.editing:
+                return view.edit(run.path, clip, body.regions, body.text.strip(), body.thought.strip())
+
+        sound = await asyncio.to_thread(make)
+        assert sound.array is not None and sound.sample_rate is not None
+        path = Path(view.made.name) / f"{secrets.token_hex(8)}.wav"
+        write_wav(path, sound.array, sound.sample_rate, "FLOAT")
+        return {**named(path), "name": body.text or body.thought}
+
     return app
+
+
+class EditRequest(Struct):
+    """What the page of edits asks for."""
+
+    run: int
+    source: str
+    regions: list[str] = []
+    text: str = ""
+    thought: str = ""
+
+
+async def _body(request: Request, most: int) -> bytes:
+    content = bytearray()
+    async for chunk in request.stream():
+        content += chunk
+        if len(content) > most:
+            raise ValueError(f"the request has more than {most} bytes")
+    return bytes(content)
 
 
 def _refusal(request: Request, token: str, cookie: str) -> Response | None:
@@ -293,12 +378,12 @@ def _part(content: bytes, mime: str, byte_range: str) -> Response:
     return Response(content[int(start) : last + 1], 206, headers, mime)
 
 
-def serve(folders: Sequence[Path], port: int, labels: Path | None, mode: Mode) -> None:
+def serve(folders: Sequence[Path], port: int, labels: Path | None, mode: Mode, edit: Edit | None = None) -> None:
     """Print the address and serve until interrupted. ValueError or OSError for what is wrong with the options."""
     if not 0 <= port < 2**16:
         raise ValueError(f"view: --port {port}: not a port; give 0 (any free one) to 65535")
     with tempfile.TemporaryDirectory(prefix="audiorl-view-") as folder:
-        view = open_view(folders, labels, mode, Path(folder) / "index.sqlite")
+        view = open_view(folders, labels, mode, Path(folder) / "index.sqlite", edit)
         listener = socket.socket()
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

@@ -17,6 +17,8 @@ from audiorl.audio import AudioClip
 from audiorl.report.audio import EVERYTHING, RATE, Players, playable
 
 _WINDOW, _COLUMNS, _RANGE_DB = 512, 900, 80.0
+FRAMES = 12
+"""Frames of a video that are shown."""
 _MAX_FILE = 8_000_000
 """Bytes of a file that is sent as it is; larger ones are encoded as Opus."""
 
@@ -27,6 +29,7 @@ class Sound:
     def __init__(self) -> None:
         self._clips: dict[str, AudioClip] = {}
         self._keys: dict[str, str] = {}
+        self._videos: dict[str, Path] = {}
         self.content = lru_cache(maxsize=32)(self._content)
         self.spectrogram = lru_cache(maxsize=128)(self._spectrogram)
 
@@ -34,10 +37,41 @@ class Sound:
         """Return what makes players for the records of a run."""
         return Players(run_folder, allowed=EVERYTHING, link=self.link)
 
+    def clip(self, key: str) -> AudioClip:
+        """Return the clip of a key. Raises LookupError for an unknown one."""
+        return self._clips[key]
+
     def link(self, clip: AudioClip) -> str:
         key = self._keys.setdefault(clip.key, secrets.token_urlsafe(12))
         self._clips[key] = clip
         return f"audio/{key}"
+
+    def film(self, video: Path) -> str:
+        """Return the address of `frames`."""
+        key = self._keys.setdefault(str(video), secrets.token_urlsafe(12))
+        self._videos[key] = video
+        return f"frames/{key}"
+
+    def frames(self, key: str) -> bytes:
+        """Draw a PNG of `FRAMES` frames of a video, one beside the other. KeyError for an unknown key, ValueError or
+        OSError where the file holds no grey pictures [frames, height, width]."""
+        from matplotlib.image import imsave
+
+        video = np.load(self._videos[key], mmap_mode="r", allow_pickle=False)
+        if video.ndim != 3 or video.dtype != np.uint8 or not video.size:
+            raise ValueError(f"{self._videos[key].name}: no pictures [frames, height, width]")
+        shown = video[((np.arange(FRAMES) + 0.5) * len(video) / FRAMES).astype(int)]
+        scale = max(1, 96 // video.shape[1])
+        buffer = io.BytesIO()
+        imsave(
+            buffer,
+            np.concatenate(shown, 1).repeat(scale, 0).repeat(scale, 1),
+            vmin=0,
+            vmax=255,
+            cmap="gray",
+            format="png",
+        )
+        return buffer.getvalue()
 
     def _content(self, key: str) -> tuple[str, bytes]:
         """(MIME type, file). KeyError for an unknown key, AudioError or OSError when it cannot be read."""

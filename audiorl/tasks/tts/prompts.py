@@ -57,11 +57,16 @@ def utterance_sample(utterance: TextToSay, tag: bool = False) -> Sample:
         about |= {"reference_seconds": seconds(u.recording), "reference_audio": u.recording}
     voice = None
     if u.prompt is not None:
-        letters, of_prompt = (sum(map(str.isalnum, text)) for text in (u.text, u.prompt_text))
-        about.setdefault("reference_seconds", seconds(u.prompt) * letters / max(of_prompt, 1))
+        about.setdefault("reference_seconds", expected_seconds(u.text, u.prompt_text, u.prompt))
         about["reference_audio"] = u.prompt
         voice = (u.prompt_text, u.prompt)
     return speech_sample(u.name, u.text, speaker=u.speaker if tag else "", voice=voice, metadata=about)
+
+
+def expected_seconds(text: str, prompt_text: str, prompt: AudioClip) -> float:
+    """Return how long a text lasts where letters and digits take as long as in a recording."""
+    letters, of_prompt = (sum(map(str.isalnum, said)) for said in (text, prompt_text))
+    return seconds(prompt) * letters / max(of_prompt, 1)
 
 
 def utterance_example(utterance: TextToSay, tag: bool = False) -> Example:

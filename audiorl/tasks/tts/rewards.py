@@ -11,8 +11,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
+
 from audiorl.audio import AudioClip
-from audiorl.eval.metrics.speech import clipped_share, cosine, duration_ratio, silent_share
+from audiorl.eval.metrics.speech import (
+    SI_SDR_RANGE,
+    clipped_share,
+    cosine,
+    duration_ratio,
+    si_sdr,
+    silent_share,
+)
 from audiorl.eval.metrics.text import Normalizer, char_errors, normalize, word_errors
 from audiorl.protocols import Reward, SpeechDecoder
 from audiorl.rewards import Gated, Term, WeightedSum
@@ -20,6 +29,7 @@ from audiorl.rewards.answers import final_text, language_of
 from audiorl.rewards.asr import fewest_errors
 from audiorl.rewards.combine import check_options
 from audiorl.speech_models import load_quality_model, load_recogniser, load_speaker_encoder
+from audiorl.speech_models.protocol import Waveform
 from audiorl.tasks.tts.listening import SpeechModels
 from audiorl.tasks.tts.prosody import ProsodyRange, own_recording, prosody_norm
 from audiorl.types import Rollout, Sample, Score
@@ -219,6 +229,32 @@ class Finished:
         ended = [all(s.stop_reason != "length" for s in r.segments) for r in rollouts]
         heard = self.models.have_speech(rollouts)
         return [Score(float(e and h)) for e, h in zip(ended, heard, strict=True)]
+
+
+@dataclass(frozen=True)
+class SignalToDistortion:
+    """The share of a rollout's power that is the recording `audio` of its sample, 1 / (1 + 10^(-SI-SDR / 10)).
+
+    For speech that is to be a recording sample by sample, such as enhanced speech; 0.5 is an SI-SDR of 0 dB. `parts`
+    hold it in dB, as `signal_to_distortion` gives it.
+    """
+
+    speech_decoder: SpeechDecoder
+
+    def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
+        rate, waves = self.speech_decoder.sample_rate, self.speech_decoder.waveforms(rollouts)
+        heard = [np.zeros(0, np.float32) if wav is None else wav for wav in waves]
+        clean = [rollout.sample.metadata["audio"] for rollout in rollouts]
+        values = [signal_to_distortion(*pair, rate) for pair in zip(clean, heard, strict=True)]
+        return [Score(1 / (1 + 10 ** (-value / 10)), {"si_sdr": value}) for value in values]
+
+
+def signal_to_distortion(clean: AudioClip, wav: Waveform, rate: int) -> float:
+    """Return the SI-SDR in dB of what both have; the least where a waveform [T] has nothing, or the recording."""
+    reference = clean.load(rate)
+    length = min(len(reference), len(wav))
+    value = si_sdr(reference[:length], wav[:length]) if length else SI_SDR_RANGE[0]
+    return SI_SDR_RANGE[0] if math.isnan(value) else value
 
 
 @dataclass(frozen=True)

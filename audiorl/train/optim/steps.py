@@ -15,7 +15,7 @@ from audiorl.config import OptimConfig, RLConfig, SamplingConfig
 from audiorl.config.checks import TOKENS, pass_tokens
 from audiorl.config.distributed import current
 from audiorl.distributed.local import World, free_bytes
-from audiorl.models import AudioPolicy
+from audiorl.models import AudioPolicy, FlowPolicy, TrainedPolicy
 from audiorl.models.attention import emulates_bfloat16
 from audiorl.models.layers import use_working_copies
 from audiorl.models.value import ValueModel
@@ -83,13 +83,17 @@ def checkpoint_what_does_not_fit(
     policy.layers_again = again
 
 
-def optimizer_for(model: AudioPolicy | ValueModel, config: OptimConfig, total_steps: int, world: World) -> Optimizer:
+def optimizer_for(model: TrainedPolicy | ValueModel, config: OptimConfig, total_steps: int, world: World) -> Optimizer:
     """Make what trains `model` in this process's runtime, after all copies of the model that are wanted."""
     runtime = current()
     if isinstance(model, AudioPolicy):
         advice = choose_precision(model, torch.cpu.get_capabilities())
         if advice and world.rank == 0:
             _log.warning(advice)
+    if isinstance(model, FlowPolicy):
+        if runtime.zero or runtime.fsdp:
+            raise ValueError("runtime.zero and runtime.fsdp: every process holds a whole flow; leave them out")
+        return Optimizer(model.trainable(), config, total_steps, world)
     if runtime.sharded:  # copies of whole weights would undo it, and shards change behind autograd's back
         use_working_copies((model.trunk if isinstance(model, ValueModel) else model).model, on=False)
     if runtime.fsdp:
@@ -106,13 +110,15 @@ def optimizer_for(model: AudioPolicy | ValueModel, config: OptimConfig, total_st
     return ZeroOptimizer(model, config, total_steps, world, runtime.zero, runtime.offload)
 
 
-def with_pass_tokens(config: C, policy: AudioPolicy, optim: OptimConfig, max_tokens: int = 512) -> C:
+def with_pass_tokens(config: C, policy: TrainedPolicy, optim: OptimConfig, max_tokens: int = 512) -> C:
     """Return the config with `micro_batch_tokens` as given, and where it is None what the policy's GPU holds.
 
     max_tokens: of an answer. On a CPU None stays.
     """
     if config.micro_batch_tokens is not None or policy.device.type != "cuda":
         return config
+    if isinstance(policy, FlowPolicy):
+        return replace(config, micro_batch_tokens=TOKENS)
     from audiorl.plan.memory import GIB, PlanOptions, largest_pass  # which import every family of models
     from audiorl.plan.models import count
 

@@ -27,7 +27,7 @@ from audiorl.algos.experience import Experience
 from audiorl.config import RLConfig
 from audiorl.data.schedule import batch_of_step
 from audiorl.data.sets import SET
-from audiorl.models import AudioPolicy
+from audiorl.models import AudioPolicy, TrainedPolicy
 from audiorl.protocols import Request, Reward, RolloutEngine
 from audiorl.rewards.combine import score_rollouts, scored_rollouts
 from audiorl.rewards.concurrency import EarlyScores, begins_early
@@ -273,7 +273,7 @@ def step_metrics(batch: RolloutBatch, step: int, config: RLConfig) -> dict[str, 
     scores = [r.score for r in rollouts if r.score]
     totals = np.array([s.total for s in scores])
     out = {"reward/mean": float(totals.mean()), "reward/std": float(totals.std())}
-    for name in scores[0].parts:
+    for name in dict.fromkeys(name for s in scores for name in s.parts):
         out[f"reward/{name}"] = _mean([s.parts[name] for s in scores if name in s.parts])
     groups: dict[str, list[Rollout]] = defaultdict(list)
     sets: dict[str, list[float]] = defaultdict(list)
@@ -313,7 +313,7 @@ def _mean(values: Sequence[Any]) -> float:
 # -- paused answers in the run folder ----------------------------------------------------------------------------------
 
 
-def check_can_pause(policy: AudioPolicy, samples: Sequence[Sample], config: RLConfig) -> None:
+def check_can_pause(policy: TrainedPolicy, samples: Sequence[Sample], config: RLConfig) -> None:
     """Raise ValueError where `partial_tokens` is set for anything but answers of text."""
     if config.generation.partial_tokens is None:
         return
@@ -357,12 +357,13 @@ def save_unfinished(checkpoints: Path, step: int, groups: Sequence[UnfinishedGro
 
 
 def load_unfinished(
-    checkpoints: Path, step: int, policy: AudioPolicy, samples: Sequence[Sample]
+    checkpoints: Path, step: int, policy: TrainedPolicy, samples: Sequence[Sample]
 ) -> list[UnfinishedGroup]:
     """Return the groups that `save_unfinished` wrote. Raises ValueError for a file or a sample that is missing."""
     path = _unfinished_file(checkpoints, step)
     if not path.is_file():
         raise ValueError(f"{path} is missing: it holds the answers that wait; start the run again")
+    assert isinstance(policy, AudioPolicy), "sounds are not paused"
     by_id = {s.id: s for s in samples}
     groups = []
     for line in path.read_text(encoding="utf-8").splitlines():

@@ -79,7 +79,7 @@ def shared_vocabulary(teacher: AudioPolicy, policy: AudioPolicy, name: str) -> i
             f"distill.teacher {name}: token {other} is {theirs.get(other)!r} there and {ours.get(other)!r} in the "
             "policy; distillation compares tokens, so the teacher needs the policy's tokenizer"
         )
-    rows = [len(_head(m)) for m in (teacher, policy)]
+    rows = [len(m.text_head) for m in (teacher, policy)]
     return rows[0] if rows[0] == rows[1] and len(theirs) == len(ours) else min(size, *rows)
 
 
@@ -96,7 +96,7 @@ class Teacher:
         self._config, self._temperature = config, temperature
         self.vocabulary = shared_vocabulary(self._runs_on, policy, config.distill.teacher)
         self._snapshots_head = model is policy and config.epochs * config.mini_batches > 1
-        self.weight = _head(self._runs_on)
+        self.weight, self.softcap = self._runs_on.text_head, self._runs_on.softcap
 
     @torch.no_grad()
     def outputs(self, experiences: Sequence[Experience]) -> list[TeacherOutput]:
@@ -105,8 +105,11 @@ class Teacher:
         Raises ValueError naming a response that is not text after a single prompt.
         """
         config, distill, model = self._config, self._config.distill, self._runs_on
-        if self._snapshots_head and _head(model).requires_grad:
-            self.weight = _head(model).detach().clone()
+        head = model.backbone.head(model.model)
+        if head.bias is not None:
+            self.weight = model.text_head  # a copy, which does not follow an update
+        elif self._snapshots_head and head.weight.requires_grad:
+            self.weight = head.weight.detach().clone()
         laid_out = self._laid_out(experiences)
         outputs: dict[int, TeacherOutput] = {}
         for indices in micro_batches(laid_out, pass_tokens(config), config.share_prompts):
@@ -120,7 +123,7 @@ class Teacher:
             elif distill.loss_kind is not None:
                 with model.autocast():
                     ids = top_ids(out.hidden, self.weight[: self.vocabulary], min(distill.top_k, self.vocabulary))
-                    logits = bucket_logits(out.hidden, self.weight, ids, self._temperature)
+                    logits = bucket_logits(out.hidden, self.weight, ids, self._temperature, softcap=model.softcap)
                 fields |= {"top_ids": ids, "top_logits": logits}
             by_member = {name: x.cpu().split(counts(members)) for name, x in fields.items()}
             for k, (i, e) in enumerate(zip(indices, members, strict=True)):
@@ -212,7 +215,7 @@ class Distillation:
         config, kind = self.config, self.config.loss_kind
         outputs = [e.teacher for e in experiences if e.teacher is not None]
         assert output.hidden is not None and kind is not None and len(outputs) == len(experiences)
-        device, weight = output.hidden.device, _head(self._policy)
+        device, weight, softcap = output.hidden.device, self._policy.text_head, self._policy.softcap
         used_N = torch.cat([self._used(t) for t in outputs]).to(device, non_blocking=True)
         hidden = output.hidden[used_N]
 
@@ -227,11 +230,13 @@ class Distillation:
                 size, teacher_weight = self._teacher.vocabulary, self._teacher.weight
                 if not config.top_k:
                     models = hidden, weight[:size], teacher_hidden, teacher_weight[:size]
-                    return used_N, fused_divergence(*models, kind, config.beta, self._temperature)
+                    caps = softcap, self._teacher.softcap
+                    return used_N, fused_divergence(*models, kind, config.beta, self._temperature, None, *caps)
                 ids = top_ids(hidden.detach(), weight[:size], min(config.top_k, size))
-                teacher_logits = bucket_logits(teacher_hidden, teacher_weight.detach(), ids, self._temperature)
+                of_teacher = teacher_hidden, teacher_weight.detach(), ids, self._temperature
+                teacher_logits = bucket_logits(*of_teacher, softcap=self._teacher.softcap)
             assert ids is not None and teacher_logits is not None
-            student = bucket_logits(hidden, weight, ids, self._temperature).log_softmax(-1)
+            student = bucket_logits(hidden, weight, ids, self._temperature, softcap=softcap).log_softmax(-1)
         return used_N, divergence(student, teacher_logits.log_softmax(-1), kind, config.beta)
 
     def _used(self, teacher: TeacherOutput) -> Tensor:
@@ -266,7 +271,3 @@ def log_ratio(e: Experience) -> Tensor:
     """log S - log T [N] of the sampled tokens; its mean estimates the reverse KL."""
     assert e.old_logprobs is not None and e.teacher is not None
     return e.old_logprobs[e.loss_mask] - e.teacher.logprobs
-
-
-def _head(model: AudioPolicy) -> Tensor:
-    return model.backbone.head(model.model).weight

@@ -15,13 +15,14 @@ from audiorl.config import ListeningConfig, RLConfig, SamplingConfig
 from audiorl.config.checks import pass_tokens
 from audiorl.data.views import views_of
 from audiorl.eval._listening import DEFAULT_VIEWS, audio_gains, gain_metrics, verdict
-from audiorl.models import AudioPolicy
+from audiorl.models import AudioPolicy, TrainedPolicy
 from audiorl.protocols import RolloutEngine, SpeechDecoder
 from audiorl.run.folder import Run
 from audiorl.run.progress import Progress
 from audiorl.run.saving import pull
 from audiorl.train.rl.processes import Workers
 from audiorl.train.rl.trainer import TrainOutput
+from audiorl.train.rl.workers import Sampling
 from audiorl.types import Rollout
 
 Evaluate = Callable[[], Mapping[str, float]]  # Returns held-out metrics of the policy as it is now
@@ -143,9 +144,9 @@ class HeldOut:
     policy. The last step is left to the evaluation after training."""
 
     evaluate: Evaluate
-    policy: AudioPolicy
+    policy: TrainedPolicy
     workers: Workers
-    sampling: SamplingConfig
+    sampling: Sampling
     progress: Progress
 
     def after_step(self, step: FinishedStep) -> Mapping[str, float]:
@@ -154,8 +155,10 @@ class HeldOut:
             return {}
         # The engines may answer where they write as long as the evaluation wants, and end where it does.
         sampling = self.sampling
-        alike = isinstance(evaluate, EvaluateByEngine) and evaluate.max_new_tokens == sampling.max_new_tokens
-        if isinstance(evaluate, EvaluateByEngine) and alike and not sampling.stop:
+        alike = False
+        if isinstance(evaluate, EvaluateByEngine) and isinstance(sampling, SamplingConfig):
+            alike = evaluate.max_new_tokens == sampling.max_new_tokens and not sampling.stop
+        if isinstance(evaluate, EvaluateByEngine) and alike:
             engine.sync(step.done)
             metrics = evaluate.by_engine(engine, AT_ONCE * engine.size, self.progress.note)
             engine.free_gpus()

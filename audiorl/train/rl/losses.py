@@ -7,13 +7,15 @@ codebooks where codec frames are among them.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 
 import torch
 from torch import Tensor
 
-from audiorl.algos.experience import PolicyOutput
+from audiorl.algos.experience import NoisySteps, PolicyOutput
 from audiorl.algos.experimental import clip_cov_loss, dppo_loss, gmpo_loss, kl_cov_loss, sapo_loss
+from audiorl.algos.flow import crpo_loss, guard_loss, nft_loss
 from audiorl.algos.losses import (
     Loss,
     LossInputs,
@@ -21,6 +23,7 @@ from audiorl.algos.losses import (
     gspo_loss,
     kl_estimate,
     ppo_clip_loss,
+    ratio_sums,
     reinforce_loss,
     tis_weights,
 )
@@ -40,6 +43,7 @@ LOSSES: dict[str, Callable[[LossInputs, RLConfig], Loss]] = {
     "dppo-kl": lambda x, c: dppo_loss(x, c.clip_low, c.clip_high, "kl", c.loss_options.ratio_cap),
     "clip-cov": lambda x, c: clip_cov_loss(x, c.clip_low, c.clip_high),
     "kl-cov": lambda x, c: kl_cov_loss(x, c.loss_options.cov_coef),
+    "raft": lambda x, c: reinforce_loss(replace(x, advantages=torch.ones_like(x.advantages))),
 }
 """`RLConfig.loss` by name."""
 
@@ -59,7 +63,7 @@ def policy_loss(
     weights = micro.loss_weights
     if config.tis_cap is not None:  # the engine's distribution is not the trainer's
         weights = weights * tis_weights(old_N, rollout_N, config.tis_cap)
-    loss, sums = _surrogate(micro, logprobs, old, weights, config)
+    loss, sums = _surrogate(micro, logprobs, old, weights, config, output.noisy_steps)
     metrics = {
         "policy/loss": loss.detach(),
         "policy/clip_frac": sums["clip_frac"],
@@ -69,7 +73,8 @@ def policy_loss(
         **micro.means("policy/entropy", output.entropy.detach()),
     }
     if micro.ref_logprobs is not None and config.kl.place == "loss":
-        kl = kl_estimate(logprobs, micro.ref_logprobs, config.kl.kind)
+        exact = None if output.noisy_steps is None else output.noisy_steps.kl
+        kl = kl_estimate(logprobs, micro.ref_logprobs, config.kl.kind) if exact is None else exact
         loss = loss + beta * (micro.loss_weights * sum_codebooks(kl)).sum()
         metrics |= micro.kl_means(kl.detach())
     if config.entropy_coef:
@@ -77,7 +82,9 @@ def policy_loss(
     return loss, metrics
 
 
-def _surrogate(micro: MicroBatch, logprobs: Tensor, old: Tensor, weights: Tensor, config: RLConfig) -> Loss:
+def _surrogate(
+    micro: MicroBatch, logprobs: Tensor, old: Tensor, weights: Tensor, config: RLConfig, steps: NoisySteps | None
+) -> Loss:
     """Return the policy gradient term from log-probs [N] or [N, Q] and weights [N]. Its metrics are means over tokens.
 
     With `frame_ratio` "code" every sampled code is an action with the advantage and the weight of its frame.
@@ -110,10 +117,32 @@ def _surrogate(micro: MicroBatch, logprobs: Tensor, old: Tensor, weights: Tensor
             micro.sequence[rows],
             micro.chosen[on_device],
         )
-    loss, sums = _loss_named(config.loss)(inputs, config)
+    if config.loss in ("guard", "nft", "crpo"):
+        assert steps is not None, "of flows alone"
+        loss, sums = _flow_loss(inputs, micro, steps, config)
+    else:
+        loss, sums = _loss_named(config.loss)(inputs, config)
     # The loss's sums carry its own weights: this makes means over the mini-batch's tokens of them.
     share = micro.mean_weights.sum() / inputs.weights.sum().clamp_min(torch.finfo(inputs.weights.dtype).tiny)
     return loss, {name: share * value for name, value in sums.items()}
+
+
+def _flow_loss(x: LossInputs, micro: MicroBatch, steps: NoisySteps, config: RLConfig) -> Loss:
+    options = config.loss_options
+    if config.loss == "guard":
+        return guard_loss(x, steps.drift, steps.std, steps.dt, config.clip_low, config.clip_high)
+    if config.loss == "nft":
+        velocities = (steps.means, steps.old_means, steps.after)
+        each = nft_loss(*velocities, steps.times, x.advantages, steps.lengths, options.nft_beta)
+    else:
+        assert micro.ref_logprobs is not None
+        # Best and worst sounds take turns, each pair at the same times and noises.
+        pairs = (-values.view(len(micro.experiences) // 2, 2, -1) for values in (x.logprobs, micro.ref_logprobs))
+        (chosen, rejected), (ref_chosen, ref_rejected) = (losses.unbind(1) for losses in pairs)
+        each = crpo_loss(chosen, rejected, ref_chosen, ref_rejected, options.crpo_beta)
+        each = torch.stack([each, each], 1).flatten()
+    sums = ratio_sums(x.log_ratio.detach(), torch.zeros_like(x.weights), x.weights)
+    return (x.weights * each).sum(), sums
 
 
 @cache

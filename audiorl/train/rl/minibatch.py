@@ -15,12 +15,14 @@ from torch.nn.functional import pad
 
 from audiorl.algos.experience import Experience, PackedBatch
 from audiorl.algos.experimental import clip_cov_tokens, covariances, kl_cov_tokens
+from audiorl.algos.flow import best_and_worst
 from audiorl.algos.losses import token_weights
 from audiorl.algos.packing import micro_batches, pack_experiences
 from audiorl.config import RLConfig
 from audiorl.config.checks import pass_tokens
+from audiorl.config.rl import GROUP_LOSSES
 from audiorl.distributed.local import World
-from audiorl.train.batches import counts, gather, repeat_each, sum_codebooks
+from audiorl.train.batches import counts, gather, group_packs, repeat_each, sum_codebooks
 
 STREAMS = ("rollout_logprobs", "old_logprobs", "ref_logprobs", "advantages", "values", "returns")
 """Fields of `Experience` that become flat tensors of the same name."""
@@ -105,7 +107,11 @@ class MiniBatch:
 
     def divide(self, tokens: int) -> None:
         """Make micro-batches of at most so many tokens."""
-        self._parts = micro_batches(self.experiences, tokens, self._config.share_prompts)
+        if self._config.loss == "crpo":  # best and worst stay together
+            pairs = [self.experiences[i : i + 2] for i in range(0, len(self.experiences), 2)]
+            self._parts = [[2 * pair + k for pair in part for k in (0, 1)] for part in group_packs(pairs, tokens)]
+        else:
+            self._parts = micro_batches(self.experiences, tokens, self._config.share_prompts)
 
     def __len__(self) -> int:
         """Return how many micro-batches there are."""
@@ -144,6 +150,15 @@ def mini_batches_of(
     for e, number in zip(batch.experiences, numbers, strict=True):
         members[number].append(e)
     return [MiniBatch(part, config, max_tokens, world, seed) for part in members]
+
+
+def trained_by(config: RLConfig, experiences: Sequence[Experience]) -> list[int]:
+    """Return the indices of the experiences that the loss is about: with raft of the best of each group, with crpo of
+    best and worst by turns, else of all."""
+    if config.loss not in GROUP_LOSSES:
+        return list(range(len(experiences)))
+    pairs = best_and_worst([e.score for e in experiences], [e.group_id for e in experiences])
+    return [i for pair in pairs for i in pair[: 2 if config.loss == "crpo" else 1]]
 
 
 def in_order(count: int, parts: int) -> list[int]:

@@ -30,7 +30,7 @@ from audiorl.distributed.local import Group, Groups, LocalGroup, World
 from audiorl.distributed.ray_group import RayGroup
 from audiorl.distributed.torchrun import local_device
 from audiorl.errors import RankError
-from audiorl.models import AudioPolicy
+from audiorl.models import FlowPolicy, TrainedPolicy
 from audiorl.models.policy import Reference
 from audiorl.protocols import Ended, Request
 from audiorl.run.folder import Run
@@ -43,6 +43,7 @@ from audiorl.train.rl.workers import (
     EngineWorker,
     ReferenceSource,
     ReferenceWorker,
+    Sampling,
     engine_lora,
     free_cached,
     make_actor,
@@ -110,7 +111,7 @@ class Workers:
         return TrainOutput(metrics, advantages, tokens, prepare_seconds=prepared)
 
     @contextmanager
-    def driver_on_cpu(self, policy: AudioPolicy) -> Iterator[None]:
+    def driver_on_cpu(self, policy: TrainedPolicy) -> Iterator[None]:
         """Keep the driver's model in CPU memory, unless the first trainer trains this object.
 
         On a node with GPUs the driver would otherwise hold a copy on one that a trainer was given.
@@ -119,13 +120,13 @@ class Workers:
             yield
 
     @contextmanager
-    def driver_on_gpu(self, policy: AudioPolicy) -> Iterator[None]:
+    def driver_on_gpu(self, policy: TrainedPolicy) -> Iterator[None]:
         """Inside `driver_on_cpu`: hold the model on the device of its config while the driver computes with it."""
         with self._moved(policy, local_device(policy.config.device)):
             yield
 
     @contextmanager
-    def _moved(self, policy: AudioPolicy, device: str) -> Iterator[None]:
+    def _moved(self, policy: TrainedPolicy, device: str) -> Iterator[None]:
         before = policy.device
         if self.trainers.shared or before.type == torch.device(device).type:
             yield
@@ -138,7 +139,7 @@ class Workers:
             policy.model.to(before)
             free_cached()
 
-    def finish(self, policy: AudioPolicy, run: Run, phase: str) -> dict[str, float]:
+    def finish(self, policy: TrainedPolicy, run: Run, phase: str) -> dict[str, float]:
         """After the last step save the moving average, if one is kept, and end all workers. Returns the results."""
         if self.config.ema_decay is not None:
             weights = {name: tensor.clone() for name, tensor in policy.weights().items()}
@@ -156,15 +157,15 @@ class Workers:
 def start_workers(
     run: Run,
     phase: str,
-    policy: AudioPolicy,
+    policy: TrainedPolicy,
     config: RLConfig,
     optim: OptimConfig,
-    sampling: SamplingConfig,
+    sampling: Sampling,
     reference: Reference | None,
 ) -> Workers:
     """Start the trainers of a phase, one on each rank, its engines, and separate references and critics, if any."""
 
-    def start() -> ModelFile[AudioPolicy]:
+    def start() -> ModelFile[Any]:
         return ModelFile.save(run, phase, "start", policy)
 
     def reference_source() -> ReferenceSource:
@@ -176,7 +177,7 @@ def start_workers(
         return make_actor, start(), config, optim, sampling, None if current().references else reference_source()
 
     def local_trainer(world: World) -> Actor:
-        if current().engine != "vllm" or current().engines:
+        if current().engine != "vllm" or current().engines or not isinstance(sampling, SamplingConfig):
             return Actor(policy, config, optim, sampling, reference, world)
         lora = engine_lora(start(), warn=True)
         vllm = make_vllm(start(), sampling)
@@ -185,6 +186,8 @@ def start_workers(
         return Actor(policy, config, optim, sampling, reference, world, vllm, lora)
 
     check_engine()
+    if isinstance(policy, FlowPolicy) and (current().engine == "vllm" or current().references):
+        raise ValueError("runtime.engine vllm and runtime.references: flows sample and hold their reference themselves")
     if current().references:
         check_separate_teacher(config.distill)
     if current().critics:
@@ -219,7 +222,7 @@ def split_groups(experiences: Sequence[Experience], ranks: int) -> list[list[int
     for i, e in enumerate(experiences):
         groups.setdefault(e.group_id, []).append(i)
     members = list(groups.values())
-    shares = balance([sum(len(experiences[i]) for i in group) for group in members], ranks)
+    shares = balance([sum(experiences[i].rows for i in group) for group in members], ranks)
     return [[i for g in share for i in members[g]] for share in shares]
 
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from audiorl.config import OptimConfig, RLConfig, SamplingConfig
+from audiorl.config import OptimConfig, RLConfig
 from audiorl.data.schedule import batch_of_step
-from audiorl.models import AudioPolicy
+from audiorl.models import AudioPolicy, TrainedPolicy
 from audiorl.models.examples import Example, experience
 from audiorl.models.policy import Reference
 from audiorl.protocols import Reward, SpeechDecoder
@@ -39,18 +39,19 @@ from audiorl.train.rl.hooks import (
 )
 from audiorl.train.rl.minibatch import TrainBatch
 from audiorl.train.rl.processes import Workers, start_workers
+from audiorl.train.rl.workers import Sampling
 from audiorl.types import Sample
 
 
 def train_rl(
-    policy: AudioPolicy,
+    policy: TrainedPolicy,
     samples: Sequence[Sample],
     reward: Reward,
     run: Run,
     *,
     config: RLConfig,
     optim: OptimConfig,
-    sampling: SamplingConfig,
+    sampling: Sampling,
     seed: int = 0,
     phase: str = "rl",
     evaluate: Evaluate | None = None,
@@ -87,6 +88,7 @@ def train_rl(
     ):
         hooks: list[Hook] = [EqualRewards(run, phase)] if config.advantage != "none" else []
         if config.listening.every:
+            assert isinstance(policy, AudioPolicy)
             hooks.append(ListeningCheck(policy, workers))
         if evaluate:
             hooks.append(HeldOut(evaluate, policy, workers, sampling, progress))
@@ -104,9 +106,8 @@ def train_rl(
             batch = step_batch(policy, rollouts, step, config, seed, workers, supervised, answers)
             engine.free_gpus()
             clock.lap("batch")
-            if (
-                policy.device.type == "cuda" and done < config.steps
-            ):  # of a driver that trains: files are read meanwhile
+            # Of a driver that trains files are read meanwhile.
+            if isinstance(policy, AudioPolicy) and policy.device.type == "cuda" and done < config.steps:
                 policy.audio.load_ahead(policy.clips_of(collector.prompts_of(done)))
             with collector.collect_ahead(done, run.asked_to_stop):
                 output = workers.step(batch)  # `Trainer.step`: advantages, then forward, loss, backward, optimizer step
@@ -141,7 +142,7 @@ def check_given(
 
 
 def step_batch(
-    policy: AudioPolicy,
+    policy: TrainedPolicy,
     rollouts: RolloutBatch,
     step: int,
     config: RLConfig,
@@ -153,6 +154,8 @@ def step_batch(
     """Return what the trainers learn in a step: scored rollouts, and this step's share of the given answers."""
     experiences = scored_experiences(rollouts, config)
     count = config.reference_prompts
+    if not isinstance(policy, AudioPolicy):  # which has neither a teacher nor supervised examples
+        return TrainBatch(workers.fill_in(experiences), record_tokens=is_recorded(step + 1, config))
     references = batch_of_step(answers, step, count, f"{seed}/answers") if count else []
     answered = [experience(policy, e) for e in references]
     if config.distill.coef:

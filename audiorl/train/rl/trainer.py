@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -23,7 +23,7 @@ from audiorl.algos.packing import micro_batches, pack_experiences
 from audiorl.config import OptimConfig, RLConfig
 from audiorl.config.checks import pass_tokens
 from audiorl.distributed.local import World, changes_worker, gpu_seconds, gpu_work
-from audiorl.models import AudioPolicy
+from audiorl.models import AudioPolicy, TrainedPolicy
 from audiorl.models.policy import Reference
 from audiorl.models.value import make_critic
 from audiorl.run.checkpoint import StatePiece, TrainerState
@@ -50,7 +50,16 @@ from audiorl.train.rl.advantages import compute_advantages, mean_advantage
 from audiorl.train.rl.critic import Critic
 from audiorl.train.rl.distill import Distillation, Teacher, load_teacher
 from audiorl.train.rl.losses import policy_loss
-from audiorl.train.rl.minibatch import MicroBatch, MiniBatch, TrainBatch, mean_kl, mini_batches_of, updates_of
+from audiorl.train.rl.minibatch import (
+    MicroBatch,
+    MiniBatch,
+    TrainBatch,
+    in_order,
+    mean_kl,
+    mini_batches_of,
+    trained_by,
+    updates_of,
+)
 
 State = Mapping[str, Mapping[str, Tensor]]
 TokenNumbers = Mapping[str, Tensor]
@@ -88,8 +97,9 @@ class Separate:
 class Trainer:
     """Updates a policy from scored experiences.
 
-    Log-probs are taken at the temperatures that rollouts are sampled at: `temperature` of text tokens, and
-    `audio_temperature` of codec codes (None: the same). `max_tokens` is the response budget that Dr.GRPO divides by.
+    Log-probs are taken at the temperatures that rollouts are sampled at (`SamplingConfig.training_temperatures`):
+    `temperature` of text tokens, and `audio_temperature` of codec codes or of each codebook (None: the same).
+    `max_tokens` is the response budget that Dr.GRPO divides by.
     Make the trainer before a checkpoint is restored: the critic, and the reference if none is given, start as copies of
     the policy as it is now.
 
@@ -99,13 +109,13 @@ class Trainer:
 
     def __init__(
         self,
-        policy: AudioPolicy,
+        policy: TrainedPolicy,
         config: RLConfig,
         optim: OptimConfig,
         temperature: float,
         max_tokens: int,
         reference: Reference | None = None,
-        audio_temperature: float | None = None,
+        audio_temperature: float | Sequence[float] | None = None,
         world: World | None = None,
         separate: Separate | None = None,
     ):
@@ -113,10 +123,10 @@ class Trainer:
         self._given, self.config = config, with_pass_tokens(config, policy, optim, max_tokens)
         config = self.config
         self.world, separate = world or World(), separate or Separate()
-        self.temperatures = training_temperatures(temperature, audio_temperature)
+        self.temperatures = temperature or 1.0, audio_temperature or temperature or 1.0
         self.steps = 0
         self.kl = KLController(config.kl_beta, config.kl)
-        self.has_kl = config.kl_beta > 0
+        self.has_kl = config.needs_reference
         self.reference: Reference | None = None
         name = config.distill.teacher
         distills = config.distill.coef > 0
@@ -124,6 +134,7 @@ class Trainer:
             self.reference = reference or policy.reference()
         self.distillation: Distillation | None = None
         if distills:
+            assert isinstance(policy, AudioPolicy), "flows are not distilled"
             teacher: AudioPolicy | Reference | None = policy
             if name != "policy":
                 teacher = self.reference if name == "reference" else None
@@ -134,9 +145,10 @@ class Trainer:
         updates = updates_of(config)
         self.critic: Critic | None = None
         if config.advantage == "gae" and not separate.critic:
+            assert isinstance(policy, AudioPolicy), "flows have no critic"
             self.critic = Critic(make_critic(policy, config.critic.shared), config.critic, optim, updates, self.world)
         self.optimizer = optimizer_for(policy, optim, updates, self.world)
-        if self.critic is not None and not config.critic.shared:
+        if self.critic is not None and not config.critic.shared and isinstance(policy, AudioPolicy):
             policy.layers_again = None  # the critic's graph waits beside the policy's: all layers are computed again
         self.ema = None if config.ema_decay is None else EMA(policy.trainable(), config.ema_decay)
 
@@ -144,7 +156,11 @@ class Trainer:
     def step(self, batch: TrainBatch) -> TrainOutput:
         """Log-probs and values, advantages, then `epochs` passes over `mini_batches` updates."""
         config, began = self.config, time.monotonic()
-        experiences = within_memory(lambda: self.prepare(batch.experiences), self._halve)
+        experiences = list(batch.experiences)
+        trained = trained_by(config, experiences)
+        prepared = within_memory(lambda: self.prepare([experiences[i] for i in trained]), self._halve)
+        for i, e in zip(trained, prepared, strict=True):
+            experiences[i] = e
         answers = list(batch.answers)
         if self.distillation is not None:
             both = self.distillation.prepare([*experiences, *answers])
@@ -152,8 +168,10 @@ class Trainer:
         experiences = compute_advantages(experiences, config, self.kl.beta, self.world.sum)
         if self.distillation is not None:
             experiences = self.distillation.add_advantages(experiences)
-        batch = replace(batch, experiences=experiences, answers=answers)
-        prepared = time.monotonic() - began
+        numbers = batch.mini_batches or in_order(len(experiences), config.mini_batches)
+        learned = [experiences[i] for i in trained]
+        batch = replace(batch, experiences=learned, mini_batches=[numbers[i] for i in trained], answers=answers)
+        seconds = time.monotonic() - began
         record = TokenRecord(experiences) if batch.record_tokens else None
         totals: dict[str, float] = defaultdict(float)
         mini_batches: list[MiniBatch] = []
@@ -166,11 +184,11 @@ class Trainer:
         metrics = {name: value / (len(mini_batches) * config.epochs) for name, value in totals.items()}
         metrics |= self._step_metrics(experiences, metrics)
         self.steps += 1
-        numbers = [] if record is None else record.numbers()
+        recorded = [] if record is None else record.numbers()
         returns = [e.returns for e in experiences if e.returns is not None] if self.critic is None else []
         if (busy := gpu_seconds()) is not None:
             metrics["time/gpu_busy"] = busy
-        return TrainOutput(metrics, [mean_advantage(e) for e in experiences], numbers, returns, prepared)
+        return TrainOutput(metrics, [mean_advantage(e) for e in experiences], recorded, returns, seconds)
 
     @property
     def critic_warms_up(self) -> bool:
@@ -401,24 +419,45 @@ class Trainer:
         return self.kl.beta
 
 
+@torch.no_grad()
+def with_means(
+    experiences: Sequence[Experience],
+    name: Literal["old_logprobs", "ref_logprobs"],
+    model: TrainedPolicy | Reference,
+    config: RLConfig,
+) -> list[Experience]:
+    """Return experiences of a flow with the log-probs of `model` and where its noisy steps lead, for exact KLs."""
+    filled, means_of = list(experiences), "means" if name == "old_logprobs" else "ref_means"
+    for indices in micro_batches(experiences, pass_tokens(config), config.share_prompts):
+        part = [experiences[i] for i in indices]
+        with gpu_work():
+            output = model.forward(pack_experiences(part, config.share_prompts))
+        assert output.noisy_steps is not None
+        means = iter(output.noisy_steps.means.cpu().split(output.noisy_steps.lengths))
+        for i, e, logprobs in zip(indices, part, output.logprobs.float().cpu().split(counts(part)), strict=True):
+            assert e.flow is not None
+            own: dict[str, Any] = {means_of: torch.stack([next(means) for _ in logprobs])}
+            stream = torch.zeros(len(e))
+            stream[e.loss_mask] = logprobs
+            filled[i] = e.replace(flow=replace(e.flow, **own), **{name: stream})
+    return filled
+
+
 def with_logprobs(
     experiences: Sequence[Experience],
     name: Literal["old_logprobs", "ref_logprobs"],
-    model: AudioPolicy | Reference,
+    model: TrainedPolicy | Reference,
     config: RLConfig,
-    temperatures: tuple[float, float],
+    temperatures: tuple[float, float | Sequence[float]],
 ) -> list[Experience]:
-    """Return the experiences with the log-probs of `model` at temperatures of text and of codes."""
+    """Return the experiences with the log-probs of `model` at temperatures of text and of codes; see `with_means`."""
+    if experiences and experiences[0].flow is not None:
+        return with_means(experiences, name, model, config)
 
     def forward(batch: PackedBatch) -> dict[str, Tensor]:
         return {name: logprobs_by_code(model.forward(batch, temperatures[0], audio_temperature=temperatures[1]))}
 
     return fill(experiences, forward, pass_tokens(config), config.share_prompts)
-
-
-def training_temperatures(text: float, audio: float | None) -> tuple[float, float]:
-    """Return those of text and of codes under which log-probs are taken: of greedy answers the model's own."""
-    return text or 1.0, (text if audio is None else audio) or 1.0
 
 
 class TokenRecord:

@@ -16,13 +16,15 @@ from torch import Tensor
 from audiorl.algos.experience import Experience, TeacherOutput
 from audiorl.config import ModelConfig, OptimConfig, RLConfig, SamplingConfig
 from audiorl.config.distributed import current
+from audiorl.config.flow import FlowConfig
 from audiorl.distributed.local import World, changes_worker
 from audiorl.distributed.ray_cluster import import_ray
-from audiorl.models import AudioPolicy, load_policy
+from audiorl.models import AudioPolicy, FlowPolicy, TrainedPolicy, load_policy
 from audiorl.models.lora import is_adapter
 from audiorl.models.policy import Reference
 from audiorl.models.weights import Weights, named
 from audiorl.protocols import Ended, Request, Sleep
+from audiorl.rollout.flow import FlowEngine
 from audiorl.rollout.hf import HFEngine
 from audiorl.rollout.vllm import VLLMConfig, VLLMEngine
 from audiorl.rollout.vllm_weights import Lora, adapter_obstacle, served_weights
@@ -30,7 +32,7 @@ from audiorl.rollout.weight_transfer import Backend, SyncError, WeightReceiver, 
 from audiorl.run.saving import CheckpointedWorker, CheckpointWriter, ModelFile
 from audiorl.train.optim.steps import with_pass_tokens
 from audiorl.train.rl.distill import Teacher, load_teacher
-from audiorl.train.rl.trainer import Separate, State, Trainer, training_temperatures, with_logprobs
+from audiorl.train.rl.trainer import Separate, State, Trainer, with_logprobs
 from audiorl.types import Rollout
 
 _log = logging.getLogger(__name__)
@@ -45,6 +47,26 @@ class WeightSource(NamedTuple):
     number: int = 0
 
 
+Sampling = SamplingConfig | FlowConfig
+"""How the rollouts of a phase are sampled: of a flow by a `FlowConfig`."""
+
+
+def engine_of(policy: TrainedPolicy, sampling: Sampling) -> HFEngine | FlowEngine:
+    """Return the engine that samples with the policy itself."""
+    if isinstance(policy, FlowPolicy):
+        assert isinstance(sampling, FlowConfig)
+        return FlowEngine(policy, sampling)
+    assert isinstance(sampling, SamplingConfig)
+    return HFEngine(policy, sampling)
+
+
+def most_sampled(policy: TrainedPolicy, sampling: Sampling) -> int:
+    """Return the most tokens, frames and noisy steps that a rollout samples."""
+    if isinstance(sampling, FlowConfig):
+        return sampling.steps
+    return sampling.max_new_tokens + (0 if policy.speech is None else sampling.max_frames)
+
+
 class Actor(Trainer, CheckpointedWorker):
     """A trainer that also generates: with its own model, or with a colocated vLLM engine that copies its weights.
 
@@ -53,21 +75,21 @@ class Actor(Trainer, CheckpointedWorker):
 
     def __init__(
         self,
-        policy: AudioPolicy,
+        policy: TrainedPolicy,
         config: RLConfig,
         optim: OptimConfig,
-        sampling: SamplingConfig,
+        sampling: Sampling,
         reference: Reference | None = None,
         world: World | None = None,
         colocated_engine: VLLMEngine | None = None,
         engine_lora: Lora = "merged",
         separate: Separate | None = None,
     ):
-        max_rows = sampling.max_new_tokens if policy.speech is None else sampling.max_new_tokens + sampling.max_frames
+        max_rows = most_sampled(policy, sampling)
         self._writer = CheckpointWriter(policy, world)
-        temperatures = sampling.temperature, sampling.audio_temperature
+        temperatures = sampling.training_temperatures
         super().__init__(policy, config, optim, temperatures[0], max_rows, reference, temperatures[1], world, separate)
-        self.engine = HFEngine(policy, sampling)
+        self.engine = engine_of(policy, sampling)
         self._colocated_engine = colocated_engine
         self._engine_lora = engine_lora
         self._engine_version = -1
@@ -93,7 +115,9 @@ class Actor(Trainer, CheckpointedWorker):
 
     def _weights_for_engines(self) -> Weights:
         served = current().engine == "vllm"
-        return served_weights(self.policy, self._engine_lora) if served else self.policy.weights()
+        if served and isinstance(self.policy, AudioPolicy):
+            return served_weights(self.policy, self._engine_lora)
+        return self.policy.weights()
 
     def load(self, state: State, where: str) -> None:
         super().load(state, where)
@@ -161,7 +185,7 @@ class Actor(Trainer, CheckpointedWorker):
 class EngineWorker:
     """A worker that generates rollouts with its own copy of the weights. It wakes its engine when it is called."""
 
-    def __init__(self, engine: HFEngine | VLLMEngine):
+    def __init__(self, engine: HFEngine | FlowEngine | VLLMEngine):
         self._engine = engine
         self._asleep = False
         self._source: WeightSource | None = None
@@ -248,7 +272,7 @@ class ReferenceWorker:
         runs_on = model.runs_on if isinstance(model, Reference) else model
         self._model, self._teacher = model, teacher
         self._config = with_pass_tokens(config, runs_on, OptimConfig(), sampling.max_new_tokens)
-        self._temperatures = training_temperatures(sampling.temperature, sampling.audio_temperature)
+        self._temperatures = sampling.training_temperatures
 
     def teacher_outputs(self, experiences: Sequence[Experience]) -> list[TeacherOutput]:
         """Return the outputs of the teacher, see `Teacher.outputs`."""
@@ -267,10 +291,10 @@ that the phase begins with."""
 
 
 def make_actor(
-    start: ModelFile[AudioPolicy],
+    start: ModelFile[Any],
     config: RLConfig,
     optim: OptimConfig,
-    sampling: SamplingConfig,
+    sampling: Sampling,
     reference: ReferenceSource,
 ) -> Actor:
     policy = start.load()
@@ -298,9 +322,11 @@ def make_reference(
     return ReferenceWorker(reference, config, sampling, teacher)
 
 
-def make_engine(start: ModelFile[AudioPolicy], sampling: SamplingConfig) -> EngineWorker:
-    vllm = current().engine == "vllm"
-    engine = EngineWorker(make_vllm(start, sampling) if vllm else HFEngine(start.load(), sampling))
+def make_engine(start: ModelFile[Any], sampling: Sampling) -> EngineWorker:
+    if current().engine == "vllm" and isinstance(sampling, SamplingConfig):
+        engine = EngineWorker(make_vllm(start, sampling))
+    else:
+        engine = EngineWorker(engine_of(start.load(), sampling))
     if current().shares_gpus:
         engine.sleep()
     return engine

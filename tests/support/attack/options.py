@@ -21,12 +21,13 @@ from audiorl.eval.passk import PassKOptions
 from audiorl.options import parse
 from audiorl.recipes._loader import load_recipe, parse_config
 from audiorl.rewards.serve import _check
-from corpora.cli import BuildCorpus, BuildQuestions, GraftOptions, SplitCorpus
+from corpora.cli import BuildCorpus, BuildQuestions, BuildScenes, GraftOptions, SplitCorpus, TrainTagger
 from tests.support.attack.targets import Input, Target
 
 COMMANDS = {
     "resume": ResumeOptions, "report": ReportOptions, "serve": ServeRewardOptions, "build": BuildCorpus,
-    "split": SplitCorpus, "build-qa": BuildQuestions, "graft": GraftOptions, "view": ViewOptions,
+    "split": SplitCorpus, "build-qa": BuildQuestions, "build-scenes": BuildScenes, "train-tagger": TrainTagger,
+    "graft": GraftOptions, "view": ViewOptions,
     "audit": AuditOptions, "passk": PassKOptions,
 }  # fmt: skip
 LINES = {
@@ -38,6 +39,7 @@ LINES = {
     "--model.audio full",
     "dpo-audio-qa": "--tiny --dpo.beta 0.1 --dpo.batch-size 2 --dpo.loss ipo --dpo.sft-coef 1",
     "tts-grpo": "--tiny --sampling.audio-temperature 0.9 --sampling.max-frames 20",
+    "sound-grpo": "--tiny --sampling.steps 6 --sampling.window 3 --sampling.guidance-scale 2 --network.width 64",
     "quickstart": "--tiny --seed 0 --sft.steps 3 --rl.steps 2 --rl.group-size 4",
     "resume": "runs/q1 --log tensorboard --trust a.py --runtime.ranks 2",
     "report": "runs/q1 --audio-root data",
@@ -46,6 +48,8 @@ LINES = {
     "build": "out --languages en es --bitrate 24000 --max-seconds 30 --synthetic-speakers 4 --synthetic-clips 2",
     "split": "corpus --out rows --held-out 0.1 --min-seconds 0.4 --max-seconds 8 --min-words 1 --seed 4294967296",
     "build-qa": "out --speech corpus --train 30 --held-out 6 --seed 1 --bitrate 6000",
+    "build-scenes": "out --sources sonic-pi --train 30 --held-out 6 --edits 1 --seconds 2 --rate 16000 --max-events 2",
+    "train-tagger": "scenes --out tagger --steps 2 --width 4 --seed 4294967296",
     "graft": "--llm a --encoder b --family qwen2-audio --out c --encoder-layers 2 --seed 9223372036854775807",
     "view": "runs/q1 --port 0 --labels labels.jsonl --label scores",
     "audit": "--model m --data d --batch-size 8 --max-new-tokens 32 --limit 64 --min-gain -0.05 --filter 2",
@@ -57,6 +61,7 @@ POSITIVE = {
     "steps", "prompts_per_step", "group_size", "mini_batches", "save_every", "rollouts_every", "micro_batch_tokens",
     "batch_size", "max_new_tokens", "max_frames", "epochs", "max_batch", "max_bytes", "concurrency", "max_seconds",
     "ranks", "max_steps", "top_p", "audio_top_p", "alpha", "synthetic_speakers", "synthetic_clips", "bitrate", "train",
+    "max_events", "max_event_seconds", "video_rate", "width",
 }  # fmt: skip
 NOT_NEGATIVE = {
     "kl_beta", "temperature", "audio_temperature", "top_k", "weight_decay", "warmup_steps", "coef", "rank", "port",

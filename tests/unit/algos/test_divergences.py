@@ -38,8 +38,14 @@ def exact(student: Tensor, teacher: Tensor, kind: str, beta: float) -> Tensor:
     return beta * kl(teacher, mixture) + (1 - beta) * kl(student, mixture)
 
 
-def full(h: Tensor, w: Tensor, th: Tensor, tw: Tensor, kind: str, beta: float, temperature: float) -> Tensor:
-    student, teacher = ((a @ b.T / temperature).softmax(-1) for a, b in ((h, w), (th, tw)))
+def full(
+    h: Tensor, w: Tensor, th: Tensor, tw: Tensor, kind: str, beta: float, temperature: float, cap: float | None = None
+) -> Tensor:
+    """`cap`: of the student's logits; the teacher's is half of it."""
+    logits = h @ w.T, th @ tw.T
+    if cap is not None:
+        logits = cap * (logits[0] / cap).tanh(), cap / 2 * (logits[1] / cap * 2).tanh()
+    student, teacher = ((x / temperature).softmax(-1) for x in logits)
     return exact(student, teacher, kind, beta)
 
 
@@ -75,6 +81,9 @@ def test_values_and_gradients_equal_the_exact_ones(kind: str, beta: float, chunk
     ours = differentiated(fused_divergence, models(), kind, beta, 0.7, chunk)
     theirs = differentiated(full, models(), kind, beta, 0.7)
     torch.testing.assert_close(ours, theirs, atol=1e-13, rtol=1e-11)
+    ours = differentiated(fused_divergence, models(), kind, beta, 0.7, chunk, 4.0, 2.0)
+    theirs = differentiated(full, models(), kind, beta, 0.7, 4.0)
+    torch.testing.assert_close(ours, theirs, atol=1e-13, rtol=1e-11)
 
 
 @KINDS
@@ -84,7 +93,7 @@ def test_gradcheck(kind: str) -> None:
     function = lambda h, w: fused_divergence(h, w, th, tw, kind, 0.3, 1.3, 4)  # type: ignore[arg-type]  # noqa: E731
     assert torch.autograd.gradcheck(function, leaves)
     buckets = torch.tensor([[4, 0], [1, 2], [3, 1], [0, 1]])
-    assert torch.autograd.gradcheck(lambda h, w: bucket_logits(h, w, buckets, 1.3, 4), leaves)
+    assert torch.autograd.gradcheck(lambda h, w: bucket_logits(h, w, buckets, 1.3, 4, 0.9), leaves)
 
 
 @KINDS

@@ -19,8 +19,12 @@ def inputs(n: int = 10, h: int = 8, v: int = 20, dtype: torch.dtype = torch.floa
     return hidden, weight, torch.randint(0, v, (n,), generator=generator)
 
 
-def full(hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    logs = (hidden.double() @ weight.double().T / temperature).log_softmax(-1)
+def full(
+    hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float, cap: float | None = None
+) -> tuple[Tensor, Tensor]:
+    logits = hidden.double() @ weight.double().T
+    logits = logits if cap is None else cap * (logits / cap).tanh()
+    logs = (logits / temperature).log_softmax(-1)
     return logs.gather(-1, targets[:, None])[:, 0], -(logs.exp() * logs).sum(-1)
 
 
@@ -51,12 +55,15 @@ def test_equals_the_full_softmax(chunk: int, keep: int, by: str) -> None:
     hidden, weight, targets = inputs()
     ours = gradients(fused_logprobs, hidden, weight, targets, 0.7, chunk, keep, by=by)
     torch.testing.assert_close(ours, gradients(full, hidden, weight, targets, 0.7, by=by), atol=1e-13, rtol=1e-12)
+    ours = gradients(fused_logprobs, hidden, weight, targets, 0.7, chunk, keep, None, 2.0, by=by)
+    torch.testing.assert_close(ours, gradients(full, hidden, weight, targets, 0.7, 2.0, by=by), atol=1e-13, rtol=1e-12)
 
 
-def test_gradcheck() -> None:
+@pytest.mark.parametrize("cap", [None, 0.5])
+def test_gradcheck(cap: float | None) -> None:
     hidden, weight, targets = inputs(4, 3, 5)
     leaves = hidden.requires_grad_(), weight.requires_grad_()
-    assert torch.autograd.gradcheck(lambda h, w: fused_logprobs(h, w, targets, 1.3, 4, 30), leaves)
+    assert torch.autograd.gradcheck(lambda h, w: fused_logprobs(h, w, targets, 1.3, 4, 30, softcap=cap), leaves)
 
 
 @pytest.mark.parametrize("trained", [0, 1], ids=["hidden", "weight"])
@@ -86,14 +93,15 @@ def test_a_second_backward_is_the_first() -> None:
     torch.testing.assert_close(first, second)
 
 
+@pytest.mark.parametrize("cap", [None, 3.0])
 @pytest.mark.parametrize("how", ["float32", "bfloat16", "autocast"])
-def test_precision(how: str) -> None:
+def test_precision(how: str, cap: float | None) -> None:
     """Against float64 from the same rounded inputs; more rows than a tile has, so that tiles add up."""
     dtype = torch.bfloat16 if how == "bfloat16" else torch.float32
     hidden, weight, targets = inputs(1500, 16, 50, dtype)
-    expected = gradients(full, hidden, weight, targets, 0.7)
+    expected = gradients(full, hidden, weight, targets, 0.7, cap)
     with torch.autocast("cpu", torch.bfloat16, enabled=how == "autocast"):
-        ours = gradients(fused_logprobs, hidden, weight, targets, 0.7, 1024 * 7)
+        ours = gradients(fused_logprobs, hidden, weight, targets, 0.7, 1024 * 7, 2 << 30, None, cap)
     assert [t.dtype for t in ours] == [torch.float32, torch.float32, dtype, dtype]
     tolerance = 1e-5 if how == "float32" else 0.02
     for mine, exact in zip(ours, expected, strict=True):

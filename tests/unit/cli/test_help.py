@@ -26,7 +26,7 @@ from rich.console import Console
 from audiorl import cli
 from audiorl.cli import main
 from audiorl.cli.completion import completions
-from audiorl.cli.train import print_results, print_seeds
+from audiorl.cli.train import print_results
 from audiorl.config import to_json
 from audiorl.eval._common import options_type
 from audiorl.recipes._loader import config_class, load_options, load_recipe, parse_config, scripts
@@ -210,25 +210,28 @@ def test_help_shows_the_usual_options_and_help_all_every_one(capsys: pytest.Capt
                 main(["train", recipe, word])
             texts[word] = re.findall(r"^.{1,3}(--[a-z][\w.-]*)", capsys.readouterr().out, re.MULTILINE)
         assert {"--out", "--seed"} <= {*texts["--help"]} <= {*texts["--help-all"]}, recipe
-        assert len(texts["--help"]) <= 36 and len(texts["--help-all"]) > 60, recipe
+        assert len(texts["--help"]) <= 38 and len(texts["--help-all"]) > 60, recipe
     assert "--path STR" not in texts["--help"]
 
 
 def test_seeds_are_one_experiment(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for seed, after in ((0, 0.5), (1, 0.7), (2, 0.9)):
-        (tmp_path / f"seed_{seed}").mkdir()
-        entries = {name: {"accuracy": value, "n": 10} for name, value in (("before", 0.2), ("after", after))}
-        (tmp_path / f"seed_{seed}" / "eval.json").write_text(json.dumps(entries))
-    results = print_seeds(tmp_path, [0, 1, 2])
-    assert results["accuracy"]["after"] == [0.5, 0.7, 0.9]
-    assert "70.0% ± 20.0%" in capsys.readouterr().out
+    """Mean 0.7, standard deviation 0.2: 4.303 · 0.2 / √3 = 0.497 to both sides of the change."""
     words = ["train", "sft-audio", "--tiny", "--seeds", "0", "1", "2", "--out", str(tmp_path)]
+    for seed, after in ((0, 0.5), (1, 0.7), (2, 0.9)):
+        folder = tmp_path / f"seed_{seed}"
+        folder.mkdir()
+        entries = {name: {"accuracy": value, "n": 10} for name, value in (("before", 0.2), ("after", after))}
+        (folder / "eval.json").write_text(json.dumps(entries))
+        (folder / "config.json").write_text(
+            json.dumps({"recipe": "sft_audio", "argv": [], "config": {"seed": seed}, "versions": {}})
+        )
     assert main([*words, "--seed", "3"]) == 2 and "leave --seed out" in capsys.readouterr().err
     assert main(words) == 2 and "exists already" in capsys.readouterr().err
-    state = {"args": ["sft-audio", "--tiny"], "finished": [0, 1, 2], "results": {}}
-    (tmp_path / "seeds.json").write_text(json.dumps(state))
-    assert main(words) == 0, "nothing is left to do"
-    assert json.loads((tmp_path / "seeds.json").read_text())["results"] == results
+    (tmp_path / "seeds.json").write_text(json.dumps({"args": ["sft-audio", "--tiny"], "finished": [0, 1, 2]}))
+    assert main(words) == 0, "nothing is left to train"
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "20.0% │ 70.0% │ +50.0 points (+0.3 to +99.7)" in printed and "means of 3 seeds" in printed
+    assert "Means of 3 seeds" in (tmp_path / "report.html").read_text()
     assert main([*words, "--lora"]) == 2 and "began with other options" in capsys.readouterr().err
     assert main(["resume", str(tmp_path)]) == 2 and "several seeds" in capsys.readouterr().err
 
@@ -252,7 +255,7 @@ def test_files_that_are_missing_are_named_with_those_called_alike(
     ("words", "hint"),
     [
         ("trian", "unknown command 'trian'; did you mean audiorl train?"),
-        ("train mmau-grp", "no recipe 'mmau-grp'; did you mean mmau-grpo? there are:"),
+        ("train mmau-grp", "no recipe 'mmau-grp'; did you mean mmau-grpo? audiorl train --help lists all"),
         ("train mmau-grpo --otu x", "no option is called --otu; did you mean --out?"),
         ("train mmau-grpo --rl.grop-size 3", "no option is called --rl.grop-size; did you mean --rl.group-size?"),
         ("train mmau-grpo --group-size=3", "did you mean --rl.group-size?"),

@@ -50,7 +50,19 @@ def main(config, run):
 
 
 def test_every_file_has_a_name() -> None:
-    assert set(scripts("eval")) == {"asr", "audit", "codec", "gap", "mmau", "passk", "qa", "simul", "text", "tts"}
+    assert set(scripts("eval")) == {
+        "asr",
+        "audit",
+        "codec",
+        "gap",
+        "mmau",
+        "passk",
+        "qa",
+        "simul",
+        "sound",
+        "text",
+        "tts",
+    }
     for name in ("audio-qa", "audio_qa", "mmau-grpo", "ppo_audio_qa", str(AUDIO_QA)):
         assert find_script("recipes", name) == AUDIO_QA
 
@@ -86,10 +98,10 @@ def test_without_a_checkout_the_installed_package_is_used(tmp_path: Path, monkey
 
 @pytest.mark.parametrize(("command", "count"), [("train", 2), ("eval", 0)])
 def test_an_unknown_name_lists_all(command: str, count: int, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([command, "mmaus", "--out", "x"]) == 2
+    assert main([command, "quokka", "--out", "x"]) == 2
     lines = capsys.readouterr().err.splitlines()
     files = scripts("recipes" if command == "train" else "eval")
-    assert "'mmaus'" in lines[0] and len(lines) == 1 + len(files) + count
+    assert "'quokka'" in lines[0] and len(lines) == 1 + len(files) + count
     assert all(len(line.split(maxsplit=1)) == 2 for line in lines[1:])
 
 

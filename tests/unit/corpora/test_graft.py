@@ -63,11 +63,13 @@ def test_the_encoder_is_whispers_with_and_without_new_layers(family: Any, whispe
     llm = save_llm(tmp_path / "llm")
     clip = AudioClip(array=np.random.default_rng(0).normal(0, 0.1, 480_000).astype(np.float32), sample_rate=16_000)
     plain = graft(llm, whisper, family)
-    mel, _ = plain.audio.mel(clip)
+    features = plain.audio.features(clip)
     stock = WhisperModel.from_pretrained(whisper).encoder
     with torch.no_grad():
-        last = _last_layer(plain, mel)
-        torch.testing.assert_close(stock.layer_norm(last), stock(mel[None]).last_hidden_state[0], atol=1e-5, rtol=0)
+        last = _last_layer(plain, features)
+        torch.testing.assert_close(
+            stock.layer_norm(last), stock(features["input_features"]).last_hidden_state[0], atol=1e-5, rtol=0
+        )
         ours = plain.audio.encoder_output(clip)
         pooled = last.unflatten(0, (-1, 2)).mean(1)
         torch.testing.assert_close(ours, stock.layer_norm(pooled), atol=1e-5, rtol=0)
@@ -77,12 +79,12 @@ def test_the_encoder_is_whispers_with_and_without_new_layers(family: Any, whispe
     assert 0.5 < float(size / plain.backbone.decoder(plain.model).embed_tokens.weight.detach().pow(2).mean().sqrt()) < 2
 
 
-def _last_layer(policy: Any, mel: torch.Tensor) -> torch.Tensor:
+def _last_layer(policy: Any, features: Any) -> torch.Tensor:
     """What the last encoder layer gives, [frames, D]."""
     outputs = []
     layer = policy.backbone.audio_encoder(policy.model).layers[-1]
     hook = layer.register_forward_hook(lambda _, __, out: outputs.append(out[0] if isinstance(out, tuple) else out))
-    policy.backbone.encode_audio(policy.model, [mel])
+    policy.backbone.encode_audio(policy.model, [features])
     hook.remove()
     return outputs[0].reshape(-1, outputs[0].shape[-1])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import tracemalloc
 from pathlib import Path
@@ -10,7 +11,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import soundfile
 
+from audiorl.data.corpus import Utterance
 from audiorl.data.manifest import column_names, read_samples
 from audiorl.recipes._common import read_sets
 from audiorl.recipes.asr_grpo import ASRConfig
@@ -50,6 +53,72 @@ def test_every_source_gives_the_same_samples(name: str, tmp_path: Path) -> None:
         assert clip.path is not None and clip.data is None and clip.array is None  # nothing stays in memory
         expected = wave(key, 1.5)[RATE // 2 :] if name == "lhotse" else wave(key)
         np.testing.assert_allclose(clip.load(RATE), expected, atol=2e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shar", [False, True], ids=["cuts", "shar"])
+def test_lhotse_reads_the_same(shar: bool, speech: list[Utterance], tmp_path: Path) -> None:
+    """What lhotse writes: whole recordings, parts of one, two speakers of one file, each channel of a stereo one."""
+    lhotse = pytest.importorskip("lhotse")
+    cuts = []
+    for utterance in speech[:3]:
+        recording = lhotse.Recording.from_file(utterance.clip.path)
+        said = lhotse.SupervisionSegment(
+            utterance.key, recording.id, 0.0, recording.duration, text=utterance.text, language="en", speaker="jane"
+        )
+        cuts.append(lhotse.MonoCut(utterance.key, 0.0, recording.duration, 0, supervisions=[said], recording=recording))
+    cuts.append(cuts[0].truncate(offset=0.25, duration=0.5, preserve_id=False).with_id("part"))
+    soundfile.write(tmp_path / "two.wav", np.stack([wave("a", 2.0), wave("b", 2.0)], 1), RATE)
+    stereo = lhotse.Recording.from_file(tmp_path / "two.wav")
+    for channel, key in enumerate(TEXTS):
+        said = lhotse.SupervisionSegment(key, stereo.id, 0.0, 1.0, channel, TEXTS[key], "en", SPEAKERS[key])
+        cuts.append(lhotse.MonoCut(key, 0.5, 1.0, channel, supervisions=[said], recording=stereo))
+    if shar:
+        (tmp_path / "out").mkdir()
+        writers = pytest.importorskip("lhotse.shar")
+        with writers.SharWriter(str(tmp_path / "out"), {"recording": "flac"}, shard_size=2) as writer:
+            for one in cuts:
+                writer.write(one)
+        path = tmp_path / "out"
+        theirs = list(lhotse.CutSet.from_shar(in_dir=str(path)))
+    else:
+        path = tmp_path / "cuts.jsonl.gz"
+        lhotse.CutSet.from_cuts(cuts).to_file(path)
+        theirs = list(lhotse.CutSet.from_file(path))
+    samples = read_samples(path, think=False, check_audio=True).samples
+    assert len(samples) == len(theirs) == 6
+    for sample, one in zip(samples, theirs, strict=True):
+        (said,) = one.supervisions
+        assert (sample.references[0], sample.metadata["speaker"]) == (said.text, said.speaker)
+        (audio,) = one.load_audio()
+        (clip,) = sample.audio
+        np.testing.assert_allclose(clip.load(one.sampling_rate), audio, atol=1e-4)
+
+
+@pytest.mark.slow
+def test_webdataset_reads_the_same(speech: list[Utterance], tmp_path: Path) -> None:
+    library = pytest.importorskip("webdataset")
+    with library.TarWriter(str(tmp_path / "shard-000.tar")) as writer:
+        for u in speech[:5]:
+            sound = (
+                {"flac": Path(str(u.clip.path)).read_bytes()}
+                if u.key != speech[1].key
+                else {"wav": encoded("a", kind="WAV")}
+            )
+            writer.write(
+                {"__key__": f"en/{u.key}", "txt": u.text, "json": {"speaker": u.speaker, "language": "en"}} | sound
+            )
+    samples = read_samples(tmp_path / "shard-000.tar", think=False, check_audio=True).samples
+    theirs = list(library.WebDataset(str(tmp_path / "shard-000.tar"), shardshuffle=False).decode())
+    assert len(samples) == len(theirs) == 5
+    for sample, row in zip(samples, theirs, strict=True):
+        assert (sample.id, sample.references[0], sample.metadata["speaker"]) == (
+            row["__key__"],
+            row["txt"],
+            row["json"]["speaker"],
+        )
+        audio, rate = soundfile.read(io.BytesIO(row.get("flac") or row["wav"]), dtype="float32")
+        np.testing.assert_allclose(sample.audio[0].load(rate), audio, atol=1e-4)
 
 
 def test_recordings_of_a_table_do_not_stay_in_memory(tmp_path: Path) -> None:

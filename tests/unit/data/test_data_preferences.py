@@ -193,7 +193,7 @@ BAD_ROWS: list[tuple[Reader, Mapping[str, Any] | str, str, str]] = [
         read_pairs,
         {**PAIR, "prompt": [{"role": "user", "content": [HEARD, 3]}]},
         "prompt[0].content[1]",
-        "3 is not text or audio; give",
+        "3 is not text, audio or an image; give",
     ),
     (
         read_pairs,

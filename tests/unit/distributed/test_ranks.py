@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 from audiorl.cli import main
 from tests.support.data_recipe import PHASES
-from tests.support.rank_runs import DATA, RECIPE, assert_equal_runs, audiorl, output, rewind, torchrun
+from tests.support.rank_runs import DATA, RECIPE, assert_equal_runs, audiorl, output, rewind, saved_tensors, torchrun
 
 
 @pytest.mark.parametrize("kind", ["grpo", "ppo"])
@@ -31,6 +32,26 @@ def test_two_ranks_learn_preferences_and_judgements_as_one(tmp_path: Path) -> No
     assert_equal_runs(one, two, PHASES)
 
 
+@pytest.mark.parametrize("loss", ["guard", "crpo"])
+def test_two_ranks_train_a_flow_as_one_and_one_goes_on_where_they_stopped(tmp_path: Path, loss: str) -> None:
+    reward = tmp_path / "reward.py"
+    reward.write_text(
+        "import numpy as np\n\n\ndef reward(rollout):\n    return -float(np.abs(rollout.spoken_audio.array).mean())\n"
+    )
+    options = ["--reward-file", str(reward), "--max-steps", "3", "--rl.prompts-per-step", "4", "--rl.loss", loss]
+    options += ["--sampling.noisy", "none" if loss == "crpo" else "branch"]
+    options += ["--rl.mini-batches", "2", "--rl.micro-batch-tokens", "120", "--rl.clip-low", "1", "--rl.clip-high", "1"]
+    one, two = tmp_path / "one", tmp_path / "two"
+    audiorl("train", "sound-grpo", "--tiny", *options, "--out", str(one))
+    audiorl("train", "sound-grpo", "--tiny", *options, "--out", str(two), ranks=2)
+    assert_equal_runs(one, two, ("grpo",))
+    kept = saved_tensors(one / "checkpoints/grpo/step_000003")
+    rewind(one, "grpo", 2, 2)
+    audiorl("resume", str(one), "--trust", str(reward))
+    again = saved_tensors(one / "checkpoints/grpo/step_000003")
+    assert all(torch.equal(again[name], tensor) for name, tensor in kept.items()), "the same bits"
+
+
 GROUP = """
 import os, sys, torch
 from audiorl.distributed.torchrun import RanksGroup, RankError, follow, process_group, rank
@@ -44,9 +65,9 @@ with process_group() as world:
         assert group.each(Adder.plus, [1, 2]) == [11, 22] and group.all(Adder.plus, 5) == [15, 25]
         assert group.first(Adder.plus, 7) == 17 and group.all(Adder.total) == [30.0, 30.0]
         (before,) = group.cpu_seconds()
-        group.all(Adder.compute, 0.2)
+        group.all(Adder.compute, 0.5)
         (after,) = group.cpu_seconds()
-        assert 0.2 <= after - before < 0.4, "the other rank's, without the driver's own"
+        assert 0.5 <= after - before < 1.0, "the other rank's, without the driver's own"
         for _ in range(2):
             kept = RanksGroup(Counted, Counted)
             assert kept.all(Counted.living) == [1, 1]

@@ -11,6 +11,7 @@ import soundfile
 from audiorl.audio import AudioClip
 from audiorl.cli import main
 from audiorl.data.no_speech import no_speech_samples
+from audiorl.data.prompts import asr_prompt
 from audiorl.eval import asr
 from audiorl.types import Message, Sample
 from tests.conftest import make_omni
@@ -109,6 +110,72 @@ def test_slices_by_language_speaker_and_group(tmp_path, capsys) -> None:
     assert "speakers" not in parts["known speakers"]["wer"]  # two say nothing about others
     assert parts["all"]["cer"]["value"] > 0
     assert "unseen speakers, es" in capsys.readouterr().out
+
+
+def test_errors_in_hotwords_and_in_other_words(tmp_path, capsys) -> None:
+    rows = [  # of six words said in hotwords four are right; of five listed words that nobody says one is written
+        {
+            "id": "1",
+            "language": "en",
+            "reference": "start kerberos and nagios",
+            "hypothesis": "start kerberos and nagios",
+        },
+        {"id": "2", "language": "en", "reference": "start kerberos now", "hypothesis": "start zabbix now please"},
+        {"id": "3", "language": "fr", "reference": "va au havre", "hypothesis": "va au havre"},
+    ]
+    listed = [["kerberos", "nagios", "zabbix"], ["kerberos", "zabbix", "nagios"], ["zabbix", "ann", "bob"]]
+    for row, words in zip(rows, listed, strict=True):
+        row["hotwords"] = words
+    file, start = tmp_path / "results.jsonl", tmp_path / "start.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    start.write_text("".join(json.dumps({**row, "hypothesis": "start"}) + "\n" for row in rows))
+    scores = asr.main(asr.ASROptions(score=file, baseline=str(start), out=tmp_path / "out"))
+    part = scores["systems"]["model"]
+    value = {name: cell["value"] for name, cell in part["all"].items() if isinstance(cell, dict)}
+    # 3 hotwords said, one of them replaced by another one; 7 other words and one inserted
+    assert value["b_wer"] == pytest.approx(1 / 3) and value["u_wer"] == pytest.approx(1 / 7)
+    assert value["recall"] == pytest.approx(2 / 3) and value["precision"] == pytest.approx(2 / 3)
+    assert value["false_alarms"] == pytest.approx(1 / 6)  # zabbix; of zabbix, zabbix, nagios, zabbix, ann, bob
+    assert part["all"]["b_wer"]["low"] == 0 and part["all"]["b_wer"]["high"] == 1
+    assert "b_wer" not in part["fr"] and part["fr"]["false_alarms"]["value"] == 0
+    assert scores["difference"]["all"]["b_wer"]["value"] == pytest.approx(1 / 3 - 1)
+    printed = capsys.readouterr().out
+    assert "33.3 (0.0–100.0)" in printed and "model − baseline" in printed
+    kept = [json.loads(line) for line in (tmp_path / "out" / "results.jsonl").read_text().splitlines()]
+    assert (kept[1]["missed_hotwords"], kept[1]["false_hotwords"]) == (["kerberos"], ["zabbix"])
+    page = (tmp_path / "out" / "worst.html").read_text()
+    assert "hotwords missed" in page and "hotwords nobody said" in page and "B-WER % 33.3" in page
+    assert "| B-WER %" in asr.model_card_section(tmp_path / "out")
+    words = tmp_path / "words.txt"
+    words.write_text("start\n")
+    file.write_text(json.dumps({"id": "1", "reference": "start it", "hypothesis": "stop it"}) + "\n")
+    assert asr.main(asr.ASROptions(score=file, hotwords=str(words)))["systems"]["model"]["all"]["b_wer"]["value"] == 1
+
+
+def test_hotwords_of_a_file_are_in_the_prompt(manifest, scripted, tmp_path) -> None:
+    clip = spoken("a", "x").audio[0]
+    samples = [Sample(id, asr_prompt(clip, "en"), (text,)) for id, text in (("a", "call ann"), ("b", "call bob"))]
+    manifest(samples)
+    words = tmp_path / "words.txt"
+    words.write_text("Ann\nBob\nZabbix\nNagios\n")
+    asked: list[str] = []
+
+    class Heard(scripted):
+        def generate(self, requests):
+            asked.extend(str(r.sample.messages[0].content[1]).partition("\n")[2] for r in requests)
+            return super().generate(requests)
+
+    given = {"data": tmp_path / "test.jsonl", "model": "m", "out": tmp_path / "out", "hotwords": str(words)}
+    scores = asr.main(asr.ASROptions(**given, distractors=1), engine=Heard({"a": "call ann", "b": "call ann"}))
+    assert len(asked) == 2 and all(len(text.split(",")) == 2 for text in asked)
+    assert "Ann" in asked[0] and "Bob" in asked[1]
+    assert scores["systems"]["model"]["all"]["recall"]["value"] == 0.5
+    with pytest.raises(ValueError, match="prompt_hotwords: True -> False"):  # not mixed with other prompts' answers
+        asr.main(asr.ASROptions(**given, distractors=1, prompt_hotwords=False), engine=Heard({}))
+    with pytest.raises(ValueError, match="--distractors: give 0 or more"):
+        asr.main(asr.ASROptions(**given, distractors=-1))
+    with pytest.raises(ValueError, match="--hotwords: a translation has none"):
+        asr.main(asr.ASROptions(**given, task="translate"))
 
 
 def test_two_results_files_in_pairs(tmp_path, capsys) -> None:

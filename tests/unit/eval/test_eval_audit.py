@@ -117,7 +117,7 @@ def test_audio_of_another_prompt_in_the_forward_pass(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     encode = AudioPolicy.encode_audio
-    monkeypatch.setattr(policy_module.AudioPolicy, "encode_audio", lambda self, clips: fault(encode(self, clips)))
+    monkeypatch.setattr(policy_module.AudioPolicy, "encode_audio", lambda self, *of: fault(encode(self, *of)))
     assert verdict(audio_gains(listener, examples(questions))).word == "ignores_audio"
 
 

@@ -18,8 +18,8 @@ from audiorl.algos.experience import Experience
 from audiorl.algos.packing import pack_experiences
 from audiorl.audio import AudioClip, AudioError, seconds
 from audiorl.config import LoraConfig, ModelConfig, OptimConfig, SamplingConfig
-from audiorl.models import AudioPolicy, audio_encoder, load_policy
-from audiorl.models.audio_encoder import log_mel, log_mels, spectrogram
+from audiorl.models import AudioPolicy, audio_encoder, backbone, load_policy
+from audiorl.models.features import log_mels, spectrogram
 from audiorl.models.lora import NON_LORA_WEIGHTS
 from audiorl.protocols import Request
 from audiorl.rollout.hf import HFEngine
@@ -74,14 +74,13 @@ def test_a_gpu_gets_the_clips_of_prompts_together(samples: list[Sample], monkeyp
         return log_mels(extractor, wavs)
 
     clips = [*policy.clips_of(samples), policy.clips_of(samples)[0]]
-    alone = [log_mel(policy.extractor, clip.load()) for clip in clips]  # type: ignore[arg-type]
-    monkeypatch.setattr(audio_encoder, "log_mels", on_cpu)
+    alone = [log_mels(policy.extractor, [clip.load()])[0] for clip in clips]
+    monkeypatch.setattr(backbone, "log_mels", on_cpu)
     monkeypatch.setattr(audio_encoder, "PASS_SECONDS", 2.5 * max(seconds(c) for s in samples for c in s.audio))
     for _ in range(2):  # then from what was kept
-        together = policy.audio._mels(clips, torch.device("cuda"))
-        for (mel, context), expected in zip(together, alone, strict=True):
-            torch.testing.assert_close(mel, expected, atol=1e-6, rtol=0)
-            assert context == 0
+        together = policy.audio._features(clips, torch.device("cuda"))
+        for features, expected in zip(together, alone, strict=True):
+            torch.testing.assert_close(features["input_features"][0], expected, atol=1e-6, rtol=0)
     assert max(batches) > 1 and sum(batches) == len({c.key for c in clips})
 
     policy.encode_ahead(samples)
@@ -97,22 +96,16 @@ def test_log_mel_equals_the_stock_extractor(samples: list[Sample]) -> None:
     wav = samples[0].audio[0].load()
     stock = extractor(wav, sampling_rate=16_000, padding="max_length", return_attention_mask=True, return_tensors="pt")
     frames = int(stock["attention_mask"].sum())
-    ours = log_mel(extractor, wav)
+    (ours,) = log_mels(extractor, [wav])
     assert ours.shape == (80, frames)
     torch.testing.assert_close(ours, stock["input_features"][0, :, :frames], atol=1e-6, rtol=0)
 
 
 @pytest.mark.parametrize("audio", ["frozen", "full"])
 def test_packed_equals_the_padded_batch_of_transformers(make_any: Make, samples: list[Sample], audio: str) -> None:
-    """The stock model on a right-padded batch, its own features and positions: log-probs and gradients.
-
-    The clips end in 50 ms of zeros: behind a clip that ends in sound, Qwen2-Audio's convolution sees the tail of the
-    extractor's window where ours sees silence.
-    """
+    """The stock model on a right-padded batch, its own features and positions: log-probs and gradients."""
     policy = make_any(ModelConfig(audio=audio))
-    quiet = np.zeros(800, dtype=np.float32)
-    clips = [AudioClip(array=np.concatenate([s.audio[0].load(), quiet]), sample_rate=16_000) for s in samples]
-    batch = groups_of_three(policy, [with_audio(s, c) for s, c in zip(samples, clips, strict=True)])
+    batch = groups_of_three(policy, samples)
     length = max(len(e) for e in batch)
     ids = torch.stack([torch.nn.functional.pad(e.ids, (0, length - len(e)), value=1) for e in batch])
     inputs = {"attention_mask": torch.stack([torch.arange(length) < len(e) for e in batch]).long()}

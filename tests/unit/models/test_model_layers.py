@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from transformers.models.glm import modeling_glm
 from transformers.models.qwen2 import modeling_qwen2
 
 from audiorl.algos.experience import PackedBatch
@@ -16,11 +18,19 @@ from audiorl.algos.packing import pack_experiences
 from audiorl.config import LoraConfig, ModelConfig, OptimConfig, RLConfig
 from audiorl.models import AudioPolicy
 from audiorl.models.families import text
-from audiorl.models.layers import CastLinear, FusedMLP, FusedNorm, use_working_copies, working_copy
+from audiorl.models.layers import (
+    CastLinear,
+    FusedMLP,
+    FusedNorm,
+    _replace_rotation,
+    replace_parts,
+    use_working_copies,
+    working_copy,
+)
 from audiorl.train.optim.adamw import Optimizer
 from audiorl.train.optim.steps import checkpoint_what_does_not_fit
 from audiorl.train.rl.trainer import TrainBatch, Trainer
-from tests.conftest import TEXTS, make_dual_omni, make_omni
+from tests.conftest import TEXTS, make_dual_omni, make_omni, make_qwen2_audio
 from tests.support.experiences import with_advantage
 from tests.support.launches import Launches
 from tests.unit.plan.test_plan import groups, scored
@@ -66,7 +76,7 @@ def test_losses_and_gradients_are_those_of_transformers(config: dict[str, Any], 
         torch.testing.assert_close(gradients, slopes, atol=1e-5, rtol=1e-4)
     for name, gradient in gradients.items():
         a, b = gradient.double(), slopes[name].double()
-        assert float((a - b).norm()) <= (1e-2 if config.get("autocast") else 1e-4) * float(b.norm()), name
+        assert float((a - b).norm()) <= (2e-2 if config.get("autocast") else 1e-4) * float(b.norm()), name
     with torch.no_grad():
         assert torch.equal(ours.forward(batch).logprobs, logprobs), "scored as it is trained"
 
@@ -189,3 +199,70 @@ def test_small_rates_move_16_bit_weights_by_default() -> None:
     assert moved[None] > 0.5 > 0.2 > moved[False]
     assert OptimConfig(lr=1e-5).keeps_masters and not OptimConfig(lr=1e-4).keeps_masters
     assert not OptimConfig(lr=1e-6, master_weights=False).keeps_masters
+
+
+class _OnePlusRMSNorm(nn.Module):
+    """Gemma's form, with the attributes of Llama's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.variance_epsilon = nn.Parameter(torch.zeros(64)), 1e-6
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.variance_epsilon) * (1 + self.weight)
+
+
+class _CappedMLP(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate_proj, self.up_proj, self.down_proj = (nn.Linear(64, 64, bias=False) for _ in range(3))
+        self.act_fn = nn.SiLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(self.act_fn(self.gate_proj(x)).clamp(max=0.1) * self.up_proj(x))
+
+
+def test_what_only_looks_alike_is_not_replaced() -> None:
+    torch.manual_seed(0)
+    layer = nn.ModuleDict({"norm": _OnePlusRMSNorm(), "mlp": _CappedMLP()})
+    layer["attention"] = nn.ModuleDict({"q_proj": nn.Linear(8, 8)})
+    layer["attention"].__class__ = type("GlmAttention", (nn.ModuleDict,), {"__module__": modeling_glm.__name__})
+    before = modeling_glm.apply_rotary_pos_emb  # turns neighbours, not halves
+    replace_parts(layer, autocast=False)
+    assert type(layer["norm"]) is _OnePlusRMSNorm and type(layer["mlp"]) is _CappedMLP
+    assert modeling_glm.apply_rotary_pos_emb is before
+
+
+@pytest.mark.parametrize("audio", ["frozen", "full"])
+def test_only_layers_that_are_computed_again_are_in_training_mode(audio: Any) -> None:
+    """Nothing is dropped and no running statistic moves: neither by dropout modules nor by dropout as a function."""
+    policy = make_qwen2_audio(ModelConfig(audio=audio, gradient_checkpointing=True))
+    noisy: Any = policy.backbone.audio_encoder(policy.model).layers[0]
+    noisy.dropout, noisy.inner = 0.5, nn.BatchNorm1d(4)
+    policy._set_trainable()
+    training = {type(m).__name__ for m in policy.model.modules() if m.training}
+    assert training == {
+        "Qwen2AudioForConditionalGeneration", "Qwen2Model", "Qwen2DecoderLayer", "Qwen2AudioEncoderLayer"
+    }  # fmt: skip
+    assert noisy.dropout == 0
+    with policy.evaluating():
+        assert not any(m.training for m in policy.model.modules())
+    assert {type(m).__name__ for m in policy.model.modules() if m.training} == training
+
+
+def test_rotations_are_known_while_models_are_made_without_memory() -> None:
+    module = ModuleType("modeling")
+
+    def turn(x: Tensor) -> Tensor:
+        return torch.cat([-x[..., 4:], x[..., :4]], -1)
+
+    def apply_rotary_pos_emb(
+        q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1
+    ) -> tuple[Tensor, Tensor]:
+        cos, sin = cos.unsqueeze(unsqueeze_dim), sin.unsqueeze(unsqueeze_dim)
+        return q * cos + turn(q) * sin, k * cos + turn(k) * sin
+
+    module.apply_rotary_pos_emb = apply_rotary_pos_emb  # type: ignore[attr-defined]
+    with torch.device("meta"):
+        _replace_rotation(module)
+    assert module.apply_rotary_pos_emb is not apply_rotary_pos_emb

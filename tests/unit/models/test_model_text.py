@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import Gemma2Config, Gemma2ForCausalLM, GraniteConfig, GraniteForCausalLM
 
 from audiorl.algos.experience import Experience
 from audiorl.algos.packing import pack_experiences
-from audiorl.config import LoraConfig, ModelConfig, OptimConfig
+from audiorl.config import LoraConfig, ModelConfig, OptimConfig, SamplingConfig
 from audiorl.models import AudioPolicy, load_policy
 from audiorl.protocols import Request
 from audiorl.rollout.hf import HFEngine
 from audiorl.train.optim.adamw import Optimizer
 from audiorl.types import Message, Sample
 from tests.conftest import make_text, readable
-from tests.support.decoders import FAMILIES
+from tests.support.decoders import FAMILIES, of_class
 from tests.support.packing import assert_same, groups_of_three, logprobs, with_gradients
+from tests.support.rollouts import forced, requests
+from tests.support.rollouts import logprobs as rollout_logprobs
 
 
 @pytest.fixture(params=list(FAMILIES))
@@ -52,6 +56,51 @@ def test_the_folder_gives_the_same_policy(decoder: AudioPolicy, samples: list[Sa
     assert torch.equal(torch.cat(logprobs(loaded, batch)), torch.cat(logprobs(decoder, batch)))
     text = readable(decoder, samples)[0]
     assert torch.equal(loaded.prompt(text).ids, decoder.prompt(text).ids)
+
+
+@pytest.mark.parametrize(
+    "model_class, config",
+    [
+        (GraniteForCausalLM, partial(GraniteConfig, logits_scaling=8.0)),
+        (Gemma2ForCausalLM, partial(Gemma2Config, final_logit_softcapping=0.5, attn_logit_softcapping=0.5)),
+    ],
+    ids=["granite", "gemma2"],
+)
+def test_divided_and_capped_logits(model_class: Any, config: Any, samples: list[Sample]) -> None:
+    """Those of transformers' own class, in an update and in the engine."""
+    policy = of_class(model_class, partial(config, sliding_window=4096), tied=True)
+    torch.nn.init.normal_(policy.backbone.head(policy.model).weight, std=0.3)
+    answers = groups_of_three(policy, samples)
+    found = logprobs(policy, answers)
+    for e, ours in zip(answers, found, strict=True):
+        logits = policy.model(input_ids=e.ids[None]).logits[0, e.prompt_length - 1 : -1]
+        expected = logits.log_softmax(-1).gather(1, e.ids[e.loss_mask][:, None])[:, 0]
+        torch.testing.assert_close(ours, expected, atol=1e-5, rtol=0)
+        as_they_are = policy.model.lm_head(policy.model.model(input_ids=e.ids[None]).last_hidden_state)[0]
+        assert (as_they_are[e.prompt_length - 1 : -1] - logits).abs().max() > 0.5
+    rollouts = HFEngine(policy, SamplingConfig(max_new_tokens=5)).generate(requests(readable(policy, samples), 2))
+    torch.testing.assert_close(forced(policy, rollouts, 1.0), rollout_logprobs(rollouts), atol=1e-5, rtol=0)
+
+
+def test_positions_beyond_which_rotations_change_are_refused(samples: list[Sample]) -> None:
+    policy = make_text()
+    factors = {"short_factor": [1.0] * 8, "long_factor": [2.0] * 8, "original_max_position_embeddings": 8}
+    policy.model.config.rope_parameters = {"rope_type": "longrope", "rope_theta": 1e4, **factors}
+    with pytest.raises(ValueError, match="the model reads at most 8"):
+        policy.prompt(readable(policy, samples)[0])
+
+
+def test_reserved_are_special_tokens_and_what_a_chat_is_written_with() -> None:
+    policy = make_text()
+    policy.tokenizer.add_tokens(["[INST]", "<start_of_turn>", "<table>", "\n\n"])
+    policy.tokenizer.chat_template = "[INST]{{ messages[0].content }}<think>"
+    found = {word for word in policy.tokenizer.get_added_vocab() if policy.prompts.reserved.search(word)}
+    assert found >= {"[INST]", "<|im_end|>", "<|AUDIO|>"}
+    assert not found & {"<start_of_turn>", "<table>", "\n\n", "<think>", "<answer>"}
+    policy.tokenizer.add_tokens(["<start_of_turn>"], special_tokens=True)
+    policy.tokenizer.add_tokens(["<more>"])  # the pattern is made again
+    with pytest.raises(ValueError, match=r"reserved token such as <.im_start.>: <start_of_turn>"):
+        policy.prompt(Sample("s", (Message("user", ("<start_of_turn>",)),)))
 
 
 def test_audio_in_a_prompt_is_refused_by_name(samples: list[Sample]) -> None:

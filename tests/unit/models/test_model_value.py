@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from audiorl.algos.experience import Experience
 from audiorl.algos.packing import pack_experiences
 from audiorl.config import LoraConfig, ModelConfig, OptimConfig
 from audiorl.models import AudioPolicy, load_policy
-from audiorl.models.value import ValueModel, load_value_model, make_critic
+from audiorl.models.value import HEAD_FILE, ValueModel, load_value_model, make_critic
 from audiorl.train.optim.adamw import Optimizer
 from audiorl.types import Sample
 from tests.conftest import Make
@@ -115,3 +116,9 @@ def test_what_is_saved_comes_back(make_any: Make, samples: list[Sample], tmp_pat
     restored.restore(tmp_path / "critic")
     assert torch.equal(restored(row), values)
     assert torch.equal(load_value_model(tmp_path / "critic", ModelConfig())(row), values)
+    weights = load_file(tmp_path / "critic" / HEAD_FILE)
+    next(iter(weights.values())).view(-1)[0] = float("inf")
+    save_file(weights, tmp_path / "critic" / HEAD_FILE)
+    with pytest.raises(ValueError, match=rf"{HEAD_FILE}: weight '.*' holds values that are not finite"):
+        restored.restore(tmp_path / "critic")
+    assert torch.equal(restored(row), values)

@@ -1,4 +1,4 @@
-"""Whisper as a policy: equal to transformers' model, packed as unpacked, rollouts under the trainer's log-probs."""
+"""What Whisper has beside other recognisers: requests, models of English, positions of text."""
 
 from __future__ import annotations
 
@@ -9,11 +9,8 @@ import numpy as np
 import pytest
 import torch
 from transformers import WhisperForConditionalGeneration
-from transformers.modeling_outputs import BaseModelOutput
 
-from audiorl.algos.packing import pack_experiences
 from audiorl.audio import AudioClip
-from audiorl.config import ModelConfig, SamplingConfig
 from audiorl.data.prompts import asr_prompt
 from audiorl.models import AudioPolicy, load_policy
 from audiorl.models.examples import Example, experience
@@ -23,9 +20,7 @@ from audiorl.rollout.vllm import VLLMEngine
 from audiorl.train.batches import idle_batch
 from audiorl.types import Message, Sample
 from tests.conftest import make_whisper
-from tests.support.packing import assert_same, groups_of_three, logprobs, with_audio, with_gradients
-from tests.support.rollouts import forced
-from tests.support.rollouts import logprobs as logprobs_of
+from tests.support.packing import groups_of_three, logprobs
 
 LANGUAGES = ("en", "es", "fr")
 
@@ -38,67 +33,6 @@ def transcripts(samples: list[Sample]) -> list[Sample]:
 @pytest.fixture(scope="module")
 def policy() -> AudioPolicy:
     return make_whisper()
-
-
-def memory(policy: AudioPolicy, clip: AudioClip) -> BaseModelOutput:
-    """The encoder's output by transformers, on the features of the extractor itself."""
-    features = policy.extractor(clip.load(), sampling_rate=16_000, return_tensors="pt").input_features
-    return BaseModelOutput(last_hidden_state=policy.model.model.encoder(features).last_hidden_state)
-
-
-def test_log_probs_and_gradients_equal_transformers(samples: list[Sample], transcripts: list[Sample]) -> None:
-    """The clips end in 50 ms of zeros: after a clip that ends in sound, the extractor's first frame of silence still
-    contains some of it, and ours does not."""
-    policy = make_whisper(ModelConfig(audio="full"))
-    quiet = np.zeros(800, dtype=np.float32)
-    clips = [AudioClip(array=np.concatenate([s.audio[0].load(), quiet]), sample_rate=16_000) for s in samples]
-    samples, transcripts = (
-        [with_audio(s, c) for s, c in zip(several, clips, strict=True)] for several in (samples, transcripts)
-    )
-    for batch in (groups_of_three(policy, transcripts), groups_of_three(policy, samples)):
-        stock = []
-        for e in batch:
-            ids = e.ids[e.ids != policy.audio_token_id]
-            logs = policy.model(encoder_outputs=memory(policy, e.audio[0]), decoder_input_ids=ids[None]).logits[0]
-            answer = len(e) - e.prompt_length
-            stock.append(logs[-answer - 1 : -1].log_softmax(-1).gather(-1, ids[-answer:, None])[:, 0])
-        expected = with_gradients(policy, stock)
-        for share in (False, True):
-            assert_same(with_gradients(policy, logprobs(policy, batch, share)), expected)
-
-
-def test_the_engine_samples_under_the_trainers_logprobs(
-    policy: AudioPolicy, samples: list[Sample], transcripts: list[Sample]
-) -> None:
-    """Requests of different length, clips of different length, rows that end while others go on."""
-    requests = [Request(s, n, seed=1) for n, s in enumerate([*samples, *transcripts], 1)]
-    rollouts = HFEngine(policy, SamplingConfig(max_new_tokens=10)).generate(requests)
-    assert len({len(r.segments[0].ids) for r in rollouts}) > 1
-    torch.testing.assert_close(forced(policy, rollouts), logprobs_of(rollouts), atol=1e-5, rtol=0)
-
-
-def test_greedy_transcripts_equal_generate(policy: AudioPolicy, transcripts: list[Sample]) -> None:
-    """A policy that was trained a little, so that its answers differ by clip and end by themselves."""
-    policy = policy.copy()
-    optimizer = torch.optim.AdamW(policy.trainable().values(), lr=3e-3)
-    texts = ("yes", "no why", "Which language")
-    lesson = [experience(policy, Example(s, text)) for s, text in zip(transcripts, texts, strict=True)]
-    for _ in range(60):
-        (-policy.forward(pack_experiences(lesson)).logprobs.mean()).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    rollouts = HFEngine(policy, SamplingConfig(max_new_tokens=20)).generate(
-        [Request(s, 1, greedy=True) for s in transcripts]
-    )
-    assert [r.text for r in rollouts] == list(texts)
-    for r in rollouts:
-        (segment,) = r.segments
-        start = segment.prompt_ids[segment.prompt_ids != policy.audio_token_id]
-        stock = policy.model.generate(
-            encoder_outputs=memory(policy, segment.audio[0]), decoder_input_ids=start[None], max_new_tokens=20
-        )
-        written = segment.ids[segment.ids != policy.end_id].tolist()
-        assert stock[0, -len(written) :].tolist() == written
 
 
 def test_a_transcript_is_asked_for_in_whispers_tokens(policy: AudioPolicy, transcripts: list[Sample]) -> None:
@@ -169,3 +103,25 @@ def test_english_only_models_have_prompts_of_their_own(transcripts: list[Sample]
     assert text == "<|startoftranscript|><|notimestamps|>"
     with pytest.raises(ValueError, match="this Whisper knows English only, the recording's language is 'es'"):
         english.prompt(transcripts[1])
+
+
+def test_hotwords_stand_where_whisper_reads_what_came_before(policy: AudioPolicy, samples: list[Sample]) -> None:
+    clip, words = samples[0].audio[0], ("Kerberos", "Le Havre")
+    sample = Sample("row-7", asr_prompt(clip, "fr", hotwords=words), metadata={"hotwords": words})
+    text = policy.tokenizer.decode(policy.prompt(sample).ids).replace("<|startoflm|>", "")
+    plain = "<|startoftranscript|><|fr|><|transcribe|><|notimestamps|>"
+    assert text == f"<|startofprev|> Kerberos, Le Havre{plain}"
+    many = replace(sample, messages=asr_prompt(clip, "fr", hotwords=[f"word{n}" for n in range(200)]))
+    with pytest.raises(ValueError, match=r"row-7.* 200 hotwords take \d+ tokens, Whisper reads 223 before"):
+        policy.prompt(many)
+
+
+def test_a_hotword_that_the_tokenizer_does_not_write(
+    policy: AudioPolicy, samples: list[Sample], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bytes write everything; here is a tokenizer that has no ø."""
+    encode = policy.tokenizer.encode
+    monkeypatch.setattr(policy.tokenizer, "encode", lambda text, **how: encode(text.replace("ø", "?"), **how))
+    sample = Sample("row-7", asr_prompt(samples[0].audio[0], "da", hotwords=["Ribe", "Sorø"]))
+    with pytest.raises(ValueError, match="does not write the hotword 'Sorø', it reads 'Sor\\?' back; leave it out"):
+        policy.prompts.check(replace(sample, metadata={"hotwords": ["Ribe", "Sorø"]}))

@@ -23,11 +23,12 @@ from audiorl.config import DistillConfig, LoraConfig, ModelConfig, OptimConfig, 
 from audiorl.config.distributed import RuntimeConfig
 from audiorl.data.corpus import bundled_speech
 from audiorl.models import AudioPolicy, load_policy
-from audiorl.models.families import higgs, qwen_omni
+from audiorl.models.families import generic, higgs, qwen_omni
 from audiorl.models.families import text as text_decoder
-from audiorl.models.families.qwen_omni import QwenOmni
+from audiorl.models.families.qwen_omni import Qwen3Omni
 from audiorl.models.layers import working_copy
 from audiorl.models.tiny import tiny_tokenizer
+from audiorl.plan.flow import saved_bytes
 from audiorl.plan.memory import (
     ATTENTION,
     GIB,
@@ -50,8 +51,10 @@ from audiorl.plan.memory import (
 )
 from audiorl.plan.models import RELEASED, ModelSize, Shape, count, size_of, skeleton
 from audiorl.train.rl.trainer import TrainBatch, Trainer
-from tests.conftest import TEXTS, make_dual_omni, make_omni, make_qwen2_audio, make_text, make_whisper
+from tests.conftest import RECOGNISERS, TEXTS, make_dual_omni, make_omni, make_qwen2_audio, make_text, make_whisper
+from tests.support import tiny_families
 from tests.support.allocated import Allocated
+from tests.support.flows import tiny_flow
 
 NOTHING_ASSUMED = Assumptions(0, 0, 0, 0, 0, 0)
 NO_KL = RLConfig(kl_beta=0.0)
@@ -76,7 +79,7 @@ def make_moe(config: ModelConfig | None = None) -> AudioPolicy:
     torch.manual_seed(0)
     model = Qwen3OmniMoeThinkerForConditionalGeneration(size)
     tokenizer.add_tokens(["<|audio_pad|>"], special_tokens=True)
-    return AudioPolicy(model, tokenizer, None, QwenOmni("qwen3"), config)
+    return AudioPolicy(model, tokenizer, None, Qwen3Omni("qwen3_omni_moe", tokenizer), config)
 
 
 FAMILIES: dict[str, Callable[..., AudioPolicy]] = {
@@ -87,6 +90,11 @@ FAMILIES: dict[str, Callable[..., AudioPolicy]] = {
     "higgs": make_higgs,
     "qwen3-omni": make_moe,
     "whisper": make_whisper,
+    "canary": RECOGNISERS["canary"],
+    "cohere-asr": RECOGNISERS["cohere-asr"],
+    "moonshine": RECOGNISERS["moonshine"],
+    "voxtral": lambda config=None: generic.tiny("voxtral", TEXTS, config=config),
+    "qwen3-asr": lambda config=None: generic.tiny("qwen3_asr", TEXTS, config=config),
 }
 
 
@@ -109,6 +117,15 @@ def test_parameters_are_those_of_the_real_model(family: str, how: str) -> None:
     assert size.adapters == sum(p.numel() for n, p in real.model.named_parameters() if ".lora_" in n)
     assert {n: p.shape for n, p in bare.trainable().items()} == {n: p.shape for n, p in real.trainable().items()}
     assert size.trained + size.adapters == sum(p.numel() for p in real.trainable().values())
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [(tiny_families.make_gemma4, "layers that share keys and values"), (tiny_families.make_granite, "audio encoder")],
+)
+def test_what_is_not_known_is_not_planned(make: Callable[..., AudioPolicy], said: str) -> None:
+    with pytest.raises(ValueError, match=f"{said}, whose memory the plan does not know"):
+        skeleton(make().model.config.to_dict(), ModelConfig())
 
 
 def test_a_folder_is_read(tmp_path: Path) -> None:
@@ -285,7 +302,7 @@ def test_packed_rows_keep_what_is_estimated(family: str, attention: str, size: t
     def masked() -> None:
         mask = attention_mask(batch.span_ids, batch.span_parents)[None, None]
         embeds, positions = policy.embed_tokens(batch.ids, None)[None], batch.position_ids[None]
-        routed = policy.routing_kwargs(None)
+        routed = policy.decoder_arguments(torch.zeros(1, dtype=torch.long), None)
         decoder(inputs_embeds=embeds, position_ids=positions, attention_mask=mask, use_cache=False, **routed)
 
     measured = kept_by_autograd(policy, masked if attention == "mask" else lambda: policy.hidden(batch))
@@ -337,11 +354,17 @@ def test_rows_are_packed_as_estimated() -> None:
     assert packed_row(1000, 600, 100, 8, share_prompts=False) == PackedRow(700, 100)
 
 
-def test_the_tower_keeps_what_is_estimated() -> None:
-    """Whisper tiny's encoder in the Omni tower, trained, on real speech; within a quarter."""
-    policy = qwen_omni.tiny(TEXTS, hidden=64, layers=1, vocab_size=400, config=ModelConfig(audio="full"))
+@pytest.mark.parametrize("family", ["omni", "moonshine", "canary"])
+def test_the_tower_keeps_what_is_estimated(family: str) -> None:
+    """Audio encoders, trained, on real speech; within a quarter."""
+    config = ModelConfig(audio="full")
+    policy = (  # of Whisper tiny's width: in a narrow encoder the scores of attention outweigh its layers
+        qwen_omni.tiny(TEXTS, hidden=64, layers=1, vocab_size=400, config=config)
+        if family == "omni"
+        else FAMILIES[family](config)
+    )
     clips = [u.clip for u in bundled_speech(min_seconds=2.0, max_seconds=4.0)[:2]]
-    seconds = sum(policy.audio.mel(c)[0].shape[1] for c in clips) / 100 / len(clips)
+    seconds = sum(c.load().shape[-1] for c in clips) / 16_000 / len(clips)
     measured = kept_by_autograd(policy, lambda: policy.encode_audio(clips))
     tower = count(policy).shape.tower
     assert tower is not None
@@ -460,6 +483,7 @@ VLLM: dict[str, Any] = {"kind": "ray", "ranks": 4, "engine": "vllm", "engines": 
         (replace(TINY, heads=12, kv_heads=3), {"runtime": RuntimeConfig(**VLLM)}, "3 key-value heads: neither divides"),
         (replace(TINY, codes=8), {"runtime": RuntimeConfig(engine="vllm")}, "use --runtime.engine hf"),
         (TINY, {"speech_share": 0.5}, "--speech-share is for a model that writes codes"),
+        (replace(TINY, kind="canary"), {"runtime": RuntimeConfig(engine="vllm")}, "vLLM serves no policy of canary"),
     ],
 )
 def test_impossible_options(shape: Shape, options: dict[str, Any], words: str) -> None:
@@ -486,6 +510,28 @@ def test_the_command_prints_a_table_and_a_verdict(folder: str, capsys: pytest.Ca
     assert "does not fit No single change" in " ".join(capsys.readouterr().out.split())
 
 
+def test_flows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    policy, options = tiny_flow(), ["--model.device", "cpu", "--frames", "30", "--words", "12", "--json"]
+    policy.save(tmp_path)
+    planned = {}
+    for name, more in {
+        "branch": [], "all": ["--sampling.noisy", "all"], "passes": ["--rl.micro-batch-tokens", "420"],
+        "again": ["--model.gradient-checkpointing", "True"], "alone": ["--rl.kl-beta", "0", "--rl.loss", "crpo"],
+    }.items():  # fmt: skip
+        assert main(["doctor", "--plan", str(tmp_path), *options, *more]) == 0
+        planned[name] = {gpu["name"]: gpu for gpu in json.loads(capsys.readouterr().out)["gpus"]}
+    weights = 4 * sum(p.numel() for p in policy.parameters())
+    sft, grpo = (planned["branch"][name]["parts"] for name in ("sound-sft", "sound-grpo"))
+    assert sft["weights"]["step"] == grpo["reference"]["step"] == weights and "reference" not in sft
+    assert planned["alone"]["sound-grpo"]["parts"]["reference"]["step"] == weights
+    kept = {name: own["sound-grpo"]["parts"]["activations"]["backward"] for name, own in planned.items()}
+    assert kept["passes"] == pytest.approx(kept["branch"] * 10 / 128, rel=0.1), "sounds of 42 tokens, 128 noisy steps"
+    assert kept["all"] == pytest.approx(sft["activations"]["backward"]) and kept["again"] < kept["branch"] / 4
+    real = saved_bytes(policy.model, 10, 30, 12)
+    assert real == pytest.approx(kept["passes"], rel=0.25) and real <= kept["passes"]
+    assert main(["doctor", "--plan", "flow", "--gpu-gib", "1.2"]) == 1 and "does not fit" in capsys.readouterr().out
+
+
 def test_what_it_suggests_fits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """For a model of which there is only a config.json: no weights are needed."""
     wide = {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 4, "vocab_size": 151_936}
@@ -505,12 +551,12 @@ def test_what_it_suggests_fits(tmp_path: Path, capsys: pytest.CaptureFixture[str
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ([], "name a model folder or one of qwen2.5-omni-3b"),
+        ([], "name a model folder or one of flow, qwen2.5-omni-3b"),
         (["--runtime.zero", "1"], "name a model folder or one of"),
         (["qwen2.5-omni-8b"], "neither a model folder nor one of qwen2.5-omni-3b"),
         (["qwen2.5-omni-3b", "--runtime.ranks", "2"], "several processes need --runtime.kind torchrun or ray"),
         (["higgs-audio-v2-3b", "--runtime.engine", "vllm"], "use --runtime.engine hf"),
-        (["FOLDER"], "model_type 'bert' is not one that audiorl trains"),
+        (["FOLDER"], "has no audio LLM of model_type 'bert'"),
         (["FOLDER/adapter"], "name its base model"),
     ],
 )

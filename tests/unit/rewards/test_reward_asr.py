@@ -11,8 +11,10 @@ from audiorl.audio import AudioClip
 from audiorl.data.corpus import bundled_speech
 from audiorl.data.manifest import read_samples
 from audiorl.data.no_speech import KINDS, RATE, no_speech_samples, sound
-from audiorl.rewards import CharAccuracy, Hallucination, Repetition, WeightedSum, WordAccuracy
+from audiorl.rewards import CharAccuracy, Hallucination, HotwordAccuracy, Repetition, WeightedSum, WordAccuracy
 from audiorl.types import Message
+
+TWO = ["Kerberos", "Zabbix"]
 
 
 def total(reward, rollout) -> float:
@@ -37,6 +39,55 @@ def total(reward, rollout) -> float:
 )
 def test_accuracy(make_rollout, reward, text: str, references: tuple[str, ...], expected: float) -> None:
     assert total(reward, make_rollout(text, references=references)) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("reward", "text", "hotwords", "expected", "parts"),
+    [
+        # "start the kerberos daemon": 3 words of weight 1 and one of weight 3
+        (HotwordAccuracy(), "Start the Kerberos daemon.", TWO, 1.0, (0, 0)),
+        (HotwordAccuracy(), "start the carbon daemon", ["Kerberos"], 1 - 3 / 6, (1, 0)),
+        (HotwordAccuracy(), "start a kerberos daemon", ["Kerberos"], 1 - 1 / 6, (0, 0)),
+        # a distractor in place of the hotword: 3 for the error and 1 for the false hotword
+        (HotwordAccuracy(), "start the zabbix daemon", TWO, 1 - 4 / 6, (1, 1)),
+        # one that is inserted is an error in a hotword, too
+        (
+            HotwordAccuracy(false_weight=0.5),
+            "start the kerberos zabbix daemon",
+            ["Kerberos", "Zabbix"],
+            1 - 3.5 / 6,
+            (0, 1),
+        ),
+        (HotwordAccuracy(weight=1, false_weight=0), "start the zabbix daemon", TWO, 0.75, (1, 1)),
+        (HotwordAccuracy(), "zabbix zabbix zabbix zabbix", TWO, 0.0, (1, 4)),
+        (
+            HotwordAccuracy(clip=False),
+            "zabbix zabbix zabbix zabbix",
+            TWO,
+            1 - (3 + 3 + 4) / 6,
+            (1, 4),
+        ),
+        (HotwordAccuracy(), "start a kerberos daemon", None, 0.75, None),  # `WordAccuracy`
+    ],
+)
+def test_hotwords_weigh_more(make_rollout, reward, text: str, hotwords, expected: float, parts) -> None:
+    listed = {"hotwords": hotwords} if hotwords else {}
+    (score,) = reward([make_rollout(text, references=("start the kerberos daemon",), **listed)])
+    assert score.total == pytest.approx(expected)
+    assert dict(score.parts) == ({} if parts is None else {"missed": parts[0], "false": parts[1]})
+
+
+def test_hotwords_where_nobody_speaks_and_of_several_references(make_rollout) -> None:
+    reward, listed = HotwordAccuracy(), {"hotwords": ["Ann", "Anne"]}
+    assert total(reward, make_rollout("call anne", references=("call ann", "call anne"), **listed)) == 1.0
+    assert total(reward, make_rollout("", references=("",), **listed)) == 1.0
+    assert total(reward, make_rollout("ann", references=("",), **listed)) == 0.0
+    with pytest.raises(ValueError, match="'Kerberos' is not a list of words"):
+        reward.check(make_rollout("a", references=("a",), hotwords="Kerberos").sample)
+    with pytest.raises(ValueError, match="'Um' is empty after 'english' normalisation"):
+        HotwordAccuracy("english").check(make_rollout("a", references=("a",), hotwords=["Um"]).sample)
+    with pytest.raises(ValueError, match="false_weight is -1"):
+        HotwordAccuracy(false_weight=-1)
 
 
 def test_digits_are_spelled_out_in_the_samples_language(make_rollout) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -84,9 +85,10 @@ def written(rollouts: Sequence[Rollout]) -> list[object]:
 
 def test_trainer_log_probs_are_the_engines() -> None:
     """Of text and of all codebooks, at a temperature of their own, with and without a shared prompt."""
-    for make in (make_higgs, make_dual_text):
+    for make, of_codes in ((make_higgs, (1.2,)), (make_dual_text, (1.2, 0.8))):
         policy = chatty(make(), ASKED[1:2], share=0.2)
-        rollouts = run(policy, ASKED, n=4, temperature=0.9, audio_temperature=1.2)
+        sampling: dict[str, Any] = dict(temperature=0.9, audio_temperature=9.0, codebook_temperature=of_codes)
+        rollouts = run(policy, ASKED, n=4, **sampling)
         said = [s for r in rollouts for s in r.segments if s.codes is not None]
         assert len(said) > 8 and any(s.codes is None for r in rollouts for s in r.segments)  # type: ignore[union-attr]
         mixed = [s for r in rollouts if r.sample.id == "b" for s in r.segments if s.codes is not None]
@@ -94,7 +96,11 @@ def test_trainer_log_probs_are_the_engines() -> None:
         batch = [Experience.from_rollout(r) for r in rollouts]
         engine = torch.cat([wide(e.rollout_logprobs)[e.loss_mask] for e in batch])
         for share in (True, False):
-            out = policy.forward(pack_experiences(batch, share), 0.9, audio_temperature=1.2)
+            out = policy.forward(
+                pack_experiences(batch, share),
+                0.9,
+                audio_temperature=SamplingConfig(**sampling).training_temperatures[1],
+            )
             assert out.code_logprobs is not None
             torch.testing.assert_close(out.code_logprobs.detach(), engine, atol=1e-5, rtol=0)
         code_mask = torch.cat([e.code_mask[e.loss_mask] for e in batch if e.code_mask is not None])

@@ -368,4 +368,4 @@ def test_another_clip_gives_other_log_probs_to_its_own_prompt(
     before = run(clips)
     swapped = run([clips[1], clips[0], clips[2]])
     assert swapped == pytest.approx([before[1], before[0], before[2]], abs=1e-5)
-    assert abs(before[0] - before[1]) > 1e-3
+    assert abs(before[0] - before[1]) > 1e-4

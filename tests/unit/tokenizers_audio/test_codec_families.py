@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 import tokenizers_audio
 from tests.support.codecs import FAMILIES, speech
+from tokenizers_audio.codec import Codec
 from tokenizers_audio.protocol import AudioTokenizer, Streaming
 
 BLOCKS = ("higgs", "xcodec")  # whose encoders hear blocks
@@ -244,3 +245,20 @@ def test_how_many_frames_late_a_stream_is(folders: dict[str, Path], family: str,
         assert stream.encode(wav).shape[1] == 14 - heard
     samples = len(stream.decode(torch.zeros(codec.num_codebooks, 14, dtype=torch.int64)))
     assert math.ceil(14 - samples / hop(codec)) == said
+
+
+def test_latents_are_what_is_quantised_and_decoded(codec: Any) -> None:
+    wav = frames_of_speech(codec, 6)[None]
+    if isinstance(codec, Codec):
+        quantise, dequantise = codec.backend.quantise, codec.backend.dequantise
+    else:
+        quantise, dequantise = (lambda x: codec.quantizer.encode(x, codec.levels)), codec.quantizer.decode
+    latents, codes = codec.latents(wav), codec.encode(wav)
+    assert latents.shape[::2] == (1, 6) and torch.equal(quantise(latents), codes)
+    vectors = dequantise(codes)
+    assert torch.equal(codec.decode_latents(vectors), codec.decode(codes))
+    if vectors.shape[1] == latents.shape[1]:
+        assert codec.decode_latents(latents).shape == (1, 6 * hop(codec))
+    else:
+        with pytest.raises(ValueError, match="its decoder reads"):
+            codec.decode_latents(latents)

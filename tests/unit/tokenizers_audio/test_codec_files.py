@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from transformers import EncodecConfig, EncodecModel
 
 import tokenizers_audio
@@ -140,6 +140,18 @@ def test_folders_that_are_no_codec(
     with pytest.raises(ValueError, match=message) as error:
         tokenizers_audio.load(folder)
     assert str(folder) in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("kind", ["dac-16k", "encodec", "unified"])
+def test_weights_that_are_not_finite_are_not_loaded(folders: dict[str, Path], tmp_path: Path, kind: str) -> None:
+    shutil.copytree(folders[kind], tmp_path / "codec")
+    (file,) = (tmp_path / "codec").glob("*.safetensors")
+    weights = load_file(file)
+    name = max(n for n in weights if weights[n].is_floating_point())
+    weights[name].view(-1)[-1] = float("nan")
+    save_file(weights, file, {"format": "pt"})
+    with pytest.raises(ValueError, match=rf"{tmp_path}.*: weight '{name}' holds values that are not finite"):
+        tokenizers_audio.load(tmp_path / "codec")
 
 
 def test_paths_and_options_that_lead_nowhere(folders: dict[str, Path], tmp_path: Path) -> None:

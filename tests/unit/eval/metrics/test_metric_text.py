@@ -22,6 +22,7 @@ from audiorl.eval.metrics.text import (
     _CHINESE,
     Normalizer,
     compared,
+    hotword_errors,
     join_unspaced,
     script_counts,
     spell_numbers,
@@ -279,3 +280,52 @@ def test_a_normaliser_of_the_user(tmp_path: Path) -> None:
     ):
         with pytest.raises(ValueError, match=message):
             normalize("x", name)
+
+
+def counts(*numbers: int) -> ErrorCounts:
+    """Hits, substitutions, insertions, deletions."""
+    return ErrorCounts(*numbers)
+
+
+@pytest.mark.parametrize(
+    ("reference", "hypothesis", "hotwords", "biased", "other", "missed", "false"),
+    [
+        # kerberos -> carbon is in a hotword, the -> a is not
+        ("start the kerberos daemon", "start a carbon daemon", ["Kerberos"], (0, 1, 0, 0), (2, 1, 0, 0), 1, 0),
+        # an inserted hotword counts to them, though nobody said it; another inserted word does not
+        ("start it", "start zabbix it now", ["zabbix", "kerberos"], (0, 0, 1, 0), (2, 0, 1, 0), 0, 1),
+        # a hotword in place of another word: the reference's word is none
+        ("start it", "start zabbix", ["zabbix"], (0, 0, 0, 0), (1, 1, 0, 0), 0, 1),
+        ("call ann and ann", "call ann", ["ann"], (1, 0, 0, 1), (1, 0, 0, 1), 1, 0),
+        # of several words: "the" counts where "hague" follows it
+        ("the town of the hague", "a town of a hague", ["The Hague"], (1, 1, 0, 0), (2, 1, 0, 0), 1, 0),
+        ("the hague", "the", ["The Hague", "the"], (1, 0, 0, 1), (0, 0, 0, 0), 1, 1),
+        ("去海牙吧", "去海呀吧", ["海牙"], (1, 1, 0, 0), (2, 0, 0, 0), 1, 0),
+        ("", "zabbix", ["zabbix"], (0, 0, 1, 0), (0, 0, 0, 0), 0, 1),
+    ],
+)
+def test_errors_in_hotwords_by_hand(reference, hypothesis, hotwords, biased, other, missed: int, false: int) -> None:
+    found = hotword_errors(reference, hypothesis, hotwords, "basic")
+    assert (found.biased, found.unbiased) == (counts(*biased), counts(*other))
+    assert (len(found.missed), len(found.false)) == (missed, false)
+
+
+@given(*[st.lists(st.sampled_from("abcde"), max_size=9)] * 2, st.sets(st.sampled_from("abcde"), min_size=1))
+def test_hotword_errors_follow_jiwers_alignment(a: list[str], b: list[str], listed: set[str]) -> None:
+    """Of single words, as in the sets of rare words: each column of the alignment is in a hotword or is not."""
+    found = hotword_errors(" ".join(a), " ".join(b), sorted(listed))
+    assert found.biased + found.unbiased == word_errors(" ".join(a), " ".join(b))
+    assert found.biased.reference_length == sum(word in listed for word in a)
+    columns = [
+        (c.type, word in listed)
+        for c in jiwer.process_words([" ".join(a)], [" ".join(b)]).alignments[0]
+        for word in (b[c.hyp_start_idx : c.hyp_end_idx] if c.type == "insert" else a[c.ref_start_idx : c.ref_end_idx])
+    ]
+    for kind in ("substitute", "insert", "delete"):
+        got = {"substitute": "substitutions", "insert": "insertions", "delete": "deletions"}[kind]
+        assert getattr(found.biased, got) == columns.count((kind, True))
+
+
+def test_a_hotword_that_the_normaliser_empties() -> None:
+    with pytest.raises(ValueError, match="the hotword 'Um' is empty after 'english' normalisation"):
+        hotword_errors("a", "a", ["Um"], "english")

@@ -16,7 +16,9 @@ import soundfile
 
 from audiorl.data.preferences import read_pairs
 from audiorl.models.tiny import tiny_tokenizer
+from audiorl.report.view.sound import FRAMES
 from tests.conftest import TEXTS
+from tests.support.flows import add_scene, write_flow_run
 from tests.support.reports import rollout, write_lines
 from tests.support.views import browser_page, until, view_process
 
@@ -136,6 +138,39 @@ def test_labels_by_keyboard(recorded: Path, tmp_path: Path) -> None:
         until(lambda: page.locator(".sub").first.inner_text().startswith("2 "))
     pairs = read_pairs(file).samples
     assert len(pairs) == 2 and [pairs[0].rejected, pairs[0].chosen] == shown
+
+
+def test_a_drag_over_a_sound_or_a_click_on_an_object_is_a_region_that_is_made_anew(tmp_path: Path) -> None:
+    run = write_flow_run(tmp_path / "flow", 0.1 * np.sin(np.arange(8000) / 10))
+    add_scene(run)
+    with view_process(run) as (address, _), browser_page(address, 390) as page:
+        page.click("#to-edits")
+        page.wait_for_selector(".card .picture img")
+        box = page.locator(".picture").first.bounding_box()
+        for share, act in ((0.25, page.mouse.down), (0.5, lambda: None), (0.75, page.mouse.up)):
+            page.mouse.move(box["x"] + share * box["width"], box["y"] + 9)
+            act()
+        start, end = map(float, page.locator("[aria-label=regions]").input_value().split(":"))
+        assert start < end and page.locator(".region").count() == 1
+        until(lambda: page.evaluate("document.querySelector('.film').naturalWidth > 0"))
+        film = page.locator(".film").bounding_box()
+        page.fill("[aria-label=regions]", "")
+        page.locator(".film").click(position={"x": film["width"] * (3 + 0.15) / FRAMES, "y": film["height"] / 2})
+        assert (
+            page.locator("[aria-label=regions]").input_value() == "0.10:0.30" and page.locator(".region").count() == 1
+        )
+        page.click("text=make")
+        page.wait_for_selector(".error")
+        page.fill("[aria-label=change]", "Add a voice.")
+        page.click("text=make")
+        page.wait_for_selector(".members .card audio")
+        until(lambda: page.evaluate("document.querySelector('.members audio').duration > 0.1"))
+        page.click("text=go on from this")
+        assert page.locator("main > .card h3").inner_text() == "before: Add a voice."
+        page.fill("[aria-label=regions]", "1:99")
+        page.click("text=make")
+        until(lambda: page.locator(".error").count())
+        assert "past the end" in page.locator(".error").inner_text()
 
 
 def test_a_live_run(tmp_path: Path) -> None:

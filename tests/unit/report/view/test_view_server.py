@@ -6,14 +6,19 @@ import io
 import re
 import shutil
 import socket
+from dataclasses import asdict
 from pathlib import Path
 
+import numpy as np
 import pytest
 import soundfile
 from starlette.testclient import TestClient
 
 from audiorl.cli import main
+from audiorl.cli.sound import edited
 from audiorl.report.view.server import make_app
+from audiorl.report.view.sound import FRAMES
+from tests.support.flows import add_scene, write_flow_run
 from tests.support.reports import EVIL, Checker, rollout, write_lines, write_run
 from tests.support.views import TOKEN, append_line, client, viewed
 
@@ -46,7 +51,7 @@ def test_pages_and_assets(run_dir: Path) -> None:
     page = requests.get("/").text
     fetched = Checker(page).fetched
     assert all(requests.get(f"/{path}").status_code == 200 for path in fetched if not path.startswith(("#", "data:")))
-    for module in ("app.js", "curves.js", "pages.js", "players.js"):
+    for module in ("app.js", "curves.js", "edits.js", "pages.js", "players.js"):
         source = requests.get(f"/assets/{module}").text
         assert "http:" not in source and "https:" not in source
     for path in ("/assets/../server.py", "/assets/%2e%2e%2fserver.py", "/assets/server.py"):
@@ -207,3 +212,57 @@ def test_a_run_deleted_meanwhile(run_dir: Path) -> None:
     assert requests.get("/rollouts/0/1/0").status_code == 404
     view.poll()
     assert requests.get("/state").json()["runs"][0]["deleted"] is True
+
+
+def test_a_sound_with_a_video_has_its_frames_and_events(tmp_path: Path) -> None:
+    from matplotlib.image import imread
+
+    wave = (np.random.default_rng(0).integers(-(2**15), 2**15, 8000) / 2**15).astype(np.float32)
+    flow = write_flow_run(tmp_path / "flow", wave)
+    dog = add_scene(flow)
+    requests = client(viewed(flow))
+    (made,) = requests.get("/sounds/0").json()
+    assert made["events"] == [asdict(dog)] and made["shown"] == FRAMES
+    picture = imread(io.BytesIO(requests.get(f"/{made['film']}").content))[..., 0]
+    assert picture.shape == (96, 96 * FRAMES)
+    heard = picture[:90, 96 * 3 : 96 * 4]  # the fourth of twelve frames shows 0.15 s
+    assert heard[:, :30].any() and not heard[:, 30:].any(), "it bounces at the left"
+    np.save(flow / "scene.npy", np.zeros(5))
+    other = client(viewed(flow))
+    (made,) = other.get("/sounds/0").json()
+    answer = other.get(f"/{made['film']}")
+    assert answer.status_code == 400 and "scene.npy: no pictures" in answer.text
+    assert other.get("/frames/other").status_code == 404
+
+
+def test_sounds_are_edited(run_dir: Path, tmp_path: Path) -> None:
+    wave = (np.random.default_rng(0).integers(-(2**15), 2**15, 8000) / 2**15).astype(np.float32)
+    flow = write_flow_run(tmp_path / "flow", wave)
+    requests = client(viewed(run_dir, flow, edit=edited))
+    assert [run["edits"] for run in requests.get("/state").json()["runs"]] == [False, True]
+    assert client(viewed(flow)).post("/edits", json={}).status_code == 404
+    (made,) = requests.get("/sounds/1").json()
+    assert made["name"] == "after/0000.wav" and made["seconds"] == 0.5
+    content = (flow / "eval/after/0000.wav").read_bytes()
+    sent = requests.post("/sounds?name=../../my%20dog.wav", content=content).json()
+    for source in (made["source"], sent["source"]):
+        asked = {"run": 1, "source": source, "regions": ["0.1:0.2"], "text": "Remove the dog."}
+        reply = requests.post("/edits", json=asked).json()
+        new, rate = soundfile.read(io.BytesIO(requests.get(f"/{reply['source']}").content), dtype="float32")
+        assert rate == 16_000 and np.array_equal(np.delete(new, slice(1600, 3200)), np.delete(wave, slice(1600, 3200)))
+        assert not np.allclose(new[1760:3040], wave[1760:3040], atol=0.1)
+        assert requests.get(f"/{reply['source']}".replace("audio", "spectrogram")).content
+    for wrong, status, message in (
+        ({"regions": ["0.4:0.6"]}, 400, "past the end"),
+        ({"regions": "all"}, 400, "'all'"),
+        ({"regions": []}, 400, "nothing is to be made anew"),
+        ({"text": " "}, 400, "say what is to change"),
+        ({"source": "audio/other"}, 404, ""),
+        ({"run": 7}, 404, "no such run"),
+    ):
+        answer = requests.post("/edits", json={**asked, **wrong})
+        assert answer.status_code == status and message in answer.text
+    assert requests.post("/sounds?name=a.wav", content=b"no sound").status_code == 404
+    assert requests.post("/edits", content=b"x" * 2**17).status_code == 400
+    other = requests.post("/edits", json=asked, headers={"Origin": "https://evil.example"})
+    assert other.status_code == 403

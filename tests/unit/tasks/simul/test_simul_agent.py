@@ -19,6 +19,7 @@ import pytest
 import soundfile
 import soxr
 
+from audiorl import cli
 from audiorl.audio import AudioClip
 from audiorl.tasks.simul.bundled import bundled_streams
 from audiorl.tasks.simul.formats import write_streams
@@ -81,10 +82,9 @@ def scored_by_simuleval(out: Path) -> dict[str, float]:
 
 
 def test_the_same_text_and_delays_as_our_own_run(driven: Path, folder: Path) -> None:
-    command: list[object] = [sys.executable, "-m", "audiorl.eval.simul", "--model", folder / "model"]
-    command += ["--streams", folder / "streams.jsonl"]
-    command += ["--out", folder / "own", "--max-new-tokens", str(CAP), "--device", "cpu"]
-    subprocess.run(list(map(str, command)), check=True, cwd=ROOT)
+    words: list[object] = ["--model", folder / "model", "--streams", folder / "streams.jsonl"]
+    words += ["--out", folder / "own", "--max-new-tokens", str(CAP), "--device", "cpu"]
+    assert cli.main(["eval", "simul", *map(str, words)]) == 0
     theirs, ours = read_log(driven), read_log(folder / "own")
     assert len(theirs) == 6
     for their, our in zip(theirs, ours, strict=True):
@@ -97,8 +97,7 @@ def test_the_same_text_and_delays_as_our_own_run(driven: Path, folder: Path) -> 
 
 def test_the_same_scores(driven: Path) -> None:
     expected = scored_by_simuleval(driven)
-    command = [sys.executable, "-m", "audiorl.eval.simul", "--score", driven, "--language", "es"]
-    subprocess.run(list(map(str, command)), check=True, cwd=ROOT)
+    assert cli.main(["eval", "simul", "--score", str(driven), "--language", "es"]) == 0
     found = json.loads((driven / "scores.json").read_text())
     assert {name: found[name] for name in expected} == pytest.approx(expected, abs=1e-6)
 

@@ -1,0 +1,76 @@
+"""Rows of scenes of sound, of edits of them, and of published sets of captioned sounds."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+
+from audiorl.data.schema.types import AnyText, Finite, Id, Seconds, Text
+
+Task = Literal["sound", "enhance", "tts"]
+"""What a row of sounds asks for."""
+Degrees = Annotated[float, Meta(ge=-90, le=90, description="an azimuth; give degrees, -90 (left) to 90 (right)")]
+Decibels = Annotated[float, Meta(ge=-60, le=0, description="a level; give dB, -60 to 0")]
+Channels = Annotated[int, Meta(ge=1, le=2, description="a number of channels; give 1 or 2")]
+Length = Annotated[float, Meta(gt=0, le=600, description="a length; give seconds, more than 0, at most 600")]
+FrameRate = Annotated[float, Meta(gt=0, le=240, description="a frame rate; give frames a second")]
+
+
+class EventColumns(Struct):
+    """A sound in a scene."""
+
+    name: Text
+    start: Seconds
+    end: Seconds
+    gain: Decibels = 0.0
+    azimuth: Degrees | None = None
+    file: AnyText = ""
+
+
+Events = Annotated[list[EventColumns], Meta(min_length=1, description="a list of events; give at least one")]
+
+
+class SceneColumns(Struct):
+    """A scene, and the sound and silent video of it where there are some."""
+
+    id: Id
+    caption: Text
+    events: Events
+    duration: Length
+    channels: Channels = 1
+    thought: Text | None = None
+    audio: Text | None = None
+    video: Text | None = None
+    video_rate: FrameRate | None = None
+
+
+class SoundColumns(Struct):
+    """A sound to learn or to ask for."""
+
+    id: Id | None = None
+    task: Annotated[Task | None, Meta(description="a task; give sound, enhance or tts")] = None
+    caption: Text | None = None
+    text: Text | None = None
+    instruction: Text | None = None
+    thought: Text | None = None
+    prompt_text: Text | None = None
+    duration: Length | None = None
+    video: Text | None = None
+    video_rate: FrameRate | None = None
+    mask: Annotated[
+        list[tuple[Seconds, Seconds]] | None, Meta(description="a list; give [[start, end], …] in seconds")
+    ] = None
+
+
+class PublishedColumns(Struct):
+    """AudioCaps, VGGSound, AudioCoT and AudioCanvas."""
+
+    audiocap_id: Id | None = None
+    youtube_id: Text | None = None
+    id: Id | None = None
+    start_time: Finite | AnyText | None = None
+    caption: Text | None = None
+    label: Text | None = None
+    caption_cot: AnyText | None = None
+    split: AnyText | None = None
