@@ -1,4 +1,4 @@
-"""Sounds against what was asked: which events are heard, when, where, how cleanly, beside the recordings.
+"""Sounds and edits against what was asked: which events are heard, when, where, how cleanly, beside the recordings.
 
     audiorl eval sound --data scenes/new_files.jsonl --model runs/sound --sounds runs/b/sounds --judge judges/yamnet \\
         --classes scenes/classes.json --out results/sound
@@ -6,7 +6,7 @@
 --model are flows, which first make a sound for each row; --sounds are folders with a file for each row, ID.flac or of
 another suffix. The judge is a tagger that no reward asked: `judges/yamnet` of tools/fetch_judges.py, or a second one of
 `audiorl data train-tagger`. Rows are those of `audiorl data build-scenes`; their recordings are measured too, as the
-best that these measures give. docs/evaluate.md says how each is computed.
+best that these measures give, and of edits the sounds before them. docs/evaluate.md says how each is computed.
 
 Writes to --out: scores.json, page.html (the table, and sounds to listen to), and a folder a system with sounds.jsonl.
 A second call continues where the first stopped, and adds systems.
@@ -18,15 +18,17 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import soundfile
+from numpy.typing import NDArray
 
 from audiorl.audio import AudioClip, AudioError, load_channels, write_wav
 from audiorl.config.checks import require_counts
 from audiorl.config.flow import FlowInference
 from audiorl.data.schema import check, parse_json
+from audiorl.data.schema.scenes import EditKind
 from audiorl.eval._common import (
     Row,
     check_settings,
@@ -56,7 +58,7 @@ from audiorl.tasks.sound.rewards import place_errors
 from audiorl.tasks.sound.scenes import SUFFIXES, events_of, read_scenes
 from audiorl.types import Sample
 
-RECORDINGS = "recordings"
+RECORDINGS, UNEDITED = "recordings", "unedited"
 PLAYED = 12
 """Scenes that the page plays."""
 SAMPLED = {
@@ -66,8 +68,13 @@ SAMPLED = {
     "azimuth_error": "azimuth (°) ↓",
     "clean": "clean ↑",
     "loudness_range": "range (dB)",
+    "asked": "as asked % ↑",
+    **{f"asked_{kind}": f"{kind} %" for kind in get_args(EditKind)},
+    "outside_snr": "outside (dB) ↑",
 }
 """Measures of a sound by itself, and their headings."""
+SAME = 120.0
+"""dB of two sounds that are equal, or all but."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +116,8 @@ def main(options: SoundOptions) -> Row:
         held = check(parse_json(options.classes.read_bytes()), dict[str, dict[str, list[str]]])
         classes = {name: about.get("yamnet", [name]) for name, about in held.items()}
     judge = load_tagger(options.judge, classes, options.device)
-    unknown = sorted({e.name for s in samples for e in events_of(s)} - set(judge.labels))
+    asked = {e.name for s in samples for e in events_of(s)} | {s.metadata.get("event") for s in samples}
+    unknown = sorted(asked - {None, *judge.labels})
     refuse((unknown, f"--judge {options.judge}: has no class {unknown[:1]}; name its labels for it with --classes"))
     clap = load_tagger(options.clap, {}, options.device) if options.clap else None
     refuse((clap is not None and not isinstance(clap, CLAP), f"--clap {options.clap}: no folder of CLAP"))
@@ -130,8 +138,10 @@ def main(options: SoundOptions) -> Row:
 def systems_of(options: SoundOptions, samples: Sequence[Sample]) -> dict[str, dict[str, AudioClip]]:
     """Return the sound of every sample for each system. Raises ValueError for a sound that is not there."""
     systems: dict[str, dict[str, AudioClip]] = {}
-    if all("audio" in s.metadata for s in samples):
-        systems[RECORDINGS] = {s.id: s.metadata["audio"] for s in samples}
+    for name, columns in ((RECORDINGS, ("after", "audio")), (UNEDITED, ("before",))):
+        clips = {s.id: s.metadata[column] for s in samples for column in columns[::-1] if column in s.metadata}
+        if len(clips) == len(samples):
+            systems[name] = clips
     for model in options.model:
         name = Path(model).resolve().name
         refuse((name in systems, f"--model {model}: two systems are called {name}; rename one"))
@@ -185,12 +195,20 @@ def measure(
         for sample, (wave, rate) in zip(batch, sounds, strict=True):
             one = mono(wave).astype(np.float32)
             row: Row = {"id": sample.id, "seconds": len(one) / rate, **measures(sample, wave, rate)}
-            every = judge.tagger.tag([one], rate) if isinstance(judge, Renamed) else judge.tag([one], rate)
-            tags = judge.renamed(every)[0] if isinstance(judge, Renamed) else every[0]
+            heard = [one, one * masked(sample, len(one), rate)] if "event" in sample.metadata else [one]
+            every = judge.tagger.tag(heard, rate) if isinstance(judge, Renamed) else judge.tag(heard, rate)
+            renamed = judge.renamed(every) if isinstance(judge, Renamed) else every
+            tags = renamed[0]
             asked = {e.name for e in events_of(sample)}
             best = np.argsort(-tags, kind="stable")[: len(asked)]
             # The judge never heard these classes in training, so that its probabilities say little; their order does.
             row["events_right"] = float(np.mean([judge.labels[i] in asked for i in best])) if one.any() else 0.0
+            if "event" in sample.metadata:
+                # Of a span of the sound, too, the order says most: is the event heard above all others that may be new?
+                event, kind = sample.metadata["event"], sample.metadata["kind"]
+                new = [i for i, name in enumerate(judge.labels) if name not in asked - {event}]
+                first = judge.labels[max(new, key=lambda i: renamed[1][i])] if heard[1].any() else None
+                row["asked"] = row[f"asked_{kind}"] = float((first == event) != (kind == "remove"))
             row["tags"] = [round(float(t), 6) for t in every[0]]  # of all its classes
             row["embedding"] = [round(float(x), 5) for x in judge.embed([one], rate)[0]]
             if clap is not None:
@@ -214,10 +232,25 @@ def measures(sample: Sample, wave: Any, rate: int) -> dict[str, float]:
     events = events_of(sample)
     times = onset_scores([(e.start, e.end) for e in events], onsets(wave, rate).tolist())
     values = {"onset_f1": times["f1"], "onset_lag": times["lag"], **sound_quality(wave, rate)}
+    if "mask" in sample.metadata and "before" in sample.metadata:
+        old, new = mono(load_channels(sample.metadata["before"], rate)[0]), mono(wave)
+        shared = min(len(old), len(new))
+        stays = ~masked(sample, shared, rate)
+        old, new = old[:shared][stays], new[:shared][stays]
+        power, change = (max(float(x @ x), 1e-12) for x in (old, new - old))
+        values["outside_snr"] = min(10 * float(np.log10(power / change)), SAME)
     if any(e.azimuth is not None for e in events) and wave.ndim == 2:
         degrees, seconds = zip(*place_errors(events, wave, rate), strict=True)
         values |= {"azimuth_error": float(np.mean(degrees)), "delay_error": float(np.mean(seconds)) * 1e6}
     return values
+
+
+def masked(sample: Sample, length: int, rate: int) -> NDArray[np.bool_]:
+    """Return which samples [T] an edit's mask spans."""
+    spans = np.zeros(length, bool)
+    for start, end in sample.metadata["mask"]:
+        spans[round(start * rate) : round(end * rate)] = True
+    return spans
 
 
 def summary(rows: dict[str, Row], reference: dict[str, Row] | None, judge: str) -> Row:
@@ -249,7 +282,8 @@ def table_of(scores: Row, judge: str) -> tuple[list[str], list[list[str]]]:
             return "-"
         if not isinstance(values[name], dict):
             return f"{values[name]:.2f}"
-        scale, form = (100, ".1f") if name == "events_right" else (1, ".1f" if name == "azimuth_error" else ".3f")
+        scale = 100 if name.startswith(("events_right", "asked")) else 1
+        form = ".1f" if scale == 100 or name in ("azimuth_error", "outside_snr") else ".3f"
         return with_interval(values[name], form, scale=scale)
 
     return head, [[name, *(cell(s, n) for n in (*sampled, *distances))] for name, s in scores["systems"].items()]

@@ -1,4 +1,4 @@
-"""Checks of whole steps: GRPO of a 3B thinker by its parts, the quickstart's small model, and experts as groups."""
+"""Checks of whole steps: GRPO of a 3B thinker by its parts, the quickstart's small model, a flow, experts as groups."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ import importlib.util
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 from transformers import (
     Qwen2_5OmniThinkerForConditionalGeneration,
     Qwen3MoeConfig,
@@ -22,20 +24,27 @@ from audiorl.algos.experience import Experience
 from audiorl.algos.packing import pack_experiences
 from audiorl.audio import AudioClip
 from audiorl.config import ModelConfig, OptimConfig, RLConfig, SamplingConfig, SFTConfig
+from audiorl.config.flow import FlowConfig, FlowModelConfig, FlowSFTConfig
 from audiorl.gpu_check.setup import TEXTS, Check, Outcome, Setup, experiences, question
-from audiorl.gpu_check.speed import pass_flops, peak_flops
+from audiorl.gpu_check.speed import MEMORY_TOLERANCE, pass_flops, peak_flops
 from audiorl.models import AudioPolicy
 from audiorl.models.examples import Example
 from audiorl.models.families import qwen_omni
 from audiorl.models.families.qwen_omni import QwenOmni, thinker_config
 from audiorl.models.families.text import TextDecoder
+from audiorl.models.flow import FlowNetwork, SoundPrompt, new_flow
 from audiorl.models.tiny import SPECIAL, tiny_tokenizer
+from audiorl.plan.flow import NEW, FlowPlanOptions, plan_flow
+from audiorl.plan.memory import Assumptions
 from audiorl.protocols import Request
+from audiorl.rollout.flow import FlowEngine
 from audiorl.rollout.hf import HFEngine
 from audiorl.train.fit import Learner
+from audiorl.train.flow import sound_loss
 from audiorl.train.rl.trainer import TrainBatch, Trainer
 from audiorl.train.sft import sft_loss
 from audiorl.types import Message, Sample, Score
+from tokenizers_audio.unified import UnifiedConfig, UnifiedTokenizer
 
 ROLLOUT_SECONDS, UPDATE_SECONDS, MFU = 2.5, 1.2, 0.4
 """Targets of a step of 3B on an H100: 8 prompts of 20 s x 8 answers of 256 tokens."""
@@ -196,6 +205,68 @@ def quickstart_steps(setup: Setup) -> Outcome:
     return Outcome(state, f"{detail}; target {QUICKSTART_SECONDS:g} s", numbers)  # type: ignore[arg-type]
 
 
+def flow_step(setup: Setup) -> Outcome:
+    """Time an update of sound-sft on 32 sounds of 10 s and a step of sound-grpo (8 prompts x 8 sounds) of a flow of
+    ThinkSound's size in bfloat16, and compare the peaks of memory with the plan."""
+    large, seconds = setup.is_gpu, 10.0 if setup.is_gpu else 1.0
+    blocks = {"width": 1024, "heads": 16, "joint_blocks": 7, "single_blocks": 14} if large else {"width": 64}
+    size, caption = FlowModelConfig(**blocks), "A bell, then rain on a roof, far to the left."
+    codec = UnifiedTokenizer(UnifiedConfig(
+        spectrum_hop=240, phases="peaks", strides=(2, 2), channels=(16, 16, 16), dilations=(1,), activation="elu",
+        acoustic_dim=16, semantic="none", codebook_dim=64,
+    ))  # fmt: skip
+    rng, rate, count = np.random.default_rng(0), codec.sample_rate, 32 if large else 2
+    noise = [(0.1 * rng.standard_normal(round(seconds * rate))).astype(np.float32) for _ in range(count)]
+    codec.begin(torch.from_numpy(np.stack([wave[:rate] for wave in noise])), torch.Generator().manual_seed(0))
+    model = ModelConfig(device=str(setup.device), autocast=True, gradient_checkpointing=False)
+    policy = new_flow(size, codec, model)
+    about = [{"audio": AudioClip(array=wave, sample_rate=rate), "duration": seconds} for wave in noise]
+    samples = [Sample(str(i), (Message("user", (caption,)),), metadata=a) for i, a in enumerate(about)]
+    prompts, group, tokens = (8, 8, 8192) if large else (1, 2, 8192)
+    rl = RLConfig(steps=9, prompts_per_step=prompts, group_size=group, kl_beta=0.0, micro_batch_tokens=tokens)
+    sampling, sft = FlowConfig(), FlowSFTConfig(batch_size=count, micro_batch_tokens=tokens)
+
+    learner = Learner(partial(sound_loss, seed=0), policy, sft, OptimConfig())
+    engine, trainer = FlowEngine(policy, sampling), Trainer(policy, rl, OptimConfig(), 1.0, sampling.steps)
+    learned: list[Experience] = []
+
+    def sample() -> None:
+        rollouts = engine.generate([Request(s, group, seed=0) for s in samples[:prompts]])
+        learned[:] = [Experience.from_rollout(r.with_score(Score(i % 2))) for i, r in enumerate(rollouts)]
+
+    times, peaks = {}, {}
+    parts = {"sft": lambda: learner.train(samples), "sampling": sample, "rl": lambda: trainer.step(TrainBatch(learned))}
+    for name, part in parts.items():
+        if large:
+            torch.cuda.reset_peak_memory_stats(setup.device)
+        times[name] = setup.seconds(part, repeats=2)
+        peaks[name] = torch.cuda.max_memory_allocated(setup.device) / 1e9 if large else 0.0
+
+    frames = round(seconds * policy.frame_rate)
+    with torch.device("meta"):
+        network, x, t = FlowNetwork(size, 64), torch.zeros(frames, 64), torch.zeros(1)
+    with FlopCounterMode(display=False) as counter:
+        network(x, t, [SoundPrompt(frames, caption)])
+    mfu = 3 * counter.get_total_flops() * count / times["sft"] / peak_flops(setup)[0]
+    weights = sum(p.numel() for p in policy.model.parameters())
+    options = FlowPlanOptions(
+        size, 64, model, rl, sampling, frames, len(caption.split()), assume=Assumptions(0, 0, 0, 0, 0, 0)
+    )
+    planned = {n: g.peak / 1e9 for n, g in zip(("sft", "rl"), plan_flow(NEW, options).gpus, strict=True)}
+    detail = (
+        f"{weights / 1e6:.0f} M weights: update of sound-sft {times['sft']:.2f} s (MFU {mfu:.1%}), sound-grpo "
+        f"{times['sampling'] + times['rl']:.2f} s (sampling {times['sampling']:.2f} s, update {times['rl']:.2f} s); "
+        + ", ".join(f"{name} {peaks[name]:.1f} GB, planned {own:.1f}" for name, own in planned.items())
+    )
+    numbers = {"weights": float(weights), "mfu": mfu, **times}
+    numbers |= {f"{name}_gb": peaks[name] for name in planned}
+    numbers |= {f"{name}_planned_gb": own for name, own in planned.items()}
+    if not large:
+        return Outcome("measured", detail, numbers)
+    near = all(abs(planned[name] / peaks[name] - 1) <= MEMORY_TOLERANCE for name in planned)
+    return Outcome("pass" if near else "fail", detail, numbers)
+
+
 def grouped_experts(setup: Setup) -> Outcome:
     """Compare experts multiplied as groups with one after the other, in four layers of Qwen3-Omni-30B-A3B's width:
     log-probs, and the times of an update and of decoding."""
@@ -251,6 +322,7 @@ def against_trl(setup: Setup) -> Outcome:
 CHECKS: dict[str, Check] = {
     "GRPO step of 3B": grpo_step,
     "quickstart's steps": quickstart_steps,
+    "flow step of 500 M": flow_step,
     "experts as groups": grouped_experts,
     "step against TRL": against_trl,
 }

@@ -3,7 +3,7 @@
     OUT/train.jsonl                scenes to train on
     OUT/new_files.jsonl            of sound files that no training scene has, in combinations that some has
     OUT/new_combinations.jsonl     of training files, in pairs of classes that no training scene has
-    OUT/edits.jsonl                instructions with the sound before and after, of the three sets
+    OUT/edits_SET.jsonl            of each set: instructions with the sound before and after
     OUT/classes.json               classes with their files, and YAMNet's names for them
     OUT/audio/ID.flac, video/ID.npy, ATTRIBUTION.md, LICENSE-*.txt
 
@@ -109,7 +109,6 @@ def build_scenes(
     (out / "audio").mkdir(parents=True, exist_ok=True)
     (out / "video").mkdir(exist_ok=True)
     table = Table("set", "scenes", "events", "classes", "files", "edits")
-    all_edits: list[dict[str, Any]] = []
     for name, count in zip(SETS, counts, strict=True):
         files = held_out if name == "new_files" else train
         scenes = [draw(f"{name}-{n:05d}", files, held_pairs, layout, seed) for n in range(count)]
@@ -121,12 +120,12 @@ def build_scenes(
         if edits and not several:
             raise ValueError(f"{name}: no scene with two events to edit; give more scenes or --max-events 2")
         own = [edit(out, several[n % len(several)], KINDS[n % 4], n, name, layout, seed) for n in range(4 * edits)]
-        all_edits += own
+        if own:
+            write_json_lines(out / f"edits_{name}.jsonl", own)
         held = {file.file for scene in scenes for file in scene.sounds}
         classes = {e.name for scene in scenes for e in scene.events}
         events = sum(len(scene.events) for scene in scenes)
         table.add_row(name, *map(str, (len(scenes), events, len(classes), len(held), len(own))))
-    write_json_lines(out / "edits.jsonl", all_edits)
     about = {
         name: {
             "yamnet": list(CLASSES[name].yamnet),
@@ -287,6 +286,7 @@ def edit(out: Path, scene: Scene, kind: str, number: int, split: str, layout: La
     return {
         "id": id,
         "kind": kind,
+        "event": event.name,
         "instruction": instruction,
         "thought": write_thought(events),
         **names,

@@ -10,6 +10,8 @@ from audiorl.data.schema.types import AnyText, Finite, Id, Seconds, Text
 
 Task = Literal["sound", "enhance", "tts"]
 """What a row of sounds asks for."""
+EditKind = Literal["add", "remove", "inpaint", "extend"]
+"""What an edit does with a sound."""
 Degrees = Annotated[float, Meta(ge=-90, le=90, description="an azimuth; give degrees, -90 (left) to 90 (right)")]
 Decibels = Annotated[float, Meta(ge=-60, le=0, description="a level; give dB, -60 to 0")]
 Channels = Annotated[int, Meta(ge=1, le=2, description="a number of channels; give 1 or 2")]
@@ -31,13 +33,22 @@ class EventColumns(Struct):
 Events = Annotated[list[EventColumns], Meta(min_length=1, description="a list of events; give at least one")]
 
 
+Mask = Annotated[list[tuple[Seconds, Seconds]], Meta(description="a list; give [[start, end], …] in seconds")]
+
+
 class SceneColumns(Struct):
-    """A scene, and the sound and silent video of it where there are some."""
+    """A scene, and the sound and silent video of it where there are some; or an edit of one."""
 
     id: Id
-    caption: Text
     events: Events
     duration: Length
+    caption: Text | None = None
+    instruction: Text | None = None
+    kind: Annotated[EditKind | None, Meta(description="a kind of edit; give add, remove, inpaint or extend")] = None
+    event: Text | None = None
+    before: Text | None = None
+    after: Text | None = None
+    mask: Mask | None = None
     channels: Channels = 1
     thought: Text | None = None
     audio: Text | None = None
@@ -58,9 +69,7 @@ class SoundColumns(Struct):
     duration: Length | None = None
     video: Text | None = None
     video_rate: FrameRate | None = None
-    mask: Annotated[
-        list[tuple[Seconds, Seconds]] | None, Meta(description="a list; give [[start, end], …] in seconds")
-    ] = None
+    mask: Mask | None = None
 
 
 class PublishedColumns(Struct):

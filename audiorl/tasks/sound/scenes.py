@@ -8,8 +8,8 @@ A row of a manifest of scenes, as `audiorl data build-scenes` writes it, paths r
 
 and of a manifest of edits, where before and after are equal outside of the masks, in seconds::
 
-    {"id": "edit-00001", "kind": "add", "instruction": "Add a cow at 2.10 s.", "thought": "semantic: …", "before":
-     "audio/….flac", "after": "audio/….flac", "mask": [[2.1, 3.0]], "duration": 4.0, "channels": 2, "events": […]}
+    {"id": "edit-00001", "kind": "add", "event": "cow", "instruction": "Add a cow at 2.10 s.", "thought": "semantic: …",
+     "before": "audio/….flac", "after": "audio/….flac", "mask": [[2.1, 3.0]], "duration": 4.0, "events": […], …}
 
 A thought has four parts, as those of PrismAudio (arXiv 2511.18833), a line each. Times are seconds, azimuths degrees
 (negative: left of the listener), levels dB below the loudest that the scenes have::
@@ -44,6 +44,8 @@ PARTS = ("semantic", "temporal", "spatial", "aesthetic")
 """Lines of a thought, in this order."""
 VGGSOUND = ("youtube_id", "start_time", "label", "split")
 """The columns of VGGSound's file, which has no line of their names."""
+CLIPS = ("audio", "before", "after")
+"""Columns with a file of audio."""
 SUFFIXES = (".flac", ".wav", ".ogg", ".opus", ".mp3", ".m4a", ".mp4", ".webm", ".mkv")
 
 
@@ -160,9 +162,9 @@ def read_scenes(
     channels: int | None = None,
     classes: Sequence[str] | None = None,
 ) -> list[Sample]:
-    """Read a manifest of scenes. Each sample asks for the caption; its metadata have `events` (objects, by onset),
-    `thought`, `duration` in seconds, `channels`, and, where the row has them, `audio` (AudioClip) and `video` (a path)
-    with `video_rate`.
+    """Read a manifest of scenes or edits. Each sample asks for the caption or instruction; its metadata have `events`
+    (objects, by onset), `thought`, `duration` in seconds, `channels`, and, where the row has them, `audio`, `before`
+    and `after` (AudioClips), `mask` and `video` (a path) with `video_rate`.
 
     max_seconds, channels, classes: what the model can make: rows that ask for more raise ValueError, as do bad ones.
     """
@@ -183,22 +185,25 @@ def read_scenes(
                 raise FieldError(
                     f"events[{number}].name", f"{event.name!r} is none of the known classes: {', '.join(classes)}"
                 )
-        kept = {k: v for k, v in data.items() if k not in ("id", "caption", "audio", "video")}
+        if (caption := row.caption or row.instruction) is None:
+            raise FieldError("caption", "missing; say what is to be heard, or of an edit what to do as instruction")
+        if row.event and not (row.before and row.mask and row.kind):
+            raise FieldError("event", "that of an edit, whose before, mask or kind is missing; give them all")
+        kept = {k: v for k, v in data.items() if k not in ("id", "caption", "video", *CLIPS) and v is not None}
         more: dict[str, Any] = {
             "events": [asdict(e) for e in events],
             "duration": row.duration,
             "channels": row.channels,
         }
-        if row.audio:
-            more["audio"] = AudioClip(path=str(folder / row.audio))
+        more |= {name: AudioClip(path=str(folder / file)) for name in CLIPS if (file := getattr(row, name))}
+        if row.mask is not None:
+            more["mask"] = check_mask(row.mask, row.duration)
         if row.video:
             if row.video_rate is None:
                 raise FieldError("video_rate", "missing; give the frames a second of the video")
             more["video"] = str(folder / row.video)
         thought = {"thought": row.thought or write_thought(events)}
-        return Sample(
-            str(row.id), (Message("user", (row.caption,)),), task="sound", metadata={**kept, **thought, **more}
-        )
+        return Sample(str(row.id), (Message("user", (caption,)),), task="sound", metadata={**kept, **thought, **more})
 
     folder = Path(path).parent
     return _unique(Path(path), sample)

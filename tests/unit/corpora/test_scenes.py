@@ -89,7 +89,8 @@ def test_an_object_of_the_video_strikes_the_floor_when_its_sound_begins(corpus: 
 
 
 def test_edits_change_what_they_mask_and_nothing_else(corpus: Path) -> None:
-    edits = read_sounds(corpus / "edits.jsonl").samples
+    files = [corpus / f"edits_{name}.jsonl" for name in SETS]
+    edits = [edit for file in files for edit in read_sounds(file).samples]
     assert {e.metadata["kind"] for e in edits} == set(KINDS) and len(edits) == 3 * 4 * 2
     for edit in edits:
         before, after = (soundfile.read(edit.metadata[name].path, dtype="int16")[0] for name in ("before", "after"))

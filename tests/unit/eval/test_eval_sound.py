@@ -14,9 +14,10 @@ import soundfile
 import torch
 
 from audiorl.config.flow import FlowConfig
-from audiorl.eval.sound import RECORDINGS, SoundOptions, main
+from audiorl.eval.sound import RECORDINGS, SAME, UNEDITED, SoundOptions, main
 from audiorl.speech_models.taggers import SoundTagger, TaggerNetwork
 from audiorl.tasks.sound.scenes import read_scenes
+from corpora.scenes.build import KINDS
 from corpora.scenes.sounds import CLASSES
 from tests.support.flows import tiny_flow
 from tests.support.scenes import RATE, scenes, write_sounds
@@ -96,6 +97,51 @@ def test_flows_are_sampled_and_measured(corpus: Path, tmp_path: Path) -> None:
     assert main(given) == first, "nothing is made again"
     with pytest.raises(ValueError, match="seed"):
         main(replace(given, seed=1))
+
+
+PITCHES = """
+import numpy as np
+from corpora.scenes.sounds import CLASSES
+
+class Pitches:
+    name = "pitches"
+    labels = tuple(sorted(name for name, kind in CLASSES.items() if "sonic-pi" in kind.files))
+
+    def tag(self, waves, rate):
+        out = []
+        for wave in waves:
+            power, hz = np.abs(np.fft.rfft(wave)) ** 2, np.fft.rfftfreq(len(wave), 1 / rate)
+            pitches = 200 * 1.45 ** np.arange(len(self.labels))
+            out.append(np.array([power[(hz > 0.97 * f) & (hz < 1.07 * f)].sum() for f in pitches]))
+        return np.array([tags / max(tags.max(), 1e-9) for tags in out], np.float32)
+
+    def embed(self, waves, rate):
+        return self.tag(waves, rate)
+
+def load(folder, device):
+    return Pitches()
+"""
+
+
+def test_of_edits_the_mask_and_all_else_are_measured(tmp_path: Path) -> None:
+    """The sounds are tones, one pitch a class: a judge that hears pitches knows what is in the mask."""
+    (tmp_path / "pitches.py").write_text(PITCHES)
+    (tmp_path / "folder").mkdir()
+    data = scenes(tmp_path / "scenes", write_sounds(tmp_path / "tree"), counts=(6, 1, 1), edits=2) / "edits_train.jsonl"
+    quieter = tmp_path / "quieter"
+    quieter.mkdir()
+    for sample in read_scenes(data):
+        wave, rate = soundfile.read(sample.metadata["after"].path)
+        soundfile.write(quieter / f"{sample.id}.flac", wave / 2, rate)
+    judge = f"{tmp_path}/pitches.py:{tmp_path}/folder"
+    systems = main(SoundOptions(data=data, judge=judge, out=tmp_path / "out", sounds=(quieter,)))["systems"]
+    for kind in KINDS:
+        found = [systems[name][f"asked_{kind}"]["mean"] for name in (RECORDINGS, UNEDITED, "quieter")]
+        assert found == [1, 0, 1], kind
+    assert [systems[name]["outside_snr"]["mean"] for name in (RECORDINGS, UNEDITED)] == [SAME, SAME]
+    assert systems["quieter"]["outside_snr"]["mean"] == pytest.approx(20 * np.log10(2), abs=0.1)
+    page = (tmp_path / "out" / "page.html").read_text()
+    assert "outside (dB) ↑" in page and "Remove the" in page
 
 
 @pytest.mark.parametrize(
