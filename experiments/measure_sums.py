@@ -7,8 +7,9 @@
 voice, george, jackson and nicolas; rates and the plateau of the start are chosen on theo; measured are lucas and
 yweweler. A start, one with thoughts and one without, learns from synthetic voices until three rounds in a row gain
 less than a point on theo. Each arm begins there with three seeds, and SFT takes as many CPU seconds as GRPO:
-OUT/seed_N/ARM. OUT/table.md has means over seeds with 95 % intervals over sequences, the change from the start paired,
-and each seed; start_*/curve.json the rounds of each start.
+OUT/seed_N/ARM. Then all answer longer sequences and the strangers by a noisy telephone, OUT/harder, and the start is
+asked 16 times for pass@k, beside GRPO and SFT, OUT/passk. OUT/table.md has means over seeds with 95 % intervals over
+sequences, the change from the start paired, and each seed; start_*/curve.json the rounds of each start.
 """
 
 from __future__ import annotations
@@ -24,7 +25,12 @@ from arms import hits, markdown, percent, places, seconds_of, train_recipe
 
 from audiorl.data.augment import add_noise, telephone
 from audiorl.data.sums import number_words, spoken_numbers, write_rows
+from audiorl.eval._common import Row, read_rows
 from audiorl.eval.metrics.corpus import UNSEEN
+from audiorl.eval.passk import PassKOptions
+from audiorl.eval.passk import main as eval_passk
+from audiorl.eval.qa import QAOptions
+from audiorl.eval.qa import main as eval_qa
 from audiorl.run.folder import newest_checkpoint
 from audiorl.run.records import read_record, write_json
 
@@ -48,6 +54,8 @@ ARMS = {
     "GRPO, one voice": f"mmau-grpo {RL} {GROUPS}",
     "GRPO, two voices": f"mmau-grpo {RL} {GROUPS}",
 }
+HARDER = {"longer": "Four and five numbers", "telephone": "By telephone, with noise at 10 dB"}
+"""Sets that are measured after training, with thoughts."""
 ROUND = 100
 """Steps of SFT between two measurements of a start."""
 GRID = ("--optim.lr 3e-5 --rl.kl-beta 0", "--optim.lr 1e-4 --rl.kl-beta 0", "--optim.lr 1e-4 --rl.kl-beta 0.01")
@@ -91,7 +99,7 @@ def start_of(folder: Path, data: Path, think: bool, quick: bool) -> Path:
         results = json.loads((folder / f"round_{number}" / "eval.json").read_text())
         curve = [*(curve or [results["before"]["accuracy"]]), results["after"]["accuracy"]]
         write_json(folder / "curve.json", curve)
-        path = newest_checkpoint(folder / f"round_{number}")
+        path = Path(newest_checkpoint(folder / f"round_{number}"))
         if len(curve) > 3 and max(curve[-3:]) < max(curve[:-3]) + 0.01:
             break
     return path
@@ -144,6 +152,9 @@ def main() -> None:
         f"## {title}\n\n{table(args.out, args.only, prefix)}"
         for title, prefix in (("Validation speaker", ""), ("Unseen speakers", f"{UNSEEN}_"))
     ]
+    thinking = [arm for arm in args.only if "without" not in arm and "answers" not in arm]
+    tables += [f"## {title}\n\n{harder(args.out, starts[True], name, thinking)}" for name, title in HARDER.items()]
+    tables.append(f"## pass@k\n\n{coverage(args.out, starts[True], thinking)}")
     (args.out / "table.md").write_text("\n".join(tables))
     print("\n".join(tables))
 
@@ -168,6 +179,48 @@ def table(out: Path, arms: Sequence[str], prefix: str) -> str:
             change = percent(right - before, "+") if when == "after" else ""
             rows.append([name, percent(right), each, change, by_length, *parts])
     return markdown(header, rows)
+
+
+def harder(out: Path, start: Path, name: str, arms: Sequence[str]) -> str:
+    """Measure the start and all seeds of the arms on a set, and return the table."""
+
+    def right(model: str | Path, place: Path) -> np.ndarray:
+        folder = out / "harder" / name / place
+        if not (folder / "results.jsonl").exists():
+            common = {"think": True, "max_new_tokens": 80, "batch_size": 64}
+            eval_qa(QAOptions(data=out / "data" / f"{name}.jsonl", model=str(model), out=folder, **common))  # type: ignore[arg-type]
+        return np.array([float(row["right"]) for row in read_rows(folder / "results.jsonl")])
+
+    before = right(start, Path("start"))
+    lines = [["start", percent(before), "", ""]]
+    for arm in arms:
+        runs = sorted(out.glob(f"seed_*/{arm}"))
+        seeds = [right(newest_checkpoint(run), run.relative_to(out)) for run in runs]
+        after = np.mean(seeds, axis=0)
+        lines.append(
+            [arm, percent(after), percent(after - before, "+"), ", ".join(f"{100 * s.mean():.1f}" for s in seeds)]
+        )
+    return markdown(("", "accuracy %", "change", "each seed"), lines)
+
+
+def coverage(out: Path, start: Path, arms: Sequence[str]) -> str:
+    """Answer the strangers' questions 16 times with the start and each seed of GRPO and SFT, and return pass@k."""
+    arms = [arm for arm in arms if arm in ("GRPO", "SFT, synthetic")]
+    runs = [run for arm in arms for run in sorted(out.glob(f"seed_*/{arm}"))]
+    names = [f"{run.name.split(',')[0]} {run.parent.name.removeprefix('seed_')}" for run in runs]
+    trained = tuple(f"{name}={newest_checkpoint(run)}" for name, run in zip(names, runs, strict=True))
+    scores: Row = eval_passk(PassKOptions(
+        data=out / "data" / "unseen.jsonl", model=f"start={start}", trained=trained, out=out / "passk",
+        think=True, max_new_tokens=48, batch_size=8,
+    ))  # fmt: skip
+    rows = [
+        [
+            name,
+            *(f"{100 * m['mean']:.1f} ({100 * m['low']:.1f} to {100 * m['high']:.1f})" for m in model["pass"].values()),
+        ]
+        for name, model in scores["models"].items()
+    ]
+    return markdown(("", *(f"pass@{k}" for k in scores["ks"])), rows)
 
 
 if __name__ == "__main__":
