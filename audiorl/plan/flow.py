@@ -55,8 +55,8 @@ def plan_flow(path: str, options: FlowPlanOptions) -> MemoryPlan:
     """Plan the memory of each GPU that trains the flow in a folder, or a `NEW` one; every GPU holds a whole flow.
 
     In sound-grpo each noisy step of a sound, or each time that it is noised to, passes through the network as a sound
-    does in sound-sft. What a pass keeps for the gradient is counted by running it without numbers (PyTorch's meta
-    device), in bfloat16 as half of it. Raises ValueError for a folder that holds no flow.
+    does in sound-sft. What a pass keeps for the gradient is counted by running it on one and on two sounds without
+    numbers (PyTorch's meta device), in bfloat16 as half of it. Raises ValueError for a folder that holds no flow.
     """
     with torch.device("meta"):
         new = path == NEW
@@ -78,9 +78,11 @@ def plan_flow(path: str, options: FlowPlanOptions) -> MemoryPlan:
     own = codec_of(path)
     codec = sum(file.stat().st_size for file in Path(own).glob("*.safetensors")) if own and Path(own).is_dir() else 0
 
+    one, two = (saved_bytes(network, sounds, options.frames, options.words) for sounds in (1, 2))
+
     def gpu(name: str, passes: int, samples: bool) -> GPU:
         block = 20 * config.width * c * (options.frames + options.words)  # one block's results for a sound
-        kept = saved_bytes(network, passes, options.frames, options.words) * c / 4
+        kept = (one + (passes - 1) * (two - one)) * c / 4
         states = f"{total / 1e6:.1f} M x"
         rows = [
             make_part("weights", f"{states} 4 bytes", 4.0 * total),

@@ -7,6 +7,7 @@ import sys
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -311,9 +312,10 @@ def test_packed_rows_keep_what_is_estimated(family: str, attention: str, size: t
     assert measured == pytest.approx(expected, rel=0.1), measured / expected
 
 
-@pytest.mark.parametrize("passes", [1, 3])
-@pytest.mark.parametrize("again", [False, True])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("dtype", "again", "passes"),  # products of bfloat16 take 20 times as long on a CPU
+    [*product(["float32"], [False, True], [1, 3]), ("bfloat16", False, 3), ("bfloat16", True, 1)],
+)
 def test_a_step_takes_what_is_planned(dtype: Any, again: bool, passes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every byte that a trainer allocates in its second step, within a tenth, with the tiles of logits of a CPU.
 
@@ -324,7 +326,7 @@ def test_a_step_takes_what_is_planned(dtype: Any, again: bool, passes: int, monk
     # Other tests copy the gradients of every optimizer's step.
     monkeypatch.setattr(sys.modules["torch.optim.optimizer"], "_global_optimizer_pre_hooks", OrderedDict())
     config = ModelConfig(dtype=dtype, gradient_checkpointing=again)
-    policy = in_dtype(text_decoder.tiny(TEXTS, hidden=256, layers=4, config=config), getattr(torch, dtype))
+    policy = in_dtype(text_decoder.tiny(TEXTS, hidden=256, layers=2, config=config), getattr(torch, dtype))
     prompt, answer, members, number = 64, 48, 6, 3
     per_group = prompt + members * answer
     rl = RLConfig(
