@@ -24,7 +24,6 @@ from audiorl.config import ModelConfig
 from audiorl.config.flow import FlowConfig, FlowInference, Solver
 from audiorl.data.augment import noisy_recording
 from audiorl.distributed.local import gpu_work
-from audiorl.eval.metrics.speech import mel_filters
 from audiorl.models.export import codec_of
 from audiorl.models.flow.network import SoundPrompt
 from audiorl.models.flow.policy import FlowPolicy, load_flow, prompt_bytes
@@ -106,6 +105,8 @@ def filtered(noisy: AudioClip, made: AudioClip) -> AudioClip:
 
     So enhanced speech keeps the phases of the recording, where the codec of what was made makes its own up.
     """
+    from audiorl.eval.metrics.speech import mel_filters  # with the metrics of text, which a plain checkout lacks
+
     wave, rate = load_channels(made)
     size, length = round(0.04 * rate) // 4 * 4, len(wave)
     window, filters = torch.hann_window(size), torch.from_numpy(mel_filters(rate, size, 80)).float()

@@ -211,20 +211,20 @@ def assert_whole(out: Path) -> None:
     assert 4 <= len(rows(out, "rl")) < STEPS
 
 
-def test_ten_deaths_do_not_show(
+def test_six_deaths_do_not_show(
     cluster: Cluster, undisturbed: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Four trainers, three engines and three reward servers, of which two take turns and are started again."""
+    """Two trainers, two engines and two reward servers, of which two take turns and are started again."""
     out, file = tmp_path / "run", tmp_path / "vowels.py"
     file.write_text(VOWELS)
-    kinds: list[Kind] = ["trainer"] * 4 + ["engine"] * 3 + ["server"] * 3
+    kinds: list[Kind] = ["trainer"] * 2 + ["engine"] * 2 + ["server"] * 2
     plan = moments(0, kinds)
     with supervised(file, 2) as servers, Killer(cluster, out, plan, servers) as killer:
         urls = [server.url for server in servers]
-        assert main([*TRAIN, "--rewards", *urls, "--out", str(out), *RAY, "--runtime.restarts", "7"]) == 0
+        assert main([*TRAIN, "--rewards", *urls, "--out", str(out), *RAY, "--runtime.restarts", "4"]) == 0
         assert killer.hit == [moment.kind for moment in plan]
     said = capfd.readouterr().err
-    assert said.count(" died (") == 7 - cluster.restarts > 0
+    assert said.count(" died (") == 4 - cluster.restarts > 0
     assert_nothing_shows(out, undisturbed)
 
 

@@ -175,7 +175,7 @@ def test_ctrl_c_lets_the_step_end_saves_and_ends_ray(tmp_path: Path) -> None:
     process = subprocess.Popen(
         [*command, "--runtime.kind", "ray"], env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
-    while process.poll() is None and (not out.exists() or len(rows(out, "rl")) < 2):
+    while process.poll() is None and (not (out / "metrics.jsonl").exists() or len(rows(out, "rl")) < 2):
         time.sleep(0.1)
     os.killpg(process.pid, signal.SIGINT)
     _, said = process.communicate(timeout=300)

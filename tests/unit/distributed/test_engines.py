@@ -304,8 +304,7 @@ def test_a_separate_reference_below_an_adapter(learned: bool, samples: list[Samp
 # -- vLLM ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("lora", [False, True])
-@pytest.mark.parametrize("where", ["colocated", "separate"])
+@pytest.mark.parametrize(("where", "lora"), [("colocated", True), ("separate", False)])
 def test_vllm_writes_with_the_trainers_weights(
     where: str,
     lora: bool,
