@@ -116,8 +116,9 @@ def main(options: SoundOptions) -> Row:
         held = check(parse_json(options.classes.read_bytes()), dict[str, dict[str, list[str]]])
         classes = {name: about.get("yamnet", [name]) for name, about in held.items()}
     judge = load_tagger(options.judge, classes, options.device)
-    asked = {e.name for s in samples for e in events_of(s)} | {s.metadata.get("event") for s in samples}
-    unknown = sorted(asked - {None, *judge.labels})
+    asked = {e.name for s in samples for e in events_of(s)}
+    asked |= {s.metadata["event"] for s in samples if "event" in s.metadata}
+    unknown = sorted(asked - set(judge.labels))
     refuse((unknown, f"--judge {options.judge}: has no class {unknown[:1]}; name its labels for it with --classes"))
     clap = load_tagger(options.clap, {}, options.device) if options.clap else None
     refuse((clap is not None and not isinstance(clap, CLAP), f"--clap {options.clap}: no folder of CLAP"))
