@@ -40,7 +40,9 @@ def supervised_start(folder: Path, seed: int = 0, quick: bool = False) -> Path:
     """The checkpoint of the quickstart's supervised phase, made if it is not there."""
     command = f"quickstart --control False --rl.steps 1 --threads 1 --seed {seed}"
     if quick:  # as short as a start can be whose answers are right now and then
-        command += " --tiny --max-phrases 12 --sft.steps 60 --sft-optim.lr 3e-3 --sft-optim.warmup-steps 0"
+        command += (
+            " --tiny --max-phrases 12 --sft.steps 60 --sft.save-every 60 --sft-optim.lr 3e-3 --sft-optim.warmup-steps 0"
+        )
     train_recipe(folder, command)
     return max((folder / "checkpoints" / "sft").glob("step_*"))
 
