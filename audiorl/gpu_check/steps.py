@@ -226,7 +226,7 @@ def flow_step(setup: Setup) -> Outcome:
     rl = RLConfig(steps=9, prompts_per_step=prompts, group_size=group, kl_beta=0.0, micro_batch_tokens=tokens)
     sampling, sft = FlowConfig(), FlowSFTConfig(batch_size=count, micro_batch_tokens=tokens)
 
-    learner = Learner(partial(sound_loss, seed=0), policy, sft, OptimConfig())
+    learners = [Learner(partial(sound_loss, seed=0), policy, sft, OptimConfig())]
     engine, trainer = FlowEngine(policy, sampling), Trainer(policy, rl, OptimConfig(), 1.0, sampling.steps)
     learned: list[Experience] = []
 
@@ -235,12 +235,13 @@ def flow_step(setup: Setup) -> Outcome:
         learned[:] = [Experience.from_rollout(r.with_score(Score(i % 2))) for i, r in enumerate(rollouts)]
 
     times, peaks = {}, {}
-    parts = {"sft": lambda: learner.train(samples), "sampling": sample, "rl": lambda: trainer.step(TrainBatch(learned))}
-    for name, part in parts.items():
+    supervised, reinforced = (lambda: learners[0].train(samples)), (lambda: trainer.step(TrainBatch(learned)))
+    for name, part in (("sft", supervised), ("sampling", sample), ("rl", reinforced)):
         if large:
             torch.cuda.reset_peak_memory_stats(setup.device)
         times[name] = setup.seconds(part, repeats=2)
         peaks[name] = torch.cuda.max_memory_allocated(setup.device) / 1e9 if large else 0.0
+        learners.clear()  # with its AdamW: each update is measured with its own
 
     frames = round(seconds * policy.frame_rate)
     with torch.device("meta"):
