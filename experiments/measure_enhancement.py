@@ -44,12 +44,16 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--updates", type=int, default=4000, help="of the start")
     parser.add_argument("--steps", type=int, default=60, help="of RL")
+    parser.add_argument("--trained", type=int, help="recordings that are trained on (default: all)")
     parser.add_argument("--most", type=int, default=120, help="recordings that are measured")
     parser.add_argument("--options", default="", help="more of all arms of RL")
     args = parser.parse_args()
     torch.set_num_threads(1)
     args.out.mkdir(parents=True, exist_ok=True)
-    for name, speech in (("train", bundled_speech()), ("unseen", spaced(unseen_speakers(), args.most))):
+    for name, speech in (
+        ("train", spaced(bundled_speech(), args.trained)),
+        ("unseen", spaced(unseen_speakers(), args.most)),
+    ):
         rows = [{"id": u.id, "audio": str(Path(u.clip.path).resolve()), "text": u.text} for u in speech]
         write_json_lines(args.out / f"{name}.jsonl", rows)
     data = f"--data {args.out}/train.jsonl --held-out {args.out}/unseen.jsonl --judge {args.judge}"
@@ -61,7 +65,7 @@ def main() -> None:
         for arm, command in ARMS.items():
             steps = args.steps
             if arm == "SFT":
-                steps = round(max(seconds_of(folder / other) for other in ARMS if other != "SFT") / pace)
+                steps = max(1, round(max(seconds_of(folder / a) for a in ARMS if a != "SFT") / pace))
             more = "" if arm == "SFT" else args.options
             train_recipe(folder / arm, f"{command} --path {start} {data} --max-steps {steps} --seed {seed} {more}")
     lines, before = [], {}
