@@ -238,8 +238,8 @@ def measures(sample: Sample, wave: Any, rate: int) -> dict[str, float]:
         shared = min(len(old), len(new))
         stays = ~masked(sample, shared, rate)
         old, new = old[:shared][stays], new[:shared][stays]
-        power, change = (max(float(x @ x), 1e-12) for x in (old, new - old))
-        values["outside_snr"] = min(10 * float(np.log10(power / change)), SAME)
+        power, change = (float(x @ x) for x in (old, new - old))
+        values["outside_snr"] = SAME if not change else min(10 * float(np.log10(max(power, 1e-12) / change)), SAME)
     if any(e.azimuth is not None for e in events) and wave.ndim == 2:
         degrees, seconds = zip(*place_errors(events, wave, rate), strict=True)
         values |= {"azimuth_error": float(np.mean(degrees)), "delay_error": float(np.mean(seconds)) * 1e6}
