@@ -300,14 +300,15 @@ def page(
 ) -> str:
     """Return the page, and write the sounds that it plays."""
     cards = []
-    for sample in samples[:: max(1, -(-len(samples) // PLAYED))]:
+    for sample in samples[:: -(-len(samples) // PLAYED) | 1]:  # odd: four kinds of edits take turns in their file
         takes = []
         for name, clips in systems.items():
             path = f"{name}/audio/{sample.id.replace('/', '_')}.flac"
             (options.out / path).parent.mkdir(parents=True, exist_ok=True)
             wave, rate = _read(clips[sample.id], sample)
             soundfile.write(options.out / path, np.clip(wave, -1, 1), rate, subtype="PCM_16")
-            values = {SAMPLED[k]: rows[name][sample.id][k] for k in SAMPLED if k in rows[name][sample.id]}
+            own = rows[name][sample.id]
+            values = {SAMPLED[k]: own[k] for k in SAMPLED if k in own and not k.startswith("asked_")}
             takes.append(Take(name, path, values))
         text = " ".join(c for c in sample.messages[0].content if isinstance(c, str))
         cards.append(Card(sample.id, f"{text}\n{sample.metadata['thought']}", tuple(takes)))
