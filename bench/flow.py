@@ -21,7 +21,6 @@ from audiorl.config import ModelConfig, OptimConfig, RLConfig, torch_device
 from audiorl.config.flow import FlowConfig, FlowModelConfig
 from audiorl.models.flow import SoundPrompt, new_flow
 from audiorl.protocols import Request
-from audiorl.recipes._sound import MELS
 from audiorl.rewards.combine import WeightedSum, score_rollouts
 from audiorl.rollout.flow import FlowEngine
 from audiorl.speech_models.taggers import SoundTagger, TaggerNetwork
@@ -31,6 +30,7 @@ from audiorl.train.rl.minibatch import TrainBatch
 from audiorl.train.rl.trainer import Trainer
 from audiorl.types import Message, Sample
 from tokenizers_audio.unified import UnifiedTokenizer
+from tokenizers_audio.unified.config import MELS
 
 EVENTS = (Event("bell", 0.2, 0.7), Event("rain", 0.8, 1.9))
 LENGTHS = (50, 200, 75, 120, 60, 250, 90, 150)

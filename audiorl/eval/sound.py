@@ -22,7 +22,6 @@ from typing import Any, get_args
 
 import numpy as np
 import soundfile
-from numpy.typing import NDArray
 
 from audiorl.audio import AudioClip, AudioError, load_channels, write_wav
 from audiorl.config.checks import require_counts
@@ -51,7 +50,7 @@ from audiorl.eval.metrics.sound import (
 )
 from audiorl.protocols import Request
 from audiorl.report.listening import Card, Take, listening_page
-from audiorl.rollout.flow import engine_for
+from audiorl.rollout.flow import engine_for, masked
 from audiorl.speech_models import Tagger, load_tagger
 from audiorl.speech_models.taggers import CLAP, Renamed
 from audiorl.tasks.sound.rewards import place_errors
@@ -196,7 +195,9 @@ def measure(
         for sample, (wave, rate) in zip(batch, sounds, strict=True):
             one = mono(wave).astype(np.float32)
             row: Row = {"id": sample.id, "seconds": len(one) / rate, **measures(sample, wave, rate)}
-            heard = [one, one * masked(sample, len(one), rate)] if "event" in sample.metadata else [one]
+            heard = (
+                [one, one * masked(sample.metadata["mask"], len(one), rate)] if "event" in sample.metadata else [one]
+            )
             every = judge.tagger.tag(heard, rate) if isinstance(judge, Renamed) else judge.tag(heard, rate)
             renamed = judge.renamed(every) if isinstance(judge, Renamed) else every
             tags = renamed[0]
@@ -236,7 +237,7 @@ def measures(sample: Sample, wave: Any, rate: int) -> dict[str, float]:
     if "mask" in sample.metadata and "before" in sample.metadata:
         old, new = mono(load_channels(sample.metadata["before"], rate)[0]), mono(wave)
         shared = min(len(old), len(new))
-        stays = ~masked(sample, shared, rate)
+        stays = ~masked(sample.metadata["mask"], shared, rate)
         old, new = old[:shared][stays], new[:shared][stays]
         power, change = (float(x @ x) for x in (old, new - old))
         values["outside_snr"] = SAME if not change else min(10 * float(np.log10(max(power, 1e-12) / change)), SAME)
@@ -244,14 +245,6 @@ def measures(sample: Sample, wave: Any, rate: int) -> dict[str, float]:
         degrees, seconds = zip(*place_errors(events, wave, rate), strict=True)
         values |= {"azimuth_error": float(np.mean(degrees)), "delay_error": float(np.mean(seconds)) * 1e6}
     return values
-
-
-def masked(sample: Sample, length: int, rate: int) -> NDArray[np.bool_]:
-    """Return which samples [T] an edit's mask spans."""
-    spans = np.zeros(length, bool)
-    for start, end in sample.metadata["mask"]:
-        spans[round(start * rate) : round(end * rate)] = True
-    return spans
 
 
 def summary(rows: dict[str, Row], reference: dict[str, Row] | None, judge: str) -> Row:

@@ -44,7 +44,8 @@ from audiorl.train.flow import sound_loss
 from audiorl.train.rl.trainer import TrainBatch, Trainer
 from audiorl.train.sft import sft_loss
 from audiorl.types import Message, Sample, Score
-from tokenizers_audio.unified import UnifiedConfig, UnifiedTokenizer
+from tokenizers_audio.unified import UnifiedTokenizer
+from tokenizers_audio.unified.config import MELS
 
 ROLLOUT_SECONDS, UPDATE_SECONDS, MFU = 2.5, 1.2, 0.4
 """Targets of a step of 3B on an H100: 8 prompts of 20 s x 8 answers of 256 tokens."""
@@ -211,10 +212,7 @@ def flow_step(setup: Setup) -> Outcome:
     large, seconds = setup.is_gpu, 10.0 if setup.is_gpu else 1.0
     blocks = {"width": 1024, "heads": 16, "joint_blocks": 7, "single_blocks": 14} if large else {"width": 64}
     size, caption = FlowModelConfig(**blocks), "A bell, then rain on a roof, far to the left."
-    codec = UnifiedTokenizer(UnifiedConfig(
-        spectrum_hop=240, phases="peaks", strides=(2, 2), channels=(16, 16, 16), dilations=(1,), activation="elu",
-        acoustic_dim=16, semantic="none", codebook_dim=64,
-    ))  # fmt: skip
+    codec = UnifiedTokenizer(replace(MELS, codebook_dim=64))
     rng, rate, count = np.random.default_rng(0), codec.sample_rate, 32 if large else 2
     noise = [(0.1 * rng.standard_normal(round(seconds * rate))).astype(np.float32) for _ in range(count)]
     codec.begin(torch.from_numpy(np.stack([wave[:rate] for wave in noise])), torch.Generator().manual_seed(0))

@@ -42,7 +42,8 @@ from audiorl.tasks.tts.rewards import signal_to_distortion
 from audiorl.train.flow import held_out_loss
 from audiorl.types import Message, Rollout, Sample
 from tokenizers_audio import load as load_codec
-from tokenizers_audio.unified import UnifiedConfig, UnifiedTokenizer
+from tokenizers_audio.unified import UnifiedTokenizer
+from tokenizers_audio.unified.config import MELS
 
 SPEECH = ("enhance", "tts")
 """Tasks whose rows are speech."""
@@ -53,11 +54,6 @@ TINY: dict[str, Any] = dict(
     network=FlowModelConfig(width=32, heads=2, joint_blocks=1, single_blocks=1, text_rows=256, max_seconds=2.0),
 )  # fmt: skip
 """Options of tiny() of recipes for flows."""
-MELS = UnifiedConfig(
-    spectrum_hop=240, phases="peaks", strides=(2, 2), channels=(16, 16, 16), dilations=(1,), activation="elu",
-    acoustic_dim=16, semantic="none", codebook_dim=32,
-)  # fmt: skip
-"""24 kHz, 25 frames a second of 32 numbers. Its networks stay silent."""
 
 
 @dataclass(frozen=True)

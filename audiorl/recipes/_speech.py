@@ -42,6 +42,7 @@ from audiorl.speech_models.character_ctc import CharacterCTC, Head
 from audiorl.speech_models.loading import GE2E
 from audiorl.speech_models.speakers import GE2ENetwork
 from audiorl.tasks.tts.prompts import utterance_example, utterance_sample
+from audiorl.tasks.tts.rewards import SpeechRewards
 from audiorl.tasks.tts.texts import bundled_utterances, read_utterances
 from audiorl.train.rl.hooks import Evaluate
 from audiorl.types import Sample
@@ -264,6 +265,12 @@ def with_tiny_parts(config: Speaking, folder: Path) -> Speaking:
         judge=tiny_part(folder, "judge", config.judge),
         judge_speaker=tiny_part(folder, "speaker", config.judge_speaker),
     )
+
+
+def check_judge(judge: str | None, rewards: SpeechRewards) -> None:
+    """Raise ValueError for a judge that the reward asks, too."""
+    if judge is not None and judge == rewards.asr and (rewards.understood or rewards.likelihood):
+        raise ValueError(f"--judge {judge}: the reward asks it, too; measure with another, or with none")
 
 
 def tiny_part(folder: Path, name: str, value: Value) -> Value:

@@ -33,7 +33,7 @@ from audiorl.recipes._sound import (
     sound_reward,
     sounds_of,
 )
-from audiorl.recipes._speech import tiny_part
+from audiorl.recipes._speech import check_judge, tiny_part
 from audiorl.report import write_report
 from audiorl.rewards import Term, WeightedSum
 from audiorl.rewards.asr import references_of
@@ -78,8 +78,7 @@ def speech_terms(config: SoundGRPOConfig, rate: int, samples: Sequence[Sample], 
     """Return the rewards of rows of speech: those of tts-grpo, and of `enhance` that of SI-SDR. Raises ValueError for
     rows that they cannot score."""
     options, task = config.speech, config.task
-    if config.judge is not None and config.judge == options.asr and (options.understood or options.likelihood):
-        raise ValueError(f"--judge {config.judge}: the reward asks it, too; measure with another, or with none")
+    check_judge(config.judge, options)
     for sample in samples:
         if options.understood or options.likelihood or options.gate is not None:
             references_of(sample, options.normalizer, config.language)

@@ -25,6 +25,7 @@ from audiorl.recipes._speech import (
     TINY,
     Measurement,
     SpeechConfig,
+    check_judge,
     ptx_utterances,
     speaking_policy,
     spoken_text,
@@ -84,8 +85,7 @@ def main(config: TTSGRPOConfig, run: Run) -> None:
     config = with_tiny_parts(config, folder)
     asr, speaker = config.rewards.asr, config.rewards.speaker
     options = replace(config.rewards, asr=tiny_part(folder, "asr", asr), speaker=tiny_part(folder, "speaker", speaker))
-    if config.judge is not None and config.judge == options.asr and (options.understood or options.likelihood):
-        raise ValueError(f"--judge {config.judge}: the reward asks it, too; measure with another, or with none")
+    check_judge(config.judge, options)
     supervised = ptx_utterances(config, config.ptx_data, config.rl, check)
     policy = policy_of()
     if supervised:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from audiorl.algos.flow import Stepper, noisy_range, sampling_times, training_times, transition
@@ -72,6 +73,14 @@ def engine_for(model: str, options: FlowInference) -> FlowEngine:
     return FlowEngine(load_sounding(path, options.codec, ModelConfig(device=options.device)), options.sampling)
 
 
+def masked(mask: Sequence[tuple[float, float]], length: int, rate: int) -> NDArray[np.bool_]:
+    """Return which samples [length] lie in the spans of a mask, which are seconds."""
+    inside = np.zeros(length, bool)
+    for start, end in mask:
+        inside[round(start * rate) : round(end * rate)] = True
+    return inside
+
+
 def spliced(sample: Sample, made: AudioClip) -> AudioClip:
     """Return an edit's clip `before` with the spans of its `mask`, and what follows its end, taken from `made`.
 
@@ -85,9 +94,7 @@ def spliced(sample: Sample, made: AudioClip) -> AudioClip:
     total = max(len(old), round(about.get("duration", 0) * rate))
     waves = [(wave if wave.ndim == 2 else wave[:, None].repeat(channels, 1))[:total] for wave in (old, new)]
     out, new = (np.pad(wave, ((0, total - len(wave)), (0, 0)), mode="edge") for wave in waves)
-    stays = np.arange(total) < len(old)
-    for start, end in about.get("mask", ()):
-        stays[round(start * rate) : round(end * rate)] = False
+    stays = (np.arange(total) < len(old)) & ~masked(about.get("mask", ()), total, rate)
     for start, end in np.flatnonzero(np.diff(stays, prepend=True, append=True)).reshape(-1, 2):
         border = min(round(FADE * rate), (end - start) // 2)
         rise = np.linspace(0, 1, border + 2, dtype=np.float32)[1:-1, None]

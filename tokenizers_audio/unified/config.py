@@ -124,3 +124,11 @@ class UnifiedConfig:
             return cls(**given)
         except (TypeError, ValueError) as error:
             raise ValueError(f"{where}: {error}") from error
+
+
+MELS = UnifiedConfig(
+    spectrum_hop=240, phases="peaks", strides=(2, 2), channels=(16, 16, 16), dilations=(1,), activation="elu",
+    acoustic_dim=16, semantic="none", codebook_dim=32,
+)  # fmt: skip
+"""24 kHz, 25 frames a second of 32 numbers. Its networks stay silent: principal components of
+log-mels are what `UnifiedTokenizer.begin` makes of it."""
