@@ -41,7 +41,7 @@ from audiorl.rewards.combine import score_rollouts
 from audiorl.rollout.flow import FlowEngine, load_sounding
 from audiorl.run.folder import newest_checkpoint
 from audiorl.run.records import read_record, write_json
-from audiorl.tasks.sound.scenes import read_scenes
+from audiorl.tasks.sound.rows import read_sounds
 from audiorl.types import Rollout, Sample
 
 RL = "sound-grpo --sampling.steps 12 --rl.eval-every 0 --epochs 1000"
@@ -138,8 +138,8 @@ def main() -> None:
     start, best = Path(newest_checkpoint(args.start)), f"{BEST} {args.best_of}"
     channels = load_sounding(start).model.config.channels
     reward = sound_reward(SoundRewards(tagger=args.tagger), channels, "cpu")
-    train = spaced(read_scenes(args.scenes / "train.jsonl"), 50)
-    sets = {name: read_scenes(args.scenes / f"{name}.jsonl")[: args.most] for name in SETS}
+    train = spaced(read_sounds(args.scenes / "train.jsonl").samples, 50)
+    sets = {name: read_sounds(args.scenes / f"{name}.jsonl").samples[: args.most] for name in SETS}
     systems = [UNGUIDED, CAPTION, START, best, *args.only]
     pace = seconds_of(args.start) / int(start.name.split("_")[1])
     for seed in args.seeds:

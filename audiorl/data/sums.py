@@ -179,7 +179,7 @@ def spoken_numbers(
 
 def write_rows(samples: Sequence[Sample], folder: Path, name: str) -> Path:
     """Write questions as FOLDER/NAME.jsonl, which every recipe reads, with their recordings in FOLDER/NAME."""
-    (folder / name).mkdir(parents=True)
+    (folder / name).mkdir(parents=True, exist_ok=True)
     lines = []
     for s in samples:
         row = {"id": s.id, "audio": f"{name}/{s.id}.wav", "answer": s.references[0], "task": s.task}

@@ -54,7 +54,8 @@ from audiorl.rollout.flow import engine_for, masked
 from audiorl.speech_models import Tagger, load_tagger
 from audiorl.speech_models.taggers import CLAP, Renamed
 from audiorl.tasks.sound.rewards import place_errors
-from audiorl.tasks.sound.scenes import SUFFIXES, events_of, read_scenes
+from audiorl.tasks.sound.rows import read_sounds
+from audiorl.tasks.sound.scenes import SUFFIXES, events_of
 from audiorl.types import Sample
 
 RECORDINGS, UNEDITED = "recordings", "unedited"
@@ -105,7 +106,7 @@ class SoundOptions(FlowInference):
 
 def main(options: SoundOptions) -> Row:
     """Do what the options say and return the scores."""
-    samples = read_scenes(options.data)[: options.limit]
+    samples = list(read_sounds(options.data, limit=options.limit).samples)
     named = {"data": options.data.name, "judge": options.judge, "clap": options.clap}
     sampled = {"sampling": asdict(options.sampling), "seed": options.seed} if options.model else {}
     check_settings(options.out / "settings.json", {**named, "classes": str(options.classes), **sampled})

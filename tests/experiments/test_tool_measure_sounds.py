@@ -10,7 +10,8 @@ import torch
 from audiorl.cli import main
 from audiorl.run.records import read_record
 from audiorl.speech_models.taggers import SoundTagger, TaggerNetwork
-from audiorl.tasks.sound.scenes import events_of, read_scenes
+from audiorl.tasks.sound.rows import read_sounds
+from audiorl.tasks.sound.scenes import events_of
 from tests.support.scenes import scenes, write_sounds
 from tests.support.tools import run_tool
 
@@ -18,7 +19,9 @@ from tests.support.tools import run_tool
 @pytest.mark.slow
 def test_a_seed_runs_to_the_table(tmp_path: Path) -> None:
     built = scenes(tmp_path / "scenes", write_sounds(tmp_path / "tree"), counts=(9, 2, 2), edits=0)
-    every = [s for name in ("train", "new_files", "new_combinations") for s in read_scenes(built / f"{name}.jsonl")]
+    every = [
+        s for name in ("train", "new_files", "new_combinations") for s in read_sounds(built / f"{name}.jsonl").samples
+    ]
     labels = tuple(sorted({e.name for s in every for e in events_of(s)}))
     for seed, name in enumerate(("tagger", "judge")):
         torch.manual_seed(seed)

@@ -31,33 +31,11 @@ class EventColumns(Struct):
 
 
 Events = Annotated[list[EventColumns], Meta(min_length=1, description="a list of events; give at least one")]
-
-
 Mask = Annotated[list[tuple[Seconds, Seconds]], Meta(description="a list; give [[start, end], …] in seconds")]
 
 
-class SceneColumns(Struct):
-    """A scene, and the sound and silent video of it where there are some; or an edit of one."""
-
-    id: Id
-    events: Events
-    duration: Length
-    caption: Text | None = None
-    instruction: Text | None = None
-    kind: Annotated[EditKind | None, Meta(description="a kind of edit; give add, remove, inpaint or extend")] = None
-    event: Text | None = None
-    before: Text | None = None
-    after: Text | None = None
-    mask: Mask | None = None
-    channels: Channels = 1
-    thought: Text | None = None
-    audio: Text | None = None
-    video: Text | None = None
-    video_rate: FrameRate | None = None
-
-
 class SoundColumns(Struct):
-    """A sound to learn or to ask for."""
+    """A sound to learn or to ask for, a scene of events, or an edit of one."""
 
     id: Id | None = None
     task: Annotated[Task | None, Meta(description="a task; give sound, enhance or tts")] = None
@@ -67,6 +45,10 @@ class SoundColumns(Struct):
     thought: Text | None = None
     prompt_text: Text | None = None
     duration: Length | None = None
+    channels: Channels | None = None
+    events: Events | None = None
+    kind: Annotated[EditKind | None, Meta(description="a kind of edit; give add, remove, inpaint or extend")] = None
+    event: Text | None = None
     video: Text | None = None
     video_rate: FrameRate | None = None
     mask: Mask | None = None

@@ -4,9 +4,9 @@
     {"caption": "Rain on a roof.", "duration": 4.0}                    # to be made, not to be learned
 
 `caption` may be called text; all others are optional, as long as there is a duration or an audio file. Other columns
-stay in the sample's metadata, such as `events` for rewards. Relative paths start from `audio_root`, by default the
-manifest's folder. Manifests of `audiorl data build-scenes`, scenes and edits, are read too: an edit's instruction is
-its caption, `before` what is there already, and `mask` the spans to be made anew.
+stay in the sample's metadata; `events`, which rewards ask for, must fit in the sound. Relative paths start from
+`audio_root`, by default the manifest's folder. Manifests of `audiorl data build-scenes`, scenes and edits, are read
+too: an edit's instruction is its caption, `before` what is there already, and `mask` the spans to be made anew.
 
 Rows of speech say so by a column `task`, or all of a file by an option; `text` is then what is said::
 
@@ -30,7 +30,7 @@ from audiorl.data.manifest import Format, Loaded, read_values
 from audiorl.data.rows import Row
 from audiorl.data.schema import FieldError, check
 from audiorl.data.schema.scenes import SoundColumns, Task
-from audiorl.tasks.sound.scenes import check_mask
+from audiorl.tasks.sound.scenes import check_mask, events_of
 from audiorl.tasks.tts.prompts import expected_seconds
 from audiorl.types import Message, Sample
 
@@ -86,7 +86,12 @@ def _sample(row: Row, style: Style, default: Task) -> Sample:
             raise FieldError("audio", str(error)) from error
     if columns.mask is not None:
         about["mask"] = check_mask(columns.mask, about["duration"])
-    return Sample(name, (Message("user", ((caption or "").strip(),)),), task="sound", metadata=about)
+    if columns.event and not ("before" in about and columns.mask and columns.kind):
+        raise FieldError("event", "that of an edit, whose before, mask or kind is missing; give them all")
+    sample = Sample(name, (Message("user", ((caption or "").strip(),)),), task="sound", metadata=about)
+    if columns.events is not None:
+        events_of(sample)
+    return sample
 
 
 def speech_sound(id: str, task: Task, text: str, about: Mapping[str, Any], caption: str = "") -> Sample:

@@ -26,7 +26,7 @@ import csv
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -37,15 +37,13 @@ from numpy.typing import NDArray
 from audiorl.audio import AudioClip
 from audiorl.data.rows import BadRow, Row, checked, converted, read_checked
 from audiorl.data.schema import FieldError, check
-from audiorl.data.schema.scenes import EventColumns, PublishedColumns, SceneColumns
+from audiorl.data.schema.scenes import EventColumns, PublishedColumns
 from audiorl.types import Message, Sample
 
 PARTS = ("semantic", "temporal", "spatial", "aesthetic")
 """Lines of a thought, in this order."""
 VGGSOUND = ("youtube_id", "start_time", "label", "split")
 """The columns of VGGSound's file, which has no line of their names."""
-CLIPS = ("audio", "before", "after")
-"""Columns with a file of audio."""
 SUFFIXES = (".flac", ".wav", ".ogg", ".opus", ".mp3", ".m4a", ".mp4", ".webm", ".mkv")
 
 
@@ -69,27 +67,20 @@ class Event:
 def events_of(sample: Sample) -> list[Event]:
     """Return the events that a sample asks for, by their onset. Raises FieldError where its metadata has none, or where
     one cannot be."""
-    given = sample.metadata.get("events")
+    given, about = sample.metadata.get("events"), sample.metadata
     if not isinstance(given, Sequence) or isinstance(given, str) or not given:
         raise FieldError("events", f"sample {sample.id!r}: no events; give [{{name, start, end}}, …]")
-    return _events(
-        [e if isinstance(e, Event) else check(e, EventColumns, f"events[{i}]") for i, e in enumerate(given)],
-        sample.metadata.get("duration"),
-        sample.metadata.get("channels"),
-    )
-
-
-def _events(given: Sequence[Any], duration: float | None, channels: int | None) -> list[Event]:
     events = []
-    for number, e in enumerate(given):
+    for number, event in enumerate(given):
         where = f"events[{number}]"
+        e = event if isinstance(event, Event) else check(event, EventColumns, where)
         if e.end <= e.start:
             raise FieldError(f"{where}.end", f"{e.end:g} s is not after the start at {e.start:g} s; correct the times")
-        if duration is not None and e.end > duration + 1e-6:
+        if (duration := about.get("duration")) is not None and e.end > duration + 1e-6:
             raise FieldError(
                 f"{where}.end", f"{e.end:g} s lies past the end of the scene at {duration:g} s; correct one of them"
             )
-        if e.azimuth is not None and channels == 1:
+        if e.azimuth is not None and about.get("channels") == 1:
             raise FieldError(
                 f"{where}.azimuth",
                 f"{e.azimuth:g}° in a scene of one channel; give channels: 2, or leave the azimuth out",
@@ -154,59 +145,6 @@ def parse_thought(text: str) -> list[Event]:
 
 
 # -- rows --------------------------------------------------------------------------------------------------------------
-
-
-def read_scenes(
-    path: str | Path,
-    max_seconds: float | None = None,
-    channels: int | None = None,
-    classes: Sequence[str] | None = None,
-) -> list[Sample]:
-    """Read a manifest of scenes or edits. Each sample asks for the caption or instruction; its metadata have `events`
-    (objects, by onset), `thought`, `duration` in seconds, `channels`, and, where the row has them, `audio`, `before`
-    and `after` (AudioClips), `mask` and `video` (a path) with `video_rate`.
-
-    max_seconds, channels, classes: what the model can make: rows that ask for more raise ValueError, as do bad ones.
-    """
-
-    def sample(data: Mapping[str, Any]) -> Sample:
-        row = check(data, SceneColumns)
-        if max_seconds is not None and row.duration > max_seconds:
-            raise FieldError(
-                "duration", f"{row.duration:g} s, but the model makes at most {max_seconds:g} s; leave the row out"
-            )
-        if channels == 1 and any(e.azimuth is not None for e in row.events):
-            raise FieldError(
-                "events", "places asked of a mono model; leave azimuth out, or take a model with 2 channels"
-            )
-        events = _events(row.events, row.duration, row.channels)
-        for number, event in enumerate(row.events):
-            if classes is not None and event.name not in classes:
-                raise FieldError(
-                    f"events[{number}].name", f"{event.name!r} is none of the known classes: {', '.join(classes)}"
-                )
-        if (caption := row.caption or row.instruction) is None:
-            raise FieldError("caption", "missing; say what is to be heard, or of an edit what to do as instruction")
-        if row.event and not (row.before and row.mask and row.kind):
-            raise FieldError("event", "that of an edit, whose before, mask or kind is missing; give them all")
-        kept = {k: v for k, v in data.items() if k not in ("id", "caption", "video", *CLIPS) and v is not None}
-        more: dict[str, Any] = {
-            "events": [asdict(e) for e in events],
-            "duration": row.duration,
-            "channels": row.channels,
-        }
-        more |= {name: AudioClip(path=str(folder / file)) for name in CLIPS if (file := getattr(row, name))}
-        if row.mask is not None:
-            more["mask"] = check_mask(row.mask, row.duration)
-        if row.video:
-            if row.video_rate is None:
-                raise FieldError("video_rate", "missing; give the frames a second of the video")
-            more["video"] = str(folder / row.video)
-        thought = {"thought": row.thought or write_thought(events)}
-        return Sample(str(row.id), (Message("user", (caption,)),), task="sound", metadata={**kept, **thought, **more})
-
-    folder = Path(path).parent
-    return _unique(Path(path), sample)
 
 
 def _unique(path: Path, convert: Callable[[Mapping[str, Any]], Sample], header: Sequence[str] = ()) -> list[Sample]:

@@ -13,7 +13,7 @@ import soundfile
 
 from audiorl.tasks.sound.places import delay_of
 from audiorl.tasks.sound.rows import read_sounds
-from audiorl.tasks.sound.scenes import events_of, load_video, parse_thought, read_scenes
+from audiorl.tasks.sound.scenes import events_of, load_video, parse_thought
 from corpora.scenes.build import KINDS, SETS, Layout, build_scenes
 from tests.support.scenes import LAYOUT, RATE, scenes, write_sounds
 
@@ -37,7 +37,7 @@ def test_a_seed_gives_the_same_bytes_and_another_one_other_scenes(corpus: Path, 
 
 
 def test_held_out_files_and_combinations_are_in_no_training_scene(corpus: Path) -> None:
-    sets = {name: read_scenes(corpus / f"{name}.jsonl", channels=2, max_seconds=2) for name in SETS}
+    sets = {name: read_sounds(corpus / f"{name}.jsonl").samples for name in SETS}
     files = {name: {e.file for s in samples for e in events_of(s)} for name, samples in sets.items()}
     assert not files["train"] & files["new_files"]
     assert files["new_combinations"] <= {f for kind in _classes(corpus).values() for f in kind["train"]}
@@ -56,7 +56,7 @@ def _classes(corpus: Path) -> dict[str, dict[str, list[str]]]:
 
 
 def test_a_sound_is_when_and_where_its_row_says(corpus: Path) -> None:
-    alone = [s for s in read_scenes(corpus / "train.jsonl") if len(events_of(s)) == 1]
+    alone = [s for s in read_sounds(corpus / "train.jsonl").samples if len(events_of(s)) == 1]
     assert len(alone) > 3
     for sample in alone:
         (event,) = events_of(sample)
@@ -75,7 +75,7 @@ def test_a_sound_is_when_and_where_its_row_says(corpus: Path) -> None:
 
 
 def test_an_object_of_the_video_strikes_the_floor_when_its_sound_begins(corpus: Path) -> None:
-    for sample in read_scenes(corpus / "new_combinations.jsonl"):
+    for sample in read_sounds(corpus / "new_combinations.jsonl").samples:
         frames = load_video(sample, rate=16)
         assert frames.shape == (32, 32, 32)
         for event in events_of(sample):

@@ -16,7 +16,7 @@ import torch
 from audiorl.config.flow import FlowConfig
 from audiorl.eval.sound import RECORDINGS, SAME, UNEDITED, SoundOptions, main
 from audiorl.speech_models.taggers import SoundTagger, TaggerNetwork
-from audiorl.tasks.sound.scenes import read_scenes
+from audiorl.tasks.sound.rows import read_sounds
 from corpora.scenes.build import KINDS
 from corpora.scenes.sounds import CLASSES
 from tests.support.flows import tiny_flow
@@ -33,7 +33,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     network.hidden.weight.data *= 100  # without training its embeddings are all but equal
     SoundTagger(network, labels).save(folder / "judge")
     built = scenes(folder / "scenes", write_sounds(folder / "tree"), counts=(6, 1, 1), edits=0)
-    for sample in read_scenes(built / "train.jsonl"):
+    for sample in read_sounds(built / "train.jsonl").samples:
         wave, _ = soundfile.read(sample.metadata["audio"].path)
         for name, changed in {
             "turned": wave[:, ::-1],
@@ -65,7 +65,7 @@ def test_what_is_wrong_is_measured(corpus: Path, tmp_path: Path) -> None:
     recordings = systems[RECORDINGS]
     assert recordings["onset_f1"]["mean"] > 0.9 and recordings["azimuth_error"]["mean"] < 5
     assert recordings["clean"]["mean"] > 0.99 and "KL_judge" not in recordings
-    samples = read_scenes(corpus / "scenes/train.jsonl")
+    samples = read_sounds(corpus / "scenes/train.jsonl").samples
     turned = [np.mean([2 * abs(e["azimuth"]) for e in s.metadata["events"]]) for s in samples]
     assert mean("turned", "azimuth_error") == pytest.approx(np.mean(turned), abs=5)
     assert mean("turned", "onset_f1") == recordings["onset_f1"]["mean"]
@@ -130,7 +130,7 @@ def test_of_edits_the_mask_and_all_else_are_measured(tmp_path: Path) -> None:
     data = scenes(tmp_path / "scenes", write_sounds(tmp_path / "tree"), counts=(6, 1, 1), edits=2) / "edits_train.jsonl"
     quieter = tmp_path / "quieter"
     quieter.mkdir()
-    for sample in read_scenes(data):
+    for sample in read_sounds(data).samples:
         wave, rate = soundfile.read(sample.metadata["after"].path)
         soundfile.write(quieter / f"{sample.id}.flac", wave / 2, rate)
     judge = f"{tmp_path}/pitches.py:{tmp_path}/folder"

@@ -13,7 +13,7 @@ from transformers import ClapConfig, ClapFeatureExtractor, ClapModel, PreTrained
 from audiorl.models.tiny import tiny_tokenizer
 from audiorl.speech_models import load_tagger
 from audiorl.speech_models.taggers import CLAP, Renamed, SoundTagger, TaggerNetwork, YAMNet, log_mel
-from audiorl.tasks.sound.scenes import read_scenes
+from audiorl.tasks.sound.rows import read_sounds
 from corpora.scenes.tagger import right, train_tagger
 from tests.support.scenes import scenes, write_sounds
 
@@ -37,8 +37,8 @@ def test_frames_are_those_that_yamnet_reads() -> None:
 @pytest.mark.slow
 def test_a_tagger_learns_the_classes_of_scenes(tmp_path: Path) -> None:
     corpus = scenes(tmp_path / "scenes", write_sounds(tmp_path / "tree"), counts=(60, 12, 12), edits=0)
-    tagger = train_tagger(read_scenes(corpus / "train.jsonl"), steps=120, batch_size=12, width=8)
-    assert right(tagger, read_scenes(corpus / "new_combinations.jsonl")) > 0.6  # by chance two in nine
+    tagger = train_tagger(read_sounds(corpus / "train.jsonl").samples, steps=120, batch_size=12, width=8)
+    assert right(tagger, read_sounds(corpus / "new_combinations.jsonl").samples) > 0.6  # by chance two in nine
     tagger.save(tmp_path / "tagger")
     again = load_tagger(tmp_path / "tagger")
     waves = [tone(440), tone(660, 2.5)]
