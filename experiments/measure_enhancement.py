@@ -18,10 +18,14 @@ import numpy as np
 import torch
 from arms import markdown, number, seconds_of, spaced, train_recipe
 
+from audiorl.config.flow import FlowConfig, FlowSFTConfig
 from audiorl.data.corpus import bundled_speech, unseen_speakers
 from audiorl.data.rows import write_json_lines
 from audiorl.eval._common import read_rows
+from audiorl.recipes._sound import SoundConfig, sound_scores
+from audiorl.rollout.flow import load_sounding
 from audiorl.run.folder import newest_checkpoint
+from audiorl.tasks.sound.rows import read_sounds
 
 SHARED = "--task enhance --epochs 100000"
 SFT = f"sound-sft {SHARED} --sft.drop 0 --sft.batch-size 16 --sft.save-every 500"
@@ -56,7 +60,7 @@ def main() -> None:
     ):
         rows = [{"id": u.id, "audio": str(Path(u.clip.path).resolve()), "text": u.text} for u in speech]
         write_json_lines(args.out / f"{name}.jsonl", rows)
-    data = f"--data {args.out}/train.jsonl --held-out {args.out}/unseen.jsonl --judge {args.judge}"
+    data = f"--data {args.out}/train.jsonl --held-out-count 2"  # what is measured is measured once, below
     train_recipe(args.out / "start", f"{START} {data} --max-steps {args.updates}")
     start = newest_checkpoint(args.out / "start")
     pace = seconds_of(args.out / "start") / args.updates
@@ -68,10 +72,17 @@ def main() -> None:
                 steps = max(1, round(max(seconds_of(folder / a) for a in ARMS if a != "SFT") / pace))
             more = "" if arm == "SFT" else args.options
             train_recipe(folder / arm, f"{command} --path {start} {data} --max-steps {steps} --seed {seed} {more}")
+    unseen = read_sounds(args.out / "unseen.jsonl", task="enhance").samples
+    asked = SoundConfig(task="enhance", judge=args.judge, sampling=FlowConfig(steps=10))
     lines, before = [], {}
     for system in ("noisy", "start", *ARMS):
         runs = [args.out / "start"] if system in ("noisy", "start") else sorted(args.out.glob(f"seed_*/{system}"))
-        found = [{row["id"]: row for row in read_rows(run / "eval" / "after.jsonl")} for run in runs]
+        for run in runs:
+            if not (run / "unseen.jsonl").exists():
+                policy = load_sounding(newest_checkpoint(run))
+                values = sound_scores(policy, unseen, asked, FlowSFTConfig(), None, run / "unseen")
+                write_json_lines(run / "unseen.jsonl", values)
+        found = [{row["id"]: row for row in read_rows(run / "unseen.jsonl")} for run in runs]
         cells = [system]
         for measure in MEASURES if system != "noisy" else ("noisy_si_sdr",):
             scale = MEASURES.get(measure, ("", 1))[1]
