@@ -160,8 +160,8 @@ def main() -> None:
 
 
 def table(out: Path, arms: Sequence[str], prefix: str) -> str:
-    header = ("", "accuracy %", "each seed", "change", "by length", "exact thought %", "right though misheard %")
-    rows = []
+    header = ("", "accuracy %", "each seed", "change", "from more SFT", "by length", "exact %", "right, misheard %")
+    rows, sft = [], sorted(out.glob("seed_*/SFT, synthetic"))
     for arm in arms:
         folders = [f for f in sorted(out.glob(f"seed_*/{arm}")) if (f / "eval" / f"{prefix}after.jsonl").exists()]
         for name, when in (("start without thought" if "without" in arm else "start", "before"), (arm, "after")):
@@ -177,7 +177,8 @@ def table(out: Path, arms: Sequence[str], prefix: str) -> str:
                 percent(hits(folders, entry, p)) if thinks else "" for p in ("sums_thought/exact", "sums_thought/luck")
             ]
             change = percent(right - before, "+") if when == "after" else ""
-            rows.append([name, percent(right), each, change, by_length, *parts])
+            gain = percent(right - hits(sft, entry), "+") if sft and when == "after" and folders != sft else ""
+            rows.append([name, percent(right), each, change, gain, by_length, *parts])
     return markdown(header, rows)
 
 
