@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -255,13 +256,12 @@ def test_what_a_flow_cannot_make_is_refused_by_field(
 
 def test_rows_of_sounds(tmp_path: Path) -> None:
     path = str(clip().path)
-    rows = [
-        f'{{"caption": "a voice", "audio": "{path}", "thought": "t", "events": [{{"name": "voice", "start": 0, "end": 0.2}}]}}'
-    ]
+    events = [{"name": "voice", "start": 0, "end": 0.2}]
+    rows = [json.dumps({"caption": "a voice", "audio": path, "thought": "t", "events": events})]
     rows += ['{"text": "rain", "duration": 2}', '{"duration": 2}', '{"caption": "x"}']
     (tmp_path / "rows.jsonl").write_text("\n".join(rows[:2]))
     first, second = read_sounds(tmp_path / "rows.jsonl", check_audio=True).samples
-    assert first.metadata["thought"] == "t" and first.metadata["events"] == [{"name": "voice", "start": 0, "end": 0.2}]
+    assert first.metadata["thought"] == "t" and first.metadata["events"] == events
     assert 0 < first.metadata["duration"] <= 1.0 and second.messages[0].content == ("rain",)
     for row, message in ((rows[2], "'caption': missing"), (rows[3], "'duration': missing")):
         (tmp_path / "rows.jsonl").write_text(row)
