@@ -138,8 +138,8 @@ def main() -> None:
     start, best = Path(newest_checkpoint(args.start)), f"{BEST} {args.best_of}"
     channels = load_sounding(start).model.config.channels
     reward = sound_reward(SoundRewards(tagger=args.tagger), channels, "cpu")
-    train = spaced(read_sounds(args.scenes / "train.jsonl").samples, 50)
-    sets = {name: read_sounds(args.scenes / f"{name}.jsonl").samples[: args.most] for name in SETS}
+    train = spaced(read_sounds(args.scenes / "train.jsonl", scenes=True).samples, 50)
+    sets = {name: read_sounds(args.scenes / f"{name}.jsonl", scenes=True).samples[: args.most] for name in SETS}
     systems = [UNGUIDED, CAPTION, START, best, *args.only]
     pace = seconds_of(args.start) / int(start.name.split("_")[1])
     for seed in args.seeds:

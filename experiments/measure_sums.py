@@ -161,9 +161,13 @@ def main() -> None:
 
 def table(out: Path, arms: Sequence[str], prefix: str) -> str:
     header = ("", "accuracy %", "each seed", "change", "from more SFT", "by length", "exact %", "right, misheard %")
-    rows, sft = [], sorted(out.glob("seed_*/SFT, synthetic"))
+
+    def measured(arm: str) -> list[Path]:
+        return [f for f in sorted(out.glob(f"seed_*/{arm}")) if (f / "eval" / f"{prefix}after.jsonl").exists()]
+
+    rows, sft = [], measured("SFT, synthetic")
     for arm in arms:
-        folders = [f for f in sorted(out.glob(f"seed_*/{arm}")) if (f / "eval" / f"{prefix}after.jsonl").exists()]
+        folders = measured(arm)
         for name, when in (("start without thought" if "without" in arm else "start", "before"), (arm, "after")):
             if not folders or (when == "before" and arm not in ("GRPO", "GRPO without thought")):
                 continue

@@ -9,7 +9,6 @@ It is Countdown (Pan 2025) in kind for speech: the numbers must be heard before 
 
 from __future__ import annotations
 
-import json
 import random
 import re
 from collections.abc import Callable, Sequence
@@ -21,6 +20,7 @@ import numpy as np
 from audiorl.audio import AudioClip, write_wav
 from audiorl.data.corpus import bundled_speech, corpus, normalised
 from audiorl.data.prompts import how_to_answer
+from audiorl.data.rows import write_json_lines
 from audiorl.eval.metrics.text import number_words as has_number_words
 from audiorl.eval.metrics.text import spell_numbers
 from audiorl.types import Message, Sample
@@ -180,13 +180,13 @@ def spoken_numbers(
 def write_rows(samples: Sequence[Sample], folder: Path, name: str) -> Path:
     """Write questions as FOLDER/NAME.jsonl, which every recipe reads, with their recordings in FOLDER/NAME."""
     (folder / name).mkdir(parents=True, exist_ok=True)
-    lines = []
+    rows = []
     for s in samples:
         row = {"id": s.id, "audio": f"{name}/{s.id}.wav", "answer": s.references[0], "task": s.task}
         write_wav(folder / row["audio"], s.audio[0].load(RATE), RATE)
-        lines.append(json.dumps(row | dict(s.metadata), ensure_ascii=False) + "\n")
+        rows.append(row | dict(s.metadata))
     file = folder / f"{name}.jsonl"
-    file.write_text("".join(lines), encoding="utf-8")
+    write_json_lines(file, rows)
     return file
 
 

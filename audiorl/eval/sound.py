@@ -106,7 +106,7 @@ class SoundOptions(FlowInference):
 
 def main(options: SoundOptions) -> Row:
     """Do what the options say and return the scores."""
-    samples = list(read_sounds(options.data, limit=options.limit).samples)
+    samples = read_sounds(options.data, scenes=True, limit=options.limit).samples
     named = {"data": options.data.name, "judge": options.judge, "clap": options.clap}
     sampled = {"sampling": asdict(options.sampling), "seed": options.seed} if options.model else {}
     check_settings(options.out / "settings.json", {**named, "classes": str(options.classes), **sampled})

@@ -110,10 +110,10 @@ def run(scenes: Path, out: Path, steps: int, width: int, seed: int) -> None:
     """Train on scenes/train.jsonl, write the tagger to the new folder `out`; print how it does on the others."""
     if out.exists() and any(out.iterdir()):
         raise ValueError(f"{out}: not empty; name a new folder or empty this one first")
-    tagger = train_tagger(read_sounds(scenes / "train.jsonl").samples, steps=steps, width=width, seed=seed)
+    tagger = train_tagger(read_sounds(scenes / "train.jsonl", scenes=True).samples, steps=steps, width=width, seed=seed)
     tagger.save(out)
     for name in ("new_files", "new_combinations"):
         if (scenes / f"{name}.jsonl").is_file():
-            held_out = read_sounds(scenes / f"{name}.jsonl").samples
+            held_out = read_sounds(scenes / f"{name}.jsonl", scenes=True).samples
             print(f"{name}: {right(tagger, held_out):.1%} of the events of {len(held_out)} scenes are right")
     print(out)

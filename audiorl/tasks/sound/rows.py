@@ -21,6 +21,7 @@ as the `duration` says, or as letters take in the prompt.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from audiorl.data.manifest import Format, Loaded, read_values
 from audiorl.data.rows import Row
 from audiorl.data.schema import FieldError, check
 from audiorl.data.schema.scenes import SoundColumns, Task
-from audiorl.tasks.sound.scenes import check_mask, events_of
+from audiorl.tasks.sound.scenes import check_mask, events_of, write_thought
 from audiorl.tasks.tts.prompts import expected_seconds
 from audiorl.types import Message, Sample
 
@@ -38,9 +39,12 @@ CLIPS = ("before", "after", "prompt_audio")
 NOT_KEPT = (*AUDIO_FIELDS, *CLIPS, "id", "task", "caption", "text", "video")
 
 
-def read_sounds(path: Any, *, task: Task = "sound", check_audio: bool = False, **options: Any) -> Loaded[Sample]:
+def read_sounds(
+    path: Any, *, task: Task = "sound", scenes: bool = False, check_audio: bool = False, **options: Any
+) -> Loaded[Sample]:
     """Return a sample a row, whose message is the caption and whose reference is what is said; `task`: of rows without
-    one. The other arguments are those of `read_samples`.
+    one; `scenes`: each row must have events, and is asked with the thought that they make where it has none. The other
+    arguments are those of `read_samples`.
 
     Its metadata hold `audio`, `before`, `after` and `prompt_audio` (AudioClips), `thought`, `duration` in seconds,
     `video` (a path) with `video_rate`, and the other columns; of speech `reference_audio` and `reference_seconds` for
@@ -48,7 +52,7 @@ def read_sounds(path: Any, *, task: Task = "sound", check_audio: bool = False, *
     """
 
     def of_row(row: Row, style: Style, format: Format) -> tuple[Sample, Sample]:
-        sample = _sample(row, style, task)
+        sample = _sample(row, style, task, scenes)
         for field in ("audio", *CLIPS) if check_audio else ():
             if (clip := sample.metadata.get(field)) is not None:
                 try:
@@ -60,7 +64,7 @@ def read_sounds(path: Any, *, task: Task = "sound", check_audio: bool = False, *
     return read_values(path, "auto", of_row, detect=lambda row: "native", **options)
 
 
-def _sample(row: Row, style: Style, default: Task) -> Sample:
+def _sample(row: Row, style: Style, default: Task, scenes: bool) -> Sample:
     columns = check(row.data, SoundColumns)
     task = columns.task or default
     about: dict[str, Any] = {k: v for k, v in row.data.items() if k not in NOT_KEPT and v is not None}
@@ -86,11 +90,18 @@ def _sample(row: Row, style: Style, default: Task) -> Sample:
             raise FieldError("audio", str(error)) from error
     if columns.mask is not None:
         about["mask"] = check_mask(columns.mask, about["duration"])
-    if columns.event and not ("before" in about and columns.mask and columns.kind):
-        raise FieldError("event", "that of an edit, whose before, mask or kind is missing; give them all")
+    is_scene = scenes or columns.events is not None
+    if is_scene:
+        about.setdefault("channels", 1)
+        if columns.video and columns.video_rate is None:
+            raise FieldError("video_rate", "missing; give the frames a second of the video")
+        if columns.event and not ("before" in about and columns.mask and columns.kind):
+            raise FieldError("event", "that of an edit, whose before, mask or kind is missing; give them all")
     sample = Sample(name, (Message("user", ((caption or "").strip(),)),), task="sound", metadata=about)
-    if columns.events is not None:
-        events_of(sample)
+    if is_scene:
+        events = events_of(sample)
+        if scenes:
+            sample = replace(sample, metadata={"thought": write_thought(events), **about})
     return sample
 
 

@@ -14,7 +14,6 @@ from audiorl.tasks.sound.rows import read_sounds
 from audiorl.tasks.sound.scenes import (
     Event,
     check_mask,
-    events_of,
     load_video,
     parse_thought,
     read_published,
@@ -45,14 +44,14 @@ def written(folder: Path, *rows: dict[str, Any]) -> Path:
     return folder / "rows.jsonl"
 
 
-def test_events_are_written_as_a_thought_and_read_back(tmp_path: Path) -> None:
-    (sample,) = read_sounds(written(tmp_path, SCENE)).samples
+def test_a_scene_without_a_thought_gets_the_one_that_its_events_make(tmp_path: Path) -> None:
+    (sample,) = read_sounds(written(tmp_path, SCENE), scenes=True).samples
     thought = (
         "semantic: bell, cow\ntemporal: bell 0.50-1.25 s; cow 2.00-3.00 s\n"
         "spatial: bell left 45°; cow anywhere\naesthetic: bell 0 dB; cow -6 dB"
     )
-    assert write_thought(events_of(sample)) == thought
-    assert sample.messages[0].content == ("A bell, then a cow.",) and "thought" not in sample.metadata
+    assert sample.metadata["thought"] == thought
+    assert sample.messages[0].content == ("A bell, then a cow.",)
     events = [Event("bell", 0.5, 1.25, 0.0, -45.0), Event("cow", 2.0, 3.0, -6.0, None)]
     assert parse_thought(thought) == events
     assert parse_thought(write_thought(events[::-1])) == events[::-1]
@@ -81,6 +80,9 @@ def test_a_thought_that_contradicts_itself_is_none(text: str, problem: str) -> N
     ("row", "problem"),
     [
         ({"channels": 1}, r"row 1, field 'events\[0\].azimuth': -45° in a scene of one channel"),
+        ({"channels": None}, r"row 1, field 'events\[0\].azimuth': -45° in a scene of one channel"),
+        ({"events": None}, "row 1, field 'events': .* no events"),
+        ({"video": "v.npy"}, "row 1, field 'video_rate': missing"),
         ({"duration": 2.5}, r"row 1, field 'events\[1\].end': 3 s lies past the end of the scene at 2.5 s"),
         ({"events": []}, "row 1, field 'events': .* is not a list of events; give at least one"),
         ({"events": [{"name": "cow", "start": 2, "end": 2}]}, "2 s is not after the start at 2 s"),
@@ -91,7 +93,7 @@ def test_a_thought_that_contradicts_itself_is_none(text: str, problem: str) -> N
 )
 def test_a_scene_that_cannot_be_made_is_refused(tmp_path: Path, row: dict, problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
-        read_sounds(written(tmp_path, {**SCENE, **row}))
+        read_sounds(written(tmp_path, {**SCENE, **row}), scenes=True)
 
 
 @pytest.mark.parametrize(
