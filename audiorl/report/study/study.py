@@ -376,7 +376,7 @@ def _agreement(scores: Column, labels: Column, groups: Sequence[Hashable]) -> Ag
     both = np.flatnonzero(~np.isnan(scores) & ~np.isnan(labels))
     if not len(both):
         return None
-    x, y, members = scores[both], labels[both], [groups[i] for i in both]
+    x, y, members = scores[both], labels[both], [groups[i] for i in both.tolist()]
     rank = None
     if np.ptp(x) and np.ptp(y):
         a, b = ranks(x), ranks(y)
