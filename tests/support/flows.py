@@ -34,7 +34,7 @@ def tiny_flow(channels: int = 1, video: int = 0) -> FlowPolicy:
     torch.manual_seed(0)
     codec = UnifiedTokenizer(CODEC)
     codec.begin(torch.from_numpy(clip().load(24_000)[:9600])[None], torch.Generator().manual_seed(0))
-    size = FlowModelConfig(32, 2, 1, 1, 1, 64, video=video, channels=channels, max_seconds=2.0)
+    size = FlowModelConfig(32, 2, 2, 1, 1, 64, video=video, channels=channels, max_seconds=2.0)
     policy = new_flow(size, codec)
     with torch.no_grad():  # what begins at zero
         for p in policy.model.parameters():

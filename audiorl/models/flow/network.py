@@ -98,35 +98,40 @@ def repeated(values: Tensor, lengths: Sequence[int]) -> Tensor:
 
 
 class FlowStream(nn.Module):
-    """One stream's part of a block: norms, attention's maps, feed-forward, all modulated by c [rows, H] if given."""
+    """One stream's part of a block: norms, attention's maps, feed-forward, all modulated by c [B, H] if given.
 
-    def __init__(self, width: int, heads: int, modulated: bool = True):
+    ends: the stream ends here. Its rows are attended to, and nothing else becomes of them.
+    """
+
+    def __init__(self, width: int, heads: int, modulated: bool = True, ends: bool = False):
         super().__init__()
-        self.heads = heads
-        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-        self.query_scale, self.key_scale = (nn.Parameter(torch.ones(width // heads)) for _ in range(2))
-        self.modulation = nn.Linear(width, 6 * width) if modulated else None
+        self.heads, self.ends = heads, ends
+        self.qkv = nn.Linear(width, (2 if ends else 3) * width)
+        self.key_scale = nn.Parameter(torch.ones(width // heads))
+        if not ends:
+            self.query_scale = nn.Parameter(torch.ones(width // heads))
+            self.out = nn.Linear(width, width)
+            self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.modulation = nn.Linear(width, (2 if ends else 6) * width) if modulated else None
         if self.modulation is not None:  # blocks begin as if they were not there (AdaLN-zero, DiT, arXiv 2212.09748)
             nn.init.zeros_(self.modulation.weight)
             nn.init.zeros_(self.modulation.bias)
 
-    def modulate(self, c: Tensor | None) -> tuple[Tensor | float, ...]:
-        """Return (shift, scale, gate) of attention and of the feed-forward."""
-        if self.modulation is None or c is None:
+    def modulate(self, c: Tensor, lengths: Sequence[int]) -> tuple[Tensor | float, ...]:
+        """Return (shift, scale, gate) of attention and of the feed-forward, [rows, H] each; of a stream that ends the
+        first two."""
+        if self.modulation is None:
             return (0.0, 1.0, 1.0, 0.0, 1.0, 1.0)
-        shift, scale, gate, shift2, scale2, gate2 = self.modulation(silu(c)).chunk(6, -1)
-        return (shift, 1 + scale, gate, shift2, 1 + scale2, gate2)
+        parts = self.modulation(silu(c)).chunk(2 if self.ends else 6, -1)
+        return tuple(repeated(1 + part if i % 3 == 1 else part, lengths) for i, part in enumerate(parts))
 
-    def project(self, x: Tensor, mod: tuple[Tensor | float, ...], angles: Tensor | None) -> tuple[Tensor, ...]:
-        """Return query, key and value, [rows, heads, H / heads] each."""
+    def project(self, x: Tensor, mod: tuple[Tensor | float, ...], angles: Tensor | None) -> list[Tensor]:
+        """Return query, key and value, [rows, heads, H / heads] each; of a stream that ends key and value."""
         qkv = self.qkv(layer_norm(x, x.shape[-1:]) * mod[1] + mod[0])
-        query, key, value = (part.unflatten(-1, (self.heads, -1)) for part in qkv.chunk(3, -1))
-        query, key = (rms_norm(part, part.shape[-1:]) for part in (query, key))
-        query, key = query * self.query_scale, key * self.key_scale
-        if angles is not None:
-            query, key = rotate(query, angles), rotate(key, angles)
-        return query, key, value
+        *turned, value = (part.unflatten(-1, (self.heads, -1)) for part in qkv.chunk(2 if self.ends else 3, -1))
+        scales = [self.key_scale] if self.ends else [self.query_scale, self.key_scale]
+        turned = [rms_norm(x, x.shape[-1:]) * scale for x, scale in zip(turned, scales, strict=True)]
+        return [*(turned if angles is None else (rotate(x, angles) for x in turned)), value]
 
     def finish(self, x: Tensor, attended: Tensor, mod: tuple[Tensor | float, ...]) -> Tensor:
         """Return x after attention, [rows, heads, H / heads], and the feed-forward."""
@@ -137,11 +142,12 @@ class FlowStream(nn.Module):
 
 @dataclass(frozen=True)
 class Packing:
-    """How a pack attends: words, frames, and both of a sound side by side."""
+    """How a pack attends: words, frames, both of a sound side by side, and frames to both."""
 
     words: SegmentAttention
     frames: SegmentAttention
     both: SegmentAttention
+    from_frames: SegmentAttention
     order: Tensor  # [W + F]: the rows of words and then frames, sound by sound
     inverse: Tensor
     word_angles: Tensor
@@ -154,9 +160,10 @@ class Packing:
         device = like.device
         kernel = choose_kernel(attention, device, compute_dtype(like), head)
 
-        def segments(lengths: list[int]) -> SegmentAttention:
-            return SegmentAttention(kernel, Segments.of_lengths(lengths, lengths, False, device))
+        def segments(queries: list[int], keys: list[int]) -> SegmentAttention:
+            return SegmentAttention(kernel, Segments.of_lengths(queries, keys, False, device))
 
+        both = [w + f for w, f in zip(words, frames, strict=True)]
         rows: list[Tensor] = []
         word, frame = 0, sum(words)
         for w, f in zip(words, frames, strict=True):
@@ -164,9 +171,10 @@ class Packing:
             word, frame = word + w, frame + f
         order = torch.cat(rows)
         return cls(
-            segments(words),
-            segments(frames),
-            segments([w + f for w, f in zip(words, frames, strict=True)]),
+            segments(words, words),
+            segments(frames, frames),
+            segments(both, both),
+            segments(frames, both),
             order.to(device, non_blocking=True),
             order.argsort().to(device, non_blocking=True),
             angles_of(words, head, device),
@@ -183,23 +191,27 @@ def attend(attention: SegmentAttention, query: Tensor, key: Tensor, value: Tenso
 
 
 class JointBlock(nn.Module):
-    """Words and frames attend to each other, with weights of their own."""
+    """Words and frames attend to each other, with weights of their own. No words come out of the last one."""
 
-    def __init__(self, config: FlowModelConfig):
+    def __init__(self, config: FlowModelConfig, last: bool):
         super().__init__()
-        self.words, self.frames = FlowStream(config.width, config.heads), FlowStream(config.width, config.heads)
+        self.words = FlowStream(config.width, config.heads, ends=last)
+        self.frames = FlowStream(config.width, config.heads)
 
     def forward(self, words: Tensor, frames: Tensor, c: Tensor, pack: Packing) -> tuple[Tensor, Tensor]:
-        of_words = self.words.modulate(repeated(c, pack.word_lengths))
-        of_frames = self.frames.modulate(repeated(c, pack.frame_lengths))
+        of_words = self.words.modulate(c, pack.word_lengths)
+        of_frames = self.frames.modulate(c, pack.frame_lengths)
         # Words have no place in time: frames are found by what they turn to, at any distance.
-        parts = zip(
-            self.words.project(words, of_words, None),
-            self.frames.project(frames, of_frames, pack.frame_angles),
-            strict=True,
-        )
-        qkv = [torch.cat([w.to(f.dtype), f]).index_select(0, pack.order) for w, f in parts]
-        attended = attend(pack.both, *qkv).index_select(0, pack.inverse)
+        *word_query, word_key, word_value = self.words.project(words, of_words, None)
+        query, key, value = self.frames.project(frames, of_frames, pack.frame_angles)
+
+        def beside(words: Tensor, frames: Tensor) -> Tensor:
+            return torch.cat([words.to(frames.dtype), frames]).index_select(0, pack.order)
+
+        key, value = beside(word_key, key), beside(word_value, value)
+        if self.words.ends:
+            return words, self.frames.finish(frames, attend(pack.from_frames, query, key, value), of_frames)
+        attended = attend(pack.both, beside(word_query[0], query), key, value).index_select(0, pack.inverse)
         before, after = attended.split([len(words), len(frames)])
         return self.words.finish(words, before, of_words), self.frames.finish(frames, after, of_frames)
 
@@ -223,7 +235,7 @@ class FlowNetwork(nn.Module):
         self.time = nn.Sequential(nn.Linear(256, width), nn.SiLU(), nn.Linear(width, width))
         self.into = nn.Linear(2 * latent_channels + 1, width)
         self.video = nn.Linear(config.video, 2 * width) if config.video else None
-        self.joint = nn.ModuleList(JointBlock(config) for _ in range(config.joint_blocks))
+        self.joint = nn.ModuleList(JointBlock(config, i == config.joint_blocks - 1) for i in range(config.joint_blocks))
         self.single = nn.ModuleList(FlowStream(width, heads) for _ in range(config.single_blocks))
         self.letters = nn.Parameter(torch.zeros(257, width))
         self.last_modulation = nn.Linear(width, 2 * width)
@@ -263,12 +275,12 @@ class FlowNetwork(nn.Module):
             hidden = (
                 checkpoint(run, block, hidden, c, pack, use_reentrant=False) if again else run(block, hidden, c, pack)
             )
-        shift, scale = repeated(self.last_modulation(silu(c)), frames).chunk(2, -1)
+        shift, scale = (repeated(part, frames) for part in self.last_modulation(silu(c)).chunk(2, -1))
         return self.last(layer_norm(hidden, hidden.shape[-1:]) * (1 + scale) + shift).float()
 
     @staticmethod
     def _single(block: FlowStream, hidden: Tensor, c: Tensor, pack: Packing) -> Tensor:
-        mod = block.modulate(repeated(c, pack.frame_lengths))
+        mod = block.modulate(c, pack.frame_lengths)
         return block.finish(hidden, attend(pack.frames, *block.project(hidden, mod, pack.frame_angles)), mod)
 
     def _texts(
@@ -296,7 +308,7 @@ class FlowNetwork(nn.Module):
         x = torch.cat(pieces)
         pack = Packing.of(lengths, [0] * len(lengths), x, self.config.width // self.config.heads, self.attention)
         for block in cast(Iterable[FlowStream], self.text):
-            mod = block.modulate(None)
+            mod = block.modulate(x, lengths)
             x = block.finish(x, attend(pack.words, *block.project(x, mod, pack.word_angles)), mod)
         return layer_norm(x, x.shape[-1:])
 

@@ -60,6 +60,14 @@ def test_a_pack_is_what_its_sounds_are_alone(policy: FlowPolicy) -> None:
     torch.testing.assert_close(guided, bare + 3 * (v - bare), rtol=1e-4, atol=1e-5)
 
 
+def test_no_weight_is_idle(policy: FlowPolicy) -> None:
+    prompt = SoundPrompt(7, "a dog", "dog 0.5 s", video=torch.rand(7, 4), said="oh")
+    v = policy.velocity(torch.randn(7, 8), torch.tensor([0.5]), [prompt])
+    names, weights = zip(*policy.trainable().items(), strict=True)
+    grads = torch.autograd.grad(v.square().sum(), weights, allow_unused=True)
+    assert [name for name, grad in zip(names, grads, strict=True) if grad is None or not grad.any()] == []
+
+
 @pytest.mark.parametrize("options", [
     {"noisy": "branch"}, {"noisy": "window", "noise": "cps", "noise_level": 0.8, "solver": "dpm++"},
     {"noisy": "all", "noise": "dance", "noise_level": 0.3, "guidance_scale": 2.0},
