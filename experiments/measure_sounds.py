@@ -1,10 +1,12 @@
 """What RL adds to a flow that makes sound, against guidance, the best of several samples, and more supervision.
 
-    audiorl data build-scenes scenes --sources sonic-pi tuxpaint --channels 1 --seconds 2
+    audiorl data build-scenes scenes --sources sonic-pi --channels 1 --seconds 1 --max-events 2 \\
+        --max-event-seconds 0.6 --edits 0
     audiorl data train-tagger scenes --out tagger
     audiorl data train-tagger scenes --out other_tagger --seed 1 --width 24
-    audiorl train sound-sft --codec mels --data scenes/train.jsonl --max-steps 6000 --epochs 1000 --optim.lr 1e-3 \\
-        --sft.save-every 500 --out runs/sound
+    audiorl train sound-sft --codec mels --data scenes/train.jsonl --max-steps 3520 --epochs 1000 --optim.lr 2e-3 \\
+        --network.width 96 --network.single-blocks 2 --network.text-rows 4096 --network.max-seconds 2 \\
+        --held-out-count 8 --out runs/sound
     python experiments/measure_sounds.py runs/sound --scenes scenes --tagger tagger --judge other_tagger \\
         --out runs/sounds
 
@@ -13,8 +15,9 @@ many CPU seconds as the longest other arm. Guidance is chosen for the start and 
 scenes that are trained on. Then all make the scenes of new files and of new combinations once, from caption and thought
 (`caption alone`: without the thought; `best of N`: so many times, and the one that the reward prefers is kept), and
 `--judge`, which no reward asked, hears them.
-OUT/table.md has means over seeds with 95 % intervals over scenes, and the changes, paired, from the start at its best
-guidance and from the best of `--best-of`; `audiorl eval sound` of each seed, with a page to listen to, is in
+OUT/table.md has means over seeds with 95 % intervals over scenes, the Fréchet distance of the judge's embeddings from
+those of the recordings (FD), and the changes, paired, from the start at its best guidance and from the best of
+`--best-of`; `audiorl eval sound` of each seed, with a page to listen to, is in
 OUT/seed_N/SET. What is there is not computed again.
 """
 
@@ -24,6 +27,7 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -44,18 +48,22 @@ from audiorl.run.records import read_record, write_json
 from audiorl.tasks.sound.rows import read_sounds
 from audiorl.types import Rollout, Sample
 
-RL = "sound-grpo --sampling.steps 12 --rl.eval-every 0 --epochs 1000"
-NOISY = f"{RL} --sampling.noise cps --sampling.noise-level 0.8 --rl.clip-low 1e-5 --rl.clip-high 1e-5 --optim.lr 2e-4"
-NOISELESS = f"{RL} --sampling.noisy none --optim.lr 3e-4"
+STEPS = 8
+"""Of the sampler, in training and in measurements."""
+RL = (
+    f"sound-grpo --sampling.steps {STEPS} --rl.prompts-per-step 16 --rl.eval-every 0 --rl.save-every 10 --epochs 1000 "
+    "--optim.lr 3e-4"
+)
+NFT = f"{RL} --rl.loss nft --sampling.noisy none --rl.kl-beta 0.3"
 ARMS = {
-    "Fast-GRPO": NOISY,
-    "NFT": f"{NOISELESS} --rl.loss nft",
-    "RAFT": f"{NOISELESS} --rl.loss raft",
-    "Fast-GRPO, events alone": f"{NOISY} --parts events",
+    "NFT": NFT,
+    "Fast-GRPO": RL,
+    "RAFT": f"{RL} --rl.loss raft --sampling.noisy none --rl.kl-beta 0.3 --optim.lr 1e-4",
+    "NFT, events alone": f"{NFT} --parts events",
     "SFT": "sound-sft --epochs 1000 --optim.schedule constant --optim.warmup-steps 10 --sft.save-every 500",
 }
 SETS = ("new_files", "new_combinations")
-GUIDANCE = (1.0, 2.0, 3.0, 5.0)
+GUIDANCE = (1.0, 1.5, 2.0, 3.0)
 MEASURES = {"events_right": ("events right %", 100), "onset_f1": ("onset F1 %", 100), "onset_lag": ("lag ms", 1000),
             "clean": ("clean %", 100)}  # fmt: skip
 START, BEST = "start", "best of"
@@ -76,11 +84,11 @@ def best_guidance(file: Path, policy: FlowPolicy, samples: Sequence[Sample], rew
     if not file.exists():
         grid = {}
         for scale in GUIDANCE:
-            rollouts = made(policy, samples, FlowConfig(guidance_scale=scale), 1000)
+            rollouts = made(policy, samples, FlowConfig(steps=STEPS, guidance_scale=scale), 1000)
             grid[str(scale)] = float(np.mean(totals(reward, rollouts)))
         write_json(file, grid)
     grid = read_record(file, dict[str, float])
-    return FlowConfig(guidance_scale=float(max(grid, key=lambda scale: grid[scale])))
+    return FlowConfig(steps=STEPS, guidance_scale=float(max(grid, key=lambda scale: grid[scale])))
 
 
 def write_sounds(
@@ -107,16 +115,26 @@ def table(out: Path, seeds: Sequence[int], name: str, systems: Sequence[str], ba
         ]
         values[system] = {m: np.mean([[r[i][m] for i in rows[0]] for r in rows], axis=0) for m in MEASURES}
         values[system]["each"] = [np.mean([r[i]["events_right"] for i in r]) for r in rows]
+        scores = [read_record(out / f"seed_{s}" / name / "scores.json", dict[str, Any])["systems"] for s in seeds]
+        distances = [value for each in scores for key, value in each[system].items() if key.startswith("FD_")]
+        values[system]["distance"] = distances
     lines = []
     for system, own in values.items():
         changes = [100 * (own["events_right"] - values[b]["events_right"]) for b in baselines]
         lines.append([
             system,
             *(number(scale * own[m]) for m, (_, scale) in MEASURES.items()),
+            f"{np.mean(own['distance']):.2f}" if own["distance"] else "",
             ", ".join(f"{100 * v:.1f}" for v in own["each"]),
             *("" if system == b else number(c, "+") for b, c in zip(baselines, changes, strict=True)),
         ])  # fmt: skip
-    header = ("", *(head for head, _ in MEASURES.values()), "each seed", *(f"events, from {b}" for b in baselines))
+    header = (
+        "",
+        *(head for head, _ in MEASURES.values()),
+        "FD",
+        "events, each seed",
+        *(f"events, from {b}" for b in baselines),
+    )
     return f"## {name}\n\n{markdown(header, lines)}"
 
 
@@ -129,7 +147,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="folder of the runs and table.md")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--only", nargs="+", choices=ARMS, default=list(ARMS), metavar="ARM", help="; ".join(ARMS))
-    parser.add_argument("--steps", type=int, default=40, help="of RL")
+    parser.add_argument("--steps", type=int, default=60, help="of RL")
     parser.add_argument("--options", default="", help="more of all arms of RL")
     parser.add_argument("--best-of", type=int, default=4, help="sounds of the start of which the best is kept")
     parser.add_argument("--most", type=int, help="scenes of a set (default: all)")

@@ -8,7 +8,8 @@ model is asked for it with a row's caption, or with `--hear` its recording, and 
 (`--sft`; `--learn False` leaves it out). GRPO then scores each thought by its sound, `SoundOfThought`: the events and
 times that are asked, the places where the flow makes stereo, and a clean sound (`--parts`). `thought`, the events of
 the thought against those of the row, is measured and not rewarded. `--reward-file` adds a reward of yours, which hears
-the sound as `rollout.spoken_audio`. `--tiny` tries the recipe.
+the sound as `rollout.spoken_audio`. `--tiny` tries the recipe; `--path new --hear True --model.audio projector` begins
+with a random model that a CPU trains.
 """
 
 from __future__ import annotations
@@ -23,12 +24,14 @@ from audiorl.config.recipe import RecipeConfig
 from audiorl.data.manifest import Loaded
 from audiorl.data.schema import FieldError
 from audiorl.eval._phases import Evaluation
+from audiorl.models import AudioPolicy
 from audiorl.models.examples import Example
-from audiorl.recipes._common import RowCheck, grpo_and_control, read_split
+from audiorl.recipes._common import RowCheck, grpo_and_control, random_policy, read_split
 from audiorl.recipes._sound import TINY, SoundConfig, SoundRewards, begin_flow, bundled_sounds, flow_from, sound_reward
 from audiorl.report import write_report
 from audiorl.rewards import WeightedSum
 from audiorl.run.folder import Run, newest_checkpoint
+from audiorl.speech_models import load_tagger
 from audiorl.tasks.sound.rewards import SoundOfThought, ThoughtEvents
 from audiorl.tasks.sound.rows import read_sounds
 from audiorl.tasks.sound.scenes import Event, write_thought
@@ -39,6 +42,9 @@ from audiorl.types import Message, Sample
 @dataclass(frozen=True)
 class ThoughtGRPOConfig(SoundRewards, RecipeConfig):
     counts_steps = ("sft", "sound")
+    path: str = "Qwen/Qwen2.5-Omni-3B"
+    """The model that writes: a folder or hub id; `new`: a small random one that hears, with the encoder of Whisper
+    tiny."""
     flow: str = ""
     """The flow that makes sounds of thoughts: a checkpoint, or a run folder of sound-sft; `tiny` for a random one."""
     codec: str | None = None
@@ -104,6 +110,14 @@ def question(sample: Sample, hear: bool) -> Sample:
     )
 
 
+def new_policy(config: ThoughtGRPOConfig) -> AudioPolicy:
+    """Return a small random model whose tokenizer knows the question and thoughts of the tagger's classes."""
+    labels = load_tagger(config.tagger).labels if config.tagger else ("bell", "dog")
+    about = {"duration": 1.0, "thought": write_thought([Event(label, 0.5, 1.2) for label in labels])}
+    asked = question(Sample("", (Message("user", ("A bell.",)),), metadata=about), config.hear)
+    return random_policy(config.model, [*asked.messages[0].content, about["thought"]] * 100, seed=config.seed)
+
+
 def main(config: ThoughtGRPOConfig, run: Run) -> None:
     if not config.flow:
         raise ValueError("--flow: name the flow that makes sounds of the thoughts, such as runs/sound")
@@ -124,7 +138,8 @@ def main(config: ThoughtGRPOConfig, run: Run) -> None:
     tokens = config.sampling.max_new_tokens
     heard = sound_reward(config, flow.model.config.channels, config.model.device)
     reward = WeightedSum.of(sound=SoundOfThought(flow, heard, config.sound))
-    check = RowCheck.of(config, reward, new_tokens=tokens, eval_tokens=tokens, trained=usable, measured=usable)
+    new = new_policy(config) if config.path == "new" else None
+    check = RowCheck.of(config, reward, new, new_tokens=tokens, eval_tokens=tokens, trained=usable, measured=usable)
     train, held_out = read_split(
         config, lambda name: [question(s, config.hear) for s in bundled_sounds(name)], read, check=check
     )

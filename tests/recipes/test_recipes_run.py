@@ -83,6 +83,15 @@ def test_quickstart_without_thinking(tmp_path: Path) -> None:
     assert set(read_json(run / "eval.json")) == {"before", "after"}
 
 
+def test_thoughts_of_a_new_model_that_hears(tmp_path: Path) -> None:
+    run = train("thought-grpo", tmp_path / "run", "--path", "new", "--hear", "True", "--model.audio", "projector")
+    assert set(read_json(run / "eval.json")) == {"before", "after"}
+    asked = rows_of(next((run / "rollouts").iterdir()))[0]["sample"]["messages"][0]["content"]
+    assert isinstance(asked[0], dict) and "The sound is the one that you hear." in asked[1]
+    policy = load_policy(last_checkpoint(run))
+    assert len(policy.tokenizer.encode("temporal: bell 0.50-1.20 s")) < 20, "its tokenizer knows thoughts"
+
+
 def test_quickstart_measures_strangers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = [
         {"id": f"x/{u.id}", "key": u.key, "language": u.language, "text": u.text, "audio": str(u.clip.path)}
