@@ -31,11 +31,10 @@ SHARED = "--task enhance --epochs 100000"
 SFT = f"sound-sft {SHARED} --sft.drop 0 --sft.batch-size 16 --sft.save-every 500"
 START = f"{SFT} --codec mels --network.width 128 --network.text-rows 64 --optim.lr 1e-3"
 OTHERS = "--speech.understood 0 --speech.similarity 0 --speech.duration 0"
-RL = f"sound-grpo {SHARED} --rl.eval-every 0 --sampling.steps 10 {OTHERS}"
-NOISE = "--sampling.noise cps --sampling.noise-level 0.8 --rl.clip-low 1e-5 --rl.clip-high 1e-5"
+RL = f"sound-grpo {SHARED} --rl.eval-every 0 --sampling.steps 10 --optim.lr 3e-4 {OTHERS}"
 ARMS = {
-    "Fast-GRPO": f"{RL} {NOISE} --optim.lr 3e-4",
-    "NFT": f"{RL} --sampling.noisy none --rl.loss nft --optim.lr 3e-4",
+    "Fast-GRPO": RL,
+    "NFT": f"{RL} --sampling.noisy none --rl.loss nft --rl.kl-beta 0.3",
     "SFT": f"{SFT} --optim.lr 3e-4 --optim.schedule constant --optim.warmup-steps 10",
 }
 MEASURES = {"si_sdr": ("SI-SDR dB", 1), "wer": ("WER %", 100)}

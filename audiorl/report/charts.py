@@ -285,23 +285,24 @@ def draw_bars(ax: Axes, bars: Sequence[Measure], metric: str, theme: Theme) -> N
     bars = sorted(bars, key=lambda m: _split_entry(m.entry)[0])
     places = range(len(bars))
     ax.barh(places, [m.value for m in bars], color=[_entry_colour(m.entry, theme) for m in bars], height=0.56)
-    edge = max([m.value for m in bars] + [m.high for m in bars if m.high is not None], default=1.0) or 1.0
+    ends = [0.0, *(x for m in bars for x in (m.value, m.low, m.high) if x is not None)]
+    left, right = min(ends), max(ends)
+    width = right - left or 1.0
     for place, m in zip(places, bars, strict=True):
-        end = m.value
+        end = max(m.value, 0.0)  # in words to the right of the bar, also of one that goes from 0 to the left
         if m.low is not None and m.high is not None:
             ax.plot([m.low, m.high], [place, place], color=theme.ink, lw=1.4, solid_capstyle="butt")
             for x in (m.low, m.high):
                 ax.plot([x, x], [place - 0.11, place + 0.11], color=theme.ink, lw=1.4)
             end = max(end, m.high)
-        ax.text(end + 0.025 * edge, place, show(m.value, metric), va="center", color=theme.ink, weight="bold", size=11)
+        ax.text(end + 0.025 * width, place, show(m.value, metric), va="center", color=theme.ink, weight="bold", size=11)
     ax.set_yticks(list(places), [literal(_label(m.entry)) for m in bars], color=theme.ink, size=10.5)
     ax.set_ylim(len(bars) - 0.45, -0.55)
-    ax.set_xlim(0, edge * 1.22)
+    ax.set_xlim(left, right + 0.22 * width)
     ax.set_xticks([])
     ax.tick_params(length=0)
-    for side in ("top", "right", "bottom"):
-        ax.spines[side].set_visible(False)
-    ax.spines["left"].set_color(theme.muted)
+    ax.spines[:].set_visible(False)
+    ax.axvline(0, color=theme.muted, lw=0.8, clip_on=False)
 
 
 def draw_histogram(ax: Axes, values: NDArray[np.float64], theme: Theme, bins: int = 20) -> None:

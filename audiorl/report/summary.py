@@ -305,7 +305,7 @@ class Measure:
             return value
         if is_percentage(metric):
             return f"{value} ({self.low * 100:.1f}–{self.high * 100:.1f}%)"
-        return f"{value} ({show(self.low)}–{show(self.high)})"
+        return f"{value} ({show(self.low)}{' to ' if self.low < 0 else '–'}{show(self.high)})"
 
 
 @dataclass(frozen=True)

@@ -5,12 +5,14 @@ import math
 import shlex
 
 import pytest
+from matplotlib.figure import Figure
 
 from audiorl.report import write_report
-from audiorl.report.charts import Series, offsets, own_steps, series
+from audiorl.report.charts import PAGE, Series, draw_bars, offsets, own_steps, series
 from audiorl.report.page import arrange, changed_pairs
 from audiorl.report.run import load_run
 from audiorl.report.summary import (
+    Measure,
     doubts,
     entry_names,
     evaluation_rows,
@@ -113,6 +115,17 @@ def test_sign_test_by_hand():
     assert sign_test(5, 0) == pytest.approx(2 / 32)
     assert sign_test(3, 1) == pytest.approx(2 * 5 / 16)
     assert sign_test(2, 2) == 1.0 and sign_test(0, 0) == 1.0
+
+
+def test_bars_of_negative_values_go_to_the_left_of_zero():
+    ax = Figure().subplots()
+    bars = [Measure("before", -0.28, 20, -0.31, -0.26), Measure("after", -0.04, 20, -0.05, -0.03)]
+    draw_bars(ax, bars, "reward", PAGE)
+    low, high = ax.get_xlim()
+    boxes = [bar.get_window_extent() for bar in ax.patches]
+    assert low <= -0.31 and 0 < high and boxes[0].width == pytest.approx(7 * boxes[1].width)
+    assert all(low < text.get_position()[0] < high for text in ax.texts), "the value stands beside its bar"
+    assert bars[0].text("reward") == "-0.28 (-0.31 to -0.26)"
 
 
 def test_sentence(run_dir):
