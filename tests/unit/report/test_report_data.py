@@ -123,7 +123,7 @@ def test_bars_of_negative_values_go_to_the_left_of_zero():
     draw_bars(ax, bars, "reward", PAGE)
     low, high = ax.get_xlim()
     boxes = [bar.get_window_extent() for bar in ax.patches]
-    assert low <= -0.31 and 0 < high and boxes[0].width == pytest.approx(7 * boxes[1].width)
+    assert low <= -0.31 and high > 0 and boxes[0].width == pytest.approx(7 * boxes[1].width)
     assert all(low < text.get_position()[0] < high for text in ax.texts), "the value stands beside its bar"
     assert bars[0].text("reward") == "-0.28 (-0.31 to -0.26)"
 
