@@ -58,7 +58,7 @@ test: lint
 
 test-slow: install-all
 	$(PY) -m pytest -m large
-	HYPOTHESIS_PROFILE=explore $(PYTEST) -m slow
+	HYPOTHESIS_PROFILE=explore $(PYTEST) -m slow --durations 30
 
 test-all: install-all lint
 	$(PY) -m pytest -m large
