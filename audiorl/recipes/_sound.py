@@ -251,8 +251,11 @@ def sound_scores(
         if sample.metadata.get("video") is not None and "events" in sample.metadata:
             video = str(Path(sample.metadata["video"]).resolve())
             row["scene"] = {"video": video, "events": sample.metadata["events"]}
-        if "audio" in sample.metadata or "after" in sample.metadata:
+        recording = sample.metadata.get("after", sample.metadata.get("audio"))
+        if recording is not None:
             row["flow_loss"] = held_out_loss(policy, [sample], sft)
+            if recording.path:
+                row["reference_audio"] = {"path": str(Path(recording.path).resolve())}
         if sample.task in SPEECH:
             row |= speech_scores(rollout, judge, policy.audio.codec.sample_rate, config.language)
         if score is not None:

@@ -262,6 +262,11 @@ _EXAMPLES: dict[Kind, tuple[str, str, int]] = {
         f"character error rate (CER) changed the most come first. {CONTOUR_NOTE}",
         8,
     ),
+    "sound": (
+        "Held-out sounds",
+        "The same held-out rows as each evaluation made them. Those whose reward changed the most come first.",
+        8,
+    ),
     "codec": ("Through the codec", "Held-out recordings, and the same after encoding and decoding.", 8),
     "stream": ("Held-out streams", STREAM_LEAD, 4),
 }
@@ -281,12 +286,13 @@ def _examples(run: RunContents, players: Players) -> list[Section]:
     for kind, (title, lead, limit) in _EXAMPLES.items():
         held = kinds.get(kind, {})
         ids = list(dict.fromkeys(id for rows in held.values() for id in rows))
-        if kind == "spoken" and held:
+        if kind in ("spoken", "sound") and held:
+            by = "cer" if kind == "spoken" else "reward"
             ends = (
                 ("before", "after") if {"before", "after"} <= held.keys() else (next(iter(held)), next(reversed(held)))
             )
             change = {
-                id: abs(float(held[ends[0]][id].get("cer") or 0.0) - float(held[ends[1]][id].get("cer") or 0.0))
+                id: abs(float(held[ends[0]][id].get(by) or 0.0) - float(held[ends[1]][id].get(by) or 0.0))
                 for id in held[ends[1]]
                 if id in held[ends[0]]
             }

@@ -20,7 +20,7 @@ from audiorl.report.kit import TEMPLATES, chips, differences, macros, marked
 from audiorl.report.streams import Band, stream
 from audiorl.report.summary import Row
 
-Kind = Literal["stream", "spoken", "codec", "text"]
+Kind = Literal["stream", "spoken", "sound", "codec", "text"]
 Side = tuple[str, Row, Players]
 """The name of an evaluation, what it recorded of an example, and what makes its players."""
 
@@ -64,11 +64,15 @@ question, response, score_chips, spoken_player = (
 
 
 def kind_of(row: Row) -> Kind:
-    """Return what a held-out example is: a stream, a text that was spoken, a recording after a codec, or an answer."""
+    """Return what a held-out example is: a stream, a text that was spoken, another sound that was made, a recording
+    after a codec, or an answer."""
     if is_stream(row.get("sample")):
         return "stream"
-    if row.get("transcript") is not None and row.get("spoken_audio") is not None:
-        return "spoken"
+    if row.get("spoken_audio") is not None:
+        if row.get("transcript") is not None and "cer" in row:
+            return "spoken"
+        if "correct" not in row:
+            return "sound"
     return "codec" if "mel_distance" in row else "text"
 
 

@@ -28,6 +28,26 @@ def test_a_complete_run(run_dir):
     assert f"audiorl train recipes/think_qa.py --rl.lr 2e-5 --title 'it'\"'\"'s' --out {run_dir}" in unescape(text)
 
 
+def test_sounds_are_heard_beside_the_recording_before_and_after(run_dir):
+    tone = np.sin(np.arange(1600) / 5)
+    for name, lift in (("before", 0.0), ("after", 0.5)):
+        rows = []
+        for i in range(3):
+            file = f"eval/{name}/{i}.wav"
+            (run_dir / file).parent.mkdir(parents=True, exist_ok=True)
+            soundfile.write(run_dir / file, tone * (1 + i) / 4, 16_000)
+            rows.append({"id": f"s{i}", "text": f"a bell {i}", "reward": 0.25 + lift * i, "events/recall": 0.125})
+            rows[i] |= {"spoken_audio": {"path": file}, "reference_audio": {"path": "eval/before/0.wav"}}
+            rows[i] |= {"transcript": "hello", "si_sdr": 7.25} if i == 0 else {}
+        write_lines(run_dir / "eval" / f"{name}.jsonl", rows)
+    text, _ = report(run_dir)
+    section = text[text.index("<h2>Held-out sounds") : text.index("<h2>Rollouts")]
+    assert "Answers that changed" not in text and section.count("<audio") == 9
+    assert re.findall("a bell (.)", section) == ["2", "1", "0"], "the largest change first"
+    shown = re.sub("<[^>]+>", " ", section)
+    assert "1.25" in shown and "0.125" not in shown and "7.25" in shown and "CER" not in shown
+
+
 def test_the_table_marks_what_got_worse(run_dir):
     evals = json.loads((run_dir / "eval.json").read_text())
     evals["before"]["by_task"] |= {"English": {"accuracy": 0.95, "n": 40}}
