@@ -13,12 +13,12 @@
 Each arm begins at the newest checkpoint of the run and is trained with three seeds, OUT/seed_N/ARM; SFT goes on for as
 many CPU seconds as the longest other arm. Guidance is chosen for the start and for each arm by the reward of some
 scenes that are trained on. Then all make the scenes of new files and of new combinations once, from caption and thought
-(`caption alone`: without the thought; `best of N`: so many times, and the one that the reward prefers is kept), and
-`--judge`, which no reward asked, hears them.
+(`caption alone`: without the thought; `best of N`, of the start and of the first arm: so many times, and the one that
+the reward prefers is kept), and `--judge`, which no reward asked, hears them.
 OUT/table.md has means over seeds with 95 % intervals over scenes, the Fréchet distance of the judge's embeddings from
 those of the recordings (FD), and the changes, paired, from the start at its best guidance and from the best of
-`--best-of`; `audiorl eval sound` of each seed, with a page to listen to, is in
-OUT/seed_N/SET. What is there is not computed again.
+`--best-of`; `audiorl eval sound` of each seed, with a page to listen to, is in OUT/seed_N/SET. What is there is not
+computed again.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ def main() -> None:
     reward = sound_reward(SoundRewards(tagger=args.tagger), channels, "cpu")
     train = spaced(read_sounds(args.scenes / "train.jsonl", scenes=True).samples, 50)
     sets = {name: read_sounds(args.scenes / f"{name}.jsonl", scenes=True).samples[: args.most] for name in SETS}
-    systems = [UNGUIDED, CAPTION, START, best, *args.only]
+    systems = [UNGUIDED, CAPTION, START, best, *args.only, f"{args.only[0]}, {best}"]
     pace = seconds_of(args.start) / int(start.name.split("_")[1])
     for seed in args.seeds:
         folder = args.out / f"seed_{seed}"
@@ -171,14 +171,15 @@ def main() -> None:
                 command += f"--tagger {args.tagger} --max-steps {args.steps} {args.options}"
             train_recipe(folder / arm, command)
         for system in systems:
-            own = system in args.only
-            policy = load_sounding(newest_checkpoint(folder / system) if own else start)
-            chosen = best_guidance(folder / f"{system}.json" if own else args.out / "start.json", policy, train, reward)
+            arm = system.removesuffix(f", {best}")
+            own = arm in args.only
+            policy = load_sounding(newest_checkpoint(folder / arm) if own else start)
+            chosen = best_guidance(folder / f"{arm}.json" if own else args.out / "start.json", policy, train, reward)
             sampling = replace(chosen, guidance_scale=1.0) if system == UNGUIDED else chosen
             for name, samples in sets.items():
                 if system == CAPTION:
                     samples = [replace(s, metadata={**s.metadata, "thought": ""}) for s in samples]
-                n = args.best_of if system == best else 1
+                n = args.best_of if system.endswith(best) else 1
                 write_sounds(folder / name / "made" / system, policy, samples, sampling, seed, n, reward)
     for seed in args.seeds:
         for name in SETS:

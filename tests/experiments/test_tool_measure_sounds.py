@@ -35,6 +35,7 @@ def test_a_seed_runs_to_the_table(tmp_path: Path) -> None:
     table = run_tool("measure_sounds", str(start), *places, *few, "--out", str(out))
     assert (out / "table.md").read_text().strip() in table
     systems = ["recordings", "start, unguided", "start, caption alone", "start", "best of 2", "Fast-GRPO", "NFT", "SFT"]
+    systems.append("Fast-GRPO, best of 2")
     for part in (out / "table.md").read_text().split("## ")[1:]:
         assert [line.split(" | ")[0].removeprefix("| ") for line in part.strip().splitlines()[4:]] == systems
     assert list(read_record(out / "start.json", dict[str, float])) == ["1.0", "1.5", "2.0", "3.0"]
