@@ -114,7 +114,11 @@ def _say(options: SayOptions, write_raw: Write | None) -> int:
     except StopIteration as end:
         rollout, speech = end.value
     except KeyboardInterrupt:
-        print(f"stopped after {written / rate:.2f} s of speech{where}", file=sys.stderr)
+        # Ctrl-C may have come between a block and its count: a file says itself how long it is.
+        length = written / rate
+        if options.out and options.out.is_file():
+            length = seconds(AudioClip(path=str(options.out)))
+        print(f"stopped after {length:.2f} s of speech{where}", file=sys.stderr)
         raise
     if speech.first_audio is None:
         print("nothing was said", file=sys.stderr)

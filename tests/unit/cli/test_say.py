@@ -11,14 +11,17 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import soundfile
 import torch
 
-from audiorl.cli import main
+from audiorl.cli import main, say
+from audiorl.cli._sound import wav_file
 from audiorl.config import SamplingConfig
 from audiorl.models import load_policy
 from audiorl.models.families import higgs
@@ -136,6 +139,24 @@ def test_ctrl_c_leaves_a_valid_file(endless: Path, tmp_path: Path, capfd: pytest
     assert rate == RATE and len(wav) >= 9000 and 44 + 2 * len(wav) == out.stat().st_size
     assert f"stopped after {len(wav) / RATE:.2f} s of speech; {out}" in capfd.readouterr().err
     assert not [t for t in threading.enumerate() if t.name == "speech_blocks"]
+
+
+def test_ctrl_c_between_a_block_and_its_count(endless: Path, tmp_path: Path, capfd, monkeypatch) -> None:
+    @contextmanager
+    def interrupted(path: Path, rate: int) -> Iterator[Any]:
+        with wav_file(path, rate) as write:
+
+            def once(block: np.ndarray) -> None:
+                write(block)
+                raise KeyboardInterrupt
+
+            yield once
+
+    monkeypatch.setattr(say, "wav_file", interrupted)
+    out = tmp_path / "a.wav"
+    assert main(["say", str(endless), "--text", "why", "--out", str(out), *ENDLESS]) == 130
+    length = soundfile.info(out).duration
+    assert length > 0 and f"stopped after {length:.2f} s of speech; {out}" in capfd.readouterr().err
 
 
 def test_a_player_that_ends_first(endless: Path, capfd: pytest.CaptureFixture[str]) -> None:
