@@ -49,7 +49,7 @@ from audiorl.tasks.sound.rows import read_sounds
 from audiorl.types import Rollout, Sample
 
 STEPS = 8
-"""Of the sampler, in training and in measurements."""
+"""Steps of the sampler, in training and in measurements."""
 RL = (
     f"sound-grpo --sampling.steps {STEPS} --rl.prompts-per-step 16 --rl.eval-every 0 --rl.save-every 10 --epochs 1000 "
     "--optim.lr 3e-4"

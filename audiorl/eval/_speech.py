@@ -173,7 +173,7 @@ def measure_speech(
             )
             clip = rollout.sample.metadata.get("reference_audio")
             if isinstance(clip, AudioClip):
-                row["reference_audio"] = _place(clip, run.dir)
+                row["reference_audio"] = kept_clip(clip, run.dir)
                 row["reference_prosody"] = prosody_columns(clip.load(RATE), RATE)
                 if judges.encoder is not None:
                     silent = silent_share(wav, rate) == 1.0
@@ -203,10 +203,10 @@ def measure_speech(
     return result
 
 
-def _place(clip: AudioClip, folder: Path) -> dict[str, Any]:
+def kept_clip(clip: AudioClip, folder: Path) -> dict[str, Any]:
     """Return where a recording lies; one without a file is written into `folder` once."""
     if clip.path is not None:
-        return {"path": clip.path, **clip.part}
+        return {"path": str(Path(clip.path).absolute()), **clip.part}  # a relative one starts elsewhere for its reader
     path = Path("eval") / "reference" / f"{hashlib.sha256(clip.key.encode()).hexdigest()[:16]}.wav"
     if not (folder / path).exists():
         write_wav(folder / path, clip.load(RATE), RATE)

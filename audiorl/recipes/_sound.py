@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from audiorl.audio import AudioClip, write_wav
+from audiorl.audio import write_wav
 from audiorl.config import ModelConfig
 from audiorl.config.flow import FlowConfig, FlowModelConfig, FlowSFTConfig
 from audiorl.config.recipe import RecipeConfig, RewardOptions
@@ -22,9 +22,11 @@ from audiorl.data.rows import write_json_lines
 from audiorl.data.schema import FieldError
 from audiorl.data.schema.scenes import Task
 from audiorl.eval._common import paired_changes, read_rows, summarize
+from audiorl.eval._speech import kept_clip
 from audiorl.eval.metrics.text import word_errors
 from audiorl.models.export import codec_of
 from audiorl.models.flow import FlowPolicy, new_flow
+from audiorl.models.flow.policy import recording_of
 from audiorl.protocols import Request, Reward
 from audiorl.recipes._common import RowCheck, read_split
 from audiorl.rewards import Term, WeightedSum, load_reward
@@ -167,7 +169,7 @@ def flow_from(config: SoundConfig, run: Run) -> FlowPolicy:
 def begin_flow(config: SoundConfig, run: Run, policy: FlowPolicy, samples: Sequence[Sample]) -> None:
     """Give a new flow what it takes from the training sounds: the codec `mels`, mean and deviation of latents."""
     codec: Any = policy.codec
-    clips = [clip for s in samples if isinstance(clip := s.metadata.get("after", s.metadata.get("audio")), AudioClip)]
+    clips = [clip for s in samples if (clip := recording_of(s)) is not None]
     clips = clips[:: max(len(clips) // MEASURED, 1)]
     if config.path == "new" and clips:
         if config.codec == "mels" and not (run.dir / "codec").exists():
@@ -200,7 +202,9 @@ def measure_sounds(
         return
     if not run.finished(name):
         values = sound_scores(policy, samples, config, sft, reward, run.dir / "eval" / name)
-        for row in values:
+        for row, sample in zip(values, samples, strict=True):
+            if (recording := recording_of(sample)) is not None:
+                row["reference_audio"] = kept_clip(recording, run.dir)
             row["spoken_audio"] = {"path": str(Path("eval") / name / row.pop("file"))}
         write_json_lines(run.dir / "eval" / f"{name}.jsonl", values)
         result = summarized(values)
@@ -251,11 +255,8 @@ def sound_scores(
         if sample.metadata.get("video") is not None and "events" in sample.metadata:
             video = str(Path(sample.metadata["video"]).resolve())
             row["scene"] = {"video": video, "events": sample.metadata["events"]}
-        recording = sample.metadata.get("after", sample.metadata.get("audio"))
-        if recording is not None:
+        if recording_of(sample) is not None:
             row["flow_loss"] = held_out_loss(policy, [sample], sft)
-            if recording.path:
-                row["reference_audio"] = {"path": str(Path(recording.path).resolve())}
         if sample.task in SPEECH:
             row |= speech_scores(rollout, judge, policy.audio.codec.sample_rate, config.language)
         if score is not None:

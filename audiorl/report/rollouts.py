@@ -100,5 +100,5 @@ def example_card(sides: Sequence[Side], kind: Kind, head: str = "", flag: str = 
         card = _cards.example(sample, sides, texts, players, Markup(head), flag)
         return card
     reference = row.get("original" if kind == "codec" else "reference_audio")
-    card = _cards.sound(row, reference, sides, players, kind == "spoken")
+    card = _cards.sound(row, reference, sides, players, kind)
     return card

@@ -31,6 +31,7 @@ from transformers import (
 )
 
 from audiorl.data.corpus import bundled_speech
+from audiorl.models.tiny import seeded
 from tokenizers_audio import prepare
 from tokenizers_audio.codec import Backend, Codec
 from tokenizers_audio.dac import Dac
@@ -67,7 +68,7 @@ def save_dac(path: Path, ratios: tuple[int, ...] = (2, 4, 8, 8), rate: int = 44_
         encoder_hidden_size=4, decoder_hidden_size=32, downsampling_ratios=list(ratios), n_codebooks=3,
         codebook_size=64, codebook_dim=4, sampling_rate=rate,
     )  # fmt: skip
-    save(DacModel(config), Dac, path)
+    save(seeded(DacModel, config, 0), Dac, path)
 
 
 def save_dac_16k(path: Path) -> None:
@@ -82,7 +83,7 @@ def save_encodec(path: Path, **changes: Any) -> None:
         num_lstm_layers=2,
         target_bandwidths=[0.9, 1.8],  # 2 and 4 codebooks of 6 bits at 75 frames/s
     )
-    save(EncodecModel(EncodecConfig(**settings | changes)), Encodec, path)
+    save(seeded(EncodecModel, EncodecConfig(**settings | changes), 0), Encodec, path)
 
 
 def save_encodec_32k(path: Path) -> None:
@@ -97,7 +98,7 @@ def save_mimi(path: Path) -> None:
         vector_quantization_hidden_dimension=16, num_quantizers=4, num_hidden_layers=2, num_attention_heads=2,
         num_key_value_heads=2, intermediate_size=64, sliding_window=6, layer_scale_initial_scale=0.5,
     )  # fmt: skip
-    save(MimiModel(config), Mimi, path)
+    save(seeded(MimiModel, config, 0), Mimi, path)
 
 
 HUBERT = HubertConfig(
@@ -112,7 +113,7 @@ def save_xcodec(path: Path) -> None:
         acoustic_model_config=dict(encoder_hidden_size=4, decoder_hidden_size=32, hidden_size=16),
         semantic_model_config=dict(HUBERT),
     )
-    save(XcodecModel(config), lambda model: SemanticCodec("xcodec", model), path)
+    save(seeded(XcodecModel, config, 0), lambda model: SemanticCodec("xcodec", model), path)
 
 
 def save_higgs(path: Path) -> None:
@@ -129,8 +130,11 @@ def save_higgs(path: Path) -> None:
         ),
         semantic_model_config=dict(HUBERT),
     )
-    model = HiggsAudioV2TokenizerModel(config)
-    save(model, lambda model: SemanticCodec("higgs_audio_v2_tokenizer", model), path)
+    save(
+        seeded(HiggsAudioV2TokenizerModel, config, 0),
+        lambda model: SemanticCodec("higgs_audio_v2_tokenizer", model),
+        path,
+    )
 
 
 def save(model: Any, backend: Callable[[Any], Backend], path: Path) -> None:

@@ -117,21 +117,24 @@ class FlowStream(nn.Module):
             nn.init.zeros_(self.modulation.weight)
             nn.init.zeros_(self.modulation.bias)
 
-    def modulate(self, c: Tensor, lengths: Sequence[int]) -> tuple[Tensor | float, ...]:
+    def modulate(self, c: Tensor | None, lengths: Sequence[int]) -> tuple[Tensor | float, ...]:
         """Return (shift, scale, gate) of attention and of the feed-forward, [rows, H] each; of a stream that ends the
         first two."""
-        if self.modulation is None:
+        if self.modulation is None or c is None:
             return (0.0, 1.0, 1.0, 0.0, 1.0, 1.0)
         parts = self.modulation(silu(c)).chunk(2 if self.ends else 6, -1)
         return tuple(repeated(1 + part if i % 3 == 1 else part, lengths) for i, part in enumerate(parts))
 
     def project(self, x: Tensor, mod: tuple[Tensor | float, ...], angles: Tensor | None) -> list[Tensor]:
         """Return query, key and value, [rows, heads, H / heads] each; of a stream that ends key and value."""
+
+        def turned(part: Tensor, scale: Tensor) -> Tensor:
+            part = rms_norm(part, part.shape[-1:]) * scale
+            return part if angles is None else rotate(part, angles)
+
         qkv = self.qkv(layer_norm(x, x.shape[-1:]) * mod[1] + mod[0])
-        *turned, value = (part.unflatten(-1, (self.heads, -1)) for part in qkv.chunk(2 if self.ends else 3, -1))
-        scales = [self.key_scale] if self.ends else [self.query_scale, self.key_scale]
-        turned = [rms_norm(x, x.shape[-1:]) * scale for x, scale in zip(turned, scales, strict=True)]
-        return [*(turned if angles is None else (rotate(x, angles) for x in turned)), value]
+        *query, key, value = (part.unflatten(-1, (self.heads, -1)) for part in qkv.chunk(2 if self.ends else 3, -1))
+        return [*(turned(part, self.query_scale) for part in query), turned(key, self.key_scale), value]
 
     def finish(self, x: Tensor, attended: Tensor, mod: tuple[Tensor | float, ...]) -> Tensor:
         """Return x after attention, [rows, heads, H / heads], and the feed-forward."""
@@ -308,7 +311,7 @@ class FlowNetwork(nn.Module):
         x = torch.cat(pieces)
         pack = Packing.of(lengths, [0] * len(lengths), x, self.config.width // self.config.heads, self.attention)
         for block in cast(Iterable[FlowStream], self.text):
-            mod = block.modulate(x, lengths)
+            mod = block.modulate(None, lengths)
             x = block.finish(x, attend(pack.words, *block.project(x, mod, pack.word_angles)), mod)
         return layer_norm(x, x.shape[-1:])
 

@@ -291,8 +291,8 @@ class FlowPolicy(nn.Module):
     def target(self, sample: Sample) -> Tensor:
         """Return the latents [F, D] that a sample's `audio` (of an edit `after`) has, after those of its voice. Raises
         FieldError without any."""
-        clip = sample.metadata.get("after", sample.metadata.get("audio"))
-        if not isinstance(clip, AudioClip):
+        clip = recording_of(sample)
+        if clip is None:
             raise FieldError("audio", f"sample {sample.id!r}: no sound to learn")
         prompt = self.prompt(sample)
         frames = prompt.frames
@@ -402,6 +402,12 @@ class FlowPolicy(nn.Module):
         if missing := sorted(self.model.state_dict().keys() - weights.keys()):
             raise ValueError(f"{path}: weight {missing[0]!r} is missing: another architecture")
         self.load_weights(weights, str(path))
+
+
+def recording_of(sample: Sample) -> AudioClip | None:
+    """Return the sound that a sample has: of an edit that after it, else its `audio`; None without one."""
+    clip = sample.metadata.get("after", sample.metadata.get("audio"))
+    return clip if isinstance(clip, AudioClip) else None
 
 
 def prompt_bytes(prompt: SoundPrompt) -> Tensor:

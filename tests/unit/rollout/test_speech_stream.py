@@ -50,7 +50,6 @@ def whole(policy: Any, sample: Sample, seed: int = 0) -> np.ndarray:
 @pytest.mark.parametrize("family", [f for f in FAMILIES if f.name in STREAMED], ids=lambda family: family.name)
 @pytest.mark.parametrize("block_frames", [1, 4])
 def test_the_blocks_are_the_whole(family: Any, block_frames: int, tmp_path: Path) -> None:
-    torch.manual_seed(0)
     family.save(tmp_path)
     policy = speaker(load(tmp_path))
     spoken = 0

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import torch
 
 from tests.support.codecs import FAMILIES
 
@@ -17,7 +16,6 @@ class Folders(dict[str, Path]):
 
     def __missing__(self, name: str) -> Path:
         self[name] = self.root / name
-        torch.manual_seed(0)  # or other weights each time, which now and then round by more than a family's `rounding`
         next(family for family in FAMILIES if family.name == name).save(self[name])
         return self[name]
 
