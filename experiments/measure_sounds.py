@@ -65,7 +65,7 @@ ARMS = {
 SETS = ("new_files", "new_combinations")
 GUIDANCE = (1.0, 1.5, 2.0, 3.0)
 MEASURES = {"events_right": ("events right %", 100), "onset_f1": ("onset F1 %", 100), "onset_lag": ("lag ms", 1000),
-            "clean": ("clean %", 100)}  # fmt: skip
+            "azimuth_error": ("azimuth °", 1), "clean": ("clean %", 100)}  # fmt: skip
 START, BEST = "start", "best of"
 UNGUIDED, CAPTION = f"{START}, unguided", f"{START}, caption alone"
 
@@ -106,36 +106,31 @@ def write_sounds(
         write_wav(folder / f"{sample.id}.wav", sound.array, sound.sample_rate)
 
 
-def table(out: Path, seeds: Sequence[int], name: str, systems: Sequence[str], baselines: Sequence[str]) -> str:
-    """Of a set the means of each system, and the changes from the baselines."""
-    values = {}
+def tables(out: Path, seeds: Sequence[int], name: str, systems: Sequence[str], baselines: Sequence[str]) -> str:
+    """Of a set the means of each system, and their changes from each baseline; azimuths where sounds are stereo."""
+    values: dict[str, dict[str, Any]] = {}
+    means, changes = [], []
     for system in systems:
         rows = [
             {row["id"]: row for row in read_rows(out / f"seed_{s}" / name / system / "sounds.jsonl")} for s in seeds
         ]
-        values[system] = {m: np.mean([[r[i][m] for i in rows[0]] for r in rows], axis=0) for m in MEASURES}
-        values[system]["each"] = [np.mean([r[i]["events_right"] for i in r]) for r in rows]
+        measured = [m for m in MEASURES if all(m in r[i] for r in rows for i in r)]
+        own = {m: MEASURES[m][1] * np.array([[r[i][m] for i in rows[0]] for r in rows]) for m in measured}
+        values[system] = {m: each.mean(0) for m, each in own.items()}
         scores = [read_record(out / f"seed_{s}" / name / "scores.json", dict[str, Any])["systems"] for s in seeds]
         distances = [value for each in scores for key, value in each[system].items() if key.startswith("FD_")]
-        values[system]["distance"] = distances
-    lines = []
-    for system, own in values.items():
-        changes = [100 * (own["events_right"] - values[b]["events_right"]) for b in baselines]
-        lines.append([
-            system,
-            *(number(scale * own[m]) for m, (_, scale) in MEASURES.items()),
-            f"{np.mean(own['distance']):.2f}" if own["distance"] else "",
-            ", ".join(f"{100 * v:.1f}" for v in own["each"]),
-            *("" if system == b else number(c, "+") for b, c in zip(baselines, changes, strict=True)),
+        seen = [f"{r.mean():.1f}" for r in own["events_right"]]
+        means.append([
+            system, *(f"{values[system][m].mean():.1f}" for m in measured),
+            f"{np.mean(distances):.1f}" if distances else "", ", ".join(seen),
         ])  # fmt: skip
-    header = (
-        "",
-        *(head for head, _ in MEASURES.values()),
-        "FD",
-        "events, each seed",
-        *(f"events, from {b}" for b in baselines),
-    )
-    return f"## {name}\n\n{markdown(header, lines)}"
+        for base in baselines:
+            if base in values and base != system:
+                differences = (values[system][m] - values[base][m] for m in measured)
+                changes.append([system, base, *(number(d, "+") for d in differences)])
+    heads = [MEASURES[m][0] for m in measured]
+    first, second = ["", *heads, "FD", "events, each seed"], ["", "change from", *heads]
+    return f"## {name}\n\n{markdown(first, means)}\n{markdown(second, changes)}"
 
 
 def main() -> None:
@@ -188,9 +183,9 @@ def main() -> None:
                 data=args.scenes / f"{name}.jsonl", judge=args.judge, out=folder, limit=args.most,
                 classes=args.scenes / "classes.json", sounds=tuple(folder / "made" / system for system in systems),
             ))  # fmt: skip
-    tables = [table(args.out, args.seeds, name, ["recordings", *systems], [START, best]) for name in SETS]
-    (args.out / "table.md").write_text("\n".join(tables))
-    print("\n".join(tables))
+    text = "\n".join(tables(args.out, args.seeds, name, ["recordings", *systems], [START, best]) for name in SETS)
+    (args.out / "table.md").write_text(text)
+    print(text)
 
 
 if __name__ == "__main__":

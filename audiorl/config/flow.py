@@ -32,7 +32,8 @@ class FlowModelConfig:
     video: int = 0
     """Video features a frame; 0: no video."""
     channels: int = 1
-    """Audio channels: 1 or 2. Each goes through the codec alone."""
+    """Audio channels: 1 or 2. Each goes through the codec alone, unless that makes phases up, as `mels` does: then one
+    sound does, and every frame has a place, delay and level between the ears."""
     max_seconds: float = 30.0
     """The longest sound."""
 

@@ -32,6 +32,7 @@ from audiorl.data.schema import FieldError
 from audiorl.models.attention import autocast
 from audiorl.models.audio_encoder import ClipCache
 from audiorl.models.flow.network import FlowNetwork, SoundPrompt
+from audiorl.models.flow.stereo import mixed_down, spread
 from audiorl.models.policy import Reference
 from audiorl.models.weights import Weights, check_finite_weights, copy_weights, read_tensors
 from audiorl.types import Sample
@@ -56,10 +57,18 @@ class LatentCodec(AudioTokenizer, Protocol):
 
 
 class SoundLatents:
-    """Latents of clips, each encoded once, up to `max_bytes` of them."""
+    """Latents of clips, each encoded once, up to `max_bytes` of them.
+
+    Stereo is the latents of the left channel, then those of the right one; of a codec that makes its phases up those of
+    one sound, then its place, see `audiorl.models.flow.stereo`. D numbers a frame are `width` of them.
+    """
 
     def __init__(self, codec: LatentCodec, channels: int, max_bytes: int):
         self.codec, self.channels = codec, channels
+        self.places = channels == 2 and not getattr(codec, "codes_phases", True)
+        self.hop = round(codec.sample_rate / codec.frame_rate)
+        own = codec.latents(torch.zeros(1, self.hop)).shape[1]
+        self.width = own + 2 if self.places else own * channels
         self._cache = ClipCache(max_bytes)
 
     def once(self) -> AbstractContextManager[object]:
@@ -67,22 +76,29 @@ class SoundLatents:
         return nullcontext()
 
     def encode(self, clip: AudioClip) -> Tensor:
-        """Return [F, D] on the CPU; stereo as the latents of the left channel, then those of the right one."""
+        """Return [F, D] on the CPU."""
         if (held := self._cache.get(clip.key)) is not None:
             return held
         rate = self.codec.sample_rate
         wave = clip.load(rate) if self.channels == 1 else load_channels(clip, rate)[0]
         waves = [wave] * self.channels if wave.ndim == 1 else [*wave.T[:2]]
         wav = torch.stack([prepare(np.ascontiguousarray(wave), rate, self.codec) for wave in waves])
-        latents = torch.cat(list(self.codec.latents(wav).float().cpu().transpose(1, 2)), -1)
+        places: list[Tensor] = []
+        if self.places:
+            mixed, place = mixed_down(wav.T.cpu(), rate, self.hop)
+            wav, places = mixed[None].clamp(-1, 1), [place]
+        latents = torch.cat([*self.codec.latents(wav).float().cpu().transpose(1, 2), *places], -1)
         self._cache.put(clip.key, latents)
         return latents
 
     def decode(self, latents: Tensor) -> np.ndarray:
         """Return the sound of [F, D]: float32 [T] in [-1, 1], or [T, 2] of stereo."""
-        parts = torch.stack(latents.chunk(self.channels, -1)).transpose(1, 2)
-        waves = self.codec.decode_latents(parts).float().cpu().numpy()
-        return np.ascontiguousarray(waves[0] if self.channels == 1 else waves.T)
+        places = latents[:, -2:]
+        parts = latents[None, :, :-2] if self.places else torch.stack(latents.chunk(self.channels, -1))
+        waves = self.codec.decode_latents(parts.transpose(1, 2)).float().cpu()
+        if self.places:
+            waves = spread(waves[0], places, self.codec.sample_rate, self.hop).clamp(-1, 1).T
+        return np.ascontiguousarray(waves[0].numpy() if self.channels == 1 else waves.T.numpy())
 
 
 class FlowPolicy(nn.Module):
@@ -130,14 +146,14 @@ class FlowPolicy(nn.Module):
         latent = cast(LatentCodec, codec)
         if isinstance(codec, nn.Module):
             codec.to(self.device)
-        width = latent.latents(torch.zeros(1, round(codec.sample_rate / codec.frame_rate))).shape[1]
-        if width * self.model.config.channels != self.model.latent_channels:
+        audio = SoundLatents(latent, self.model.config.channels, self.config.audio_cache_mb * 2**20)
+        if audio.width != self.model.latent_channels:
+            makes = "mono" if audio.channels == 1 else "stereo"
             raise ValueError(
-                f"the flow makes latents of {self.model.latent_channels} channels, but {self.model.config.channels} x "
-                f"{width} are the codec's"
+                f"the flow makes latents of {self.model.latent_channels} channels, but {makes} of this codec has "
+                f"{audio.width}"
             )
-        self.codec_identity = codec.identity
-        self.audio = SoundLatents(latent, self.model.config.channels, self.config.audio_cache_mb * 2**20)
+        self.codec_identity, self.audio = codec.identity, audio
 
     def parameters_by_name(self) -> dict[str, nn.Parameter]:
         return dict(self.model.named_parameters())
@@ -429,11 +445,10 @@ def new_flow(
 ) -> FlowPolicy:
     """Make a random flow on latents of `codec`; `FlowPolicy.measure_latents` then scales these."""
     model = model or ModelConfig()
-    latent = cast(LatentCodec, codec)
-    width = latent.latents(torch.zeros(1, round(codec.sample_rate / codec.frame_rate))).shape[1]
+    width = SoundLatents(cast(LatentCodec, codec), config.channels, 0).width
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        network = FlowNetwork(config, width * config.channels)
+        network = FlowNetwork(config, width)
     return FlowPolicy(network.to(torch_device(model.device)), model, codec)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -20,10 +20,16 @@ from audiorl.config.flow import FlowConfig, FlowSFTConfig
 from audiorl.config.rl import GROUP_LOSSES
 from audiorl.data.rollout_rows import rollout_from_row, rollout_row
 from audiorl.distributed.local import World
+from audiorl.eval.metrics.speech import si_sdr
 from audiorl.models.flow import FlowPolicy, SoundPrompt, load_flow
+from audiorl.models.flow.policy import LatentCodec, SoundLatents
+from audiorl.models.flow.stereo import mixed_down, spread
 from audiorl.protocols import Request
 from audiorl.rollout.flow import FlowEngine
+from audiorl.tasks.sound.places import placed
+from audiorl.tasks.sound.rewards import place_errors
 from audiorl.tasks.sound.rows import read_sounds
+from audiorl.tasks.sound.scenes import Event
 from audiorl.train.flow import draw, held_out_loss, sound_losses
 from audiorl.train.rl.advantages import compute_advantages
 from audiorl.train.rl.minibatch import TrainBatch, mini_batches_of, trained_by
@@ -209,16 +215,34 @@ def test_sounds_come_back_from_latents_and_stereo_is_two_of_them(policy: FlowPol
     assert torch.equal(codec.quantizer.encode(codec.latents(wav), 8), codec.encode(wav))
     codes = codec.encode(wav)
     assert torch.equal(codec.decode(codes), codec.decode_latents(codec.quantizer.decode(codes)))
-    stereo = tiny_flow(channels=2)
     left, right = clip(0).load(24_000)[:9600], clip(1).load(24_000)[:9600]
     both = AudioClip(array=np.stack([left, right], 1), sample_rate=24_000)
+    with_phases = UnifiedTokenizer(replace(CODEC, spectrum_hop=None, phases="learned", strides=(30, 32)))
+    stereo = SoundLatents(cast(LatentCodec, with_phases), 2, 0)
     latents = stereo.encode(both)
-    assert latents.shape == (10, 16) and stereo.decode(latents).shape == (9600, 2)
+    assert latents.shape == (10, stereo.width) == (10, 16) and stereo.decode(latents).shape == (9600, 2)
     alone = stereo.encode(AudioClip(array=left, sample_rate=24_000))
     torch.testing.assert_close(alone[:, :8], latents[:, :8])
     mono = policy.encode(AudioClip(array=left, sample_rate=24_000))
     spectra = [np.abs(np.fft.rfft(w[2400:7200])) for w in (left, policy.decode(mono))]
     assert np.corrcoef(*spectra)[0, 1] > 0.5, "principal components of log-mels are a codec"
+
+
+def test_stereo_keeps_its_places_where_the_codec_makes_phases_up() -> None:
+    """Two clips from two places, after each other: they come back, from there, also through the codec."""
+    rate = 24_000
+    heard = [placed(clip(i).load(rate)[2400:12_000], azimuth, rate)[:9600] for i, azimuth in enumerate((-60.0, 30.0))]
+    wave, events = np.concatenate(heard), [Event("a", 0, 0.4, 0, -60.0), Event("b", 0.4, 0.8, 0, 30.0)]
+    back = spread(*mixed_down(torch.from_numpy(wave), rate, 960), rate, 960).numpy()
+    for part in (slice(0, 9000), slice(10_200, None)):  # apart from where one place goes over into the other
+        assert si_sdr(wave[part].ravel(), back[part].ravel()) > 20
+    assert max(error for error, _ in place_errors(events, back, rate)) < 3
+    stereo = tiny_flow(channels=2)
+    latents = stereo.encode(AudioClip(array=wave, sample_rate=rate))
+    assert latents.shape == (20, 10)
+    assert max(error for error, _ in place_errors(events, stereo.decode(latents), rate)) < 6
+    silence, places = mixed_down(torch.zeros(1500, 2), rate, 960)
+    assert not silence.any() and places.shape == (2, 2) and not places.any()
 
 
 def test_a_saved_flow_is_the_same_and_others_are_refused(policy: FlowPolicy, tmp_path: Path) -> None:
