@@ -1,0 +1,178 @@
+"""What RL adds to a flow that says digits in the voice of a prompt: unseen speakers, three seeds, against more SFT.
+
+    python tools/fetch_judges.py models whisper-base
+    python experiments/measure_digits.py --words fsdd/recordings --judge models/whisper-base --out runs/digits
+
+`fsdd` is a clone of the Free Spoken Digit Dataset (six speakers, CC BY-SA 4.0), of whom `--unseen` are in no phase;
+beside the others speak the package's recordings and ten voices of espeak-ng. A flow on latents `mels` learns to fill in
+parts of three to five digits. Then it says three digits in the voice of a prompt of two: Fast-GRPO and NFT from the last
+checkpoint, three seeds each, OUT/seed_N/ARM, and SFT for as many CPU seconds as the longest of them. The reward is the
+share of the digits that pocketsphinx hears, to which a grammar says that there are digits only. `--judge`, which no
+reward asks, transcribes what is said in the voices of speakers of no phase. All sound is made at the guidance that the
+reward of training prompts prefers. OUT/table.md has means over seeds with 95 % intervals over prompts, changes paired.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from arms import markdown, number, seconds_of, spaced, train_recipe
+from measure_sounds import START, STEPS, UNGUIDED, best_guidance, write_sounds
+
+from audiorl.audio import AudioClip, write_wav
+from audiorl.config.flow import FlowConfig
+from audiorl.data.rows import write_json_lines
+from audiorl.data.sums import RATE, NumberWord, number_words, split_speakers, spoken_numbers
+from audiorl.eval._common import read_rows
+from audiorl.eval.metrics.text import word_errors
+from audiorl.rewards.combine import WeightedSum
+from audiorl.rewards.files import load_reward
+from audiorl.rollout.flow import load_sounding
+from audiorl.run.folder import newest_checkpoint
+from audiorl.speech_models import load_recogniser
+from audiorl.tasks.sound.rows import read_sounds
+from audiorl.types import Rollout
+
+DIGITS = dict(enumerate(["one", "two", "three", "four", "five", "six", "seven", "eight", "nine"], 1))
+SFT = "sound-sft --task tts --sft.inpaint 0.8 --sft.batch-size 32 --sft.save-every 500 --epochs 100000"
+WEIGHTS = " ".join(f"--speech.{name} 0" for name in ("understood", "similarity", "duration"))
+RL = (
+    f"sound-grpo --task tts --epochs 100000 --sampling.steps {STEPS} --rl.prompts-per-step 8 --rl.eval-every 0 "
+    f"--rl.save-every 10 --optim.lr 3e-4 {WEIGHTS} --reward-file {__file__}"
+)
+ARMS = {
+    "NFT": f"{RL} --sampling.noisy none --rl.loss nft --rl.kl-beta 0.3",
+    "Fast-GRPO": RL,
+    "SFT": f"{SFT} --optim.lr 3e-4 --optim.schedule constant --optim.warmup-steps 10",
+}
+BEST_OF = 4
+
+
+@cache
+def decoder() -> Any:
+    """pocketsphinx with a grammar of digits."""
+    from pocketsphinx import Decoder
+
+    heard = Decoder(samprate=RATE, cmn="batch", loglevel="FATAL")
+    heard.add_jsgf_string("digits", f"#JSGF V1.0; grammar d; public <d> = ({' | '.join(DIGITS.values())})+ ;")
+    heard.activate_search("digits")
+    return heard
+
+
+def reward(rollout: Rollout) -> float:
+    """1 - WER of the digits that pocketsphinx hears, at least 0."""
+    sound = rollout.spoken_audio
+    assert sound is not None
+    wave = np.pad(sound.load(RATE), 3200)  # it misses what begins at once
+    decoder().start_utt()
+    decoder().process_raw((wave.clip(-1, 1) * 32767).astype(np.int16).tobytes(), full_utt=True)
+    decoder().end_utt()
+    heard = decoder().hyp()
+    return max(0.0, 1 - word_errors(rollout.sample.references[0], heard.hypstr if heard else "").rate)
+
+
+def digits_in(transcript: str) -> str:
+    """The digits of a transcript as words: of "Two, 35" two three five."""
+    named = {str(value): word for value, word in DIGITS.items()} | {word: word for word in DIGITS.values()}
+    return " ".join(named[found] for found in re.findall(r"[1-9]|" + "|".join(DIGITS.values()), transcript.lower()))
+
+
+def write_data(out: Path, known: Sequence[NumberWord], unseen: Sequence[NumberWord], size: int, most: int) -> None:
+    """train.jsonl of recordings; prompts.jsonl and unseen.jsonl of what is to be said in which voice."""
+    if (out / "unseen.jsonl").exists():
+        return
+    said = spoken_numbers(known, size, (3, 5), "count", seed=0)
+    rows = [{"id": s.id, "audio": f"train/{s.id}.wav", "text": s.metadata["text"]} for s in said]
+    for row, sample in zip(rows, said, strict=True):
+        write_wav(out / row["audio"], sample.audio[0].load(RATE), RATE)
+    write_json_lines(out / "train.jsonl", rows)
+    for name, words, count in (("prompts", known, size // 4), ("unseen", unseen, most)):
+        voices = spoken_numbers(words, count, (2, 2), "count", seed=1)
+        texts = spoken_numbers(words, count, (3, 3), "count", seed=2, written=True)
+        rows = []
+        for voice, text in zip(voices, texts, strict=True):
+            file = f"{name}/{voice.id}.wav"
+            write_wav(out / file, voice.audio[0].load(RATE), RATE)
+            rows.append({"id": voice.id, "text": text.metadata["text"], "prompt_audio": file,
+                         "prompt_text": voice.metadata["text"]})  # fmt: skip
+        write_json_lines(out / f"{name}.jsonl", rows)
+    recorded = spoken_numbers(unseen, most, (3, 3), "count", seed=3)
+    for sample in recorded:
+        write_wav(out / "recorded" / f"{sample.id}.wav", sample.audio[0].load(RATE), RATE)
+    write_json_lines(out / "recorded.jsonl", [{"id": s.id, "text": s.metadata["text"]} for s in recorded])
+
+
+def errors(folder: Path, texts: dict[str, str], judge: str) -> list[float]:
+    """The WER of each sound of a folder in %, kept in FOLDER/heard.jsonl with its transcript."""
+    if not (folder / "heard.jsonl").exists():
+        recogniser, rows = load_recogniser(judge, "en"), []
+        for id, text in texts.items():
+            (heard,) = recogniser.transcribe([AudioClip(path=str(folder / f"{id}.wav")).load(RATE)], RATE)
+            rows.append({"id": id, "said": text, "heard": heard, "wer": word_errors(text, digits_in(heard)).rate})
+        write_json_lines(folder / "heard.jsonl", rows)
+    return [100 * row["wer"] for row in read_rows(folder / "heard.jsonl")]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--words", required=True, help="folder of recordings, DIGIT_SPEAKER_TAKE.wav")
+    parser.add_argument("--unseen", nargs="+", default=["lucas", "yweweler"], help="speakers of no phase")
+    parser.add_argument("--judge", required=True, help="a recogniser that no reward asks")
+    parser.add_argument("--out", type=Path, required=True, help="folder of the runs and table.md")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--updates", type=int, default=4000, help="of the start")
+    parser.add_argument("--steps", type=int, default=40, help="of RL")
+    parser.add_argument("--size", type=int, default=2000, help="recordings that are learned; a quarter as many prompts")
+    parser.add_argument("--most", type=int, default=80, help="prompts that are measured")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    out = args.out
+    words = [word for source in (args.words, "bundled", "synthetic:10") for word in number_words(source)]
+    known, unseen = split_speakers(words, args.unseen)
+    write_data(out, known, unseen, args.size, args.most)
+    begin = f"{SFT} --codec mels --network.width 128 --network.text-rows 512 --network.max-seconds 6 --optim.lr 1e-3"
+    train_recipe(out / "start", f"{begin} --data {out}/train.jsonl --held-out-count 8 --max-steps {args.updates}")
+    start, pace = newest_checkpoint(out / "start"), seconds_of(out / "start") / args.updates
+    scored = WeightedSum.of(heard=load_reward(__file__))
+    prompts = spaced(read_sounds(out / "prompts.jsonl", task="tts").samples, 48)
+    asked = read_sounds(out / "unseen.jsonl", task="tts").samples
+    texts = {s.id: s.references[0] for s in asked}
+    found: dict[str, list[list[float]]] = {}
+    for seed in args.seeds:
+        for arm, command in ARMS.items():
+            folder, data, steps = out / f"seed_{seed}" / arm, "prompts", args.steps
+            if arm == "SFT":
+                data = "train"
+                steps = round(max(seconds_of(folder.parent / other) for other in ARMS if other != "SFT") / pace)
+            command += f" --path {start} --data {out}/{data}.jsonl --held-out-count 8 --max-steps {steps} --seed {seed}"
+            train_recipe(folder, command, trust=[__file__])
+        for system in (UNGUIDED, START, f"best of {BEST_OF}", *ARMS):
+            policy = load_sounding(newest_checkpoint(out / f"seed_{seed}" / system) if system in ARMS else start)
+            kept = out / f"seed_{seed}" / f"{system}.json" if system in ARMS else out / "start.json"
+            sampling = FlowConfig(steps=STEPS)
+            if system != UNGUIDED:
+                sampling = best_guidance(kept, policy, prompts, scored)
+            made = out / f"seed_{seed}" / "made" / system
+            write_sounds(made, policy, asked, sampling, seed, BEST_OF if system.startswith("best") else 1, scored)
+            found.setdefault(system, []).append(errors(made, texts, args.judge))
+    recorded = {row["id"]: row["text"] for row in read_rows(out / "recorded.jsonl")}
+    lines = [["recordings", number(np.array(errors(out / "recorded", recorded, args.judge))), "", ""]]
+    start_errors = np.mean(found[START], axis=0)
+    for system, each in found.items():
+        change = "" if system == START else number(np.mean(each, axis=0) - start_errors, "+")
+        seeds = ", ".join(f"{np.mean(values):.1f}" for values in each)
+        lines.append([system, number(np.mean(each, axis=0)), seeds, change])
+    table = markdown(("", "WER %", "each seed", "change from the start at its best guidance"), lines)
+    (out / "table.md").write_text(table)
+    print(table)
+
+
+if __name__ == "__main__":
+    main()
