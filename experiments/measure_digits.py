@@ -4,12 +4,13 @@
     python experiments/measure_digits.py --words fsdd/recordings --judge models/whisper-base --out runs/digits
 
 `fsdd` is a clone of the Free Spoken Digit Dataset (six speakers, CC BY-SA 4.0), of whom `--unseen` are in no phase;
-beside the others speak the package's recordings and ten voices of espeak-ng. A flow on latents `mels` learns to fill in
-parts of three to five digits. Then it says three digits in the voice of a prompt of two: Fast-GRPO and NFT from the last
-checkpoint, three seeds each, OUT/seed_N/ARM, and SFT for as many CPU seconds as the longest of them. The reward is the
-share of the digits that pocketsphinx hears, to which a grammar says that there are digits only. `--judge`, which no
-reward asks, transcribes what is said in the voices of speakers of no phase. All sound is made at the guidance that the
-reward of training prompts prefers. OUT/table.md has means over seeds with 95 % intervals over prompts, changes paired.
+beside the others speak the package's recordings and ten voices of espeak-ng. A flow on latents `mels` learns to fill
+in parts of three to five digits. Then it says three digits in the voice of a prompt of two: Fast-GRPO and NFT from
+the last checkpoint, three seeds each, OUT/seed_N/ARM, and SFT for as many CPU seconds as the longest of them. The
+reward is the share of the digits that pocketsphinx hears, to which a grammar says that there are digits only.
+`--judge`, which no reward asks, transcribes what is said in the voices of speakers of no phase. All sound is made at
+the guidance that the reward of training prompts prefers. OUT/table.md has means over seeds with 95 % intervals over
+prompts, changes paired.
 """
 
 from __future__ import annotations
