@@ -64,7 +64,8 @@ def main() -> None:
             f"--tagger {args.tagger} --data {args.scenes}/train.jsonl --held-out {held_out} --sound.steps {STEPS} "
             f"--sound.guidance-scale {args.guidance} --sampling.max-new-tokens 96 --sft.steps 1 --sft-optim.lr 1e-9 "
             f"--control True --control-optim.lr 3e-4 --rl-optim.lr 1e-4 --rl.eval-every 0 --rl.save-every 10 "
-            f"--sampling.temperature 0.8 --rl.prompts-per-step 16 --max-steps {args.steps} --seed {seed} {args.options}",
+            f"--sampling.temperature 0.8 --rl.prompts-per-step 16 --max-steps {args.steps} --seed {seed} "
+            f"{args.options}",
         )
         for name in SETS:
             samples = [  # without the caption, which the flow is not told in training either
