@@ -130,6 +130,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--updates", type=int, default=4000, help="of the start")
     parser.add_argument("--steps", type=int, default=40, help="of RL")
+    parser.add_argument("--options", default="", help="more of all arms of RL")
     parser.add_argument("--size", type=int, default=2000, help="recordings that are learned; a quarter as many prompts")
     parser.add_argument("--most", type=int, default=80, help="prompts that are measured")
     args = parser.parse_args()
@@ -149,7 +150,9 @@ def main() -> None:
     for seed in args.seeds:
         for arm, command in ARMS.items():
             folder, data, steps = out / f"seed_{seed}" / arm, "prompts", args.steps
-            if arm == "SFT":
+            if arm != "SFT":
+                command += f" {args.options}"
+            else:
                 data = "train"
                 steps = round(max(seconds_of(folder.parent / other) for other in ARMS if other != "SFT") / pace)
             command += f" --path {start} --data {out}/{data}.jsonl --held-out-count 8 --max-steps {steps} --seed {seed}"
