@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from audiorl.eval._phases import measures_of
 from audiorl.eval.metrics.corpus import bootstrap_interval
 from audiorl.models import AudioPolicy
 from audiorl.models.examples import Example
-from audiorl.run.folder import Run
+from audiorl.run.folder import Run, newest_checkpoint
 from audiorl.run.records import RunState, read_record, write_json
 from audiorl.types import Sample
 
@@ -68,6 +68,13 @@ def seconds_of(folder: Path) -> float:
     """The CPU seconds that the training of a run took."""
     state = read_record(folder / "state.json", RunState)
     return float(sum(state.cpu_seconds.values()))
+
+
+def equal_steps(start: Path, folder: Path, arms: Iterable[str]) -> int:
+    """The updates of SFT, at the pace of the run `start`, that cost as many CPU seconds as the longest other arm."""
+    updates = int(Path(newest_checkpoint(start)).name.removeprefix("step_"))
+    longest = max(seconds_of(folder / arm) for arm in arms if arm != "SFT")
+    return max(1, round(longest * updates / seconds_of(start)))
 
 
 def seeds_with(out: Path, entry: str) -> list[Path]:

@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from arms import markdown, number, seconds_of, spaced, train_recipe
+from arms import equal_steps, markdown, number, spaced, train_recipe
 from measure_sounds import START, STEPS, UNGUIDED, best_guidance, write_sounds
 
 from audiorl.audio import AudioClip, write_wav
@@ -141,7 +141,7 @@ def main() -> None:
     write_data(out, known, unseen, args.size, args.most)
     begin = f"{SFT} --codec mels --network.width 128 --network.text-rows 512 --network.max-seconds 6 --optim.lr 1e-3"
     train_recipe(out / "start", f"{begin} --data {out}/train.jsonl --held-out-count 8 --max-steps {args.updates}")
-    start, pace = newest_checkpoint(out / "start"), seconds_of(out / "start") / args.updates
+    start = newest_checkpoint(out / "start")
     scored = WeightedSum.of(heard=load_reward(__file__))
     prompts = spaced(read_sounds(out / "prompts.jsonl", task="tts").samples, 48)
     asked = read_sounds(out / "unseen.jsonl", task="tts").samples
@@ -149,13 +149,12 @@ def main() -> None:
     found: dict[str, list[list[float]]] = {}
     for seed in args.seeds:
         for arm, command in ARMS.items():
-            folder, data, steps = out / f"seed_{seed}" / arm, "prompts", args.steps
-            if arm != "SFT":
-                command += f" {args.options}"
+            folder = out / f"seed_{seed}" / arm
+            command += f" --path {start} --held-out-count 8 --seed {seed}"
+            if arm == "SFT":
+                command += f" --data {out}/train.jsonl --max-steps {equal_steps(out / 'start', folder.parent, ARMS)}"
             else:
-                data = "train"
-                steps = round(max(seconds_of(folder.parent / other) for other in ARMS if other != "SFT") / pace)
-            command += f" --path {start} --data {out}/{data}.jsonl --held-out-count 8 --max-steps {steps} --seed {seed}"
+                command += f" --data {out}/prompts.jsonl --max-steps {args.steps} {args.options}"
             train_recipe(folder, command, trust=[__file__])
         for system in (UNGUIDED, START, f"best of {BEST_OF}", *ARMS):
             policy = load_sounding(newest_checkpoint(out / f"seed_{seed}" / system) if system in ARMS else start)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from arms import markdown, number, seconds_of, spaced, train_recipe
+from arms import equal_steps, markdown, number, spaced, train_recipe
 
 from audiorl.config.flow import FlowConfig, FlowSFTConfig
 from audiorl.data.corpus import bundled_speech, unseen_speakers
@@ -62,14 +62,12 @@ def main() -> None:
     data = f"--data {args.out}/train.jsonl --held-out-count 2"  # what is measured is measured once, below
     train_recipe(args.out / "start", f"{START} {data} --max-steps {args.updates}")
     start = newest_checkpoint(args.out / "start")
-    pace = seconds_of(args.out / "start") / args.updates
     for seed in args.seeds:
         folder = args.out / f"seed_{seed}"
         for arm, command in ARMS.items():
-            steps = args.steps
+            steps, more = args.steps, args.options
             if arm == "SFT":
-                steps = max(1, round(max(seconds_of(folder / a) for a in ARMS if a != "SFT") / pace))
-            more = "" if arm == "SFT" else args.options
+                steps, more = equal_steps(args.out / "start", folder, ARMS), ""
             train_recipe(folder / arm, f"{command} --path {start} {data} --max-steps {steps} --seed {seed} {more}")
     unseen = read_sounds(args.out / "unseen.jsonl", task="enhance").samples
     asked = SoundConfig(task="enhance", judge=args.judge, sampling=FlowConfig(steps=10))

@@ -31,7 +31,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from arms import markdown, number, seconds_of, spaced, train_recipe
+from arms import equal_steps, markdown, number, spaced, train_recipe
 
 from audiorl.audio import write_wav
 from audiorl.config.flow import FlowConfig
@@ -154,14 +154,12 @@ def main() -> None:
     train = spaced(read_sounds(args.scenes / "train.jsonl", scenes=True).samples, 50)
     sets = {name: read_sounds(args.scenes / f"{name}.jsonl", scenes=True).samples[: args.most] for name in SETS}
     systems = [UNGUIDED, CAPTION, START, best, *args.only, f"{args.only[0]}, {best}"]
-    pace = seconds_of(args.start) / int(start.name.split("_")[1])
     for seed in args.seeds:
         folder = args.out / f"seed_{seed}"
         for arm in args.only:
             command = f"{ARMS[arm]} --path {start} --data {args.scenes}/train.jsonl --held-out-count 8 --seed {seed} "
             if arm == "SFT":
-                others = max(seconds_of(folder / other) for other in args.only if other != "SFT")
-                command += f"--max-steps {round(others / pace)} --optim.lr 3e-4"
+                command += f"--max-steps {equal_steps(args.start, folder, args.only)} --optim.lr 3e-4"
             else:
                 command += f"--tagger {args.tagger} --max-steps {args.steps} {args.options}"
             train_recipe(folder / arm, command)
