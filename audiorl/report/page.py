@@ -56,7 +56,7 @@ def page(run: RunContents, audio_root: Sequence[Path] = ()) -> str:
     """Return the page of a run as text."""
     players = Players(run.path, allowed=allowed_audio(run.path, run.config.get("config"), audio_root))
     sections = [_evaluations(run.evals), _curves([run]), *_examples(run, players), _rollouts(run, players)]
-    missing = (*run.missing, *summary.not_measured(run.evals))
+    missing = (*run.missing, *summary.not_measured(run.evals, run.config.get("config")))
     footer = f". {players.embedded} audio players, {players.bytes_used / 1e6:.1f} MB of sound"
     footer += f"; {players.skipped} more clips were left out to keep the page small" if players.skipped else ""
     sections.append(_settings(run))

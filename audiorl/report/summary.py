@@ -6,7 +6,7 @@ import json
 import math
 import re
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -436,13 +436,17 @@ def _reward_rise(metrics: Sequence[Row], steps: int = 5) -> str:
     return f"the mean reward rose by {signed(rise, '')} ({low} to {high}) from the first to the last {steps} steps"
 
 
-def not_measured(entries: Mapping[str, Any]) -> list[str]:
-    """Say which of unseen speakers and outside measures a run lacks; [] before its `after`."""
+def not_measured(entries: Mapping[str, Any], options: Container[str] | None = None) -> list[str]:
+    """Say which of unseen speakers and outside measures a run lacks, of those that its recipe has `options` for; []
+    before its `after`."""
+    options = ("unseen", "outside_file") if options is None else options
     rows = rows_of_entries(entries)
     if not any(row.changes for row in rows):
         return []
-    missing = [] if any(row.task == UNSEEN for row in rows) else ["unseen speakers: none were measured (--unseen)"]
-    if not any(row.outside for row in rows):
+    missing = []
+    if "unseen" in options and not any(row.task == UNSEEN for row in rows):
+        missing.append("unseen speakers: none were measured (--unseen)")
+    if "outside_file" in options and not any(row.outside for row in rows):
         missing.append("a measure that no phase optimised: none was given (--outside-file)")
     return missing
 

@@ -208,6 +208,7 @@ def test_report_and_terminal_show_it(run: Run) -> None:
     assert not_measured(alone) == ["unseen speakers: none were measured (--unseen)"]
     del alone["before"]["outside"]
     assert len(not_measured(alone)) == 2
+    assert not_measured(alone, {"path": "new"}) == []  # a recipe without such options
 
 
 def test_a_measure_that_the_reward_optimises_is_not_outside() -> None:
