@@ -4,7 +4,7 @@
         --max-event-seconds 0.6 --edits 0
     audiorl data train-tagger scenes --out tagger
     audiorl data train-tagger scenes --out other_tagger --seed 1 --width 24
-    audiorl train sound-sft --codec mels --data scenes/train.jsonl --max-steps 3520 --epochs 1000 --optim.lr 2e-3 \\
+    audiorl train sound-sft --codec mels --data scenes/train.jsonl --max-steps 4000 --epochs 1000 --optim.lr 2e-3 \\
         --network.width 96 --network.single-blocks 2 --network.text-rows 4096 --network.max-seconds 2 \\
         --held-out-count 8 --out runs/sound
     python experiments/measure_sounds.py runs/sound --scenes scenes --tagger tagger --judge other_tagger \\

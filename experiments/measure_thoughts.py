@@ -3,8 +3,8 @@
     audiorl train thought-grpo --path new --hear True --model.audio projector --flow runs/sounds/seed_0/NFT \\
         --tagger tagger --data scenes/train.jsonl --held-out-count 32 --sound.steps 8 --sampling.max-new-tokens 96 \\
         --sft.steps 400 --sft.save-every 50 --sft-optim.lr 1e-3 --max-steps 1 --out runs/thoughts
-    python experiments/measure_thoughts.py runs/thoughts --flow runs/sounds/seed_0/NFT --guidance 1.5 --scenes scenes \\
-        --tagger tagger --judge other_tagger --out runs/thought_arms
+    python experiments/measure_thoughts.py runs/thoughts --data scenes/train.jsonl --flow runs/sounds/seed_0/NFT \\
+        --guidance 1.5 --scenes scenes --tagger tagger --judge other_tagger --out runs/thought_arms
 
 Three seeds of GRPO begin where the supervised phase of the run ended, and of more supervision for as many seconds each.
 Then the flow makes the sounds of new files and of new combinations of what each wrote, greedily, and of the thoughts
@@ -42,6 +42,7 @@ def main() -> None:
     parser.add_argument("--flow", required=True, help="a run of sound-sft or sound-grpo")
     parser.add_argument("--guidance", type=float, default=1.0, help="of the flow")
     parser.add_argument("--scenes", type=Path, required=True, help="folder of `audiorl data build-scenes`")
+    parser.add_argument("--data", type=Path, required=True, help="rows of scenes to train on, some with thoughts")
     parser.add_argument("--tagger", required=True, help="the one that the reward asks")
     parser.add_argument("--judge", required=True, help="another, such as one of another seed and width")
     parser.add_argument("--out", type=Path, required=True, help="folder of the runs and table.md")
@@ -61,7 +62,7 @@ def main() -> None:
         train_recipe(
             folder / "run",
             f"thought-grpo --path {start} --hear True --model.audio projector --flow {args.flow} "
-            f"--tagger {args.tagger} --data {args.scenes}/train.jsonl --held-out {held_out} --sound.steps {STEPS} "
+            f"--tagger {args.tagger} --data {args.data} --held-out {held_out} --sound.steps {STEPS} "
             f"--sound.guidance-scale {args.guidance} --sampling.max-new-tokens 96 --sft.steps 1 --sft-optim.lr 1e-9 "
             f"--control True --control-optim.lr 3e-4 --rl-optim.lr 1e-4 --rl.eval-every 0 --rl.save-every 10 "
             f"--sampling.temperature 0.8 --rl.prompts-per-step 16 --max-steps {args.steps} --seed {seed} "

@@ -72,6 +72,7 @@ def test_a_seed_of_thoughts_runs_to_the_table(flow: Path, tmp_path: Path) -> Non
     assert main(["train", "thought-grpo", *start, *few, "--out", str(tmp_path / "start")]) == 0
     out, options = tmp_path / "out", " ".join(few)
     places = [*measured(flow), "--flow", str(flow / "start"), "--out", str(out)]
+    places += ["--data", str(flow / "scenes/train.jsonl")]
     run_tool(
         "measure_thoughts", str(tmp_path / "start"), *places, "--seeds", "0", "--steps", "1", f"--options={options}"
     )
