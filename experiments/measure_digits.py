@@ -140,7 +140,7 @@ def main() -> None:
     known, unseen = split_speakers(words, args.unseen)
     write_data(out, known, unseen, args.size, args.most)
     begin = f"{SFT} --codec mels --network.width 128 --network.text-rows 512 --network.max-seconds 6 --optim.lr 1e-3"
-    train_recipe(out / "start", f"{begin} --data {out}/train.jsonl --held-out-count 8 --max-steps {args.updates}")
+    train_recipe(out / "start", f"{begin} --data {out}/train.jsonl --held-out-count 2 --max-steps {args.updates}")
     start = newest_checkpoint(out / "start")
     scored = WeightedSum.of(heard=load_reward(__file__))
     prompts = spaced(read_sounds(out / "prompts.jsonl", task="tts").samples, 48)
@@ -150,7 +150,7 @@ def main() -> None:
     for seed in args.seeds:
         for arm, command in ARMS.items():
             folder = out / f"seed_{seed}" / arm
-            command += f" --path {start} --held-out-count 8 --seed {seed}"
+            command += f" --path {start} --held-out-count 2 --seed {seed}"
             if arm == "SFT":
                 command += f" --data {out}/train.jsonl --max-steps {equal_steps(out / 'start', folder.parent, ARMS)}"
             else:

@@ -30,7 +30,7 @@ def test_a_seed_runs_to_the_table(tmp_path: Path) -> None:
     for word in number_words("bundled"):
         for speaker in ("a", "b"):
             write_wav(words / f"{word.value}_{speaker}_0.wav", word.clip.load(RATE), RATE)
-    few = ["--seeds", "0", "--updates", "2", "--steps", "1", "--size", "40", "--most", "2", "--unseen", "b"]
+    few = ["--seeds", "0", "--updates", "2", "--steps", "1", "--size", "16", "--most", "2", "--unseen", "b"]
     few += ["--options=--rl.prompts-per-step 1 --rl.group-size 2"]
     judge = str(save_ctc(tmp_path / "judge"))
     printed = run_tool("measure_digits", "--words", str(words), "--judge", judge, "--out", str(out), *few)
