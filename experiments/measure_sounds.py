@@ -107,7 +107,7 @@ def write_sounds(
 
 
 def tables(out: Path, seeds: Sequence[int], name: str, systems: Sequence[str], baselines: Sequence[str]) -> str:
-    """Of a set the means of each system, and their changes from each baseline; azimuths where sounds are stereo."""
+    """Return the means of each system on a set, and the changes from each baseline; azimuths of stereo sounds."""
     values: dict[str, dict[str, Any]] = {}
     means, changes = [], []
     for system in systems:
