@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -19,7 +19,8 @@ from audiorl.models import AudioPolicy
 from audiorl.models.examples import Example
 from audiorl.run.folder import Run, newest_checkpoint
 from audiorl.run.records import RunState, read_record, write_json
-from audiorl.types import Sample
+
+T = TypeVar("T")
 
 
 def train_recipe(folder: Path, command: str, trust: Sequence[str] = ()) -> None:
@@ -96,9 +97,9 @@ def places(path: Path, group: Callable[[Mapping[str, Any]], str]) -> dict[str, l
     return by_group
 
 
-def spaced(samples: list[Sample], most: int | None) -> list[Sample]:
+def spaced(samples: Sequence[T], most: int | None) -> list[T]:
     """At most so many of the samples, evenly spaced; None: all."""
-    return samples if most is None else samples[:: max(len(samples) // most, 1)][:most]
+    return list(samples if most is None else samples[:: max(len(samples) // most, 1)][:most])
 
 
 def percent(values: np.ndarray, sign: str = "") -> str:

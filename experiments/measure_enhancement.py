@@ -57,7 +57,7 @@ def main() -> None:
         ("train", spaced(bundled_speech(), args.trained)),
         ("unseen", spaced(unseen_speakers(), args.most)),
     ):
-        rows = [{"id": u.id, "audio": str(Path(u.clip.path).resolve()), "text": u.text} for u in speech]
+        rows = [{"id": u.id, "audio": str(Path(str(u.clip.path)).resolve()), "text": u.text} for u in speech]
         write_json_lines(args.out / f"{name}.jsonl", rows)
     data = f"--data {args.out}/train.jsonl --held-out-count 2"  # what is measured is measured once, below
     train_recipe(args.out / "start", f"{START} {data} --max-steps {args.updates}")

@@ -104,13 +104,13 @@ def table(out: Path, folders: Sequence[Path], distractors: int) -> str:
             systems.append(SystemScores(rows, ASROptions()).counts)
         counts[arm] = {m: np.mean([system[m][0] for system in systems], 0) for m in ("wer", *HOTWORD_NAMES)}
     names = {"wer": "WER %", **HOTWORD_NAMES}
-    rows = []
+    lines = []
     for arm, of_arm in counts.items():
-        rows.append([arm, *(interval_text(vars(estimate(of_arm[m], ratio)), m) for m in names)])
+        lines.append([arm, *(interval_text(vars(estimate(of_arm[m], ratio)), m) for m in names)])
     for arm, other in DIFFERENCES:
         changes = (vars(estimate(counts[arm][m], ratio, baseline_NK=counts[other][m])) for m in names)
-        rows.append([f"{arm} − {other}", *(interval_text(c, m, True) for c, m in zip(changes, names, strict=True))])
-    return markdown((f"{len(samples)} recordings, seeds: {len(folders)}", *names.values()), rows)
+        lines.append([f"{arm} − {other}", *(interval_text(c, m, True) for c, m in zip(changes, names, strict=True))])
+    return markdown((f"{len(samples)} recordings, seeds: {len(folders)}", *names.values()), lines)
 
 
 def main() -> None:

@@ -169,7 +169,8 @@ def main() -> None:
             policy = load_sounding(newest_checkpoint(folder / arm) if own else start)
             chosen = best_guidance(folder / f"{arm}.json" if own else args.out / "start.json", policy, train, reward)
             sampling = replace(chosen, guidance_scale=1.0) if system == UNGUIDED else chosen
-            for name, samples in sets.items():
+            for name, asked in sets.items():
+                samples = list(asked)
                 if system == CAPTION:
                     samples = [replace(s, metadata={**s.metadata, "thought": ""}) for s in samples]
                 n = args.best_of if system.endswith(best) else 1

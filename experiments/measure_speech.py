@@ -267,10 +267,11 @@ Measured = Mapping[str, Mapping[str, float]]
 
 def measured_arms(
     run: Run, start: Start, opinions: int, encoder: SpeakerEncoder | None
-) -> tuple[dict[str, list[Mapping[str, Any]]], dict[str, Measured]]:
+) -> tuple[dict[str, list[dict[str, Any]]], dict[str, Measured]]:
     """The rows of `measure_speech` by arm, in the order of measuring, and the columns; `opinions` texts have DNSMOS."""
     files = sorted((run.dir / "eval").glob("*.jsonl"), key=lambda file: file.stat().st_mtime)
-    rows_of, columns_of = {}, {}
+    rows_of: dict[str, list[dict[str, Any]]] = {}
+    columns_of: dict[str, Measured] = {}
     for file in files:
         rows, scores = list(read_rows(file)), {}
         if opinions:

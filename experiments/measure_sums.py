@@ -91,7 +91,7 @@ def start_of(folder: Path, data: Path, think: bool, quick: bool) -> Path:
     """Train a start to its plateau on synthetic voices. Returns its checkpoint."""
     command = f"spoken-sums --think {think} --control False --rl.steps 1 --threads 1 --measured 8"
     train_recipe(folder / "first", command + (" --tiny" if quick else ""))
-    path, curve = max((folder / "first" / "checkpoints" / "sft").glob("step_*")), []
+    path, curve = max((folder / "first" / "checkpoints" / "sft").glob("step_*")), list[float]()
     for number in range(1, 2 if quick else 13):
         lesson = f"{SFT} --seed {number} --path {path} --data {data}/synthetic.jsonl --optim.lr 3e-4"
         lesson += f" --max-steps {2 if quick else ROUND} --held-out {data}/validation.jsonl"
@@ -106,7 +106,7 @@ def start_of(folder: Path, data: Path, think: bool, quick: bool) -> Path:
 
 
 def train_arm(
-    folder: Path, arm: str, options: str, trained: Path, data: Path, start: Path, steps: int, seed: int
+    folder: Path, arm: str, options: str, trained: str, data: Path, start: Path, steps: int, seed: int
 ) -> None:
     recipe, rest = f"{ARMS[arm]} {options}".split(" ", 1)
     thought = "" if "without" in arm or "answers" in arm else f"--outside-file {OUTSIDE}"

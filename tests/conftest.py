@@ -25,7 +25,12 @@ from importlib.util import find_spec
 import pytest
 import torch
 from hypothesis import settings
-from transformers import Qwen3OmniMoeThinkerConfig, Qwen3OmniMoeThinkerForConditionalGeneration, WhisperFeatureExtractor
+from transformers import (
+    PreTrainedConfig,
+    Qwen3OmniMoeThinkerConfig,
+    Qwen3OmniMoeThinkerForConditionalGeneration,
+    WhisperFeatureExtractor,
+)
 
 from audiorl.audio import AudioClip
 from audiorl.config import ModelConfig
@@ -42,6 +47,9 @@ from audiorl.types import Message, Sample
 THREADS = 1 if "PYTEST_XDIST_WORKER" in os.environ else 2  # there other files' tests run beside
 os.environ.setdefault("OMP_NUM_THREADS", str(THREADS))
 torch.set_num_threads(THREADS)
+# A config's validation tries each type that a field may have, and writes an error of each that it has not, with the
+# config in it as JSON: half of the time in which a tiny model is saved or loaded.
+PreTrainedConfig.__repr__ = object.__repr__  # type: ignore[method-assign, assignment]
 # A job in the background ignores Ctrl-C, and so would the processes that its tests start and interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 # No deadline: a busy machine is not a failure. `make test` tries the same cases every time, `make test-slow` new ones.
