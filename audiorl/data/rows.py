@@ -37,7 +37,17 @@ MOST_UNPACKED, MOST_RATIO = 2**28, 200
 """The most that an archive may become: so many bytes, or so many times its own size."""
 _JSON = (".jsonl", ".json", ".ndjson")
 _TABLES = (".csv", ".tsv")
-_NUMBERS = {"start", "offset", "duration", "seconds", "sample_rate", "sampling_rate", "channel", "channel_selector"}
+_NUMBERS = {
+    "start",
+    "start_time",
+    "offset",
+    "duration",
+    "seconds",
+    "sample_rate",
+    "sampling_rate",
+    "channel",
+    "channel_selector",
+}
 """Columns of text files that hold numbers. What kind any other holds is not guessed: 007 and null are transcripts."""
 _LISTS = {
     "choices",
@@ -53,6 +63,8 @@ _LISTS = {
 """Columns of text files that may hold a list, as JSON."""
 _COMMON_VOICE = {"path": "audio", "locale": "language", "client_id": "speaker"}
 """Columns of Common Voice's files and what they are called here."""
+_VGGSOUND = ["youtube_id", "start_time", "label", "split"]
+"""Columns of VGGSound's file, which has no line of their names."""
 _BUFFER = 2**20
 """Bytes of a column of a Parquet file that are read at once."""
 
@@ -222,13 +234,15 @@ def _delimited(path: Path, content: bytes, kind: str) -> Iterator[Row | BadRow]:
     style = {"delimiter": ","} if kind == ".csv" else {"delimiter": "\t", "quoting": csv.QUOTE_NONE}
     entries = csv.reader(io.StringIO(text, newline=""), strict=True, **style)  # type: ignore[arg-type]
     try:
-        names = [name.strip() for name in next(entries, [])]
+        names, rows = [name.strip() for name in next(entries, [])], itertools.chain(entries)
+        if len(names) == 4 and names[1].isdecimal() and names[3] in ("train", "test"):
+            names, rows = _VGGSOUND, itertools.chain([names], entries)
         if len(set(names)) < len(names):
             raise ValueError(f"{path}: two columns of one name in {', '.join(names)}; rename one")
         if common_voice := "audio" not in names and {"path", "sentence"} <= set(names):
             renamed = {name: new for name, new in _COMMON_VOICE.items() if new not in names}
             names = [renamed.get(name, name) for name in names]
-        for number, entry in enumerate((entry for entry in entries if entry), 1):
+        for number, entry in enumerate((entry for entry in rows if entry), 1):
             if len(entry) != len(names):
                 message = f"{len(entry)} fields under {len(names)} names ({', '.join(names)}); give one each"
                 yield BadRow(str(path), number, "", message)

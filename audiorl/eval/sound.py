@@ -54,8 +54,8 @@ from audiorl.rollout.flow import engine_for, masked
 from audiorl.speech_models import Tagger, load_tagger
 from audiorl.speech_models.taggers import CLAP, Renamed
 from audiorl.tasks.sound.rewards import place_errors
-from audiorl.tasks.sound.rows import read_sounds
-from audiorl.tasks.sound.scenes import SUFFIXES, events_of
+from audiorl.tasks.sound.rows import SUFFIXES, read_sounds
+from audiorl.tasks.sound.scenes import events_of
 from audiorl.types import Sample
 
 RECORDINGS, UNEDITED = "recordings", "unedited"

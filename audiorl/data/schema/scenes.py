@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
-from audiorl.data.schema.types import AnyText, Finite, Id, Seconds, Text
+from audiorl.data.schema.types import AnyText, Id, Seconds, Text
 
 Task = Literal["sound", "enhance", "tts"]
 """What a row of sounds asks for."""
@@ -60,7 +60,7 @@ class PublishedColumns(Struct):
     audiocap_id: Id | None = None
     youtube_id: Text | None = None
     id: Id | None = None
-    start_time: Finite | AnyText | None = None
+    start_time: Seconds | None = None
     caption: Text | None = None
     label: Text | None = None
     caption_cot: AnyText | None = None

@@ -287,7 +287,7 @@ class FlowPolicy(nn.Module):
             raise FieldError("video_rate", f"sample {sample.id!r}: missing; give the frames a second of the video")
         try:
             video = torch.from_numpy(np.load(path, allow_pickle=False).astype(np.float32))
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, EOFError) as error:
             raise FieldError("video", f"sample {sample.id!r}: {path} is no .npy file of numbers ({error})") from None
         if video.dim() == 3:  # pictures: a small one of each, as far as it fits
             side = math.isqrt(width)

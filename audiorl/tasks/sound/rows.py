@@ -16,25 +16,33 @@ Rows of speech say so by a column `task`, or all of a file by an option; `text` 
 
 All but `text` may be missing of a row of tts: without a voice any speaks, and without `audio` it is asked for, as long
 as the `duration` says, or as letters take in the prompt.
+
+The files of published sets are read as they are: AudioCaps (audiocap_id, youtube_id, start_time, caption), VGGSound
+(without a line of names), AudioCoT and AudioCanvas (id, caption, caption_cot). Their recordings are looked for below
+`audio_root` under the names ID, YID (AudioSet's), ID_START and ID_00START, whatever their suffix.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from audiorl.audio import AudioError, load_clip, probe, seconds
+from audiorl.data.containers import SOUNDS
 from audiorl.data.formats import AUDIO_FIELDS, Style, audio_field, clip_of
 from audiorl.data.manifest import Format, Loaded, read_values
-from audiorl.data.rows import Row
+from audiorl.data.rows import Row, files_below
 from audiorl.data.schema import FieldError, check
-from audiorl.data.schema.scenes import SoundColumns, Task
+from audiorl.data.schema.scenes import PublishedColumns, SoundColumns, Task
 from audiorl.tasks.sound.scenes import check_mask, events_of, write_thought
 from audiorl.tasks.tts.prompts import expected_seconds
 from audiorl.types import Message, Sample
 
+SUFFIXES = (*SOUNDS, ".mp4", ".mkv")
+"""Files that hold a sound."""
 CLIPS = ("before", "after", "prompt_audio")
 NOT_KEPT = (*AUDIO_FIELDS, *CLIPS, "id", "task", "caption", "text", "video")
 
@@ -51,7 +59,13 @@ def read_sounds(
     rewards. Raises ValueError naming file, row and field.
     """
 
+    @cache
+    def recordings(root: Path) -> dict[str, Path]:
+        return {file.stem: file for file in files_below(root, *SUFFIXES)}
+
     def of_row(row: Row, style: Style, format: Format) -> tuple[Sample, Sample]:
+        if {"youtube_id", "caption_cot"} & row.data.keys() and not row.data.keys() & set(AUDIO_FIELDS):
+            row = replace(row, data=_published(row.data, style.root, recordings))
         sample = _sample(row, style, task, scenes)
         for field in ("audio", *CLIPS) if check_audio else ():
             if (clip := sample.metadata.get(field)) is not None:
@@ -103,6 +117,23 @@ def _sample(row: Row, style: Style, default: Task, scenes: bool) -> Sample:
         if scenes:
             sample = replace(sample, metadata={"thought": write_thought(events), **about})
     return sample
+
+
+def _published(data: Mapping[str, Any], root: Path, recordings: Callable[[Path], Mapping[str, Path]]) -> dict[str, Any]:
+    """Return the columns of a row of a published set as ours. recordings: the files below a folder by their stems."""
+    row = check(data, PublishedColumns)
+    name, caption = row.youtube_id or row.id, row.caption or row.label
+    for field, value, needed in (("id", name, "youtube_id or id"), ("caption", caption, "caption or label")):
+        if value is None:
+            raise FieldError(field, f"missing; give {needed} (the columns are {', '.join(data)})")
+    start = "" if row.start_time is None else f"{row.start_time:g}"
+    stems = [f"{y}{name}{s}" for s in ("", f"_{start}", f"_{start:0>6}") for y in ("", "Y")]
+    file = next((recordings(root)[stem] for stem in stems if stem in recordings(root)), None)
+    if file is None:
+        raise FieldError("audio", f"{root}: no recording {name} below it; give audio_root, or skip the row (on_error)")
+    id = row.audiocap_id or (f"{name}_{start}" if start else name)
+    columns = {"id": id, "caption": caption, "audio": str(file.absolute())}
+    return columns | {k: v for k, v in (("thought", row.caption_cot), ("split", row.split)) if v}
 
 
 def speech_sound(id: str, task: Task, text: str, about: Mapping[str, Any], caption: str = "") -> Sample:

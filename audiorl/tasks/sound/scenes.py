@@ -22,29 +22,17 @@ A thought has four parts, as those of PrismAudio (arXiv 2511.18833), a line each
 
 from __future__ import annotations
 
-import csv
-import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
-from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from audiorl.audio import AudioClip
-from audiorl.data.rows import BadRow, Row, checked, converted, read_checked
 from audiorl.data.schema import FieldError, check
-from audiorl.data.schema.scenes import EventColumns, PublishedColumns
-from audiorl.types import Message, Sample
+from audiorl.data.schema.scenes import EventColumns
+from audiorl.types import Sample
 
 PARTS = ("semantic", "temporal", "spatial", "aesthetic")
 """Lines of a thought, in this order."""
-VGGSOUND = ("youtube_id", "start_time", "label", "split")
-"""The columns of VGGSound's file, which has no line of their names."""
-SUFFIXES = (".flac", ".wav", ".ogg", ".opus", ".mp3", ".m4a", ".mp4", ".webm", ".mkv")
 
 
 @dataclass(frozen=True)
@@ -147,29 +135,6 @@ def parse_thought(text: str) -> list[Event]:
 # -- rows --------------------------------------------------------------------------------------------------------------
 
 
-def _unique(path: Path, convert: Callable[[Mapping[str, Any]], Sample], header: Sequence[str] = ()) -> list[Sample]:
-    """Read the samples of a file. header: the columns of a CSV file whose first line names none of them."""
-    rows: Iterable[tuple[int, Sample]] = read_checked(path, convert)
-    if header and path.suffix.lower() == ".csv" and path.is_file():
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            lines = list(csv.reader(file))
-        if lines and len(lines[0]) == len(header) and not {"youtube_id", "id"} & set(lines[0]):
-            wrong = next((i for i, line in enumerate(lines, 1) if len(line) != len(header)), None)
-            if wrong:
-                fields = f"{len(lines[wrong - 1])} fields; give {', '.join(header)}"
-                raise ValueError(str(BadRow(str(path), wrong, "", fields)))
-            named = (Row(str(path), i, dict(zip(header, line, strict=True))) for i, line in enumerate(lines, 1))
-            rows = checked(converted(named, convert))
-    first: dict[str, int] = {}
-    samples = []
-    for number, sample in rows:
-        if (earlier := first.setdefault(sample.id, number)) != number:
-            message = f"{sample.id!r} also names row {earlier}; give every row its own id"
-            raise ValueError(str(BadRow(str(path), number, "id", message)))
-        samples.append(sample)
-    return samples
-
-
 def check_mask(mask: Sequence[Sequence[float]], duration: float) -> list[tuple[float, float]]:
     """Return the spans (start, end) of a mask by their start. Raises FieldError for spans that overlap, are empty or
     lie past the end of the sound at `duration` seconds."""
@@ -212,60 +177,3 @@ def read_regions(regions: Sequence[str], text: str, thought: str, duration: floa
     if not regions and (match := re.search(r"\bfrom (\d*\.?\d+)(?: to (\d*\.?\d+))? s\b", text)):
         spans.append((float(match[1]), float(match[2] or duration)))
     return check_mask(spans, duration) if spans else []
-
-
-def load_video(sample: Sample, rate: float | None = None) -> NDArray[np.uint8]:
-    """Return the frames [F, H, W] of a sample's silent video. Raises ValueError where it is missing or no such array,
-    where its length is not that of the scene, and where it does not have the frames a second that `rate` wants."""
-    path, own, duration = (sample.metadata.get(key) for key in ("video", "video_rate", "duration"))
-    where = f"sample {sample.id!r}, video"
-    if not path or not own or not duration:
-        raise FieldError("video", f"{where}: the row has none; give video, video_rate and duration")
-    if rate is not None and not math.isclose(rate, own):
-        raise FieldError("video_rate", f"{where}: {own:g} frames a second, the model reads {rate:g}; sample it again")
-    try:
-        frames = np.load(path, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        raise ValueError(f"{path}: not readable as .npy ({error}); write it with numpy.save") from error
-    if frames.ndim != 3 or frames.dtype != np.uint8:
-        raise ValueError(f"{path}: {frames.dtype} of shape {frames.shape}; give uint8 frames [F, height, width]")
-    if abs(len(frames) - own * duration) > 1:
-        lasts = f"{len(frames)} frames at {own:g} a second last {len(frames) / own:.2f} s"
-        raise ValueError(f"{path}: {lasts}, the scene {duration:g} s; correct video_rate or duration")
-    return np.asarray(frames)
-
-
-def read_published(path: str | Path, audio_root: str | Path | None = None, missing: bool = False) -> list[Sample]:
-    """Read the captions of a published set of sounds, in the layout of its own files.
-
-    AudioCaps: audiocap_id,youtube_id,start_time,caption. VGGSound: no header, youtube_id,start,label,split. AudioCoT
-    and AudioCanvas: id,caption,caption_cot, as CSV, JSON or JSON lines. Files of audio are looked for in
-    `audio_root`, by default the folder of the file, as ID, YID (AudioSet's), ID_START or ID_00START with any suffix.
-    Metadata have `audio`, and where there is one `thought` and `split`. Raises ValueError for rows that cannot be used,
-    and for those without audio unless `missing`: then they have no `audio`.
-    """
-    path = Path(path)
-    root = Path(audio_root or path.parent)
-    files = {file.stem: file for file in sorted(root.rglob("*")) if file.suffix.lower() in SUFFIXES}
-
-    def sample(data: Mapping[str, Any]) -> Sample:
-        row = check(data, PublishedColumns)
-        name = row.youtube_id or row.id
-        if name is None:
-            raise FieldError("id", f"missing; give youtube_id or id (the columns are {', '.join(data)})")
-        caption = row.caption if row.caption is not None else row.label
-        if caption is None:
-            raise FieldError("caption", f"missing; give caption or label (the columns are {', '.join(data)})")
-        name, start = str(name), row.start_time
-        number = "" if start in (None, "") else f"{float(str(start)):g}"
-        stems = [name, f"Y{name}", *(f"{n}{s}" for n in (name, f"Y{name}") for s in (f"_{number}", f"_{number:0>6}"))]
-        file = next((files[stem] for stem in stems if stem in files), None)
-        if file is None and not missing:
-            raise FieldError("audio", f"{root}: no file {name} with {', '.join(SUFFIXES[:3])} …; name its folder")
-        more: dict[str, Any] = {} if file is None else {"audio": AudioClip(path=str(file))}
-        more |= {"thought": row.caption_cot} if row.caption_cot else {}
-        more |= {"split": row.split} if row.split else {}
-        id = f"{row.audiocap_id or name}" if not number or row.audiocap_id else f"{name}_{number}"
-        return Sample(id, (Message("user", (caption,)),), (caption,), task="sound", metadata=more)
-
-    return _unique(path, sample, header=VGGSOUND)

@@ -13,7 +13,7 @@ import soundfile
 
 from audiorl.tasks.sound.places import delay_of
 from audiorl.tasks.sound.rows import read_sounds
-from audiorl.tasks.sound.scenes import events_of, load_video, parse_thought
+from audiorl.tasks.sound.scenes import events_of, parse_thought
 from corpora.scenes.build import KINDS, SETS, Layout, build_scenes
 from tests.support.scenes import LAYOUT, RATE, scenes, write_sounds
 
@@ -76,7 +76,7 @@ def test_a_sound_is_when_and_where_its_row_says(corpus: Path) -> None:
 
 def test_an_object_of_the_video_strikes_the_floor_when_its_sound_begins(corpus: Path) -> None:
     for sample in read_sounds(corpus / "new_combinations.jsonl").samples:
-        frames = load_video(sample, rate=16)
+        frames = np.load(sample.metadata["video"])
         assert frames.shape == (32, 32, 32)
         for event in events_of(sample):
             left = round((event.azimuth / 90) * 11.5 + 12.5)

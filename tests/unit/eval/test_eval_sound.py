@@ -148,7 +148,7 @@ def test_of_edits_the_mask_and_all_else_are_measured(tmp_path: Path) -> None:
     ("changes", "problem"),
     [
         ({"sounds": (Path("nowhere"),)}, "--sounds nowhere: no such folder"),
-        ({"sounds": (Path(__file__).parent,)}, r"no sound train-00000.flac \(or .wav, .ogg, .opus …\), 6 missing"),
+        ({"sounds": (Path(__file__).parent,)}, r"no sound train-00000.flac \(or .wav, .opus, .ogg …\), 6 missing"),
         ({"clap": "judge"}, "no folder of CLAP"),
         ({"judge": "foreign"}, "has no class .*; name its labels for it with --classes"),
         ({"limit": 0}, "limit"),
