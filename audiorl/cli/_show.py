@@ -54,7 +54,7 @@ def show(options: ShowData) -> None:
     from audiorl.config import ModelConfig
     from audiorl.data.bundled import bundled_pairs, bundled_set, bundled_transcripts
     from audiorl.data.manifest import Loaded, column_names, read_samples
-    from audiorl.data.preferences import read_pairs
+    from audiorl.data.preferences import Judged, read_pairs_and_judged
     from audiorl.data.schema import FieldError
     from audiorl.data.sets import parse_set
     from audiorl.models import load_policy
@@ -64,7 +64,7 @@ def show(options: ShowData) -> None:
         raise ValueError("data show: name a data file first: audiorl data show FILE")
     pairs, learns, transcribes = (options.recipe == name for name in ("dpo-audio-qa", "sft-audio", "asr-grpo"))
     think = options.think and not (learns or transcribes)
-    read: Any = read_pairs if pairs else partial(read_samples, keep_conversations=learns or transcribes)
+    read: Any = read_pairs_and_judged if pairs else partial(read_samples, keep_conversations=learns or transcribes)
     bundled: Any = partial(bundled_pairs if pairs else bundled_set, think=think)
     if transcribes:
         bundled = lambda _: bundled_transcripts()  # noqa: E731
@@ -108,7 +108,11 @@ def show(options: ShowData) -> None:
                 shown = f"{picture.path}, {width} × {height}, {policy.picture_tokens(picture)} tokens"
                 print_line(f"   picture: {shown}")
             print_line(f"   prompt, {len(prompt)} tokens: {'│'.join(_tokens(policy, prompt.ids.tolist()))}")
-            answers = [("chosen", item.chosen), ("rejected", item.rejected)] if pairs else []
+            answers: list[tuple[str, Any]] = []
+            if isinstance(item, Judged):
+                answers = [("desirable" if item.desirable else "undesirable", item.answer)]
+            elif pairs:
+                answers = [("chosen", item.chosen), ("rejected", item.rejected)]
             if learns:
                 answers += [("learned", example.target) for example in supervised_turns(sample)]
             answers += [("answer", text) for text in sample.references]

@@ -126,14 +126,31 @@ def read_judged(path: str | Path, kind: Kind | str = "auto", **options: Unpack[R
     return read_values(path, kind, _judged, repeats=True, **options)
 
 
+def read_pairs_and_judged(
+    path: str | Path, kind: Kind | str = "auto", **options: Unpack[ReadOptions]
+) -> Loaded[Pair | Judged]:
+    """Read rows of `read_pairs`, which have a rejected answer, and of `read_judged` (KTO learns from both); arguments
+    and errors are those of `read_samples`."""
+
+    def either(row: Row, style: Style, to_sample: Format) -> tuple[Sample, Pair | Judged]:
+        pair = {"chosen", "rejected", "rejected_response"} & row.data.keys()
+        return _pair(row, style, to_sample) if pair else _judged(row, style, to_sample)
+
+    return read_values(path, kind, either, repeats=True, **options)
+
+
 def read_steps(path: str | Path, kind: Kind | str = "auto", **options: Unpack[ReadOptions]) -> Loaded[Steps]:
     """Read labelled steps for process reward models; arguments and errors are those of `read_samples`."""
     return read_values(path, kind, _steps, repeats=True, **options)
 
 
-def pairs_to_judged(pairs: Iterable[Pair]) -> list[Judged]:
-    """Take each pair's chosen answer as a good one, then its rejected answer as a bad one."""
-    return [j for p in pairs for j in (Judged(p.sample, p.chosen, True), Judged(p.sample, p.rejected, False))]
+def pairs_to_judged(items: Iterable[Pair | Judged]) -> list[Judged]:
+    """Take each pair's chosen answer as a good one, then its rejected answer as a bad one; others stay."""
+    judged: list[Judged] = []
+    for i in items:
+        both = [i] if isinstance(i, Judged) else [Judged(i.sample, i.chosen, True), Judged(i.sample, i.rejected, False)]
+        judged += both
+    return judged
 
 
 def pair_row(pair: Pair) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from audiorl.config.recipe import ControlOptions, HeldOutOptions, HotwordOptions
 from audiorl.data.bundled import bundled_set
 from audiorl.data.hotwords import read_hotwords, with_context
 from audiorl.data.manifest import Loaded, check_clip, column_names, read_samples
-from audiorl.data.preferences import read_pairs
+from audiorl.data.preferences import read_pairs, read_pairs_and_judged
 from audiorl.data.schema import FieldError
 from audiorl.data.sets import first_drawn, identity, parse_set, split_held_out, weighted
 from audiorl.data.text import BUNDLED, TextQuestion, read_passages
@@ -189,7 +189,7 @@ def _loaded(
 ) -> list[tuple[str, Loaded[T], bool]]:
     """(name, content, whether clips are still to be decoded, those of drawn rows only) of each set."""
     if config.columns:
-        if read not in (read_samples, read_pairs):
+        if read not in (read_samples, read_pairs, read_pairs_and_judged):
             raise ValueError("--columns: this recipe's data has columns of one name only; rename them in the file")
         options |= {"columns": column_names(config.columns)}
     found: list[tuple[str, Loaded[T], bool]] = []

@@ -4,7 +4,8 @@
         --model.dtype bfloat16 --data pairs.jsonl --held-out mmau-test-mini.json
 
 A row of `--data` is a question with `chosen` and `rejected` answers (see the README). `--dpo.loss` takes dpo, cdpo,
-ipo, r-dpo, sampo, ld-dpo, simpo, cpo, orpo and kto, which sees a desirable and an undesirable answer in every pair.
+ipo, r-dpo, sampo, ld-dpo, simpo, cpo, orpo and kto. kto sees a desirable and an undesirable answer in every pair, and
+learns from single answers, too: rows with `completion` and `desirable`, as `audiorl view --label scores` writes them.
 Accuracy is measured on the questions of `--held-out`. `--path tiny --data bundled` tries the recipe without any
 download. `audiorl/recipes/dpo_online.py` makes its pairs from the policy's own answers.
 """
@@ -13,14 +14,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
+from audiorl.audio import AudioClip
 from audiorl.config import ModelConfig, OptimConfig, PreferenceConfig
 from audiorl.config.recipe import HeldOutOptions, RecipeConfig
 from audiorl.data.bundled import bundled_pairs, bundled_set
 from audiorl.data.manifest import read_samples
-from audiorl.data.preferences import Judged, Pair, pairs_to_judged, read_pairs
+from audiorl.data.preferences import Judged, Pair, pairs_to_judged, read_pairs, read_pairs_and_judged
 from audiorl.data.sets import split_held_out, weighted
 from audiorl.models import AudioPolicy
+from audiorl.models.examples import Example, answer_example
 from audiorl.recipes._common import (
     NOTHING,
     Given,
@@ -32,7 +36,7 @@ from audiorl.recipes._common import (
 )
 from audiorl.rewards import final_text
 from audiorl.run.folder import Run
-from audiorl.train.preference import pair_examples, prefer
+from audiorl.train.preference import prefer
 from audiorl.types import Sample
 
 
@@ -63,9 +67,13 @@ def tiny() -> DPOConfig:
 def main(config: DPOConfig, run: Run, given: Given = NOTHING) -> AudioPolicy:
     """Train on the pairs and return the policy."""
     reward = answer_reward(config.think)
-    check = RowCheck.of(config, reward, given.policy, eval_tokens=config.eval_tokens, trained=pair_examples)
-    pairs, held_out = read(config, given, check)
-    items: list[Pair] | list[Judged] = pairs_to_judged(pairs) if config.dpo.loss == "kto" else pairs
+
+    def trained(row: Pair | Judged) -> list[Example]:
+        return [answer_example(judged.sample, judged.answer) for judged in pairs_to_judged([row])]
+
+    check = RowCheck.of(config, reward, given.policy, eval_tokens=config.eval_tokens, trained=trained)
+    rows, held_out = read(config, given, check)
+    items: Any = pairs_to_judged(rows) if config.dpo.loss == "kto" else rows
     policy = check.policy()
     evaluation = evaluation_of(config, items, held_out, reward, config.eval_tokens, check=check, think=config.think)
     with evaluate_around_training(run, policy, evaluation) as evaluate:
@@ -82,25 +90,33 @@ def main(config: DPOConfig, run: Run, given: Given = NOTHING) -> AudioPolicy:
     return policy
 
 
-def read(config: DPOConfig, given: Given, check: RowCheck) -> tuple[list[Pair], list[Sample]]:
-    """Return (training pairs, held-out questions): those of held-out pairs, where no set of questions is given.
+def read(config: DPOConfig, given: Given, check: RowCheck) -> tuple[list[Pair | Judged], list[Sample]]:
+    """Return (training rows, held-out questions): those of held-out rows, where no set of questions is given.
 
-    Of a pair without a gold answer that is the chosen one.
+    Of a row without a gold answer that is the chosen or desirable one; without any it cannot be measured on.
     """
     think, seed = config.think, config.seed
     pairs_of = partial(bundled_pairs, think=think, seed=seed)
-    sets = read_sets(given.data or config.data, config, pairs_of, read_pairs, check.train, think=think)
+    reader: Any = read_pairs_and_judged if config.dpo.loss == "kto" else read_pairs
+    sets = read_sets(given.data or config.data, config, pairs_of, reader, check.train, think=think)
     bundled = partial(bundled_set, think=think, seed=seed)
     measured = given.held_out or config.held_out
     questions = read_sets(measured, config, bundled, read_samples, check.held_out, think=think)
     if questions:
         return weighted(sets, config.data_seed), [s for _, samples in questions for s in samples]
-    pairs, held_out = split_held_out(sets, [], config.held_out_count, config.data_seed)
-    return pairs, [_with_answer(p) for p in held_out]
+    rows, held_out = split_held_out(sets, [], config.held_out_count, config.data_seed)
+    asked = {sample.id: sample for row in held_out if (sample := _with_answer(row))}
+    if not asked:
+        raise ValueError("nothing to measure on: no held-out row has a right answer; give questions by --held-out")
+    if len(asked) < len(held_out):
+        print(f"held out: {len(asked)} questions of {len(held_out)} rows, once each, with a right answer", flush=True)
+    return rows, [*asked.values()]
 
 
-def _with_answer(pair: Pair) -> Sample:
-    sample, chosen = pair.sample, pair.chosen
-    if sample.references or not isinstance(chosen, str):
+def _with_answer(row: Pair | Judged) -> Sample | None:
+    sample, good = row.sample, next((judged.answer for judged in pairs_to_judged([row]) if judged.desirable), None)
+    if sample.references or isinstance(good, AudioClip):
         return sample
-    return replace(sample, references=(final_text(chosen),), metadata={**sample.metadata, "last_turn": chosen})
+    if good is None:
+        return None
+    return replace(sample, references=(final_text(good),), metadata={**sample.metadata, "last_turn": good})

@@ -317,6 +317,29 @@ def test_dpo_audio_qa(tmp_path: Path, loss: str) -> None:
     assert policy.trainable()
 
 
+def test_kto_learns_from_single_answers_and_from_pairs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [json.loads(line) for line in bundled_manifest(tmp_path / "rows.jsonl", 12).read_text().splitlines()]
+    pairs = [row | {"chosen": row["answer"], "rejected": "something else"} for row in rows[:4]]
+    good = [
+        {"id": r["id"], "audio": r["audio"], "question": "What?", "completion": "a", "label": True} for r in rows[4:8]
+    ]
+    bad = [{**r, "id": f"{r['id']}-", "label": False, "audio": a["audio"]} for r, a in zip(good, rows[8:], strict=True)]
+    (tmp_path / "judged.jsonl").write_text("".join(json.dumps(row) + "\n" for row in (*pairs, *good, *bad)))
+    run = train(
+        "dpo_audio_qa", tmp_path / "run", "--data", str(tmp_path / "judged.jsonl"),
+        "--held-out-count", "6", "--dpo.loss", "kto",
+    )  # fmt: skip
+    asked = {row["id"] for row in rows_of(run / "eval" / "after.jsonl")}
+    assert asked and asked <= {row["id"] for row in (*pairs, *good)}
+    assert f"held out: {len(asked)} questions of 6 rows" in capsys.readouterr().out
+    steps = [m for m in read_metrics(run / "metrics.jsonl") if m["phase"] == "kto"]
+    assert all(m["grad_norm"] > 0 for m in steps)
+    (tmp_path / "bad.jsonl").write_text("".join(json.dumps(row) + "\n" for row in bad))
+    words = ["train", "dpo-audio-qa", "--tiny", "--data", str(tmp_path / "bad.jsonl"), "--out", str(tmp_path / "no")]
+    assert main([*words, "--held-out-count", "2", "--dpo.loss", "kto"]) == 2
+    assert "no held-out row has a right answer; give questions by --held-out" in capsys.readouterr().err
+
+
 def test_dpo_audio_qa_from_a_file_with_its_own_questions(tmp_path: Path) -> None:
     rows = [json.loads(line) for line in bundled_manifest(tmp_path / "held_out.jsonl", 4).read_text().splitlines()]
     pairs = [row | {"chosen": row["answer"], "rejected": "something else"} for row in rows]
