@@ -31,7 +31,7 @@ SHARED = "--task enhance --epochs 100000"
 SFT = f"sound-sft {SHARED} --sft.drop 0 --sft.batch-size 16 --sft.save-every 500"
 START = f"{SFT} --codec mels --network.width 128 --network.text-rows 64 --optim.lr 1e-3"
 OTHERS = "--speech.understood 0 --speech.similarity 0 --speech.duration 0"
-RL = f"sound-grpo {SHARED} --rl.eval-every 0 --sampling.steps 10 --optim.lr 3e-4 {OTHERS}"
+RL = f"sound-grpo {SHARED} --rl.prompts-per-step 8 --rl.eval-every 0 --sampling.steps 10 --optim.lr 3e-4 {OTHERS}"
 ARMS = {
     "Fast-GRPO": RL,
     "NFT": f"{RL} --sampling.noisy none --rl.loss nft --rl.kl-beta 0.3",
@@ -45,10 +45,10 @@ def main() -> None:
     parser.add_argument("--judge", required=True, help="a recogniser that no reward asks")
     parser.add_argument("--out", type=Path, required=True, help="folder of the runs and table.md")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--updates", type=int, default=4000, help="of the start")
-    parser.add_argument("--steps", type=int, default=60, help="of RL")
+    parser.add_argument("--updates", type=int, default=2000, help="of the start")
+    parser.add_argument("--steps", type=int, default=25, help="of RL")
     parser.add_argument("--trained", type=int, help="recordings that are trained on (default: all)")
-    parser.add_argument("--most", type=int, default=120, help="recordings that are measured")
+    parser.add_argument("--most", type=int, default=40, help="recordings that are measured")
     parser.add_argument("--options", default="", help="more of all arms of RL")
     args = parser.parse_args()
     torch.set_num_threads(1)

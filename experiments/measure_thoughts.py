@@ -1,10 +1,12 @@
 """What GRPO adds to a model that hears a sound and writes its thought, by the sounds that a flow makes of the thoughts.
 
     audiorl train thought-grpo --path new --hear True --model.audio projector --flow runs/sounds/seed_0/NFT \\
-        --tagger tagger --data scenes/train.jsonl --held-out-count 32 --sound.steps 8 --sampling.max-new-tokens 96 \\
-        --sft.steps 400 --sft.save-every 50 --sft-optim.lr 1e-3 --max-steps 1 --out runs/thoughts
-    python experiments/measure_thoughts.py runs/thoughts --data scenes/train.jsonl --flow runs/sounds/seed_0/NFT \\
+        --tagger tagger --data scenes/few.jsonl --held-out-count 32 --sound.steps 8 --sampling.max-new-tokens 96 \\
+        --sft.steps 200 --sft.batch-size 16 --sft.save-every 50 --sft-optim.lr 1e-3 --max-steps 1 --out runs/thoughts
+    python experiments/measure_thoughts.py runs/thoughts --data scenes/few.jsonl --flow runs/sounds/seed_0/NFT \\
         --guidance 1.5 --scenes scenes --tagger tagger --judge other_tagger --out runs/thought_arms
+
+few.jsonl: scenes to train on, of which some have a thought, which the supervised phase learns.
 
 Three seeds of GRPO begin where the supervised phase of the run ended, and of more supervision for as many seconds each.
 Then the flow makes the sounds of new files and of new combinations of what each wrote, greedily, and of the thoughts
@@ -47,7 +49,7 @@ def main() -> None:
     parser.add_argument("--judge", required=True, help="another, such as one of another seed and width")
     parser.add_argument("--out", type=Path, required=True, help="folder of the runs and table.md")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--steps", type=int, default=40, help="of GRPO")
+    parser.add_argument("--steps", type=int, default=200, help="of GRPO")
     parser.add_argument("--options", default="", help="more of the recipe")
     args = parser.parse_args()
     torch.set_num_threads(1)
@@ -64,8 +66,8 @@ def main() -> None:
             f"thought-grpo --path {start} --hear True --model.audio projector --flow {args.flow} "
             f"--tagger {args.tagger} --data {args.data} --held-out {held_out} --sound.steps {STEPS} "
             f"--sound.guidance-scale {args.guidance} --sampling.max-new-tokens 96 --sft.steps 1 --sft-optim.lr 1e-9 "
-            f"--control True --control-optim.lr 3e-4 --rl-optim.lr 1e-4 --rl.eval-every 0 --rl.save-every 10 "
-            f"--sampling.temperature 0.8 --rl.prompts-per-step 16 --max-steps {args.steps} --seed {seed} "
+            f"--control True --control-optim.lr 3e-4 --rl-optim.lr 2e-5 --rl.eval-every 0 --rl.save-every 10 "
+            f"--sampling.temperature 0.8 --rl.prompts-per-step 8 --max-steps {args.steps} --seed {seed} "
             f"{args.options}",
         )
         for name in SETS:
