@@ -12,20 +12,29 @@ asks, transcribes. OUT/table.md has means over seeds with 95 % intervals over re
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from arms import equal_steps, markdown, number, spaced, train_recipe
 
-from audiorl.config.flow import FlowConfig, FlowSFTConfig
+from audiorl.audio import write_wav
+from audiorl.config.flow import FlowConfig
+from audiorl.data.augment import noisy_recording
 from audiorl.data.corpus import bundled_speech, unseen_speakers
 from audiorl.data.rows import write_json_lines
 from audiorl.eval._common import read_rows
-from audiorl.recipes._sound import SoundConfig, sound_scores
-from audiorl.rollout.flow import load_sounding
+from audiorl.eval.metrics.text import word_errors
+from audiorl.protocols import Request
+from audiorl.rollout.flow import FlowEngine, load_sounding
 from audiorl.run.folder import newest_checkpoint
+from audiorl.speech_models import Recogniser, load_recogniser
 from audiorl.tasks.sound.rows import read_sounds
+from audiorl.tasks.tts.rewards import signal_to_distortion
+from audiorl.types import Sample
 
 SHARED = "--task enhance --epochs 100000"
 SFT = f"sound-sft {SHARED} --sft.drop 0 --sft.batch-size 16 --sft.save-every 500"
@@ -37,7 +46,36 @@ ARMS = {
     "NFT": f"{RL} --sampling.noisy none --rl.loss nft --rl.kl-beta 0.3",
     "SFT": f"{SFT} --optim.lr 3e-4 --optim.schedule constant --optim.warmup-steps 10",
 }
-MEASURES = {"si_sdr": ("SI-SDR dB", 1), "wer": ("WER %", 100)}
+RATE = 24_000
+MEASURES = {"si_sdr": "SI-SDR dB", "wer": "WER %"}
+
+
+@cache
+def recogniser(judge: str, language: str) -> Recogniser:
+    return load_recogniser(judge, language)
+
+
+def heard(run: Path, system: str, samples: Sequence[Sample], judge: str) -> list[dict[str, Any]]:
+    """What a run makes of the noisy recordings, kept in RUN/unseen.jsonl: SI-SDR, and the WER of the judge, at most
+    100 %, who knows the language; the sounds are in RUN/unseen."""
+    if (run / "unseen.jsonl").exists():
+        return list(read_rows(run / "unseen.jsonl"))
+    if system in ("recordings", "noisy"):
+        sounds = [s.metadata["audio"] if system == "recordings" else noisy_recording(s) for s in samples]
+    else:
+        engine = FlowEngine(load_sounding(newest_checkpoint(run)), FlowConfig(steps=10))
+        sounds = [rollout.spoken_audio for rollout in engine.generate([Request(s, greedy=True) for s in samples])]
+    rows = []
+    for place, (sample, sound) in enumerate(zip(samples, sounds, strict=True)):
+        assert sound is not None
+        wave, language = sound.load(RATE), sample.metadata["language"]
+        write_wav(run / "unseen" / f"{place:03d}.wav", wave, RATE)
+        (said,) = recogniser(judge, language).transcribe([wave], RATE)
+        wer = 100 * min(1.0, word_errors(sample.references[0], said, "basic", language).rate)
+        ratio = signal_to_distortion(sample.metadata["audio"], wave, RATE)
+        rows.append({"id": sample.id, "said": sample.references[0], "heard": said, "si_sdr": ratio, "wer": wer})
+    write_json_lines(run / "unseen.jsonl", rows)
+    return rows
 
 
 def main() -> None:
@@ -57,7 +95,10 @@ def main() -> None:
         ("train", spaced(bundled_speech(), args.trained)),
         ("unseen", spaced(unseen_speakers(), args.most)),
     ):
-        rows = [{"id": u.id, "audio": str(Path(str(u.clip.path)).resolve()), "text": u.text} for u in speech]
+        rows = [
+            {"id": u.id, "audio": str(Path(str(u.clip.path)).resolve()), "text": u.text, "language": u.language}
+            for u in speech
+        ]
         write_json_lines(args.out / f"{name}.jsonl", rows)
     data = f"--data {args.out}/train.jsonl --held-out-count 2"  # what is measured is measured once, below
     train_recipe(args.out / "start", f"{START} {data} --max-steps {args.updates}")
@@ -69,28 +110,21 @@ def main() -> None:
             if arm == "SFT":
                 steps, more = equal_steps(args.out / "start", folder, ARMS), ""
             train_recipe(folder / arm, f"{command} --path {start} {data} --max-steps {steps} --seed {seed} {more}")
-    unseen = read_sounds(args.out / "unseen.jsonl", task="enhance").samples
-    asked = SoundConfig(task="enhance", judge=args.judge, sampling=FlowConfig(steps=10))
+    samples = read_sounds(args.out / "unseen.jsonl", task="enhance").samples
     lines, before = [], {}
-    for system in ("noisy", "start", *ARMS):
-        runs = [args.out / "start"] if system in ("noisy", "start") else sorted(args.out.glob(f"seed_*/{system}"))
-        for run in runs:
-            if not (run / "unseen.jsonl").exists():
-                policy = load_sounding(newest_checkpoint(run))
-                values = sound_scores(policy, unseen, asked, FlowSFTConfig(), None, run / "unseen")
-                write_json_lines(run / "unseen.jsonl", values)
-        found = [{row["id"]: row for row in read_rows(run / "unseen.jsonl")} for run in runs]
+    for system in ("recordings", "noisy", "start", *ARMS):
+        alone = [args.out / system] if system not in ARMS else sorted(args.out.glob(f"seed_*/{system}"))
+        found = [{row["id"]: row for row in heard(run, system, samples, args.judge)} for run in alone]
         cells = [system]
-        for measure in MEASURES if system != "noisy" else ("noisy_si_sdr",):
-            scale = MEASURES.get(measure, ("", 1))[1]
-            each = np.array([[scale * rows[id][measure] for id in found[0]] for rows in found])
+        for measure in MEASURES:
+            each = np.array([[rows[id][measure] for id in found[0]] for rows in found])
             if system == "start":
                 before[measure] = each[0]
             change = number(each.mean(0) - before[measure], "+") if system in ARMS else ""
             seeds = ", ".join(f"{x.mean():.1f}" for x in each) if system in ARMS else ""
-            cells += [number(each.mean(0)), change, seeds]
-        lines.append([*cells, *[""] * (1 + 3 * len(MEASURES) - len(cells))])
-    header = ["", *(head for title, _ in MEASURES.values() for head in (title, "change", "each seed"))]
+            cells += ["" if system == "recordings" and measure == "si_sdr" else number(each.mean(0)), change, seeds]
+        lines.append(cells)
+    header = ["", *(head for title in MEASURES.values() for head in (title, "change", "each seed"))]
     (args.out / "table.md").write_text(markdown(header, lines))
     print(markdown(header, lines))
 

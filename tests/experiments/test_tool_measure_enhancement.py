@@ -20,6 +20,6 @@ def test_a_seed_runs_to_the_table(tmp_path: Path) -> None:
     assert "grpo 1/1" in run("--options", options)
     table = (out / "table.md").read_text()
     assert [line.split(" | ")[0] for line in table.splitlines()[2:]] == [
-        f"| {name}" for name in ("noisy", "start", "Fast-GRPO", "NFT", "SFT")
+        f"| {name}" for name in ("recordings", "noisy", "start", "Fast-GRPO", "NFT", "SFT")
     ]
     assert "grpo 1/1" not in run("--options", options) and (out / "table.md").read_text() == table
