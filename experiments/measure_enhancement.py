@@ -56,8 +56,8 @@ def recogniser(judge: str, language: str) -> Recogniser:
 
 
 def heard(run: Path, system: str, samples: Sequence[Sample], judge: str) -> list[dict[str, Any]]:
-    """What a run makes of the noisy recordings, kept in RUN/unseen.jsonl: SI-SDR, and the WER of the judge, at most
-    100 %, who knows the language; the sounds are in RUN/unseen."""
+    """Return what a run makes of the noisy recordings, kept in RUN/unseen.jsonl: SI-SDR, and the WER of the judge, at
+    most 100 %, who knows the language; the sounds are in RUN/unseen."""
     if (run / "unseen.jsonl").exists():
         return list(read_rows(run / "unseen.jsonl"))
     if system in ("recordings", "noisy"):

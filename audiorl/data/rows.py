@@ -234,15 +234,15 @@ def _delimited(path: Path, content: bytes, kind: str) -> Iterator[Row | BadRow]:
     style = {"delimiter": ","} if kind == ".csv" else {"delimiter": "\t", "quoting": csv.QUOTE_NONE}
     entries = csv.reader(io.StringIO(text, newline=""), strict=True, **style)  # type: ignore[arg-type]
     try:
-        names, rows = [name.strip() for name in next(entries, [])], itertools.chain(entries)
-        if len(names) == 4 and names[1].isdecimal() and names[3] in ("train", "test"):
-            names, rows = _VGGSOUND, itertools.chain([names], entries)
+        names = [name.strip() for name in next(entries, [])]
+        nameless = [names] if len(names) == 4 and names[1].isdecimal() and names[3] in ("train", "test") else []
+        names = _VGGSOUND if nameless else names
         if len(set(names)) < len(names):
             raise ValueError(f"{path}: two columns of one name in {', '.join(names)}; rename one")
         if common_voice := "audio" not in names and {"path", "sentence"} <= set(names):
             renamed = {name: new for name, new in _COMMON_VOICE.items() if new not in names}
             names = [renamed.get(name, name) for name in names]
-        for number, entry in enumerate((entry for entry in rows if entry), 1):
+        for number, entry in enumerate((entry for entry in itertools.chain(nameless, entries) if entry), 1):
             if len(entry) != len(names):
                 message = f"{len(entry)} fields under {len(names)} names ({', '.join(names)}); give one each"
                 yield BadRow(str(path), number, "", message)

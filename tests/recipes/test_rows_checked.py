@@ -142,7 +142,8 @@ RECIPES: dict[str, dict[str, Any]] = {
     "sft-audio --task transcripts": {"row": SAID, "bad": {"text": "a <|im_end|>"}, "field": "text"},
     "sft-audio --thought why": {"row": {**QUESTION, "why": "hm"}, "bad": {"why": " "}, "field": "why"},
     "dpo-audio-qa": {"row": PAIR, "bad": {"rejected": "a <|im_end|>"}, "field": "rejected"},
-    "dpo-audio-qa --dpo.loss kto": {
+    "dpo-audio-qa --dpo.loss kto": {"row": PAIR, "bad": {"chosen": "a <|im_end|>"}, "field": "chosen"},
+    "dpo-audio-qa --dpo.loss=kto": {
         "row": {**QUESTION, "completion": "a dog", "desirable": True}, "bad": {"completion": "a <|im_end|>"},
         "field": "completion",
     },

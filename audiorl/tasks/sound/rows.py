@@ -24,7 +24,7 @@ The files of published sets are read as they are: AudioCaps (audiocap_id, youtub
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -65,7 +65,7 @@ def read_sounds(
 
     def of_row(row: Row, style: Style, format: Format) -> tuple[Sample, Sample]:
         if {"youtube_id", "caption_cot"} & row.data.keys() and not row.data.keys() & set(AUDIO_FIELDS):
-            row = replace(row, data=_published(row.data, style.root, recordings))
+            row = replace(row, data=_published(row.data, style.root, recordings(style.root)))
         sample = _sample(row, style, task, scenes)
         for field in ("audio", *CLIPS) if check_audio else ():
             if (clip := sample.metadata.get(field)) is not None:
@@ -119,8 +119,8 @@ def _sample(row: Row, style: Style, default: Task, scenes: bool) -> Sample:
     return sample
 
 
-def _published(data: Mapping[str, Any], root: Path, recordings: Callable[[Path], Mapping[str, Path]]) -> dict[str, Any]:
-    """Return the columns of a row of a published set as ours. recordings: the files below a folder by their stems."""
+def _published(data: Mapping[str, Any], root: Path, recordings: Mapping[str, Path]) -> dict[str, Any]:
+    """Return the columns of a row of a published set as ours. recordings: the files below root by their stems."""
     row = check(data, PublishedColumns)
     name, caption = row.youtube_id or row.id, row.caption or row.label
     for field, value, needed in (("id", name, "youtube_id or id"), ("caption", caption, "caption or label")):
@@ -128,7 +128,7 @@ def _published(data: Mapping[str, Any], root: Path, recordings: Callable[[Path],
             raise FieldError(field, f"missing; give {needed} (the columns are {', '.join(data)})")
     start = "" if row.start_time is None else f"{row.start_time:g}"
     stems = [f"{y}{name}{s}" for s in ("", f"_{start}", f"_{start:0>6}") for y in ("", "Y")]
-    file = next((recordings(root)[stem] for stem in stems if stem in recordings(root)), None)
+    file = next((recordings[stem] for stem in stems if stem in recordings), None)
     if file is None:
         raise FieldError("audio", f"{root}: no recording {name} below it; give audio_root, or skip the row (on_error)")
     id = row.audiocap_id or (f"{name}_{start}" if start else name)

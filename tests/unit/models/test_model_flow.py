@@ -276,12 +276,16 @@ def test_a_saved_flow_is_the_same_and_others_are_refused(policy: FlowPolicy, tmp
     ({"duration": 1.0, "video": "nowhere.npy", "video_rate": 8}, r"nowhere\.npy is no \.npy file"),
         ({"duration": 1.0, "video": "seen.npy", "video_rate": 8}, r"seen\.npy lasts 2\.00 s at 8 frames a second"),
         ({"duration": 2.0, "video": "seen.npy", "video_rate": 8}, r"\[16, 5\], but this flow reads \[frames, 4\]"),
+    ({"duration": 1.0, "video": "pickled.npy", "video_rate": 8}, r"pickled\.npy is no \.npy file of numbers"),
+    ({"duration": 1.0, "video": "empty.npy", "video_rate": 8}, r"empty\.npy is no \.npy file of numbers"),
 ])  # fmt: skip
 def test_what_a_flow_cannot_make_is_refused_by_field(
     policy: FlowPolicy, metadata: dict[str, Any], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     np.save("seen.npy", np.zeros((16, 5 if metadata["duration"] == 2.0 else 4), np.float32))
+    np.save("pickled.npy", np.array([{}], object), allow_pickle=True)
+    Path("empty.npy").touch()
     with pytest.raises(ValueError, match=message):
         policy.prompt(asked("a", "x", **metadata))
 
