@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -28,9 +29,10 @@ def train_recipe(folder: Path, command: str, trust: Sequence[str] = ()) -> None:
 
     trust: Python files that the command names, which a resumed run does not run unasked.
     """
-    begun = (folder / "state.json").exists()
-    if begun and "after" in read_record(folder / "state.json", RunState).finished:
-        return
+    if begun := (folder / "state.json").exists():
+        control = json.loads((folder / "config.json").read_bytes())["config"].get("control")
+        if ("control" if control else "after") in read_record(folder / "state.json", RunState).finished:
+            return
     trusted = ["--trust", *trust] if trust else []
     arguments = ["resume", str(folder), *trusted] if begun else ["train", *command.split(), "--out", str(folder)]
     if status := audiorl(arguments):
