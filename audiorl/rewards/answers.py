@@ -12,7 +12,15 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from audiorl.data.schema import FieldError
-from audiorl.eval.metrics.text import INVISIBLE, JOINERS, languages_of_number_words, script_counts, spell_numbers
+from audiorl.eval.metrics.text import (
+    HAN_NUMERALS,
+    INVISIBLE,
+    JOINERS,
+    han_value,
+    languages_of_number_words,
+    script_counts,
+    spell_numbers,
+)
 from audiorl.languages import language_code, written_in
 from audiorl.rewards.combine import check_options
 from audiorl.types import Rollout, Sample, Score
@@ -180,17 +188,6 @@ def _number_words() -> tuple[re.Pattern[str], Callable[[re.Match[str]], str]]:
     return re.compile(rf"\b(?:{number})\b"), lambda m: " ".join(english.process_words(m[0].split()))
 
 
-def _han_number(match: re.Match[str]) -> str:
-    """Return the digits of 二十一 or 二〇二四."""
-    values = [int(unicodedata.numeric(char)) for char in match[0]]
-    if max(values) < 10:
-        return "".join(map(str, values))
-    total, digit = 0, 0
-    for value in values:
-        total, digit = (total + (digit or 1) * value, 0) if value >= 10 else (total, value)
-    return str(total + digit)
-
-
 @functools.lru_cache(4096)
 def _loose(text: str) -> str:
     """Return the normal text with numbers as digits, notes with # and b, and no space before a unit."""
@@ -201,12 +198,13 @@ def _loose(text: str) -> str:
     text = re.sub(r"\b([a-g]) (sharp|flat)\b", lambda m: m[1] + ("#" if m[2] == "sharp" else "b"), text)
     number, digits = _number_words()
     text = number.sub(digits, text.replace("ninth", "nineth"))  # the table's spelling
-    text = re.sub(r"[〇零一二两兩三四五六七八九十百千]+", _han_number, text)
+    text = text.replace("百分之百", "百分之一百")
+    text = HAN_NUMERALS.sub(lambda m: str(m[0] if (value := han_value(m[0])) is None else value), text)
     for pattern, written in (
         (r"(?<=\d) point (?=\d)", "."),
         (r"\b(?:minus|negative) (?=\d)", "-"),
         (r"(?<=\d) ?(?:percent|per cent|pct)\b", "%"),
-        (r"100分之(\d+)", r"\1%"),
+        (r"百分之(\d+)", r"\1%"),
         (r"(?<=\d) (?=[^\W\d]|[%°])", ""),  # 5dB, 20 °C
     ):
         text = re.sub(pattern, written, text)
@@ -256,8 +254,9 @@ _LABEL = re.compile(
     r"([\W_]*)([A-Za-z](?![A-Za-z])|\d{1,2}(?!\d))((?:(?![-+]\.?\d|(?<=\s)\.\d)[^\w#+$€£¥%@&°=≠~^<\\])*)(.*)", re.DOTALL
 )
 _LEAD = re.compile(
-    r"""(?:\b(?:(?:the|my|your|so|final|correct|right|best|most\ likely)\ )*(?:answer|option|choice)\s*
-        (?:\b(?:is|was|would\ be|should\ be|must\ be)\b|[:=])
+    r"""(?:\b(?:(?:the|my|your|so|final|correct|right|best|most\ likely)\ )*(?:answer|option|choice)
+        (?:\ to\ (?:the|this|your)\ question)?["']?\s*(?:\b(?:is|was|would\ be|should\ be|must\ be)\b|[:=])
+    |\b(?:ans|selected|selection)\s*:
     |\bI(?:\ would|\ will|'d|'ll)?\ (?:choose|pick|select|go\ with|say|believe|think)\b(?:\ that)?(?:\ it(?:\ i|')s\b)?
     |\b(?:antwort|réponse|respuesta|resposta|risposta|ответ)\b(?:\ corr\w+)?\s*(?:(?:ist|lautet|est|es|é|è)\b|:|-\s)
     |(?:答案|选项|選項|答え|选择|選擇)(?:应该|應該)?[是为為は:]?|[选選]
@@ -266,7 +265,7 @@ _LEAD = re.compile(
     re.VERBOSE | re.IGNORECASE,
 )
 _BARE_LEAD = re.compile(
-    r"(?:(?:it is|it's|that's|this is)\s+"
+    r"(?:(?:it is|it's|that's|this is|(?:so|thus|therefore|hence),?)\s+"
     r"|(?:the )?(?:(?:correct|right|final|best) )?(?:answer|option|choice|letter)\s+)+",
     re.IGNORECASE,
 )
@@ -277,7 +276,14 @@ _CONFIRMED = re.compile(
 )
 _CLAUSE = re.compile(r"(.+?)(?:[,;:.!]\s+|\s+-\s+|\n|\s+(?=because\b|since\b))(.+)", re.DOTALL | re.IGNORECASE)
 _EXPLAINS = re.compile(
-    r"(?:it|it's|i|he|she|they|this|that|there|because|since|as|explanation|reason)\b", re.IGNORECASE
+    r"(?:it|i|he|she|they|we|you|this|that|these|those|there|because|since|as|explanation|reason(?:ing)?|based on"
+    r"|options?|choices?|the (?:audio|sounds?|speakers?|recording|clip|music|voices?|others?|man|woman|animal))\b",
+    re.IGNORECASE,
+)
+_DISMISSED = re.compile(
+    r"(?:\b(?:the )?(?:other|remaining) (?:options|choices|answers|ones)|\b(?:the )?others"
+    r"|(?:\b(?:options?|choices?|answers?) )?(?:\(?\b[A-Z]\b\)?(?:,? and |,? or |, |/)?(?:options? |choices? )?)+)"
+    r"\s*(?:(?:is|are|was|were|do|does|can|could|would|must) ?)(?:not\b|n't\b|wrong\b|incorrect\b|false\b|unlikely\b)",
 )
 _NOT = re.compile(
     r"\b(?:not|no|never|cannot|wrong|incorrect|false|unlikely|except|nicht|keine?|pas|нет|не)\b|n't\b|[不非没沒未错錯]",
@@ -384,11 +390,22 @@ class _Choices:
         return None
 
     def fits(self, rest: str, index: int) -> bool:
-        """Return whether what follows a choice may explain it: no "not", no "or", no other choice."""
+        """Return whether what follows a choice may explain it: no "not", no "or", no other choice.
+
+        A sentence of its own may say what is not heard, and that the others are wrong; only another label, or another
+        answer that it declares, takes the choice back.
+        """
+        own = chr(ord("A") + index)
+        if _EXPLAINS.match(rest):
+            kept = _DISMISSED.sub(lambda others: others[0] if own in _labels(others[0]) else " ", rest)
+            taken_back = re.search(
+                rf"(?:\bnot|n't|\bnever)\b[^.]*\b{own}\b|\b(?:wrong|incorrect|not (?:right|true|correct))\b", kept
+            )
+            declared = self.named(_declared(kept), 5) if _LEAD.search(kept) else None
+            return not taken_back and declared in (None, index) and _labels(kept) <= {own}
         if _OR.search(rest) or (_NOT.search(rest) and not _NOT.match(self.words[index])):  # but "No, it is not"
             return False
-        letters = re.findall(r"(?<![\w'])[A-Z](?![\w'+#])|\b[a-z](?=\))", re.sub(r"\b[AI](?= [a-z])", "", rest))
-        if not {letter.upper() for letter in letters} <= {chr(ord("A") + index)}:
+        if not _labels(rest) <= {own}:
             return False
         left = f" {_loose(rest)} "
         for i in sorted(range(self.count), key=lambda i: -len(self.words[i])):  # "dog barking" before "dog"
@@ -397,6 +414,12 @@ class _Choices:
                     return False
                 left = left.replace(f" {self.words[i]} ", " | ")
         return True
+
+
+def _labels(text: str) -> set[str]:
+    """Return the letters in a text that may be labels: neither "I hear" nor "A dog"."""
+    found = re.findall(r"(?<![\w'])[A-Z](?![\w'+#])|\b[a-z](?=\))", re.sub(r"\b[AI](?= [a-z])", "", text))
+    return {letter.upper() for letter in found}
 
 
 def _split_label(text: str) -> tuple[str, bool, str] | None:
@@ -461,7 +484,9 @@ def same_answer(
     if answer.strip() == gold.strip():
         return bool(answer.strip())
     answer, gold = _declared(_unwrapped(answer[-_LONGEST - 4 * len(gold) :])), _unwrapped(gold)
-    return any(form(answer) == form(gold) != "" for form in _FORMS[:-1]) or (maths and maths_equal(answer, gold))
+    spelled = [_bare(text, language_code(language)) if language else "" for text in (answer, gold)]  # deux is 2
+    alike = any(form(answer) == form(gold) != "" for form in _FORMS[:-1]) or spelled[0] == spelled[1] != ""
+    return alike or (maths and maths_equal(answer, gold))
 
 
 MAX_LENGTH = 100
@@ -488,6 +513,8 @@ def looks_like_maths(text: str) -> bool:
         return False  # "B", "A4", "C 7": letters and names of notes, not products
     if not (latex_commands or re.search(r"\d", text)) or re.search(r"\d\s+\d", text):
         return False  # "1 2" is a list, which the parser would add up
+    if re.fullmatch(r"(\d[\d.,]*%?\s*-\s*)+\d[\d.,]*%?", text):
+        return False  # "20-30" is a range, "2-1" a score, "2024-01-15" a date
     text, power = text.replace("**", "^"), 1
     exponents = _EXPONENT.findall(text)
     for bare, braced in exponents:
@@ -573,12 +600,12 @@ class AnswerAccuracy:
 
     def correct(self, text: str, sample: Sample) -> bool:
         self.check(sample)
-        answer, rest = extract_answer(text), after_think(text).strip()
+        answer = extract_answer(text)
         plain = "<answer>" not in sample.metadata.get("last_turn", "<answer>")
         fallback = "text" if self.fallback == "none" and plain else self.fallback
-        if answer is None and fallback != "none" and "<think>" not in rest:  # else it was cut off while thinking
-            lines = rest.splitlines()
-            answer = rest if fallback == "text" or not lines else lines[-1].strip()
+        if answer is None and fallback != "none":
+            answer = final_text(text)
+            answer = answer if fallback == "text" else answer[answer.rfind("\n") + 1 :].strip()
         if not answer:
             return False
         if self.strict:

@@ -392,7 +392,7 @@ def _percent(number: tuple[str, str], said: str, locale: Locale | None) -> str:
 
 _HAN_DIGITS = "零一二三四五六七八九"
 _HAN_TO_ASCII, _HAN_FROM_ASCII = (
-    str.maketrans(*pair) for pair in ((_HAN_DIGITS + "两〇", "012345678920"), ("0123456789", _HAN_DIGITS))
+    str.maketrans(*pair) for pair in ((_HAN_DIGITS + "两兩〇萬億", "0123456789220万亿"), ("0123456789", _HAN_DIGITS))
 )
 _HAN_UNITS = {"十": 10, "百": 100, "千": 1000, "万": 10**4, "亿": 10**8}
 _HAN_NUMBER = re.compile(
@@ -401,6 +401,10 @@ _HAN_NUMBER = re.compile(
     rf"(?:(?:\.(?P<ascii>[0-9]+)|点(?P<han>[{_HAN_DIGITS}]++)(?![十百千](?![万亿])))(?P<unit>[百千]?[万亿])?)?"
     r"(?P<percent> ?%)?(?=(?P<year>年)?)"
 )
+
+
+HAN_NUMERALS = re.compile(rf"[{_HAN_DIGITS}两兩〇{''.join(_HAN_UNITS)}萬億]+")
+"""Numbers as simplified and traditional Chinese write them, and words with such characters."""
 
 
 def _chinese_numbers(text: str) -> str:
@@ -412,7 +416,7 @@ def _chinese_numbers(text: str) -> str:
     def say(match: re.Match[str]) -> str:
         whole = match["whole"]
         fraction = (match["ascii"] or match["han"] or "").translate(_HAN_TO_ASCII)
-        value = _han_value(whole, bool(match["year"]))
+        value = han_value(whole, bool(match["year"]))
         said = whole.translate(_HAN_FROM_ASCII) if value is None else _han_said(value)
         if fraction:
             unit = functools.reduce(operator.mul, (_HAN_UNITS[u] for u in match["unit"] or ""), 1)
@@ -433,13 +437,16 @@ def _chinese_numbers(text: str) -> str:
     return _HAN_NUMBER.sub(say, text).replace("百分之百", "百分之一百")
 
 
-def _han_value(text: str, year: bool) -> int | None:
-    """Return the number that numerals write; None for words and for what is read digit by digit."""
+def han_value(text: str, year: bool = False) -> int | None:
+    """Return the number that numerals write: 120 for 一百二; None for words and for what is read digit by digit.
+
+    year: the word for a year follows, before which 七八 is 78 and not "seven or eight".
+    """
     plain = text.translate(_HAN_TO_ASCII)
     if plain.isdecimal():
         several = text.isascii() or len(plain) != 2 or "0" in plain or year  # 七八个 are no 78
         return int(plain) if several and len(plain) < 10 and (plain[0] != "0" or plain == "0") else None
-    if text[0] in "百千万亿" or re.search("[两一二三四五六七八九]{2}", text):  # 千万, 二三十
+    if plain[0] in "百千万亿" or re.search("[1-9]{2}", plain) or len(plain) > 30:  # 千万, 二三十, babble
         return None
 
     def value(plain: str) -> int:

@@ -11,7 +11,7 @@ import json
 import os
 import random
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -175,10 +175,11 @@ def collect(
             break
         first = len(prompts) - len(unfinished)
         prompts += batch
-        asked = [
-            UnfinishedGroup(Request(s, config.group_size, seed * 1_000_003 + step, f"{step}/{i}"), ())
-            for i, s in enumerate(batch, first)
-        ]
+        asked, times = [], Counter[str]()
+        for i, s in enumerate(batch, first):  # a prompt that is asked twice would be answered alike with one seed
+            of_group = seed * 1_000_003 + step + (times[s.id] << 48)
+            asked.append(UnfinishedGroup(Request(s, config.group_size, of_group, f"{step}/{i}"), ()))
+            times[s.id] += 1
         continued, left = ([], waiting) if attempt else (waiting, [])
         while True:
             try:

@@ -325,5 +325,9 @@ def test_fallback(make_rollout) -> None:
     assert total(AnswerAccuracy(fallback="text"), make_rollout("<think>A</think> B", references=("B",))) == 1
     assert total(AnswerAccuracy(fallback="last_line"), make_rollout("<think>\nB", references=("B",))) == 0
     assert total(AnswerAccuracy(fallback="text"), make_rollout("", references=("B",))) == 0
+    for cut in ("<answer>B", "B</answer>", "<think>hm</think>\n<answer>B"):  # the text that an evaluation shows
+        assert total(AnswerAccuracy(fallback="text"), make_rollout(cut, references=("B",))) == 1
+        assert total(AnswerAccuracy(fallback="last_line"), make_rollout(cut, references=("B",))) == 1
+        assert total(AnswerAccuracy(), make_rollout(cut, references=("B",))) == 0
     with pytest.raises(ValueError, match="'clip-7' has no reference"):
         AnswerAccuracy()([make_rollout("<answer>B</answer>")])

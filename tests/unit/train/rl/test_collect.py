@@ -162,8 +162,9 @@ def test_groups_keep_apart_when_a_step_meets_a_prompt_twice() -> None:
             dynamic_sampling=1,
         )
         met += len(set(first)) < 4
-        labels = [r.group_id for call in engine.calls for r in call]
-        assert len(set(labels)) == len(labels)
+        asked = [r for call in engine.calls for r in call]
+        assert len({r.group_id for r in asked}) == len(asked)
+        assert len({(r.sample.id, r.seed) for r in asked}) == len(asked), "two groups with the same random numbers"
         assert len(found.rollouts) == 2 * len(groups(found))
     assert met
 
