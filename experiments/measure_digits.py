@@ -7,7 +7,8 @@
 beside the others speak the package's recordings and ten voices of espeak-ng. A flow on latents `mels` learns to fill
 in parts of three to five digits. Then it says three digits in the voice of a prompt of two: Fast-GRPO and NFT from
 the last checkpoint, three seeds each, OUT/seed_N/ARM, and SFT for as many CPU seconds as the longest of them. The
-reward is the share of the digits that pocketsphinx hears, to which a grammar says that there are digits only.
+reward is the share of the digits that pocketsphinx hears, to which a grammar says that there are digits only, and 0.1
+for each of an end, sound and no clipping.
 `--judge`, which no reward asks, transcribes what is said in the voices of speakers of no phase. All sound is made at
 the guidance that the reward of training prompts prefers. OUT/table.md has means over seeds with 95 % intervals over
 prompts, changes paired.

@@ -5,8 +5,9 @@
 
 A flow on latents `mels` learns to clean the bundled recordings of people in rooms and noise that are made up. Each arm
 begins at its last checkpoint with three seeds, OUT/seed_N/ARM; SFT takes as many CPU seconds as the longest other arm.
-All clean the same noisy recordings of five people that no phase heard. The reward is SI-SDR; `--judge`, which no reward
-asks, transcribes. OUT/table.md has means over seeds with 95 % intervals over recordings, changes paired.
+All clean the same noisy recordings of five people that no phase heard. The reward is SI-SDR, as a share, and 0.1 for
+each of an end, sound and no clipping; `--judge`, which no reward asks, transcribes. OUT/table.md has means over seeds
+with 95 % intervals over recordings, changes paired.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Reinforcement learning of a flow on how its sounds score: Fast-GRPO, Flow-GRPO, MixGRPO, DiffusionNFT, CRPO or RAFT.
 
-    audiorl train sound-grpo --out runs/sound-rl --path runs/sound/checkpoints/sft/step_002000 \\
+    audiorl train sound-grpo --out runs/sound-rl --path runs/sound \\
         --data scenes/train.jsonl --held-out scenes/test.jsonl --tagger tagger
 
 The loop is that of every policy: groups of sounds for a prompt, advantages, clipped ratios, the exact KL to the start.
@@ -59,8 +59,8 @@ class SoundGRPOConfig(SoundRewards, SoundConfig):
         eval_every=50,
         save_every=25,
     )
-    """Its steps follow from `epochs` and `max_steps`. The KL is the exact one of noisy steps; clips are of their
-    ratios, 1e-5 with noise cps."""
+    """Its steps follow from `epochs` and `max_steps`. The KL is the exact one, with n sampling steps n times that of
+    Flow-GRPO's code; clips are of their ratios, 1e-5 with noise cps."""
     optim: OptimConfig = OptimConfig(lr=1e-4, warmup_steps=5)
     """The flow's optimizer."""
 
