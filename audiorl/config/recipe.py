@@ -48,13 +48,15 @@ class RecipeConfig:
     """Passes over the training rows."""
     max_steps: int | None = None
     """Most training steps, whatever `epochs` gives; None: no limit."""
+    keep_checkpoints: int = 2
+    """Checkpoints of each phase that stay; older ones are removed."""
     lora: bool = False
     """Train low-rank adapters instead of all decoder weights: of rank 16, or of `--model.lora.rank`."""
     model: ModelConfig = ModelConfig(dtype="auto", gradient_checkpointing="auto")
     """How the model is loaded, and what of it is trained."""
 
     def __post_init__(self) -> None:
-        require_ranges(self, positive=("epochs", "max_steps"), not_negative=("held_out_count",))
+        require_ranges(self, positive=("epochs", "max_steps", "keep_checkpoints"), not_negative=("held_out_count",))
         if not self.adapted.lora.rank and self.model.lora != ModelConfig().lora:
             raise ValueError("model.lora: there are no adapters to be shaped; add --lora, or give --model.lora.rank")
         given = {type(value): value for value in vars(self).values()}

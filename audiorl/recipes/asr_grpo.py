@@ -167,6 +167,6 @@ def main(config: ASRConfig, run: Run) -> None:
         if after > before + config.retention_margin:
             rose = f"{errors.name.upper()} rose from {before:.3f} to {after:.3f} on {', '.join(config.retention)}"
             raise ValueError(
-                f"retention: {rose}, more than {config.retention_margin}; take an earlier checkpoint, a lower optim.lr "
-                "or a higher rl.kl_beta"
+                f"retention: {rose}, more than {config.retention_margin}; take an earlier checkpoint (of "
+                "--keep-checkpoints), a lower optim.lr or a higher rl.kl_beta"
             )

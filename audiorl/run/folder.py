@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 CONTROL = "control"
 """How the names of phases begin that train what the result is compared with."""
 KEPT_CHECKPOINTS = 2
-"""Of each phase; older ones are removed."""
+"""Of each phase, where the recipe has no option `keep_checkpoints`."""
 VERSIONS = ("torch", "transformers", "peft", "numpy")
 
 
@@ -332,7 +332,8 @@ class Run:
         if cpu_seconds is not None:
             state.cpu_seconds[phase] = cpu_seconds
         self._write_state(state)
-        for old in sorted(folder.parent.glob("step_*"))[:-KEPT_CHECKPOINTS]:
+        kept = read_record(self.dir / "config.json", RunConfig).config.get("keep_checkpoints", KEPT_CHECKPOINTS)
+        for old in sorted(folder.parent.glob("step_*"))[:-kept]:
             shutil.rmtree(old)
         return folder
 

@@ -16,8 +16,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from audiorl.config import LoraConfig, ModelConfig
+from audiorl.config import LoraConfig, ModelConfig, OptimConfig
 from audiorl.config.distributed import RuntimeConfig, set_current
+from audiorl.config.recipe import RecipeConfig
 from audiorl.distributed.local import LocalGroup, World
 from audiorl.models import AudioPolicy
 from audiorl.models.value import ValueModel
@@ -331,3 +332,12 @@ def test_tensors_without_numbers_and_tensors_of_two_names_are_written(tmp_path: 
     save_state(tmp_path, {"optimizer": state}, 0, 1)
     read = read_state(tmp_path)["optimizer"]
     assert read.keys() == state.keys() and all(torch.equal(read[name], tensor) for name, tensor in state.items())
+
+
+@pytest.mark.parametrize(("config", "kept"), [(OptimConfig(), [3, 4]), (RecipeConfig(keep_checkpoints=3), [2, 3, 4])])
+def test_as_many_checkpoints_stay_as_the_recipe_keeps(config: Any, kept: list[int], tmp_path: Path) -> None:
+    with Run.create(tmp_path / "run", "kept", [], config) as run:
+        for step in range(5):
+            run.begin_save("sft", step)
+            run.end_save({})
+    assert sorted(f.name for f in (tmp_path / "run/checkpoints/sft").iterdir()) == [f"step_{k:06d}" for k in kept]
