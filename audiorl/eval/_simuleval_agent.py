@@ -17,11 +17,10 @@ from simuleval.agents import SpeechToTextAgent
 from simuleval.agents.actions import Action, ReadAction, WriteAction
 
 from audiorl.config import ModelConfig, SamplingConfig
-from audiorl.eval._streams import settled
 from audiorl.models import load_policy
 from audiorl.run.folder import newest_checkpoint
 from audiorl.tasks.simul.live import Interpreter
-from audiorl.tasks.simul.streams import ChunkConfig
+from audiorl.tasks.simul.streams import ChunkConfig, settled
 
 
 class InterpreterAgent(SpeechToTextAgent):  # type: ignore[misc]

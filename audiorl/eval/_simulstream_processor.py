@@ -21,13 +21,11 @@ from simulstream.server.speech_processors import SpeechProcessor
 from simulstream.server.speech_processors.incremental_output import IncrementalOutput
 
 from audiorl.config import ModelConfig, SamplingConfig
-from audiorl.eval._streams import settled
-from audiorl.eval.metrics.latency import separator
+from audiorl.eval.metrics.latency import separator, split_words
 from audiorl.models import AudioPolicy, load_policy
 from audiorl.run.folder import newest_checkpoint
 from audiorl.tasks.simul.live import Interpreter
-from audiorl.tasks.simul.schedules import split_words
-from audiorl.tasks.simul.streams import ChunkConfig
+from audiorl.tasks.simul.streams import ChunkConfig, settled
 
 
 class InterpreterProcessor(SpeechProcessor):  # type: ignore[misc]

@@ -12,7 +12,6 @@ Speech is judged by what is heard: the quality of a transcript (ASR-BLEU, …), 
 from __future__ import annotations
 
 import math
-import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -28,7 +27,7 @@ from audiorl.data.rollout_rows import read_rollouts, rollout_row
 from audiorl.data.rows import write_json_lines
 from audiorl.eval._common import Judges, Row, generate_all
 from audiorl.eval.metrics.corpus import TRANSLATION, bootstrap_interval, estimate, ratio
-from audiorl.eval.metrics.latency import laal, latency_unit, reference_length, separator, text_units
+from audiorl.eval.metrics.latency import Unit, laal, latency_unit, reference_length, separator, split_words
 from audiorl.eval.metrics.longform import ReferenceSegment, chunks, soft_cuts
 from audiorl.eval.metrics.text import normalize
 from audiorl.models import AudioPolicy
@@ -38,16 +37,23 @@ from audiorl.rollout.hf import HFEngine
 from audiorl.rollout.speech import CodecSpeechDecoder
 from audiorl.run.folder import Run
 from audiorl.tasks.simul.logs import Instance, read_log, write_log, write_speech_log
-from audiorl.tasks.simul.quality import NAMES, Metric, Quality, default_quality, quality_counts, sentence_chrf
-from audiorl.tasks.simul.schedules import split_words
+from audiorl.tasks.simul.quality import (
+    NAMES,
+    Metric,
+    Quality,
+    Translation,
+    default_quality,
+    quality_counts,
+    similarities,
+)
 from audiorl.tasks.simul.scoring import degeneracy, score
-from audiorl.tasks.simul.streams import ChunkConfig, Stream, interpretation_sample
-from audiorl.types import Rollout, Segment
+from audiorl.tasks.simul.streams import ChunkConfig, Stream, completed, interpretation_sample
+from audiorl.types import Rollout
 
 SEGMENTS = "segments.yaml"
 DURATION_TOLERANCE = 0.2
 """A turn's speech may last so much longer or shorter than its reference, relative to it."""
-MAX_WORDS_PER_SECOND = 5
+MOST_PER_SECOND: dict[Unit, int] = {"word": 5, "char": 12}
 """Nobody says more. A recogniser that repeats itself for ever writes more; that is cut off."""
 RATE = 16_000
 """Hz of the sources for the speaker encoder."""
@@ -99,26 +105,17 @@ def interpret_into(
     return [replace(written[s.id], sample=s) for s in samples]
 
 
-def settled(segments: Sequence[Segment], language: str) -> str:
-    """Return what is written, without a last word at which the policy was cut off: the next turn may complete it."""
-    text = "".join(s.text for s in segments)
-    cut = bool(segments) and segments[-1].stop_reason == "length" and latency_unit(language) == "word"
-    return re.sub(r"\S+$", "", text) if cut else text
-
-
 def instance_of(rollout: Rollout, index: int, source: str = "") -> Instance:
-    """Write a rollout as a line of SimulEval's log; a word is delayed until the chunk after which it was complete.
+    """Write a rollout as a line of SimulEval's log; a word is delayed until the chunk after which it was `completed`.
 
-    Complete is a word that no later turn adds to; of a turn that was cut off the last word is open until the next one,
-    or the end of the source. Raises ValueError, naming stream and turn, where time goes backwards: a clock was set back
-    while the stream was interpreted, or a file of rollouts was edited.
+    Raises ValueError, naming stream and turn, where time goes backwards: a clock was set back while the stream was
+    interpreted, or a file of rollouts was edited.
     """
     sample = rollout.sample
     language = str(sample.metadata.get("target_language", ""))
-    final = split_words(rollout.text, language)
+    final, turns = split_words(rollout.text, language), completed(rollout.segments, language)
     seconds = float(sample.metadata.get("seconds", sample.turns[-1].end))
-    delays: list[float] = []
-    elapsed: list[float] = []
+    times: list[tuple[float, float]] = []
     computed = heard = 0.0
     for count, segment in enumerate(rollout.segments, 1):
         assert segment.source_time is not None and segment.emit_time is not None
@@ -128,19 +125,14 @@ def instance_of(rollout: Rollout, index: int, source: str = "") -> Instance:
                 f"{segment.source_time:g} s of source, {computed:g} s of computing until the turn before: time goes "
                 "backwards; interpret it again"
             )
-        so_far = split_words(settled(rollout.segments[:count], language), language)
         heard, computed = segment.source_time, segment.emit_time - segment.source_time
-        while len(delays) < len(so_far) and so_far[len(delays)] == final[len(delays)]:
-            delays.append(1000 * segment.source_time)
-            elapsed.append(1000 * segment.emit_time)
-    left = len(final) - len(delays)
-    delays += [1000 * seconds] * left
-    elapsed += [1000 * (seconds + computed)] * left
+        times.append((segment.source_time, segment.emit_time))
+    times.append((seconds, seconds + computed))
     return Instance(
         index=index,
         prediction=separator(language).join(final),
-        delays=tuple(delays),
-        elapsed=tuple(elapsed),
+        delays=tuple(1000 * times[turn][0] for turn in turns),
+        elapsed=tuple(1000 * times[turn][1] for turn in turns),
         prediction_length=len(final),
         reference=" ".join(sample.references) if sample.references else None,
         source=source or sample.id,
@@ -167,7 +159,8 @@ def measure(streams: Sequence[Stream], rollouts: Sequence[Rollout]) -> Row:
     qualities = default_quality(language)
     whole = score(instances, "text", language, quality=qualities)
     long = score(instances, "text", language, segments=references, cumulative_elapsed=True)
-    low, high = bootstrap_interval([100 * sentence_chrf(i.prediction, i.reference or "") for i in instances])
+    pairs = [Translation(i.prediction, i.reference or "") for i in instances]
+    low, high = bootstrap_interval([100 * value for value in similarities("chrf", pairs)])
     turns = [s for r in rollouts for s in r.segments]
     return {
         "laal": None if math.isnan(whole["LAAL"]) else whole["LAAL"] / 1000,
@@ -315,8 +308,8 @@ def measure_spoken(
 ) -> tuple[Row, list[str]]:
     """Return scores, with their 95 % bootstrap intervals over streams in `intervals`, and the raw transcripts.
 
-    With a recogniser ASR-BLEU and the like, and ASR-Cut, the share of transcripts with more than MAX_WORDS_PER_SECOND,
-    of which the rest is not counted. With an encoder `own_voice`, and where streams have several speakers MixedTurns,
+    With a recogniser ASR-BLEU and the like, and ASR-Cut, the share of transcripts with more than MOST_PER_SECOND, of
+    which the rest is not counted. With an encoder `own_voice`, and where streams have several speakers MixedTurns,
     the share of spoken turns that translate several. Always DurationWithin20: whether a spoken turn lasts as long as
     its spoken reference, to 20 %; and DurationRatio: all speech of a stream over that of all references.
     """
@@ -329,8 +322,7 @@ def measure_spoken(
     values: dict[str, list[float]] = {}
     if judges.recogniser:
         transcripts = [" ".join(text.split()) for text in judges.recogniser.transcribe(spoken, rate)]
-        limits = [math.ceil(MAX_WORDS_PER_SECOND * len(wav) / rate) for wav in spoken]
-        counted = [" ".join(text.split()[:limit]) for text, limit in zip(transcripts, limits, strict=True)]
+        counted = [said_in(len(wav) / rate, text, language) for wav, text in zip(spoken, transcripts, strict=True)]
         # References in words, as they are said, do not compare with digits; SimulEval only drops case and punctuation.
         references = [stream.reference for stream in streams]
         said, wanted = ([normalize(text, "basic", language) for text in texts] for texts in (counted, references))
@@ -356,6 +348,12 @@ def measure_spoken(
         if column:
             scores[name], intervals[name] = float(np.mean(column)), list(bootstrap_interval(column))
     return scores | {"intervals": intervals}, transcripts
+
+
+def said_in(seconds: float, text: str, language: str) -> str:
+    """Return the beginning of a transcript that can be said in so many seconds."""
+    words, most = split_words(text, language), math.ceil(MOST_PER_SECOND[latency_unit(language)] * seconds)
+    return text if len(words) <= most else separator(language).join(words[:most])
 
 
 @dataclass(frozen=True)
@@ -398,11 +396,11 @@ def speaker_parts(
 
 def turn_speakers(stream: Stream, rollout: Rollout) -> list[set[str]]:
     """Find whose words each turn translates: its text is aligned with the units' translations (`soft_cuts`)."""
-    unit = latency_unit(stream.target_language)
-    units = [u for u in stream.units if u.target]
-    written = [text_units(segment.text, unit) for segment in rollout.segments]
+    language, units = stream.target_language, [u for u in stream.units if u.target]
+    written = [split_words(segment.text, language) for segment in rollout.segments]
     words = [word for turn in written for word in turn]
-    pieces = chunks(range(len(words)), soft_cuts([text_units(u.target, unit) for u in units], words, unit))
+    wanted = [split_words(u.target, language) for u in units]
+    pieces = chunks(range(len(words)), soft_cuts(wanted, words, latency_unit(language)))
     speaker_of_word = [u.speaker for u, piece in zip(units, pieces, strict=True) for _ in piece]
     ends = np.cumsum([len(turn) for turn in written])
     return [set(speaker_of_word[end - len(turn) : end]) for end, turn in zip(ends, written, strict=True)]

@@ -119,7 +119,8 @@ class SimulOptions:
     quality: tuple[Quality, ...] | None = None
     """Quality scores to compute; comet downloads a model. By default what loads none, and semantic if installed."""
     use_reference_length: bool = True
-    """Latency against the reference's length; off it is that of the output."""
+    """Latency against the reference's length; off it is that of the output. StreamLAAL and LongYAAL always take the
+    reference's."""
     cumulative_elapsed: bool = False
     """Elapsed times hold all computing since the start, as SimulEval logs them: count that since the last write."""
     plot: Path | None = None

@@ -109,7 +109,8 @@ def translation_counts(
 ) -> tuple[NDArray[Any], Score]:
     """Return counts [N, K] of a metric of `TRANSLATION`, and their score.
 
-    bleu (with `tokenizer`), chrf, chrf++ and ter are sacreBLEU's, in percent. word_f1, in percent: words that occur in
+    bleu (with `tokenizer`), chrf, chrf++ and ter are sacreBLEU's, in percent; sentence_bleu is BLEU of a text that may
+    have less than four words. word_f1, in percent: words that occur in
     both texts, as often as they do (characters where a script has no spaces). length_ratio: words written over words
     of the reference. repetition: the share of written three-word sequences that were written before.
     """
@@ -134,6 +135,7 @@ def _sacrebleu(metric: str, tokenizer: str) -> Any:
     unspaced = tokenizer in ("zh", "char")
     measures: dict[str, Callable[[], Any]] = {
         "bleu": lambda: BLEU(tokenize=tokenizer),
+        "sentence_bleu": lambda: BLEU(tokenize=tokenizer, effective_order=True),
         "chrf": CHRF,
         "chrf++": lambda: CHRF(word_order=2),
         "ter": lambda: TER(normalized=unspaced, asian_support=unspaced),

@@ -34,6 +34,11 @@ def text_units(text: str, unit: Unit) -> list[str]:
     return text.split() if unit == "word" else list(text.replace(" ", ""))
 
 
+def split_words(text: str, language: str) -> list[str]:
+    """Split into the units of a language."""
+    return text_units(text, latency_unit(language))
+
+
 def reference_length(reference: str, unit: Unit) -> int:
     """Return a reference's length as SimulEval counts: pieces between single spaces, or characters with their spaces.
 

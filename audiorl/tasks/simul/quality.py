@@ -15,9 +15,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from audiorl.errors import install
 from audiorl.eval.metrics.corpus import TRANSLATION, Score, ratio, translation_counts
-from audiorl.eval.metrics.latency import latency_unit, text_units
+from audiorl.eval.metrics.latency import latency_unit, split_words
 from audiorl.eval.metrics.longform import chunks, mwer_cuts
 from audiorl.languages import language_code
 from audiorl.speech_models.sentence import INSTALL, installed_encoder
@@ -29,21 +28,25 @@ Metric = Literal["chrf", "chrf++", "bleu", "ter", "word_f1", "bertscore", "comet
 
 @dataclass(frozen=True)
 class Translation:
-    """A translation, its reference, and the source text, which COMET reads too ("" if unknown)."""
+    """A translation, its reference, the source text, which COMET reads too, and the target's code ("" if unknown)."""
 
     written: str
     reference: str
     source: str = ""
+    language: str = ""
 
 
 def similarities(metric: Metric | Similarity, pairs: Sequence[Translation]) -> list[float]:
-    """Return one value a pair. Raises ImportError that says what to install, ValueError for a name of no metric."""
+    """Return one value a pair; BLEU and TER split it by its language. BLEU is smoothed, over the orders that it has.
+
+    Raises ImportError that says what to install, ValueError for a name of no metric.
+    """
     if callable(metric):
         return [float(metric(p.written, p.reference)) for p in pairs]
     metrics: dict[str, Callable[[Sequence[Translation]], list[float]]] = {
-        "chrf": lambda pairs: [sentence_chrf(p.written, p.reference) for p in pairs],
+        "chrf": lambda pairs: [_counted(p, "chrf") for p in pairs],
         "chrf++": lambda pairs: [_counted(p, "chrf++") for p in pairs],
-        "bleu": lambda pairs: [sentence_bleu(p.written, p.reference) for p in pairs],
+        "bleu": lambda pairs: [_counted(p, "sentence_bleu") for p in pairs],
         "ter": lambda pairs: [1.0 - min(1.0, _counted(p, "ter")) for p in pairs],
         "word_f1": lambda pairs: [_counted(p, "word_f1") for p in pairs],
         "bertscore": _bertscore,
@@ -56,26 +59,8 @@ def similarities(metric: Metric | Similarity, pairs: Sequence[Translation]) -> l
 
 def _counted(pair: Translation, metric: str) -> float:
     """Return a metric of `translation_counts` for one pair, as a share."""
-    counts, score = translation_counts([pair.written], [pair.reference], metric)
+    counts, score = translation_counts([pair.written], [pair.reference], metric, bleu_tokenizer(pair.language))
     return score(counts.sum(0)) / 100
-
-
-def sentence_chrf(written: str, reference: str) -> float:
-    """Return chrF of a sentence (Popović 2015), by sacreBLEU."""
-    return float(_sacrebleu("chrF").sentence_chrf(written, [reference]).score) / 100
-
-
-def sentence_bleu(written: str, reference: str) -> float:
-    """Return BLEU of a sentence, smoothed, over the n-gram orders that it has, by sacreBLEU."""
-    return float(_sacrebleu("BLEU").sentence_bleu(written, [reference], use_effective_order=True).score) / 100
-
-
-def _sacrebleu(metric: str) -> Any:
-    try:
-        import sacrebleu
-    except ImportError as error:
-        raise ImportError(f"{metric} needs sacrebleu: {install('metrics')}") from error
-    return sacrebleu
 
 
 def _bertscore(pairs: Sequence[Translation]) -> list[float]:
@@ -111,9 +96,8 @@ def _comet_model() -> Any:
 
 def units_like_references(written: str, references: Sequence[str], language: str) -> list[Sequence[str]]:
     """Return the words (or characters) in one piece a reference, split where the fewest errors remain."""
-    unit = latency_unit(language)
-    units, wanted = text_units(written, unit), [text_units(r, unit) for r in references]
-    return chunks(units, mwer_cuts(wanted, units))
+    words, wanted = split_words(written, language), [split_words(r, language) for r in references]
+    return chunks(words, mwer_cuts(wanted, words))
 
 
 Quality = Literal["bleu", "chrf", "chrf++", "ter", "word_f1", "semantic", "comet", "bleurt"]

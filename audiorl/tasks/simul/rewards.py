@@ -21,12 +21,13 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from audiorl.eval.metrics.latency import latency_unit, separator, text_units
+from audiorl.eval.metrics.latency import separator
 from audiorl.eval.metrics.text import units
 from audiorl.protocols import Reward
 from audiorl.rewards.combine import StandardisedSum, Term, WeightedSum
 from audiorl.rewards.text_quality import Repetition
 from audiorl.tasks.simul.quality import Metric, Similarity, Translation, similarities, units_like_references
+from audiorl.tasks.simul.streams import completed
 from audiorl.types import Rollout, Score, Segment, Turn
 
 Weights = Mapping[str, float]
@@ -80,7 +81,7 @@ class TurnQuality(TurnReward):
 
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
         pairs = [
-            Translation(segment.text.strip(), turn.reference.strip(), turn.source)
+            Translation(segment.text.strip(), turn.reference.strip(), turn.source, _language(r))
             for r in rollouts
             for segment, turn in zip(r.segments, _turns(r), strict=True)
             if segment.text.strip() and turn.reference.strip()
@@ -261,17 +262,15 @@ class HingedPromptness:
 
 def _pieces(rollout: Rollout) -> list[tuple[Translation, float]]:
     """Return the output split at the references, and how many seconds each piece waited."""
-    turns, language = _turns(rollout), str(rollout.sample.metadata.get("target_language", ""))
+    turns, language = _turns(rollout), _language(rollout)
     wanted = [turn for turn in turns if turn.reference.strip()]
-    ends: list[float] = []  # of each word, the end of the turn that completed it
-    for turn, text in zip(turns, _texts_so_far(rollout), strict=True):
-        ends += [turn.end] * (len(text_units(text, latency_unit(language))) - len(ends))
+    ends = [turns[min(turn, len(turns) - 1)].end for turn in completed(rollout.segments, language)]
     pieces = units_like_references(rollout.text, [turn.reference.strip() for turn in wanted], language)
     rows, start = [], 0
     for piece, turn in zip(pieces, wanted, strict=True):
         waits = [max(0.0, end - turn.end) for end in ends[start : start + len(piece)]]
         start += len(piece)
-        pair = Translation(separator(language).join(piece), turn.reference.strip(), turn.source)
+        pair = Translation(separator(language).join(piece), turn.reference.strip(), turn.source, language)
         rows.append((pair, sum(waits) / len(waits) if waits else 0.0))
     return rows
 
@@ -340,6 +339,10 @@ def _weighted(terms: Mapping[str, Reward], weights: Weights | None) -> Standardi
 def _texts_so_far(rollout: Rollout) -> Iterator[str]:
     """Yield, after each turn, everything that has been written."""
     return accumulate(s.text for s in rollout.segments)
+
+
+def _language(rollout: Rollout) -> str:
+    return str(rollout.sample.metadata.get("target_language", ""))
 
 
 def _turns(rollout: Rollout) -> tuple[Turn, ...]:

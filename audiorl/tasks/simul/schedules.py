@@ -15,7 +15,7 @@ from itertools import takewhile
 from math import ceil
 from typing import ClassVar
 
-from audiorl.eval.metrics.latency import latency_unit, separator, text_units
+from audiorl.eval.metrics.latency import separator, split_words
 from audiorl.protocols import Hypothesis, Review
 from audiorl.tasks.simul.streams import Stream
 from audiorl.types import Turn
@@ -178,7 +178,3 @@ def words_per_chunk(streams: Sequence[Stream], chunk_seconds: float) -> float:
     """Return the mean target words, or characters, per chunk of source speech."""
     words = sum(len(split_words(s.reference, s.target_language)) for s in streams)
     return words * chunk_seconds / sum(s.seconds for s in streams)
-
-
-def split_words(text: str, language: str) -> list[str]:
-    return text_units(text, latency_unit(language))

@@ -15,7 +15,7 @@ from statistics import fmean
 
 from audiorl.eval.metrics import latency
 from audiorl.eval.metrics.corpus import translation_counts
-from audiorl.eval.metrics.latency import Unit, atd, latency_unit, reference_length, text_units, yaal
+from audiorl.eval.metrics.latency import Unit, atd, latency_unit, reference_length, separator, split_words, yaal
 from audiorl.eval.metrics.longform import (
     ReferenceSegment,
     chunks,
@@ -48,15 +48,15 @@ def score(
     """Return quality, latencies, and the numbers of `instances` and `silent` ones. With quality come LengthRatio (words
     written over words of the reference) and Repetition (share of three-word sequences that were written before).
 
-    AL, LAAL, AP, DAL, ATD, StartOffset, EndOffset, NumChunks and FLAL always; YAAL for text output; Discontinuity* for
+    AL, LAAL, AP, DAL, ATD, StartOffset, EndOffset and NumChunks always; YAAL for text output; Discontinuity* for
     speech output. With `segments` (long streams, text output) the text is cut at them: quality is that of the pieces,
-    and StreamLAAL and LongYAAL are added, means over the segments of all streams.
+    and StreamLAAL, LongYAAL and FLAL (a segment is a paragraph) are added, means over the segments of all streams.
     `language` is the target's code and decides on the unit (characters for Chinese and Japanese) and the tokenizer of
     BLEU. Speech output has no text: its quality needs `transcripts`, one per instance, and is left out without them.
     `sources` are source sentences for COMET, one per instance or segment; of written sources they are known.
-    `use_reference_length=False` is SimulEval's --no-use-ref-len. `cumulative_elapsed` says that elapsed times hold all
-    computing since the start of the stream, as SimulEval logs them, and counts only that since the write before: see
-    `elapsed_per_write`.
+    `use_reference_length=False` is SimulEval's --no-use-ref-len, which StreamLAAL and LongYAAL do not know.
+    `cumulative_elapsed` says that elapsed times hold all computing since the start of the stream, as SimulEval logs
+    them, and counts only that since the write before: see `elapsed_per_write`.
     Raises ValueError naming instance and field.
     """
     if not instances:
@@ -66,7 +66,6 @@ def score(
     if segments is not None and target_type == "speech":
         raise ValueError("segments: speech output cannot be cut at segments; score its transcript as text output")
     unit = latency_unit(language)
-    between = "" if unit == "char" else " "
     _check(instances, target_type, unit, language)
     if cumulative_elapsed:
         instances = [
@@ -74,7 +73,7 @@ def score(
         ]
     streams: list[_CutStream] | None = None
     if segments is not None:
-        streams = [_cut(instance, segments.get(instance.index) or (), unit) for instance in instances]
+        streams = [_cut(instance, segments.get(instance.index) or (), language) for instance in instances]
         instances = [stream.instance for stream in streams]
     spoken = [instance for instance in instances if instance.delays]
     aware = source_type != "text" and bool(spoken) and all(instance.timed for instance in spoken)
@@ -82,7 +81,7 @@ def score(
     scores: dict[str, float] = {}
     if target_type == "text" or transcripts is not None:
         if streams is not None:
-            hypotheses = [between.join(piece) for s in streams for piece in chunks(s.units, s.hard)]
+            hypotheses = [separator(language).join(piece) for s in streams for piece in chunks(s.units, s.hard)]
             references = [segment.reference for s in streams for segment in s.segments]
         else:
             hypotheses = [i.prediction for i in instances] if transcripts is None else list(transcripts)
@@ -101,6 +100,9 @@ def score(
     rows = [_latencies(i, target_type, source_type, unit, use_reference_length, ca) for i in spoken for ca in timed]
     for name in _latency_names(target_type, aware):
         scores[name] = _mean([row.get(name) for row in rows])
+    if streams is not None:
+        pieces = [pair for s in streams for pair in zip(chunks(s.instance.delays, s.hard), s.segments, strict=True)]
+        scores["FLAL"] = _mean([latency.flal(delays) - segment.start for delays, segment in pieces if delays])
     for suffix in ("", "_CA")[: 1 + aware] if streams is not None else ():
         laals: list[float | None] = []
         yaals: list[float | None] = []
@@ -144,15 +146,16 @@ class _CutStream:
     soft: list[int]
 
 
-def _cut(instance: Instance, segments: Sequence[ReferenceSegment], unit: Unit) -> _CutStream:
+def _cut(instance: Instance, segments: Sequence[ReferenceSegment], language: str) -> _CutStream:
     """Return the stream, with the references of its segments joined where it has none of its own."""
     if not segments:
         raise ValueError(f"instance {instance.index}: no segments; give the reference segments of every instance")
+    unit = latency_unit(language)
     units = instance.units(unit)
-    references = [text_units(segment.reference, unit) for segment in segments]
+    references = [split_words(segment.reference, language) for segment in segments]
     if not any(references):
         raise ValueError(f"instance {instance.index}: reference: empty in every segment; the output cannot be cut")
-    joined = ("" if unit == "char" else " ").join(segment.reference for segment in segments)
+    joined = separator(language).join(segment.reference for segment in segments)
     instance = replace(instance, reference=instance.reference or joined)
     return _CutStream(instance, segments, units, mwer_cuts(references, units), soft_cuts(references, units, unit))
 
@@ -164,7 +167,7 @@ def _latency_names(target_type: TargetType, aware: bool) -> list[str]:
     """Return the names of the latencies in the order of tables."""
     text = ["YAAL"] if target_type == "text" else []
     gaps = [] if text else ["DiscontinuitySum", "DiscontinuityAve", "DiscontinuityNum"]
-    return [*_AWARE, "NumChunks", "FLAL", *gaps, *text, *(f"{name}_CA" for name in (*_AWARE, *text) if aware)]
+    return [*_AWARE, "NumChunks", *gaps, *text, *(f"{name}_CA" for name in (*_AWARE, *text) if aware)]
 
 
 def _latencies(
@@ -202,7 +205,6 @@ def _latencies(
     if aware:
         return {f"{name}_CA": value for name, value in values.items()}
     values["NumChunks"] = len(times)
-    values["FLAL"] = latency.flal(times)  # a log holds one paragraph a line, and nothing in it is retracted
     if instance.intervals is not None:
         values |= latency.discontinuity(instance.intervals)
     return values

@@ -11,14 +11,15 @@ chunk, y*_t, holds the translations of the units that ended in it::
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from audiorl.audio import AudioClip
 from audiorl.data.prompts import language_name
-from audiorl.eval.metrics.latency import join_texts, separator
-from audiorl.types import Message, Sample, Turn
+from audiorl.eval.metrics.latency import join_texts, latency_unit, separator, split_words
+from audiorl.types import Message, Sample, Segment, Turn
 
 MIN_SECONDS = 0.1
 """Minimum duration of a stream and of its last chunk."""
@@ -228,6 +229,26 @@ def instruction_sample(id: str, source_language: str, target_language: str) -> S
         task=f"{source_language}-{target_language}",
         metadata={"source_language": source_language, "target_language": target_language},
     )
+
+
+def settled(segments: Sequence[Segment], language: str) -> str:
+    """Return what is written, without a last word at which the policy was cut off: the next turn may complete it."""
+    text = "".join(s.text for s in segments)
+    cut = bool(segments) and segments[-1].stop_reason == "length" and latency_unit(language) == "word"
+    return re.sub(r"\S+$", "", text) if cut else text
+
+
+def completed(segments: Sequence[Segment], language: str) -> list[int]:
+    """Return of each word the turn, from 0, that completed it; the number of turns for what the end of the source did.
+
+    Complete is a word that no later turn adds to; of a turn that was cut off the last word is open until the next one.
+    """
+    final, turns = split_words("".join(s.text for s in segments), language), list[int]()
+    for turn in range(len(segments)):
+        words = split_words(settled(segments[: turn + 1], language), language)
+        while len(turns) < len(words) and words[len(turns)] == final[len(turns)]:
+            turns.append(turn)
+    return turns + [len(segments)] * (len(final) - len(turns))
 
 
 def split_stream(stream: Stream, max_seconds: float) -> list[Stream]:

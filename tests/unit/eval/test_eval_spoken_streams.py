@@ -11,7 +11,7 @@ import pytest
 
 from audiorl.audio import AudioClip
 from audiorl.eval._common import Judges
-from audiorl.eval._streams import measure_spoken, own_voice, speaker_parts, turn_speakers
+from audiorl.eval._streams import measure_spoken, own_voice, said_in, speaker_parts, turn_speakers
 from audiorl.tasks.simul.streams import Stream, Unit, interpretation_sample
 from audiorl.types import Rollout
 from tests.support.step_codec import DECODER, said
@@ -64,12 +64,13 @@ def test_what_is_said_in_whose_voice_and_how_long() -> None:
 
 
 def test_a_recogniser_that_repeats_itself_counts_as_far_as_anybody_could_speak() -> None:
-    """Of 1 s five words are counted, of 0.1 s one."""
+    """Of 1 s five words are counted, of 0.1 s one; of Chinese twelve characters and two."""
     judge: Any = Listener("thirty seven minutes minutes minutes minutes")
     rollouts = [spoken(STREAMS[0], 1, 10), spoken(STREAMS[1], 1, 1)]
     scores, transcripts = measure_spoken(STREAMS[:2], rollouts, DECODER, Judges(judge))
     assert scores["ASR-Cut"] == 1 and scores["ASR-LengthRatio"] == (5 + 1) / 6
     assert transcripts == [judge.text] * 2
+    assert [said_in(seconds, "好 " * 20, "zh") for seconds in (1, 0.1, 2)] == ["好" * 12, "好" * 2, "好 " * 20]
 
 
 def test_voices_are_compared_with_other_streams_of_the_speaker() -> None:

@@ -11,13 +11,13 @@ import pytest
 import torch
 
 from audiorl.audio import AudioClip
-from audiorl.eval._streams import instance_of, measure, outside_quality, settled, write_interpreted
+from audiorl.eval._streams import instance_of, measure, outside_quality, write_interpreted
 from audiorl.eval.metrics.longform import ReferenceSegment
 from audiorl.report.summary import doubts
 from audiorl.tasks.simul import quality
 from audiorl.tasks.simul.logs import read_log
 from audiorl.tasks.simul.scoring import score
-from audiorl.tasks.simul.streams import ChunkConfig, Stream, Unit, interpretation_sample
+from audiorl.tasks.simul.streams import ChunkConfig, Stream, Unit, interpretation_sample, settled
 from audiorl.tasks.simul.talks import match_segments, read_segments
 from audiorl.types import Rollout, Segment
 

@@ -15,7 +15,7 @@ from audiorl.algos.experimental import gdpo
 from audiorl.audio import AudioClip
 from audiorl.protocols import Reward
 from audiorl.rewards import StandardisedSum, WeightedSum
-from audiorl.tasks.simul.quality import Translation, sentence_bleu, sentence_chrf, similarities, units_like_references
+from audiorl.tasks.simul.quality import Translation, similarities, units_like_references
 from audiorl.tasks.simul.rewards import (
     Detection,
     FormatMatch,
@@ -91,7 +91,13 @@ def test_per_turn_by_hand() -> None:
         assert of(TurnQuality(metric), TALK)[0] == pytest.approx(2 / 3)
     assert 0 < of(TurnQuality(), interpreted(("la conferencia", "las conferencias")))[0] < 1
     # chrF2 of "ab" and "ac": 1-grams 1 of 2, 2-grams 0 of 1, precision = recall = 1/4
-    assert sentence_chrf("ab", "ac") == pytest.approx(0.25)
+    assert similarities("chrf", [Translation("ab", "ac")]) == [pytest.approx(0.25)]
+    # One of ten characters is wrong: 1 of 10 edits; the 4-grams with it fail, the precisions are 9/10, 7/9, 5/8, 3/7.
+    written, wanted = "我们明天去北京看你吧", "我们明天去南京看你吧"
+    chinese = interpreted((written, wanted), language="zh")
+    bleu = (9 / 10 * 7 / 9 * 5 / 8 * 3 / 7) ** (1 / 4)
+    for metric, expected in (("ter", 0.9), ("bleu", bleu)):
+        assert of(TurnQuality(metric), chinese)[0] == of(SequenceQuality(metric), chinese)[0] == pytest.approx(expected)
 
 
 def test_quality_asks_once_for_the_batch_and_only_where_both_are_there() -> None:
@@ -192,6 +198,11 @@ def test_hinged_promptness_by_hand() -> None:
     # one of its two words came at once, the other 2 s late: 1 s on average; words ahead of their reference wait 0 s
     halves = interpreted(("uno", "uno dos"), ("", ""), (" dos tres", ""), ("", "tres"))
     assert of(HingedPromptness(1.0, 4.0, equal), halves)[0] == pytest.approx((0.75 + 1.0) / 2)
+    # a word counts from when all of it is written, here 2 s late; a cut-off word stays open, here until the end, 1 s
+    letter = interpreted(("a", "adelante"), ("", ""), ("delante", ""))
+    assert of(HingedPromptness(1.0, 4.0, equal), letter)[0] == 0.5
+    open = interpreted(("adelante", "adelante"), ("", ""), cut=(0,))
+    assert of(HingedPromptness(1.0, 4.0, equal), open)[0] == 0.75
     assert of(HingedPromptness(0.0, 4.0, equal), interpreted(("", "uno")))[0] == 0
     with pytest.raises(ValueError, match="longest is 0; give seconds above 0"):
         HingedPromptness(longest=0)
@@ -336,8 +347,8 @@ def test_unknown_names() -> None:
     [
         ("bertscore", "bert_score", "pip install bert-score"),
         ("comet", "comet", "pip install unbabel-comet"),
-        ("chrf", "sacrebleu", r"pip install .*\[metrics\]'"),
-        ("bleu", "sacrebleu", r"pip install .*\[metrics\]'"),
+        ("chrf", "sacrebleu.metrics", r"pip install .*\[metrics\]'"),
+        ("bleu", "sacrebleu.metrics", r"pip install .*\[metrics\]'"),
     ],
 )
 def test_missing_packages(monkeypatch: pytest.MonkeyPatch, metric: str, package: str, message: str) -> None:
@@ -349,5 +360,5 @@ def test_missing_packages(monkeypatch: pytest.MonkeyPatch, metric: str, package:
 
 def test_sentence_bleu_by_hand() -> None:
     """Two words, both right: orders 1 and 2 only, no penalty. One of two right: √(1/2 · 1/2), the 2-gram smoothed."""
-    assert sentence_bleu("uno dos", "uno dos") == pytest.approx(1)
-    assert sentence_bleu("uno tres", "uno dos") == pytest.approx(0.5)
+    pairs = [Translation("uno dos", "uno dos"), Translation("uno tres", "uno dos")]
+    assert similarities("bleu", pairs) == pytest.approx([1, 0.5])

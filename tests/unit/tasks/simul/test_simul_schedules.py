@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from audiorl.audio import AudioClip
-from audiorl.tasks.simul.schedules import Offline, WaitK, delay_references, split_words, words_per_chunk
+from audiorl.eval.metrics.latency import split_words
+from audiorl.tasks.simul.schedules import Offline, WaitK, delay_references, words_per_chunk
 from audiorl.tasks.simul.streams import Stream, Unit
 from audiorl.types import Turn
 
