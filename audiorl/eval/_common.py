@@ -5,6 +5,7 @@ Results files hold JSON lines with an `id`. They grow batch by batch, so a kille
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import sys
@@ -22,7 +23,7 @@ from rich.table import Table
 from audiorl.config import ModelConfig, SamplingConfig, torch_device
 from audiorl.config.checks import require_counts
 from audiorl.data import manifest
-from audiorl.data.rows import BadRow
+from audiorl.data.rows import BadRow, write_json_lines
 from audiorl.data.schema import FieldError, check, parse_json
 from audiorl.data.schema.results import ResultRow
 from audiorl.eval.metrics.corpus import bootstrap_interval, estimate, ratio
@@ -224,7 +225,7 @@ def generate_all(
 ) -> list[Row]:
     """Return a row {id, text, tokens, stop_reason, **describe(rollout)} for each sample, in order.
 
-    Rows are kept in `out_path` as `complete_rows` does; rows of other samples stay in the file and are not returned.
+    Rows are kept in `out_path` as `complete_answers` does; rows of other samples stay in the file and are not returned.
     Raises ValueError for ids that repeat and for a damaged file.
     """
 
@@ -237,7 +238,36 @@ def generate_all(
             for r in rollouts
         ]
 
-    return list(complete_rows(out_path, by_id(samples), evaluate, batch_size).values())
+    return list(complete_answers(out_path, samples, evaluate, batch_size).values())
+
+
+def complete_answers(
+    out_path: str | Path,
+    samples: Sequence[Sample],
+    answer: Callable[[Sequence[Sample]], Sequence[Row]],
+    batch_size: int,
+    is_current: Callable[[Sample, Row], bool] = lambda sample, row: True,
+) -> dict[str, Row]:
+    """Return `complete_rows` of answers to prompts: a prompt that is not what it was is asked again.
+
+    Each row holds its `prompt_digest`; one without, of an earlier version, is taken for the prompt of its id.
+    """
+    digests = {sample.id: prompt_digest(sample) for sample in samples}
+
+    def evaluate(batch: Sequence[Sample]) -> list[Row]:
+        return [{**row, "prompt_digest": digests[row["id"]]} for row in answer(batch)]
+
+    def same(sample: Sample, row: Row) -> bool:
+        return row.get("prompt_digest", digests[sample.id]) == digests[sample.id] and is_current(sample, row)
+
+    return complete_rows(out_path, by_id(samples), evaluate, batch_size, is_current=same)
+
+
+def prompt_digest(sample: Sample) -> str:
+    """Return a digest of the texts of a prompt and the keys of its audio and pictures."""
+    messages = [[m.role, *(c if isinstance(c, str) else c.key for c in m.content)] for m in sample.messages]
+    prompt = json.dumps([messages, [turn.audio.key for turn in sample.turns]])
+    return hashlib.sha256(prompt.encode()).hexdigest()[:16]
 
 
 def by_id(samples: Sequence[Sample]) -> dict[str, Sample]:
@@ -259,14 +289,17 @@ def complete_rows(
     """Return the row of every item by id: from `out_path` (JSON lines) where it is there, else from `evaluate`.
 
     Rows are appended and flushed batch by batch; a later call evaluates only what is missing, and what
-    `is_current(item, row)` calls outdated. `evaluate` gives rows with the key "id"; one with a "problem" is not
-    written, and a later call tries it again.
+    `is_current(item, row)` calls outdated, which leaves the file. `evaluate` gives rows with the key "id"; one with a
+    "problem" is not written, and a later call tries it again.
     """
     if batch_size < 1:
         raise ValueError(f"batch_size must be at least 1, got {batch_size}")
     path = Path(out_path)
-    rows = finished_rows(path)
-    missing = [item for id, item in items.items() if id not in rows or not is_current(item, rows[id])]
+    found = finished_rows(path)
+    rows = {id: row for id, row in found.items() if id not in items or is_current(items[id], row)}
+    if len(rows) < len(found):
+        write_json_lines(path, rows.values())
+    missing = [item for id, item in items.items() if id not in rows]
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a", encoding="utf-8") as file, progress_display() as display:
         bar = display.add_task(path.name, total=len(items), completed=len(items) - len(missing))

@@ -21,7 +21,7 @@ from audiorl.data.formats import PART, audio_field
 from audiorl.data.manifest import column_names, read_values
 from audiorl.data.rows import cache_folder
 from audiorl.data.schema import check_limit
-from audiorl.eval._common import InferenceOptions, Row, by_id, complete_rows
+from audiorl.eval._common import InferenceOptions, Row, complete_answers
 from audiorl.eval.metrics.choice import log_distribution
 from audiorl.models import AudioPolicy
 from audiorl.models.examples import Example, answer_logprobs, experience
@@ -85,7 +85,7 @@ def sample_answers(
             raise ValueError(f"{path}: row {sample.id!r}: field 'answers' is no list of texts; choose another --out")
         return len(answers) >= count
 
-    rows = complete_rows(path, by_id(samples), answers, batch_size, is_current=is_current)
+    rows = complete_answers(path, samples, answers, batch_size, is_current)
     return [row["answers"][:count] for row in rows.values()]
 
 

@@ -36,7 +36,7 @@ from audiorl.eval._common import (
     InferenceOptions,
     Row,
     check_settings,
-    complete_rows,
+    complete_answers,
     distinct_rows,
     generate_all,
     greedy_engine,
@@ -264,8 +264,8 @@ def recognised(path: str, samples: Sequence[Sample], options: ASROptions, out: P
             texts = recogniser.transcribe(waves, _RATE)  # noqa: B023  called within this turn of the loop
             return [{"id": s.id, "hypothesis": text} for s, text in zip(batch, texts, strict=True)]
 
-        spoken = {s.id: s for s in samples if s.metadata.get("language") == language}
-        rows = complete_rows(out, spoken, transcribe, options.batch_size)
+        spoken = [s for s in samples if s.metadata.get("language") == language]
+        rows = complete_answers(out, spoken, transcribe, options.batch_size)
         hypotheses |= {id: row["hypothesis"] for id, row in rows.items()}
     return hypotheses
 

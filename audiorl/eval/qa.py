@@ -32,7 +32,6 @@ from audiorl.eval._common import (
     InferenceOptions,
     Row,
     distinct_rows,
-    finished_rows,
     generate_all,
     greedy_engine,
     print_table,
@@ -44,7 +43,7 @@ from audiorl.eval._common import (
     write_scores,
 )
 from audiorl.eval._questions import ACCURACY, question_article, read_questions
-from audiorl.protocols import RolloutEngine
+from audiorl.protocols import Ended, Request, RolloutEngine
 from audiorl.report.kit import eval_page, note, number_table
 from audiorl.rewards.answers import final_text
 from audiorl.rewards.chat import ChatEndpoint
@@ -154,11 +153,8 @@ def ask(
     """
 
     def written(load: Callable[[], RolloutEngine], prompts: Sequence[Sample], file: Path) -> dict[str, str]:
-        rows = finished_rows(file)
-        if any(s.id not in rows for s in prompts):
-            generate_all(load(), prompts, file, options.batch_size, describe=_said)
-            rows = finished_rows(file)
-        return {s.id: rows[s.id]["text"] for s in prompts}
+        rows = generate_all(_Loaded(load), prompts, file, options.batch_size, describe=_said)
+        return {row["id"]: row["text"] for row in rows}
 
     if options.score is not None:
         said = {"model": recorded(options.score)}
@@ -186,6 +182,16 @@ def ask(
     start = cache(lambda: greedy_engine(str(other.model), options.max_new_tokens, options.device))
     said["baseline"] = written(start, samples, options.out / "baseline" / "predictions.jsonl")
     return said
+
+
+@dataclass(frozen=True)
+class _Loaded:
+    """An engine that is loaded when it is asked something."""
+
+    load: Callable[[], RolloutEngine]
+
+    def generate(self, requests: Sequence[Request], ended: Ended | None = None) -> list[Rollout]:
+        return self.load().generate(requests)
 
 
 def _said(rollout: Rollout) -> Row:

@@ -17,6 +17,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import cache
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, get_args
 
@@ -31,6 +33,7 @@ from audiorl.data.schema.scenes import EditKind
 from audiorl.eval._common import (
     Row,
     check_settings,
+    complete_answers,
     complete_rows,
     print_table,
     refuse,
@@ -51,6 +54,7 @@ from audiorl.eval.metrics.sound import (
 from audiorl.protocols import Request
 from audiorl.report.listening import Card, Take, listening_page
 from audiorl.rollout.flow import engine_for, masked
+from audiorl.run.folder import newest_checkpoint
 from audiorl.speech_models import Tagger, load_tagger
 from audiorl.speech_models.taggers import CLAP, Renamed
 from audiorl.tasks.sound.rewards import place_errors
@@ -164,19 +168,27 @@ def systems_of(options: SoundOptions, samples: Sequence[Sample]) -> dict[str, di
 
 
 def made_by(model: str, options: SoundOptions, samples: Sequence[Sample], folder: Path) -> dict[str, AudioClip]:
-    """Return the sound that a flow makes for each sample, kept in a folder. Raises ValueError for rows that it cannot
-    make."""
+    """Return the sound that a flow makes for each sample, kept in a folder until the flow has been trained further.
+
+    Raises ValueError for rows that it cannot make.
+    """
     files = {s.id: folder / f"{s.id.replace('/', '_')}.wav" for s in samples}
-    missing = [s for s in samples if not files[s.id].exists()]
-    engine = engine_for(model, options) if missing else None
-    for at in range(0, len(missing), options.batch_size):
-        assert engine is not None
-        for rollout in engine.generate(
-            [Request(s, seed=options.seed, greedy=True) for s in missing[at : at + options.batch_size]]
-        ):
+    path = Path(newest_checkpoint(model, options.phase)).resolve()
+    written = max((file.stat().st_mtime for file in path.rglob("*")), default=None)  # None of a flow that is gone
+    engine = cache(lambda: engine_for(model, options))
+
+    def make(batch: Sequence[Sample]) -> list[Row]:
+        for rollout in engine().generate([Request(s, seed=options.seed, greedy=True) for s in batch]):
             sound = rollout.spoken_audio
             assert sound is not None and sound.array is not None and sound.sample_rate is not None
             write_wav(files[rollout.sample.id], sound.array, sound.sample_rate)
+        return [{"id": s.id, "checkpoint": str(path), "written": written} for s in batch]
+
+    def is_current(sample: Sample, row: Row) -> bool:
+        same = written is None or (row["checkpoint"], row["written"]) == (str(path), written)
+        return same and files[sample.id].exists()
+
+    complete_answers(folder / "made.jsonl", samples, make, options.batch_size, is_current)
     return {id: AudioClip(path=str(file)) for id, file in files.items()}
 
 
@@ -188,14 +200,16 @@ def measure(
     clap: CLAP | None,
     batch_size: int,
 ) -> dict[str, Row]:
-    """Return what was measured of each sound by id, kept in folder/sounds.jsonl."""
+    """Return what was measured of each sound by id, kept in folder/sounds.jsonl while sound and row are the same."""
+    digests = {sample.id: _digest(clips[sample.id], sample) for sample in samples}
 
     def evaluate(batch: Sequence[Sample]) -> list[Row]:
         sounds = [_read(clips[sample.id], sample) for sample in batch]
         rows = []
         for sample, (wave, rate) in zip(batch, sounds, strict=True):
             one = mono(wave).astype(np.float32)
-            row: Row = {"id": sample.id, "seconds": len(one) / rate, **measures(sample, wave, rate)}
+            row: Row = {"id": sample.id, "digest": digests[sample.id], "seconds": len(one) / rate}
+            row |= measures(sample, wave, rate)
             heard = (
                 [one, one * masked(sample.metadata["mask"], len(one), rate)] if "event" in sample.metadata else [one]
             )
@@ -220,7 +234,20 @@ def measure(
             rows.append(row)
         return rows
 
-    return complete_rows(folder / "sounds.jsonl", {s.id: s for s in samples}, evaluate, batch_size)
+    return complete_rows(
+        folder / "sounds.jsonl",
+        {s.id: s for s in samples},
+        evaluate,
+        batch_size,
+        is_current=lambda sample, row: row.get("digest") == digests[sample.id],
+    )
+
+
+def _digest(clip: AudioClip, sample: Sample) -> str:
+    """Return a digest of the row, and of the sound as its file is now."""
+    file = None if clip.path is None else Path(clip.path).stat()
+    about = [clip.key, file and (file.st_size, file.st_mtime_ns), sample.messages, dict(sample.metadata)]
+    return sha256(repr(about).encode()).hexdigest()[:16]
 
 
 def _read(clip: AudioClip, sample: Sample) -> tuple[Any, int]:

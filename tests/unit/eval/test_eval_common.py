@@ -10,9 +10,17 @@ from typing import ClassVar
 
 import pytest
 
-from audiorl.eval._common import check_settings, generate_all, read_rows, run_evaluation
+from audiorl.audio import AudioClip
+from audiorl.eval._common import (
+    check_settings,
+    distinct_rows,
+    generate_all,
+    prompt_digest,
+    read_rows,
+    run_evaluation,
+)
 from audiorl.run.folder import Run, newest_checkpoint
-from audiorl.types import Sample
+from audiorl.types import Message, Sample, Turn
 from tests.conftest import make_text
 from tests.support.checkpoints import save_run
 
@@ -84,10 +92,31 @@ def test_a_killed_run_goes_on_where_it_stopped(tmp_path: Path, scripted) -> None
     rows = generate_all(again, SAMPLES, out, batch_size=2)
     assert again.asked == ["s2", "s3", "s4"]
     assert [(r["id"], r["text"]) for r in rows] == list(TEXTS.items())
+    assert rows[0].pop("prompt_digest") == prompt_digest(SAMPLES[0])
     assert rows[0] == {"id": "s0", "text": "text s0 ä", "tokens": 10, "stop_reason": "eos", "up": "TEXT S0 Ä"}
     idle = scripted(TEXTS)
-    assert generate_all(idle, SAMPLES, out) == rows == read_rows(out) and idle.asked == []
+    rows = generate_all(idle, SAMPLES, out)
+    assert rows == read_rows(out) and idle.asked == []
     assert generate_all(idle, SAMPLES[3:], out) == rows[3:] and read_rows(out) == rows  # others stay in the file
+
+
+def test_another_prompt_with_the_same_id_is_asked(tmp_path: Path, scripted) -> None:
+    """Other words, another recording, another chunk of a stream; but a row that an earlier version wrote stays."""
+
+    def about(text: str, *paths: str) -> Sample:
+        return Sample("s0", (Message("user", (AudioClip(path=paths[0]), text)),), turns=streamed(*paths[1:]))
+
+    def streamed(*paths: str) -> tuple[Turn, ...]:
+        return tuple(Turn(AudioClip(path=path), 1.0) for path in paths)
+
+    out = tmp_path / "out.jsonl"
+    for sample in (about("a", "x/1.wav"), about("b", "x/1.wav"), about("b", "y/1.wav"), about("b", "y/1.wav", "2.wav")):
+        for asked in (["s0"], []):
+            engine = scripted(TEXTS)
+            generate_all(engine, [sample], out)
+            assert engine.asked == asked and len(distinct_rows(out)) == 1
+    out.write_text('{"id": "s0", "text": "old"}\n')
+    assert generate_all(engine, [sample], out)[0]["text"] == "old" and engine.asked == []
 
 
 def test_every_place_a_file_can_be_torn(tmp_path: Path, scripted) -> None:

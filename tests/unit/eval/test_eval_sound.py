@@ -93,8 +93,16 @@ def test_flows_are_sampled_and_measured(corpus: Path, tmp_path: Path) -> None:
     assert set(first["systems"]) == {RECORDINGS, "a_flow"} and "azimuth_error" in first["systems"]["a_flow"]
     sound, rate = soundfile.read(tmp_path / "out/a_flow/made/train-00002.wav")
     assert rate == 24_000 and sound.shape[1] == 2
-    shutil.rmtree(tmp_path / "a_flow")
+    shutil.move(tmp_path / "a_flow", tmp_path / "b" / "a_flow")
+    measured = (tmp_path / "out/a_flow/sounds.jsonl").stat().st_ino
     assert main(given) == first, "nothing is made again"
+    assert (tmp_path / "out/a_flow/sounds.jsonl").stat().st_ino == measured, "nor measured"
+    with torch.no_grad():
+        next(policy.model.parameters()).add_(1.0)
+    policy.save(tmp_path / "b" / "a_flow")
+    trained = main(replace(given, model=(str(tmp_path / "b" / "a_flow"),)))
+    assert trained["systems"][RECORDINGS] == first["systems"][RECORDINGS]
+    assert trained["systems"]["a_flow"] != first["systems"]["a_flow"], "another flow of the same name"
     with pytest.raises(ValueError, match="seed"):
         main(replace(given, seed=1))
 
