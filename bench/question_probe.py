@@ -86,7 +86,7 @@ def _best(row: Row, score: Callable[[str], float]) -> bool:
 
 
 def _percent(right: Sequence[bool]) -> str:
-    low, high = bootstrap_interval([float(r) for r in right])
+    low, high = bootstrap_interval([float(r) for r in right], share=True)
     return f"{100 * np.mean(right):.1f} ({100 * low:.0f}–{100 * high:.0f})"
 
 

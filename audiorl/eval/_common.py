@@ -334,10 +334,14 @@ def read_rows(path: str | Path) -> list[Row]:
     return _parse(Path(path))[0]
 
 
-def distinct_rows(path: str | Path) -> list[Row]:
-    """Read a results file. Raises ValueError for an id that comes again: its errors would count twice."""
+def distinct_rows(path: str | Path, texts: Sequence[str]) -> list[Row]:
+    """Read a results file. Raises ValueError for a row without one of the fields `texts`, and for an id that comes
+    again: its errors would count twice."""
     rows, first = read_rows(path), dict[str, int]()
     for number, row in enumerate(rows, 1):
+        for field in texts:
+            if row.get(field) is None:
+                raise ValueError(str(BadRow(str(path), number, field, 'missing; give the text, "" for nothing said')))
         if (earlier := first.setdefault(str(row["id"]), number)) != number:
             message = f"{row['id']!r} also names row {earlier}; give every row its own id"
             raise ValueError(str(BadRow(str(path), number, "id", message)))
@@ -438,19 +442,22 @@ def summarize(
     name: str = "mean",
     others: Mapping[str, Sequence[float]] | None = None,
     clusters: Sequence[Hashable] | None = None,
+    share: bool = False,
 ) -> dict[str, Any]:
     """Return {name: mean, n, low, high, **means of `others`} with the mean's 95% bootstrap interval.
 
     clusters: of each value what it shares with others, such as its speaker. From FEWEST_CLUSTERS on whole clusters are
-    drawn, and `clusters` says how many there are.
+    drawn, and `clusters` says how many there are. share: see `bootstrap_interval`; of equal values a cluster is one.
     """
     if not len(values):
         raise ValueError("nothing to evaluate: there is no held-out data, or the reward skipped all of it")
-    low, high = bootstrap_interval(values)
+    low, high = bootstrap_interval(values, share=share)
     drawn = {}
-    if clusters is not None and FEWEST_CLUSTERS <= len(set(clusters)) < len(values):
+    if clusters is not None and FEWEST_CLUSTERS <= (count := len(set(clusters))) < len(values):
         over = estimate(np.stack([values, np.ones(len(values))], 1), ratio, clusters=clusters)
-        low, high, drawn = over.low, over.high, {"clusters": len(set(clusters))}
+        low, high, drawn = over.low, over.high, {"clusters": count}
+        if low == high:
+            low, high = bootstrap_interval(values[:count], share=share)
     means = {other: float(np.mean(column)) for other, column in (others or {}).items()}
     return {name: float(np.mean(values)), "n": len(values), "low": low, "high": high, **drawn, **means}
 

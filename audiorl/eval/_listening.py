@@ -36,7 +36,12 @@ class Gain:
 
     @property
     def name(self) -> str:
-        return f"gain_{self.view.rsplit(':')[-1]}"
+        return f"gain_{view_name(self.view)}"
+
+
+def view_name(view: str) -> str:
+    """Return how rows and files call a view: FUNCTION of FILE.py:FUNCTION."""
+    return view.rpartition(":")[2]
 
 
 @dataclass(frozen=True)

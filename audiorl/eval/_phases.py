@@ -22,7 +22,7 @@ from audiorl.protocols import Request, Reward, RolloutEngine
 from audiorl.report.summary import metric_name
 from audiorl.rewards import StandardisedSum, WeightedSum
 from audiorl.rewards.answers import final_text, language_of
-from audiorl.rewards.asr import fewest_errors, hotwords_of
+from audiorl.rewards.asr import hotwords_of, references_of
 from audiorl.rewards.combine import check_scores, scored_rollouts
 from audiorl.rollout.hf import HFEngine
 from audiorl.run.folder import Run
@@ -73,12 +73,14 @@ class ErrorRate:
     def columns(self, rollout: Rollout) -> Row:
         """Return the columns of a transcript in eval/NAME.jsonl: errors, length of the reference, language."""
         errors = word_errors if self.unit == "word" else char_errors
-        counts = fewest_errors(rollout.sample, final_text(rollout.text), errors, self.normalizer)
-        language = str(rollout.sample.metadata.get("language") or "unknown")
-        row: Row = {"errors": counts.errors, "length": counts.reference_length, "language": language}
-        if hotwords := hotwords_of(rollout.sample):
-            text, reference = final_text(rollout.text), rollout.sample.references[0]
-            divided = hotword_errors(reference, text, hotwords, self.normalizer, language_of(rollout.sample))
+        sample, text, language = rollout.sample, final_text(rollout.text), language_of(rollout.sample)
+        references = references_of(sample, self.normalizer, language)
+        every = [(errors(reference, text, self.normalizer, language), reference) for reference in references]
+        counts, reference = min(every, key=lambda pair: pair[0].rate)
+        row: Row = {"errors": counts.errors, "length": counts.reference_length}
+        row["language"] = str(sample.metadata.get("language") or "unknown")
+        if hotwords := hotwords_of(sample):
+            divided = hotword_errors(reference, text, hotwords, self.normalizer, language)
             for part, measured in (("b_wer", divided.biased), ("u_wer", divided.unbiased)):
                 row[part] = [measured.errors, measured.reference_length]
         return row | {"rate": counts.rate}
@@ -202,7 +204,7 @@ class Evaluation:
         name = next(iter(rows[0]["parts"]))
         parts = dict.fromkeys(part for row in rows for part in row["parts"])
         columns = {part: [row["parts"][part] for row in rows if part in row["parts"]] for part in parts}
-        summary = summarize(columns.pop(name), name, columns)
+        summary = summarize(columns.pop(name), name, columns, share=name == "silent")
         return summary if name == "silent" else summary | self.errors.cells(rows)
 
     def headlines(self, rollouts: Sequence[Rollout]) -> dict[str, float]:
@@ -252,7 +254,7 @@ def summarize_answers(rollouts: Sequence[Rollout], metric: str = "accuracy") -> 
     for r, value in zip(rollouts, values, strict=True):
         by_task.setdefault(r.sample.task or "all", []).append(value)
     tasks = {task: {metric: float(np.mean(v)), "n": len(v)} for task, v in sorted(by_task.items())}
-    return summarize(values, metric, others) | {"by_task": tasks}
+    return summarize(values, metric, others, share=metric == "accuracy") | {"by_task": tasks}
 
 
 def measures_of(path: Path) -> dict[str, dict[str, float]]:
@@ -263,7 +265,7 @@ def measures_of(path: Path) -> dict[str, dict[str, float]]:
 def measure_phase(run: Run, name: str, hits: Callable[[], Sequence[bool]]) -> None:
     """Measure the share of `hits` once, as a phase of the run: the entry NAME of eval.json, with its interval."""
     if not run.finished(name):
-        result = summarize([float(hit) for hit in hits()], "accuracy")
+        result = summarize([float(hit) for hit in hits()], "accuracy", share=True)
         run.write_result(name, result)
         run.finish(name, result)
     result = run.result(name)

@@ -224,7 +224,7 @@ def win_rates(rows: Sequence[Mapping[str, Any]]) -> Row:
         return {str(label): _group([row for row in rows if row[column] == label]) for label in labels}
 
     return {
-        "win_rate": summarize([row["win"] for row in judged]),
+        "win_rate": summarize([row["win"] for row in judged], share=True),
         "tie_rate": 1 - len(decided) / len(judged),
         "first_won": sum(row["first"] == row["winner"] for row in decided) / len(decided) if decided else None,
         "failed": len(rows) - len(judged),
@@ -237,7 +237,7 @@ def _group(rows: Sequence[Mapping[str, Any]]) -> Row:
     wins = [row["win"] for row in rows if "problem" not in row]
     if not wins:
         return {"n": 0, "failed": len(rows)}
-    return {**summarize(wins), "tie_rate": wins.count(0.5) / len(wins), "failed": len(rows) - len(wins)}
+    return {**summarize(wins, share=True), "tie_rate": wins.count(0.5) / len(wins), "failed": len(rows) - len(wins)}
 
 
 def _rate_table(rates: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:

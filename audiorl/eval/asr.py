@@ -82,6 +82,7 @@ HOTWORD_NAMES = {
 }
 """Names of the metrics of rows with hotwords: errors in the listed words and in all others, the share of hotwords said
 that are written and of those written that were said, and the share of listed words nobody said that are written."""
+_COMPARED = ("reference", "hypothesis")
 WORST = 30
 """Files that worst.html shows."""
 _RATE = 16_000
@@ -151,7 +152,7 @@ def main(options: ASROptions, engine: RolloutEngine | None = None) -> Row:
     about: Row = {}
     if options.score is not None:
         file = {"hotwords": list(read_hotwords(options.hotwords))} if options.hotwords else {}
-        systems: Systems = {"model": [file | row for row in distinct_rows(options.score)]}
+        systems: Systems = {"model": [file | row for row in distinct_rows(options.score, _COMPARED)]}
         if not systems["model"]:
             raise ValueError(f"{options.score}: no rows")
     else:
@@ -159,7 +160,7 @@ def main(options: ASROptions, engine: RolloutEngine | None = None) -> Row:
         engine = engine or options.engine()
         systems = transcripts(options, engine, samples, "predictions")
     if options.baseline and recorded:
-        start = paired_rows(systems["model"], distinct_rows(options.baseline), options.baseline)
+        start = paired_rows(systems["model"], distinct_rows(options.baseline, _COMPARED), options.baseline)
         given = [{"hotwords": row["hotwords"]} if "hotwords" in row else {} for row in systems["model"]]
         start = [{**row, **words} for row, words in zip(start, given, strict=True)]
         systems = {"model": systems["model"], "baseline": start, **systems}
@@ -328,9 +329,6 @@ def slices(rows: Rows) -> Iterator[tuple[str, list[int]]]:
 
 def error_counts(row: Mapping[str, Any], normalizer: Normalizer, language: str | None, metric: str) -> ErrorCounts:
     """Count the errors of a transcript, both texts normalised; `language` is used where the row names none."""
-    for key in ("reference", "hypothesis"):
-        if not isinstance(row.get(key), str):
-            raise ValueError(f"row {row.get('id')!r}: {key} is {row.get(key)!r}, expected text")
     errors = word_errors if metric == "wer" else char_errors
     try:
         return errors(row["reference"], row["hypothesis"], normalizer, row.get("language") or language)
@@ -360,8 +358,10 @@ class SystemScores:
             columns = np.array([_hotword_counts(errors) for errors in self.hotwords])
             for metric, places in zip(HOTWORD_NAMES, ([0, 1], [2, 3], [4, 5], [4, 6], [7, 8]), strict=True):
                 self.counts[metric] = columns[:, places], ratio
+        languages = ["en" if options.task == "translate" else row.get("language") for row in rows]
         self.texts = [
-            [normalize(row[key], options.normalizer, row.get("language")) for key in _COMPARED] for row in rows
+            [normalize(row[key], options.normalizer, language) for key in _COMPARED]
+            for row, language in zip(rows, languages, strict=True)
         ]
         self._lengths = np.array([[len(units(text)) for text in pair] for pair in self.texts])
         self._repeated = np.array([repeated(hypothesis) for _, hypothesis in self.texts])
@@ -420,9 +420,6 @@ def _hotword_counts(found: HotwordErrors | None) -> list[int]:
     heard = len(found.said) - len(found.missed)
     alarms = len(set(found.unsaid) & set(found.written))
     return [*counts, heard, len(found.said), len(found.written), alarms, len(found.unsaid)]
-
-
-_COMPARED = ("reference", "hypothesis")
 
 
 def no_speech_scores(rows: Rows) -> dict[str, Row]:

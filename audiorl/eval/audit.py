@@ -35,7 +35,7 @@ from audiorl.eval._common import (
     with_interval,
     write_scores,
 )
-from audiorl.eval._listening import DEFAULT_VIEWS, MIN_GAIN, audio_gains, check_frames, gain_metrics, verdict
+from audiorl.eval._listening import DEFAULT_VIEWS, MIN_GAIN, audio_gains, check_frames, gain_metrics, verdict, view_name
 from audiorl.eval._questions import read_questions, right_answers, sample_answers, write_manifest
 from audiorl.eval.metrics.corpus import bootstrap_interval
 from audiorl.models import AudioPolicy
@@ -72,6 +72,8 @@ class AuditOptions(InferenceOptions):
 def main(options: AuditOptions, policy: AudioPolicy | None = None) -> Row:
     """Do what the options say and return the scores."""
     least, most = options.min_pass, options.max_pass
+    names = ["audio", *map(view_name, options.views)]
+    twice = next((name for name in names if names.count(name) > 1), None)
     refuse(
         (not 0 < options.max_blind <= 1, f"--max-blind {options.max_blind:g}: give a share above 0, at most 1"),
         (
@@ -79,6 +81,7 @@ def main(options: AuditOptions, policy: AudioPolicy | None = None) -> Row:
             f"--min-pass {least:g} --max-pass {most:g}: give shares with 0 <= min <= max <= 1",
         ),
         (not options.views, "--views: give at least one"),
+        (twice, f"--views: two are called {twice!r}, beside the prompt's own 'audio'; rename a function"),
     )
     samples = read_questions(options)
     assert options.out is not None and options.model is not None
@@ -139,7 +142,7 @@ def select(policy: AudioPolicy, samples: Sequence[Sample], options: AuditOptions
         return [sum(right) / options.filter for right in right_answers(prompts, answers)]
 
     with_audio = shares("audio", samples)
-    views = {view.rsplit(":")[-1]: views_of(samples, view) for view in options.views}
+    views = {view_name(view): views_of(samples, view) for view in options.views}
     without = {name: shares(name, prompts) for name, prompts in views.items()}
     rows: dict[str, Row] = {}
     selected = []
@@ -155,12 +158,13 @@ def select(policy: AudioPolicy, samples: Sequence[Sample], options: AuditOptions
     result: Row = {
         "answers_each": options.filter,
         "with_audio": sum(with_audio) / count,
-        "interval": bootstrap_interval(with_audio),
+        "interval": bootstrap_interval(with_audio, share=True),
         "without_audio": {view: sum(share) / count for view, share in without.items()},
         "chance": sum(1 / len(s.choices) if s.choices else 0 for s in samples) / count,
     }
     for name, kind in (("text_answerable", "text"), ("need_listening", "listening"), ("rest", "unanswered")):
-        result[name] = {**summarize([float(row["kind"] == kind) for row in rows.values()], "share"), "n": kinds[kind]}
+        column = [float(row["kind"] == kind) for row in rows.values()]
+        result[name] = {**summarize(column, "share", share=True), "n": kinds[kind]}
     return result | {"selected": len(selected)}
 
 

@@ -66,6 +66,7 @@ MEASURES = {
     "choice_gap": "text − audio of the most probable choice",
 }
 """The measures of a question and their labels; those from `kl` on need choices."""
+SHARES = ("right_audio", "right_text", "alike", "choice_audio", "choice_text")
 EXAMPLES = 10
 """Questions on the page that only the text view answers."""
 
@@ -182,7 +183,7 @@ def gap_scores(rows: Sequence[Mapping[str, Any]], baseline: Sequence[Mapping[str
 
     def summaries(rows: Sequence[Mapping[str, Any]]) -> Row:
         columns = {m: [float(row[m]) for row in rows if m in row] for m in MEASURES}
-        return {m: summarize(column) for m, column in columns.items() if column}
+        return {m: summarize(column, share=m in SHARES) for m, column in columns.items() if column}
 
     scores = summaries(rows)
     if not baseline:

@@ -89,8 +89,11 @@ def main(options: MMAUOptions, engine: RolloutEngine | None = None) -> dict[str,
         predictions = json.dumps(rows, indent=2, ensure_ascii=False) + "\n"
         (options.out / "predictions.json").write_text(predictions, encoding="utf-8")
     if not any(row.get(ANSWER_KEY[options.kind]) for row in rows):
-        where = "" if options.out is None else f" in {options.out / 'predictions.json'}"
-        print(f"No answers in the data: nothing can be scored; the predictions to submit are{where}.", file=sys.stderr)
+        if options.score is not None:
+            where, field = options.data or options.score, ANSWER_KEY[options.kind]
+            raise ValueError(f"{where}: no row has the field {field!r} to score against; give the questions as --data")
+        predictions = f"the predictions to submit are in {options.out}/predictions.json"
+        print(f"No answers in the data: nothing can be scored; {predictions}.", file=sys.stderr)
         return {}
     try:
         results = {name: [judge(row, options.kind) for row in part] for name, part in outputs.items()}
@@ -115,6 +118,9 @@ def main(options: MMAUOptions, engine: RolloutEngine | None = None) -> dict[str,
         if differ["n"]:
             more = ", …" if differ["n"] > len(differ["ids"]) else ""
             print(f"right by {what}: {differ['n']} (ids {', '.join(differ['ids'])}{more})")
+    if unlisted := scores["total"]["unlisted"]:
+        some = ", ".join(unlisted[:10]) + (", …" if len(unlisted) > 10 else "")
+        print(f"the answer is none of the choices: {len(unlisted)} (ids {some}); correct the data", file=sys.stderr)
     return scores
 
 
@@ -182,6 +188,13 @@ def _as_letter(row: Row, prediction: str) -> str:
     return "" if named is None else letters[choices[named]]
 
 
+def _listed(row: Row, kind: Kind) -> bool:
+    """Return whether the answer is one of the choices, as the official rule compares them."""
+    if kind == "mmsu":
+        return row[ANSWER_KEY[kind]] in _lettered(row).values()
+    return word_set(row[ANSWER_KEY[kind]]) in map(word_set, row["choices"])
+
+
 def judge(row: Row, kind: Kind) -> Row:
     """Judge by the official rule: {accuracy, rewarded, missing, unanswered, rubric?}; `rewarded` by that of rewards.
 
@@ -219,7 +232,8 @@ def score_rows(rows: Sequence[Row], kind: Kind, results: Mapping[str, Sequence[R
     """Return the scores of `qa.score_results`, by the groupings that the rows have.
 
     The total also holds, as `differ`, how many answers the official rule or that of rewards alone takes, and the first
-    ids. A question with a list of categories counts in each of them.
+    ids; and as `unlisted` the ids of questions whose answer is none of their choices, so that no choice is right. A
+    question with a list of categories counts in each of them.
     """
     groups: dict[str, list[list[str]]] = {}
     for grouping in GROUPINGS:
@@ -236,6 +250,7 @@ def score_rows(rows: Sequence[Row], kind: Kind, results: Mapping[str, Sequence[R
         own = zip(rows, results["model"], strict=True)
         ids = [str(row["id"]) for row, r in own if r["accuracy"] - r["rewarded"] == sign]
         scores["total"]["differ"][rule] = {"n": len(ids), "ids": ids[:10]}
+    scores["total"]["unlisted"] = [str(row["id"]) for row in rows if not _listed(row, kind)]
     return scores
 
 

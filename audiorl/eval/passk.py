@@ -189,7 +189,8 @@ def passk_scores(measured: Sequence[AnswerCounts], n: int, ks: Sequence[int]) ->
     means = {name: [sum(values) / len(values) for values in columns.values()] for name, columns in by_k.items()}
     scores: Row = {"samples": n, "ks": list(ks), "models": {}, "against_base": {}}
     for m in measured:
-        scores["models"][m.name] = {"path": m.path, "pass": {str(k): summarize(by_k[m.name][k]) for k in ks}}
+        passed = {str(k): summarize(by_k[m.name][k], share=True) for k in ks}
+        scores["models"][m.name] = {"path": m.path, "pass": passed}
     base = measured[0]
     for m in measured[1:]:
         pairs = {k: zip(by_k[m.name][k], by_k[base.name][k], strict=True) for k in ks}

@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 
-from audiorl.data.rows import BadRow, write_json_lines
+from audiorl.data.rows import write_json_lines
 from audiorl.data.views import views_of
 from audiorl.eval._common import (
     InferenceOptions,
@@ -200,11 +200,7 @@ def _said(rollout: Rollout) -> Row:
 
 def recorded(path: Path) -> dict[str, str]:
     """Read answers by id: JSON lines with id and text. Raises ValueError naming the row for anything else."""
-    answers: dict[str, str] = {}
-    for number, row in enumerate(distinct_rows(path), 1):
-        if not isinstance(row.get("text"), str):
-            raise ValueError(str(BadRow(str(path), number, "text", "missing; give what the model wrote")))
-        answers[str(row["id"])] = row["text"]
+    answers = {str(row["id"]): row["text"] for row in distinct_rows(path, ("text",))}
     if not answers:
         raise ValueError(f"{path}: no rows")
     return answers
@@ -280,9 +276,9 @@ def score_results(
     """
     own = results["model"]
 
-    def average(values: Mapping[int, float], name: str = "accuracy") -> Row:
+    def average(values: Mapping[int, float], name: str = "accuracy", share: bool = True) -> Row:
         drawn = [clusters[i] for i in values] if clusters else None
-        return summarize([float(v) for v in values.values()], name, clusters=drawn)
+        return summarize([float(v) for v in values.values()], name, clusters=drawn, share=share)
 
     def cell(indices: Sequence[int]) -> Row:
         right = {i: own[i]["accuracy"] for i in indices}
@@ -295,7 +291,7 @@ def score_results(
             if name in results:
                 other = {i: results[name][i]["accuracy"] for i in indices}
                 values[name] = average(other)
-                values[difference] = average({i: right[i] - other[i] for i in indices})
+                values[difference] = average({i: right[i] - other[i] for i in indices}, share=False)
         return values
 
     scores: Row = {"total": cell(range(len(own)))}

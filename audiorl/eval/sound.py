@@ -280,7 +280,7 @@ def summary(rows: dict[str, Row], reference: dict[str, Row] | None, judge: str) 
     out: Row = {}
     for name in (*SAMPLED, "clipping", "hiss", "delay_error", "clap"):
         if values := [row[name] for row in rows.values() if name in row]:
-            out[name] = summarize(values)
+            out[name] = summarize(values, share=name.startswith(("events_right", "asked")))
     tags, embeddings = (np.array([row[key] for row in rows.values()]) for key in ("tags", "embedding"))
     out[f"IS_{judge}"] = inception_score(tags)
     if reference is not None:

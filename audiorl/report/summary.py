@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from audiorl.eval.metrics.corpus import UNSEEN
+from audiorl.eval.metrics.corpus import UNSEEN, wilson
 
 Row = dict[str, Any]
 Evals = Mapping[str, Mapping[str, Any]]
@@ -455,10 +455,3 @@ def sign_test(gained: int, lost: int) -> float:
     """Return the two-sided p-value of gained versus lost under a fair coin (the exact form of McNemar's test)."""
     n = gained + lost
     return min(1.0, 2 * sum(math.comb(n, k) for k in range(min(gained, lost) + 1)) / 2**n)
-
-
-def wilson(p: float, n: int, z: float = 1.959964) -> tuple[float, float]:
-    """Return the 95% score interval of a proportion (Wilson 1927)."""
-    centre = (p + z * z / (2 * n)) / (1 + z * z / n)
-    half = z / (1 + z * z / n) * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
-    return max(0.0, centre - half), min(1.0, centre + half)

@@ -7,7 +7,19 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta, Struct
 
-from audiorl.data.schema.types import AnyText, Channel, Choices, Finite, Hotwords, Id, Language, Name, Seconds, Text
+from audiorl.data.schema.types import (
+    AnyText,
+    Channel,
+    Choices,
+    Finite,
+    Hotwords,
+    Id,
+    Language,
+    Name,
+    OwnId,
+    Seconds,
+    Text,
+)
 
 Group = Annotated[str | list[str], Meta(description="a name; give a text or a list of texts")]
 
@@ -22,7 +34,7 @@ class RubricItem(Struct):
 class BenchmarkRow(Struct):
     """A question of MMAU, MMAR or MMSU, with the model's outputs and the raters'."""
 
-    id: Id
+    id: OwnId
     question: AnyText | None = None
     choices: Annotated[list[str], Choices] | None = None
     answer: AnyText | None = None
@@ -51,7 +63,7 @@ class BenchmarkRow(Struct):
 class ResultRow(Struct):
     """A row of an evaluation's results."""
 
-    id: Id
+    id: OwnId
     text: AnyText | None = None
     reference: AnyText | None = None
     hypothesis: AnyText | None = None

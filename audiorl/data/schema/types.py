@@ -25,10 +25,9 @@ Channel = Annotated[
     _Channel | Annotated[tuple[_Channel, ...], Meta(min_length=1)],
     Meta(description="a channel; give its number from 0, or a list of those whose mean is meant"),
 ]
-Id = Annotated[
-    Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | Text,
-    Meta(description="an id; give a text or a whole number, or leave the column out"),
-]
+_Id = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | Text
+Id = Annotated[_Id, Meta(description="an id; give a text or a whole number, or leave the column out")]
+OwnId = Annotated[_Id, Meta(description="an id; give every row its own, a text or a whole number")]
 Name = Annotated[Integer | str, Meta(description="a name; give a text, or leave the column out")]
 Language = Annotated[str, Meta(pattern=r"^(\S.*)?$", description="a language; give an ISO code such as en")]
 Hotwords = Annotated[

@@ -24,17 +24,27 @@ UNSEEN = "unseen"
 """The set of speakers that no phase trains on, in names of evaluations."""
 
 
-def bootstrap_interval(values: Sequence[float], resamples: int = 2000) -> tuple[float, float]:
+def wilson(p: float, n: int, z: float = 1.959964) -> tuple[float, float]:
+    """Return the 95% score interval of a proportion (Wilson 1927)."""
+    centre = (p + z * z / (2 * n)) / (1 + z * z / n)
+    half = z / (1 + z * z / n) * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
+    return max(0.0, centre - half), min(1.0, centre + half)
+
+
+def bootstrap_interval(values: Sequence[float], resamples: int = 2000, *, share: bool = False) -> tuple[float, float]:
     """Return the 95 % percentile bootstrap interval (low, high) of the mean of `values`, with a fixed seed.
 
     How often each distinct value occurs in a resample is multinomial, and is drawn so: the same bootstrap at a fraction
     of the cost where values repeat, as those of right and wrong answers do. Equal values give an interval of width 0:
-    it cannot know more. Raises ValueError without values. Source: Efron and Tibshirani 1993, chapter 13.
+    it cannot know more. Of a `share`, the mean of values in [0, 1], that would be certainty: where all are 0, or all 1,
+    the interval is Wilson's. Raises ValueError without values. Source: Efron and Tibshirani 1993, chapter 13.
     """
     if not len(values):
         raise ValueError("an interval needs at least one value")
     distinct, counts = np.unique(np.asarray(values, dtype=np.float64), return_counts=True)
     n = int(counts.sum())
+    if share and len(distinct) == 1 and distinct[0] in (0, 1):
+        return wilson(float(distinct[0]), n)
     means = np.random.default_rng(0).multinomial(n, counts / n, size=resamples) @ distinct / n
     tail = (1 - 0.95) / 2
     low, high = np.quantile(means, [tail, 1 - tail])

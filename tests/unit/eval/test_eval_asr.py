@@ -253,6 +253,9 @@ def test_translation_into_english(manifest, scripted, tmp_path, capsys) -> None:
     assert parts["es, Eva"]["bleu"]["value"] == pytest.approx(100)
     assert parts["es"]["chrf"]["value"] == pytest.approx(100)
     assert parts["fr"]["chrf"]["value"] < 30
+    file = write_rows(tmp_path / "numbers.jsonl", {"a": "21 people"}, reference="twenty one people", language="es")
+    scored = asr.main(asr.ASROptions(score=file, task="translate"))["systems"]["model"]["all"]
+    assert scored["length_ratio"] == 1  # numbers are read as the target's
     shown = capsys.readouterr()
     assert "1 of 3 rows have no translation" in shown.err and "chrF" in shown.out
 
@@ -267,7 +270,9 @@ def test_translation_into_english(manifest, scripted, tmp_path, capsys) -> None:
         ({"silence": -1, "score": None}, "--silence: give the number of clips"),
         ({"score": None, "recognisers": ("a/base", "b/base")}, "two of base, base have one name"),
         ({"score": None}, "give --data, --model and --out"),
-        ({"score": "half.jsonl"}, "row '1': hypothesis is None"),
+        ({"score": "half.jsonl"}, r"half\.jsonl: row 1, field 'hypothesis': missing; give the text"),
+        ({"score": "half.jsonl", "task": "translate"}, r"half\.jsonl: row 1, field 'hypothesis': missing"),
+        ({"score": "results.jsonl", "baseline": "half.jsonl"}, r"half\.jsonl: row 1, field 'hypothesis': missing"),
         ({"score": "empty.jsonl"}, "no rows"),
         ({"known_speakers": ("Ann",)}, "row '1' names no speaker"),
         ({"known_speakers": ("gone.jsonl",)}, r"--known-speakers .*gone\.jsonl: missing"),

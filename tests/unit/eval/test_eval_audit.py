@@ -213,6 +213,8 @@ def test_the_short_form(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
         (("tiny", "--data", "bundled", "--out", "OUT", "--min-pass", "0.9", "--max-pass", "0.1"), "min <= max"),
         (("tiny", "--data", "bundled", "--out", "OUT", "--filter", "-1"), "filter is -1; it must be at least 0"),
         (("tiny", "--data", "bundled", "--out", "OUT", "--limit", "0"), "limit"),
+        (("tiny", "--data", "bundled", "--out", "OUT", "--views", "a.py:f", "b.py:f"), "two are called 'f'"),
+        (("tiny", "--data", "bundled", "--out", "OUT", "--views", "a.py:audio"), "two are called 'audio'"),
         (("tiny", "--data", "bundled", "--out", "OUT", "--batch-size", "0"), "batch_size is 0"),
     ],
 )

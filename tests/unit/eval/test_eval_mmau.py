@@ -64,6 +64,10 @@ def test_where_the_two_rules_differ(tmp_path: Path, capsys: pytest.CaptureFixtur
     printed = " ".join(capsys.readouterr().out.split())
     assert "as rewarded" in printed and "86.67" in printed
     assert "the official rule alone: 1 (ids q2)" in printed and "rule of rewards alone: 12 (ids q1, q4," in printed
+    assert total["unlisted"] == []
+    file.write_text(json.dumps([question("q0", "Dog"), question("q1", "B"), question("q2", "a dog")]))
+    assert main(MMAUOptions(score=file))["total"]["unlisted"] == ["q1", "q2"]
+    assert "the answer is none of the choices: 2 (ids q1, q2); correct the data" in capsys.readouterr().err
     letters = {"choice_a": "dog", "choice_b": "", "choice_c": "cat", "choice_d": "", "answer_gt": "cat"}
     (tmp_path / "mmsu.json").write_text(json.dumps([letters | {"id": "1", "question": "?", "response": "C"}]))
     assert main(MMAUOptions(score=tmp_path / "mmsu.json", kind="mmsu"))["total"]["rewarded"]["accuracy"] == 1
@@ -208,6 +212,8 @@ def test_rated_thoughts_of_mmar(tmp_path: Path, capsys: pytest.CaptureFixture[st
         ([{"id": 1, "question": "\ud800"}], "half a character"),
         ([{"id": "7", "answer": "x", "model_output": "x"}], "question '7': no choices to score against"),
         ([question("6"), {"id": "7"}], "question '7': no answer"),
+        ([{"id": "7"}], r"bad.json: no row has the field 'answer' to score against; give the questions as --data"),
+        ([{"model_output": "x"}], r"row 1, field 'id': missing; give every row its own, a text or a whole number \("),
         ([MMAR[0] | {"rubric": RUBRIC, "raw_responses": ["good"]}], "'clip0', field 'raw_responses': a rating is not"),
         ([MMAR[0] | {"raw_responses": ["good"]}], "question 'clip0': ratings without a rubric"),
         ([MMAR[0] | {"rubric": [{"name": "cue"}]}], r"row 1, field 'rubric\[0\].choices': missing"),

@@ -121,6 +121,12 @@ def test_transcripts_are_reported_as_errors_by_language(run: Run, transcripts: l
     assert "Held-out WER fell from 50.0%" in page and "WER, en" in page and "accuracy" not in table
 
 
+def test_hotwords_are_counted_against_the_reference_that_is_nearest() -> None:
+    sample = Sample("a", (), ("call mister Kowalski", "call Mr Kowalski"), (), "asr", {"hotwords": ["Kowalski"]})
+    row = ErrorRate().columns(Rollout(sample, (segment_of("call Mr Kowalsky"),), "g"))
+    assert (row["errors"], row["b_wer"], row["u_wer"]) == (1, [1, 1], [0, 2])
+
+
 def test_pairs_are_by_id_and_skipped_rows_do_not_count(tmp_path: Path) -> None:
     def written(name: str, *rows: tuple[str, float, dict[str, float]]) -> Path:
         lines = [json.dumps({"id": id, "parts": {"accuracy": a}, "outside": outside}) for id, a, outside in rows]

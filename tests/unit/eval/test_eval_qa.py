@@ -125,6 +125,8 @@ def test_scores_by_hand(folder: Path, tmp_path: Path, capsys) -> None:
     # Languages have 2 of 3, 0 of 2 and 1 of 1: three times the same one is 1 draw of 27.
     assert (total["low"], total["high"]) == (0, 1)
     fewer = main(options(folder, None, score=file, clusters="score", limit=2))["total"]
+    fewest = main(options(folder, None, score=file, limit=1))["total"]
+    assert (fewest["accuracy"], fewest["low"], fewest["high"]) == (1, pytest.approx(0.2065, abs=1e-4), 1)
     assert "clusters" not in fewer and (fewer["low"], fewer["high"]) == bootstrap_interval([1, 0])
     assert "word for word" in capsys.readouterr().out
 

@@ -7,6 +7,7 @@ import shlex
 import pytest
 from matplotlib.figure import Figure
 
+from audiorl.eval.metrics.corpus import wilson
 from audiorl.report import write_report
 from audiorl.report.charts import PAGE, Series, draw_bars, offsets, own_steps, series
 from audiorl.report.page import arrange, changed_pairs
@@ -19,7 +20,6 @@ from audiorl.report.summary import (
     measures,
     sentence,
     sign_test,
-    wilson,
 )
 
 

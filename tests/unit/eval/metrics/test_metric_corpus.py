@@ -85,6 +85,11 @@ def test_bootstrap_interval() -> None:
     assert (low, high) == pytest.approx((0.546, 0.734), abs=0.011)
     assert bootstrap_interval(answers, resamples=10_000) == (low, high)
     assert bootstrap_interval([1.0] * 5) == (1.0, 1.0)  # equal values have no width
+    # but 10 right answers of 10 may be 72 % of all: 10 / (10 + 1.96²)
+    assert bootstrap_interval([1.0] * 10, share=True) == pytest.approx((0.7225, 1), abs=1e-4)
+    assert bootstrap_interval([0.0] * 10, share=True) == pytest.approx((0, 0.2775), abs=1e-4)
+    assert bootstrap_interval(answers, resamples=10_000, share=True) == (low, high)
+    assert bootstrap_interval([0.5] * 5, share=True) == (0.5, 0.5)
 
 
 @pytest.mark.parametrize(
