@@ -456,7 +456,7 @@ def summarize(
     if clusters is not None and FEWEST_CLUSTERS <= (count := len(set(clusters))) < len(values):
         over = estimate(np.stack([values, np.ones(len(values))], 1), ratio, clusters=clusters)
         low, high, drawn = over.low, over.high, {"clusters": count}
-        if low == high:
+        if len(set(values)) == 1:
             low, high = bootstrap_interval(values[:count], share=share)
     means = {other: float(np.mean(column)) for other, column in (others or {}).items()}
     return {name: float(np.mean(values)), "n": len(values), "low": low, "high": high, **drawn, **means}

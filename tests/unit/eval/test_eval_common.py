@@ -18,6 +18,7 @@ from audiorl.eval._common import (
     prompt_digest,
     read_rows,
     run_evaluation,
+    summarize,
 )
 from audiorl.run.folder import Run, newest_checkpoint
 from audiorl.types import Message, Sample, Turn
@@ -142,6 +143,15 @@ def test_bad_results(tmp_path: Path, scripted) -> None:
         out.write_text(text)
         with pytest.raises(ValueError, match=message):
             generate_all(scripted(TEXTS), SAMPLES, out)
+
+
+def test_equal_values_of_clusters_are_as_many_as_the_clusters() -> None:
+    """All right at six questions about three recordings: 3 / (3 + 1.96²); no difference at any of them: none."""
+    clusters = ["a", "a", "b", "b", "c", "c"]
+    right = summarize([1.0] * 6, clusters=clusters, share=True)
+    assert (right["low"], right["high"], right["clusters"]) == (pytest.approx(0.4385, abs=1e-4), 1, 3)
+    same = summarize([0.0] * 6, clusters=clusters)
+    assert (same["low"], same["high"]) == (0, 0)
 
 
 def test_settings_must_not_change_between_runs(tmp_path: Path) -> None:
