@@ -7,9 +7,9 @@ A thought says which events are heard, when, where and how loud (`audiorl.tasks.
 model is asked for it with a row's caption, or with `--hear` its recording, and learns the rows' own thoughts first
 (`--sft`; `--learn False` leaves it out). GRPO then scores each thought by its sound, `SoundOfThought`: the events and
 times that are asked, the places where the flow makes stereo, and a clean sound (`--parts`). `thought`, the events of
-the thought against those of the row, is measured and not rewarded. `--reward-file` adds a reward of yours, which hears
-the sound as `rollout.spoken_audio`. `--tiny` tries the recipe; `--path new --hear True --model.audio projector` begins
-with a random model that a CPU trains.
+the thought against those of the row, is measured where all held-out rows have some, and not rewarded. `--reward-file`
+adds a reward of yours, which hears the sound as `rollout.spoken_audio`. `--tiny` tries the recipe; `--path new --hear
+True --model.audio projector` begins with a random model that a CPU trains.
 """
 
 from __future__ import annotations
@@ -121,7 +121,8 @@ def new_policy(config: ThoughtGRPOConfig) -> AudioPolicy:
 def main(config: ThoughtGRPOConfig, run: Run) -> None:
     if not config.flow:
         raise ValueError("--flow: name the flow that makes sounds of the thoughts, such as runs/sound")
-    random = SoundConfig(path="new", codec="mels", network=TINY["network"], model=config.model, seed=config.seed)
+    frozen = ModelConfig(device=config.model.device)  # the other options of `model` are those of the writer
+    random = SoundConfig(path="new", codec="mels", network=TINY["network"], model=frozen, seed=config.seed)
     made = replace(random, path=str(newest_checkpoint(config.flow)), codec=config.codec)
     flow = flow_from(random if config.flow == "tiny" else made, run)
 
@@ -149,7 +150,9 @@ def main(config: ThoughtGRPOConfig, run: Run) -> None:
     examples = [Example(s, s.references[0]) for s in train if config.learn and s.references]
     if examples:
         sft(policy, examples, run, config=config.sft, optim=config.sft_optim, seed=config.seed)
-    evaluation = Evaluation(reward, held_out, tokens, outside=WeightedSum.of(thought=ThoughtEvents()), metric="sound")
+    told = all("events" in s.metadata for s in held_out)
+    outside = WeightedSum.of(thought=ThoughtEvents()) if told else None
+    evaluation = Evaluation(reward, held_out, tokens, outside=outside, metric="sound")
     config = replace(config, rl=config.with_steps_for(config.rl, len(train)))
     grpo_and_control(config, run, policy, train, evaluation, examples)
     print(write_report(run.dir))

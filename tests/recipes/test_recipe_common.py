@@ -259,6 +259,15 @@ def test_ptx_through_the_command_line(tmp_path: Path, recipe: str, phase: str) -
 
 
 @pytest.mark.slow
+def test_thoughts_of_rows_without_events_by_a_writer_of_another_type(tmp_path: Path) -> None:
+    rows = [{"caption": u.text, "audio": str(u.clip.path), "thought": "x"} for u in SPEECH[:4]]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    words = ["--data", str(tmp_path / "rows.jsonl"), "--parts", "clean", "--model.dtype", "bfloat16"]
+    assert main(["train", "thought-grpo", "--tiny", *words, "--out", str(tmp_path / "run")]) == 0
+    assert "outside" not in json.loads((tmp_path / "run" / "eval.json").read_text())["after"]
+
+
+@pytest.mark.slow
 def test_a_reward_of_ones_own_for_interpretation(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("def reward(rollout):\n    return len(rollout.text) / 100\n")
     options = ("--max-steps", "1", "--reward-file", str(tmp_path / "mine.py"), "--reward-weight", "2")
