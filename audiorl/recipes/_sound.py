@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -155,27 +155,32 @@ def sound_reward(config: SoundRewards, channels: int, device: str) -> WeightedSu
 def flow_from(config: SoundConfig, run: Run) -> FlowPolicy:
     """Return the flow that the options name, with its codec; see `begin_flow` for a new one."""
     if config.path != "new":
-        return load_sounding(config.path, config.codec, config.model)
+        return load_sounding(config.path, config.codec, config.adapted)
     if config.codec is None:
         raise ValueError("--codec: name the audio tokenizer whose latents a new flow is to make, or mels")
     kept = run.dir / "codec"
     if config.codec == "mels" and not kept.exists():
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(config.seed)
-            return new_flow(config.network, UnifiedTokenizer(MELS), config.model, config.seed)
-    return new_flow(config.network, load_codec(kept if kept.exists() else config.codec), config.model, config.seed)
+            return new_flow(config.network, UnifiedTokenizer(MELS), config.adapted, config.seed)
+    return new_flow(config.network, load_codec(kept if kept.exists() else config.codec), config.adapted, config.seed)
 
 
 def begin_flow(config: SoundConfig, run: Run, policy: FlowPolicy, samples: Sequence[Sample]) -> None:
-    """Give a new flow what it takes from the training sounds: the codec `mels`, mean and deviation of latents."""
+    """Give a new flow what it takes from the training sounds: the codec `mels`, mean and deviation of latents. Raises
+    ValueError where there are none."""
     codec: Any = policy.codec
     clips = [clip for s in samples if (clip := recording_of(s)) is not None]
-    clips = clips[:: max(len(clips) // MEASURED, 1)]
-    if config.path == "new" and clips:
+    if config.path == "new":
+        if not clips:
+            raise ValueError(
+                "--data: no row has audio, of which a new flow takes its codec and scales; give some, or a trained flow"
+            )
+        clips = clips[:: -(-len(clips) // MEASURED)]
         if config.codec == "mels" and not (run.dir / "codec").exists():
-            second = np.zeros(codec.sample_rate, np.float32)
-            waves = [np.concatenate([clip.load(codec.sample_rate), second]) for clip in clips]
-            rows = [wave[: len(wave) // len(second) * len(second)].reshape(-1, len(second)) for wave in waves]
+            rate = codec.sample_rate
+            waves = [clip.load(rate) for clip in clips]
+            rows = [np.pad(wave, (0, -len(wave) % rate)).reshape(-1, rate) for wave in waves]  # of a second each
             codec.begin(torch.from_numpy(np.concatenate(rows)), torch.Generator().manual_seed(config.seed))
             policy.codec_identity = ""
             policy.set_codec(codec)
@@ -235,6 +240,10 @@ def summarized(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return summarize(columns.pop(headline), headline, columns)
 
 
+recogniser = lru_cache(maxsize=1)(load_recogniser)
+"""`load_recogniser`, once for all evaluations of a run."""
+
+
 def sound_scores(
     policy: FlowPolicy,
     samples: Sequence[Sample],
@@ -247,7 +256,7 @@ def sound_scores(
     sounds are written there as `file`."""
     rollouts = FlowEngine(policy, config.sampling).generate([Request(s, greedy=True) for s in samples])
     scores = [None] * len(samples) if reward is None else score_rollouts(reward, rollouts)
-    judge = None if config.judge is None else load_recogniser(config.judge, config.language)
+    judge = None if config.judge is None else recogniser(config.judge, config.language)
     rows: list[dict[str, Any]] = []
     for number, (rollout, score) in enumerate(zip(rollouts, scores, strict=True)):
         sample = rollout.sample

@@ -258,6 +258,22 @@ def test_ptx_through_the_command_line(tmp_path: Path, recipe: str, phase: str) -
     assert last["ptx/loss"] > 0
 
 
+@pytest.mark.parametrize(("recipe", "words", "message"), [
+    ("sound-sft", "--lora True", "model.lora: flows are trained whole; leave --lora out"),
+    ("sound-grpo", "--lora True", "model.lora: flows are trained whole; leave --lora out"),
+    ("sound-grpo", "--task enhance --tagger t", "--tagger, --parts: the rewards of the task enhance are --speech"),
+    ("sound-grpo", "--task tts --parts times clean", "--tagger, --parts: the rewards of the task tts are --speech"),
+    ("sound-grpo", "--data ROWS", "--data: no row has audio, of which a new flow takes its codec and scales"),
+])  # fmt: skip
+def test_options_that_flows_cannot_follow_are_refused(
+    recipe: str, words: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "rows.jsonl").write_text(4 * '{"caption": "rain", "duration": 1}\n')
+    options = words.replace("ROWS", str(tmp_path / "rows.jsonl")).split()
+    assert main(["train", recipe, "--tiny", *options, "--out", str(tmp_path / "run")]) == 2
+    assert message in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_thoughts_of_rows_without_events_by_a_writer_of_another_type(tmp_path: Path) -> None:
     rows = [{"caption": u.text, "audio": str(u.clip.path), "thought": "x"} for u in SPEECH[:4]]
