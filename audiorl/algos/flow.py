@@ -177,44 +177,39 @@ def noisy_range(rule: NoisyRule, steps: int, window: int, rng: random.Random) ->
 # -- samplers ----------------------------------------------------------------------------------------------------------
 
 
-class Stepper:
-    """Takes steps of a solver: euler; midpoint, with two velocities a step; dpm++ (2M, arXiv 2211.01095, algorithm 2),
-    which remembers the step before.
+Step = tuple[float, Tensor]
+"""t of a step of dpm++, and the sound that it predicted."""
 
-    A step first asks `velocity(x, t)`; give it as `v` where it is known already.
+
+def step_velocity(velocity: Velocity, x: Tensor, v: Tensor, t: float, next_t: float, solver: Solver) -> Tensor:
+    """Return the velocity of a solver's step from x with velocity v: v, or with midpoint the one halfway."""
+    return v if solver != "midpoint" else velocity(x + v * ((next_t - t) / 2), (t + next_t) / 2)
+
+
+def ode_step(
+    x: Tensor, v: Tensor, t: float, next_t: float, solver: Solver = "euler", last: Step | None = None
+) -> tuple[Tensor, Step | None]:
+    """Return x at next_t < t, reached with a `step_velocity`, and what the next step takes as its `last`.
+
+    dpm++ is 2M (arXiv 2211.01095, algorithm 2), which for straight paths is a step of Euler's and a correction from the
+    step before. Without `last`, as after a noisy step, there is none.
     """
-
-    def __init__(self, velocity: Velocity, solver: Solver = "euler"):
-        self.velocity, self.solver = velocity, solver
-        self.forget()
-
-    def forget(self) -> None:
-        """Forget the step before: what follows lies on another path, as after a noisy step."""
-        self._last: tuple[Tensor, float] | None = None
-
-    def __call__(self, x: Tensor, t: float, next_t: float, v: Tensor | None = None) -> Tensor:
-        """Return x at next_t < t."""
-        v = self.velocity(x, t) if v is None else v
-        dt = next_t - t
-        if self.solver == "euler":
-            return x + v * dt
-        if self.solver == "midpoint":
-            return x + self.velocity(x + v * (dt / 2), t + dt / 2) * dt
-        sound = predicted_sound(x, v, t)
-        last, self._last = self._last, (sound, t)
-        # Log signal-to-noise ratios are infinite at t 1 and t 0: steps from and to there, and the one after the first,
-        # are of first order, which for straight paths is Euler's.
-        if last is not None and next_t > 0 and last[1] < 1:
-            here, before, there = (math.log((1 - s) / s) for s in (t, last[1], next_t))
-            sound = sound + (sound - last[0]) * ((there - here) / (2 * (here - before)))
-        return next_t / t * x + (1 - next_t - (1 - t) * next_t / t) * sound
+    after = x + v * (next_t - t)
+    if solver != "dpm++":
+        return after, None
+    sound = predicted_sound(x, v, t)
+    if last is not None and next_t > 0 and last[0] < 1:  # log signal-to-noise ratios are infinite at t 1 and t 0
+        here, before, there = (math.log((1 - s) / s) for s in (t, last[0], next_t))
+        after = after + (1 - next_t / t) * (there - here) / (2 * (here - before)) * (sound - last[1])
+    return after, (t, sound)
 
 
 def solve(velocity: Velocity, x: Tensor, times: Sequence[float], solver: Solver = "euler") -> Tensor:
     """Follow the ODE from x at times[0] to the last of `times`."""
-    step = Stepper(velocity, solver)
+    last = None
     for t, next_t in pairwise(times):
-        x = step(x, t, next_t)
+        v = step_velocity(velocity, x, velocity(x, t), t, next_t, solver)
+        x, last = ode_step(x, v, t, next_t, solver, last)
     return x
 
 

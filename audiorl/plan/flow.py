@@ -70,7 +70,7 @@ def plan_flow(path: str, options: FlowPlanOptions) -> MemoryPlan:
     shape = Shape("flow", layers, config.width, 4 * config.width, heads, heads, head, config.text_rows)
 
     c = 2 if options.model.autocast else 4
-    guided = 2 if sampling.guidance_scale not in (0, 1) else 1
+    guided = 2 if sampling.guidance_scale != 1 else 1
     sounds = rl.prompts_per_step * rl.group_size
     made_at_once = guided * min(max(sampling.max_batch_frames // options.frames, rl.group_size), sounds)
     at_once = max(pass_tokens(rl) // (options.frames + options.words), 1)

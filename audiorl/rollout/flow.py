@@ -19,10 +19,18 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from audiorl.algos.flow import Stepper, noisy_range, sampling_times, training_times, transition
+from audiorl.algos.flow import (
+    Step,
+    noisy_range,
+    ode_step,
+    sampling_times,
+    step_velocity,
+    training_times,
+    transition,
+)
 from audiorl.audio import AudioClip, load_channels
 from audiorl.config import ModelConfig
-from audiorl.config.flow import FlowConfig, FlowInference, Solver
+from audiorl.config.flow import FlowConfig, FlowInference
 from audiorl.data.augment import noisy_recording
 from audiorl.distributed.local import gpu_work
 from audiorl.models.export import codec_of
@@ -48,7 +56,7 @@ class _Path:
     noisy: range
     x: Tensor
     generator: torch.Generator
-    step: Stepper
+    last: Step | None = None
     states: list[Tensor] = field(default_factory=list)
     means: list[Tensor] = field(default_factory=list)
     logprobs: list[Tensor] = field(default_factory=list)
@@ -177,8 +185,8 @@ class FlowEngine:
         paths: list[_Path] = []
         for request, prompt in pack:
             key = (request.seed, request.sample.id)
-            solved = request.greedy or c.noisy == "none"
-            noisy = range(0) if solved else noisy_range(c.noisy, c.steps, c.window, random.Random(f"{key}"))
+            greedy = request.greedy or c.noisy == "none"
+            noisy = range(0) if greedy else noisy_range(c.noisy, c.steps, c.window, random.Random(f"{key}"))
             shared = c.noisy == "branch" and not request.greedy
             for index in [None] if shared else range(request.n):
                 paths.append(self._path(request, index, prompt, noisy))
@@ -195,14 +203,13 @@ class FlowEngine:
 
             x = torch.cat([path.x for path in paths])
             v = velocity(x, t)
-            middle = v
-            if c.solver == "midpoint" and not all(i in path.noisy for path in paths):
-                middle = velocity(x + v * ((next_t - t) / 2), (t + next_t) / 2)
-            for path, own, half in zip(paths, v.split(lengths), middle.split(lengths), strict=True):
+            solved = not all(i in path.noisy for path in paths)
+            to_next = step_velocity(velocity, x, v, t, next_t, c.solver) if solved else v
+            for path, own, other in zip(paths, v.split(lengths), to_next.split(lengths), strict=True):
                 if i not in path.noisy:
-                    path.x = path.step(path.x, t, next_t, half)
+                    path.x, path.last = ode_step(path.x, other, t, next_t, c.solver, path.last)
                     continue
-                path.step.forget()
+                path.last = None
                 step = transition(path.x, own, t, next_t, c.noise, c.noise_level)
                 z = torch.randn(path.x.shape, generator=path.generator).to(device)
                 path.states.append(path.x)
@@ -216,12 +223,7 @@ class FlowEngine:
     def _path(self, request: Request, index: int | None, prompt: SoundPrompt, noisy: range) -> _Path:
         generator = _generator(request.seed, request.sample.id, index)
         x = torch.randn(prompt.frames, self.policy.model.latent_channels, generator=generator).to(self.policy.device)
-        solver: Solver = "dpm++" if self.config.solver == "dpm++" else "euler"  # the middle of midpoint is known to all
-
-        def known(x: Tensor, t: float) -> Tensor:
-            raise AssertionError("the velocity is given")
-
-        return _Path(request, index, prompt, noisy, x, generator, Stepper(known, solver))
+        return _Path(request, index, prompt, noisy, x, generator)
 
     def _branches(self, path: _Path, step: int) -> list[_Path]:
         """Return a path, or where a group's first noisy step is here, one for each of its rollouts."""

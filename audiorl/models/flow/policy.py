@@ -334,8 +334,6 @@ class FlowPolicy(nn.Module):
             if guidance == 1:
                 return self.model(x, t, prompts)
             bare = [SoundPrompt(p.frames) for p in prompts]
-            if guidance == 0:
-                return self.model(x, t, bare)
             v, without = self.model(torch.cat([x, x]), torch.cat([t, t]), [*prompts, *bare]).chunk(2)
             return without + guidance * (v - without)
 
