@@ -76,10 +76,14 @@ def main(args: list[str]) -> int:
             options.voice and not (options.say and options.voice_text),
             "--voice: give --say, and what it says: --voice-text",
         ),
+        (options.voice_text and not options.voice, "--voice-text: name the recording that says it, too: --voice"),
+        (options.seconds is not None and options.seconds <= 0, f"--seconds is {options.seconds}; give more than 0"),
         (
             options.say and not options.voice and not options.seconds,
             "--say: give --voice, or the --seconds that it takes",
         ),
+        (options.enhance and options.thought, "--thought: what is enhanced has none; leave it out"),
+        ((options.say or options.enhance) and options.video, "--video: is for other sounds than speech; leave it out"),
         (options.enhance and options.seconds, "--seconds: what is enhanced stays as long as it is; leave it out"),
         (options.video and options.video_rate is None, "--video: give its frames a second, too: --video-rate"),
     ):

@@ -96,7 +96,8 @@ def noisy(clip: AudioClip, key: str) -> AudioClip:
     return AudioClip(array=gain(wav, 0), sample_rate=RATE)
 
 
-def noisy_recording(sample: Sample) -> AudioClip:
-    """Return what a sample asks to enhance: its recording `before`, or its clean `audio` made `noisy`."""
+def noisy_recording(sample: Sample, key: str | None = None) -> AudioClip:
+    """Return what a sample asks to enhance: its recording `before`, or its clean `audio` made `noisy` by the key, by
+    default its id."""
     before: AudioClip | None = sample.metadata.get("before")
-    return noisy(sample.metadata["audio"], sample.id) if before is None else before
+    return noisy(sample.metadata["audio"], key or sample.id) if before is None else before

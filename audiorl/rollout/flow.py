@@ -35,7 +35,7 @@ from audiorl.data.augment import noisy_recording
 from audiorl.distributed.local import gpu_work
 from audiorl.models.export import codec_of
 from audiorl.models.flow.network import SoundPrompt
-from audiorl.models.flow.policy import FlowPolicy, load_flow, prompt_bytes
+from audiorl.models.flow.policy import FlowPolicy, duration_of, load_flow, prompt_bytes
 from audiorl.models.weights import Weights
 from audiorl.protocols import Ended, Request
 from audiorl.run.folder import newest_checkpoint
@@ -137,6 +137,12 @@ def filtered(noisy: AudioClip, made: AudioClip) -> AudioClip:
     return AudioClip(array=out.numpy(), sample_rate=rate)
 
 
+def noise_of(request: Request) -> str | None:
+    """Return what draws the noise of a recording to be enhanced, the same for a group: None, always the same, where
+    there is no training."""
+    return None if request.greedy else f"{request.seed}/{request.sample.id}"
+
+
 class FlowEngine:
     """`RolloutEngine` over a `FlowPolicy`, whose weights it shares. Greedy requests follow the ODE, without noise."""
 
@@ -156,7 +162,7 @@ class FlowEngine:
         Raises ValueError for a sample that this flow cannot make.
         """
         rollouts: list[Rollout] = []
-        for pack in self._packs([(r, self.policy.prompt(r.sample)) for r in requests]):
+        for pack in self._packs([(r, self.policy.prompt(r.sample, noise_of(r))) for r in requests]):
             paths = self._sample(pack)
             made = [self._rollout(path) for path in paths]
             rollouts += made
@@ -238,11 +244,12 @@ class FlowEngine:
         c, request, prompt = self.config, path.request, path.prompt
         assert path.index is not None
         times = sampling_times(c.steps, c.shift)
-        codec = self.policy.audio.codec
-        wave = self.policy.decode(path.x)[round(prompt.voice * codec.sample_rate / codec.frame_rate) :]
-        sound, task = AudioClip(array=wave, sample_rate=codec.sample_rate), request.sample.task
+        codec, task = self.policy.audio.codec, request.sample.task
+        rate = codec.sample_rate
+        wave = self.policy.decode(path.x)[round(prompt.voice * rate / codec.frame_rate) :]
+        sound = AudioClip(array=wave[: round(duration_of(request.sample) * rate)], sample_rate=rate)
         if task == "enhance" and not getattr(codec, "codes_phases", True):
-            sound = filtered(noisy_recording(request.sample), sound)
+            sound = filtered(noisy_recording(request.sample, noise_of(request)), sound)
         elif prompt.context is not None and task not in ("enhance", "tts"):
             sound = spliced(request.sample, sound)
         x0, noised = path.x.cpu(), 0 if c.noisy != "none" or request.greedy else c.window

@@ -18,7 +18,6 @@ from audiorl.algos.packing import pack
 from audiorl.config import OptimConfig
 from audiorl.config.checks import pass_tokens
 from audiorl.config.flow import FlowSFTConfig
-from audiorl.data.augment import noisy
 from audiorl.models.flow import FlowPolicy, SoundPrompt
 from audiorl.models.flow.policy import prompt_bytes
 from audiorl.run.folder import Run
@@ -75,18 +74,16 @@ def draw(policy: FlowPolicy, sample: Sample, config: FlowSFTConfig, key: str) ->
     """Draw the time and noise of a sound, what its prompt leaves out, and the noise of a recording that is to be
     enhanced and has none; all of it is fixed by `key`."""
     generator = torch.Generator().manual_seed(int(hashlib.sha256(key.encode()).hexdigest()[:14], 16))
-    if sample.task == "enhance" and "before" not in sample.metadata:
-        before = noisy(sample.metadata["audio"], key)
-        sample = replace(sample, metadata={**sample.metadata, "before": before})
-    prompt, x0 = policy.prompt(sample), policy.target(sample)
+    prompt = policy.prompt(sample, key)
+    x0 = policy.target(sample, prompt)
     t = float(training_times(1, config.times, config.shift, generator))
     noise = torch.randn(x0.shape, generator=generator)
     caption, thought, context, video, everything = (torch.rand(5, generator=generator) < config.drop).tolist()
     inpaint, first, last = torch.rand(3, generator=generator).tolist()
     if inpaint < config.inpaint and prompt.context is None:
-        begin, end = sorted((int(first * len(x0)), int(last * len(x0)) + 1))
+        begin, end = sorted((int(first * len(x0)), int(last * len(x0))))
         stays = torch.ones(len(x0), 1)
-        stays[begin:end] = 0
+        stays[begin : end + 1] = 0
         prompt = replace(prompt, context=pad(x0, (0, 1), value=1.0) * stays)
     prompt = replace(
         prompt,

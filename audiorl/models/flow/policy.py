@@ -75,8 +75,8 @@ class SoundLatents:
         """Do nothing: a codec is not trained, its latents stay."""
         return nullcontext()
 
-    def encode(self, clip: AudioClip) -> Tensor:
-        """Return [F, D] on the CPU."""
+    def encode(self, clip: AudioClip, keep: bool = True) -> Tensor:
+        """Return [F, D] on the CPU; `keep`: for the next time."""
         if (held := self._cache.get(clip.key)) is not None:
             return held
         rate = self.codec.sample_rate
@@ -88,7 +88,8 @@ class SoundLatents:
             mixed, place = mixed_down(wav.T.cpu(), rate, self.hop)
             wav, places = mixed[None].clamp(-1, 1), [place]
         latents = torch.cat([*self.codec.latents(wav).float().cpu().transpose(1, 2), *places], -1)
-        self._cache.put(clip.key, latents)
+        if keep:
+            self._cache.put(clip.key, latents)
         return latents
 
     def decode(self, latents: Tensor) -> np.ndarray:
@@ -199,9 +200,9 @@ class FlowPolicy(nn.Module):
             raise ValueError(f"a sound of {duration:g} s was asked for; this flow makes up to {most:g} s")
         return max(math.ceil(duration * self.frame_rate - 1e-6), 1)
 
-    def encode(self, clip: AudioClip) -> Tensor:
-        """Return the latents [F, D] of a clip as the flow knows them, on the CPU."""
-        return (self.audio.encode(clip) - self.model.mean.cpu()) / self.model.deviation.cpu()
+    def encode(self, clip: AudioClip, keep: bool = True) -> Tensor:
+        """Return the latents [F, D] of a clip as the flow knows them, on the CPU; `keep`: for the next time."""
+        return (self.audio.encode(clip, keep) - self.model.mean.cpu()) / self.model.deviation.cpu()
 
     def decode(self, latents: Tensor) -> np.ndarray:
         """Return the sound of latents [F, D]: float32 [T] in [-1, 1], or [T, 2] of stereo."""
@@ -214,27 +215,25 @@ class FlowPolicy(nn.Module):
         self.model.mean.copy_(all_frames.mean(0))
         self.model.deviation.copy_(all_frames.std(0).clamp(min=1e-3 * float(all_frames.std())))
 
-    def prompt(self, sample: Sample) -> SoundPrompt:
+    def prompt(self, sample: Sample, noise: str | None = None) -> SoundPrompt:
         """Return the conditions that a sample gives.
 
         Its messages are the caption. Of its metadata are read `thought`, `duration` in seconds (else that of `audio`),
         `video` (a .npy file of features [frames, V], or of frames [frames, height, width] uint8) with `video_rate`, and
         for edits `before`, a clip that stays as it is outside of the spans `mask`; what is to follow its end is always
-        made. The task `enhance` reads its noisy recording, see `noisy_recording`; `tts` says the first reference, in
-        the voice of `prompt_audio`, which says `prompt_text`. Raises FieldError.
+        made. The task `enhance` reads its `noisy_recording`, by the key `noise`; `tts` says the first reference, in the
+        voice of `prompt_audio`, which says `prompt_text`. Raises FieldError.
         """
         about = sample.metadata
         caption = "".join(part for m in sample.messages for part in m.content if isinstance(part, str)).strip()
-        clip = about.get("audio")
-        duration = about.get("duration", seconds(clip) if isinstance(clip, AudioClip) else None)
-        if not isinstance(duration, int | float):
-            raise FieldError("duration", f"sample {sample.id!r}: missing; give the seconds of the sound")
+        duration = duration_of(sample)
         given, said = None, ""
         if sample.task in ("enhance", "tts") and self.model.config.channels == 2:
             raise FieldError("task", f"sample {sample.id!r}: {sample.task} is for flows that make mono, not stereo")
         try:
             if sample.task == "enhance":
-                given = self.encode(noisy_recording(sample))
+                made_up = noise is not None and "before" not in about  # such a recording never comes again
+                given = self.encode(noisy_recording(sample, noise), keep=not made_up)
             elif sample.task == "tts":
                 said = sample.references[0]
                 if about.get("prompt_audio") is not None:
@@ -304,13 +303,12 @@ class FlowPolicy(nn.Module):
         at = (torch.arange(frames) / self.frame_rate * rate).long().clamp(max=len(video) - 1)
         return nn.functional.pad(video, (0, width - video.shape[1]))[at]
 
-    def target(self, sample: Sample) -> Tensor:
-        """Return the latents [F, D] that a sample's `audio` (of an edit `after`) has, after those of its voice. Raises
-        FieldError without any."""
+    def target(self, sample: Sample, prompt: SoundPrompt) -> Tensor:
+        """Return the latents [F, D] that a sample's `audio` (of an edit `after`) has, after those of the voice of its
+        prompt. Raises FieldError without any."""
         clip = recording_of(sample)
         if clip is None:
             raise FieldError("audio", f"sample {sample.id!r}: no sound to learn")
-        prompt = self.prompt(sample)
         frames = prompt.frames
         try:
             latents = self.encode(clip)
@@ -416,6 +414,16 @@ class FlowPolicy(nn.Module):
         if missing := sorted(self.model.state_dict().keys() - weights.keys()):
             raise ValueError(f"{path}: weight {missing[0]!r} is missing: another architecture")
         self.load_weights(weights, str(path))
+
+
+def duration_of(sample: Sample) -> float:
+    """Return the seconds of the sound that a sample asks for: its `duration`, or that of its `audio`. Raises
+    FieldError."""
+    clip = sample.metadata.get("audio")
+    duration = sample.metadata.get("duration", seconds(clip) if isinstance(clip, AudioClip) else None)
+    if not isinstance(duration, int | float):
+        raise FieldError("duration", f"sample {sample.id!r}: missing; give the seconds of the sound")
+    return duration
 
 
 def recording_of(sample: Sample) -> AudioClip | None:

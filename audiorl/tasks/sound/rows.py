@@ -103,6 +103,8 @@ def _sample(row: Row, style: Style, default: Task, scenes: bool) -> Sample:
         except AudioError as error:
             raise FieldError("audio", str(error)) from error
     if columns.mask is not None:
+        if "before" not in about:
+            raise FieldError("mask", "of what is made anew in before, which is missing; give it, or leave mask out")
         about["mask"] = check_mask(columns.mask, about["duration"])
     is_scene = scenes or columns.events is not None
     if is_scene:

@@ -199,6 +199,7 @@ def test_the_loss_leaves_conditions_out_and_is_the_same_for_the_same_key(policy:
     assert all(0.54 < s < 0.74 for s in share), "1 - 0.6²"
     given = [p.context for p, *_ in drawn if p.context is not None]
     assert 0.08 < len(given) / 200 < 0.3 and len({tuple(c[:, -1].tolist()) for c in given}) > 10, "spans"
+    assert not any(bool(c[:, -1].all()) for c in given), "each span has a frame"
     times = torch.tensor([t for *_, t in drawn])
     assert 0.4 < float(times.mean()) < 0.6
     again = draw(policy, sample, config, "7")
