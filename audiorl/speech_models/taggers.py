@@ -174,7 +174,9 @@ class YAMNet(ModelFolder):
         waves = resampled(waveforms, sample_rate, RATE)
         require_samples(waves)
         out = []
+        first, hop = (PATCH - 1) * HOP + SIZE, PATCH_HOP * HOP
         for wav in waves:
+            wav = padded(wav, first + -(-max(len(wav) - first, 0) // hop) * hop)  # to whole windows, as the source does
             frames = np.clip(np.round(log_mel(wav) / scale + zero), 0, 255).astype(np.uint8)
             windows = [frames[i : i + PATCH] for i in range(0, len(frames) - PATCH + 1, PATCH_HOP)]
             values = [self._session.run(None, {"audio": w[None, None]})[0][0] for w in windows]

@@ -16,10 +16,13 @@ from rich.progress import track
 from torch import Tensor, nn
 
 from audiorl.config import torch_device
-from audiorl.speech_models.taggers import HOP, PATCH, RATE, SIZE, SoundTagger, TaggerNetwork, log_mel
+from audiorl.speech_models.taggers import HOP, RATE, SoundTagger, TaggerNetwork, log_mel
 from audiorl.tasks.sound.rows import read_sounds
 from audiorl.tasks.sound.scenes import events_of
 from audiorl.types import Sample
+
+PLACE = 16
+"""Frames of one place of the network's logits."""
 
 
 def train_tagger(
@@ -37,7 +40,8 @@ def train_tagger(
     if len(labels) < 2:
         raise ValueError(f"a tagger needs scenes of two classes or more, got {', '.join(labels) or 'none'}")
     device = torch_device("auto")
-    frames_NFB, targets_NPC = frames_of(scenes), targets_of(scenes, labels)
+    frames_NFB = frames_of(scenes)
+    targets_NPC = targets_of(scenes, labels, frames_NFB.shape[1] // PLACE)
     rng = random.Random(seed)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -63,7 +67,7 @@ def train_tagger(
 
 
 def frames_of(scenes: Sequence[Sample]) -> Tensor:
-    """Return the frames [N, F, BANDS] of scenes of one length."""
+    """Return the frames [N, PLACE · places, BANDS] of scenes of one length."""
     frames = []
     for scene in track(scenes, description="reading scenes"):
         audio = scene.metadata.get("audio")
@@ -72,16 +76,15 @@ def frames_of(scenes: Sequence[Sample]) -> Tensor:
         frames.append(torch.from_numpy(log_mel(audio.load(RATE))))
         if frames[-1].shape != frames[0].shape:
             raise ValueError(f"sample {scene.id!r}: {len(frames[-1])} frames, others {len(frames[0])}; give one length")
-    return torch.stack(frames)
+    return torch.stack(frames)[:, : len(frames[0]) // PLACE * PLACE]
 
 
-def targets_of(scenes: Sequence[Sample], labels: Sequence[str]) -> Tensor:
+def targets_of(scenes: Sequence[Sample], labels: Sequence[str], places: int) -> Tensor:
     """Return which classes are heard in each place of 0.16 s, [N, places, C] of 0 and 1."""
-    frames = 1 + (max(round(s.metadata["duration"] * RATE) for s in scenes) - SIZE) // HOP
-    targets = torch.zeros(len(scenes), max(frames, PATCH) // 16, len(labels))
+    targets = torch.zeros(len(scenes), places, len(labels))
     for n, scene in enumerate(scenes):
         for event in events_of(scene):
-            first, last = (int(t * RATE / HOP / 16) for t in (event.start, event.end))
+            first, last = (int(t * RATE / HOP / PLACE) for t in (event.start, event.end))
             targets[n, first : last + 1, labels.index(event.name)] = 1.0
     return targets
 
@@ -91,7 +94,7 @@ def _varied(frames: Tensor, targets: Tensor, rng: random.Random) -> tuple[Tensor
     out, turned = [], []
     for one, target in zip(frames, targets, strict=True):
         bands, places = rng.randint(-2, 2), rng.randrange(len(target))
-        out.append(torch.roll(torch.roll(one, 16 * places, 0), bands, 1) + rng.uniform(-1.5, 1.0))
+        out.append(torch.roll(torch.roll(one, PLACE * places, 0), bands, 1) + rng.uniform(-1.5, 1.0))
         turned.append(torch.roll(target, places, 0))
     return torch.stack(out), torch.stack(turned)
 

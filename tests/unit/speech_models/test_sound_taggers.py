@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
 
 import numpy as np
@@ -10,11 +11,13 @@ import pytest
 import torch
 from transformers import ClapConfig, ClapFeatureExtractor, ClapModel, PreTrainedTokenizerFast
 
+from audiorl.audio import AudioClip
 from audiorl.models.tiny import tiny_tokenizer
 from audiorl.speech_models import load_tagger
 from audiorl.speech_models.taggers import CLAP, Renamed, SoundTagger, TaggerNetwork, YAMNet, log_mel
 from audiorl.tasks.sound.rows import read_sounds
-from corpora.scenes.tagger import right, train_tagger
+from audiorl.types import Message, Sample
+from corpora.scenes.tagger import PLACE, _varied, frames_of, right, targets_of, train_tagger
 from tests.support.scenes import scenes, write_sounds
 
 RATE = 16_000
@@ -45,6 +48,20 @@ def test_a_tagger_learns_the_classes_of_scenes(tmp_path: Path) -> None:
     assert again.labels == tagger.labels and len(again.labels) == 9
     assert np.array_equal(again.tag(waves, RATE), tagger.tag(waves, RATE))
     assert again.embed(waves, RATE).shape == (2, 64)
+
+
+def test_places_of_events_are_those_of_frames_whatever_the_rows_say_of_their_length() -> None:
+    """An event is loud, all else silent: also in scenes that are turned in time."""
+    wave = np.concatenate([np.zeros(RATE, np.float32), tone(440, 1.28), np.zeros(2 * RATE, np.float32)])
+    events = [{"name": "a", "start": 1.0, "end": 2.2}]
+    audio = AudioClip(array=wave, sample_rate=RATE)
+    scene = Sample("s", (Message("user", ("x",)),), metadata={"audio": audio, "events": events, "duration": 2.5})
+    frames = frames_of([scene] * 8)
+    targets = targets_of([scene] * 8, ["a"], frames.shape[1] // PLACE)
+    assert frames.shape[1] == PLACE * targets.shape[1]
+    for one, target in zip(*_varied(frames, targets, random.Random(0)), strict=True):
+        loud = one.amax(1).reshape(-1, PLACE).mean(1)
+        assert loud[target[:, 0] == 1].min() > loud[target[:, 0] == 0].max()
 
 
 def test_a_sound_has_the_same_tags_alone_and_beside_others_and_at_another_rate() -> None:
@@ -124,6 +141,7 @@ def test_yamnet_reads_windows_of_its_own_frames(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setitem(yamnet.__dict__, "_session", Session())
     assert isinstance(yamnet, YAMNet)
     tags = yamnet.tag([tone(440, 2.0)], RATE)
-    assert [w.shape for w in seen] == [(1, 1, 96, 64)] * 3 and seen[0].dtype == np.uint8
+    assert [w.shape for w in seen] == [(1, 1, 96, 64)] * 4 and seen[0].dtype == np.uint8, "the last is half silence"
+    assert seen[3][0, 0, 49].max() > seen[3][0, 0, 60].max() == 6, "2 s end in it"
     assert seen[1][0, 0, 0] == pytest.approx(np.clip(np.round(log_mel(tone(440, 2.0))[48] / 0.05 + 144), 0, 255))
-    assert tags[0] == pytest.approx([1 / (1 + np.exp(-1.5)), 0.5])
+    assert tags[0] == pytest.approx([1 / (1 + np.exp(-2.0)), 0.5])
