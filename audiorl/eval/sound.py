@@ -155,16 +155,21 @@ def systems_of(options: SoundOptions, samples: Sequence[Sample]) -> dict[str, di
         if not folder.is_dir():
             raise ValueError(f"--sounds {folder}: no such folder")
         files = {file.stem: file for file in sorted(folder.iterdir()) if file.suffix.lower() in SUFFIXES}
-        missing = [s.id for s in samples if s.id not in files]
+        missing = [stem_of(s) for s in samples if stem_of(s) not in files]
         if missing:
             raise ValueError(
                 f"{folder}: no sound {missing[0]}.flac (or {', '.join(SUFFIXES[1:4])} …), {len(missing)} missing"
             )
         name = folder.name if folder.name not in systems else f"{folder.parent.name}-{folder.name}"
         refuse((name in systems, f"--sounds {folder}: two folders are called {name}; rename one"))
-        systems[name] = {s.id: AudioClip(path=str(files[s.id])) for s in samples}
+        systems[name] = {s.id: AudioClip(path=str(files[stem_of(s)])) for s in samples}
     refuse((not systems, f"{options.data}: its rows have no audio, and there are no --sounds and no --model"))
     return systems
+
+
+def stem_of(sample: Sample) -> str:
+    """Return the name of a sample's file without its suffix."""
+    return sample.id.replace("/", "_")
 
 
 def made_by(model: str, options: SoundOptions, samples: Sequence[Sample], folder: Path) -> dict[str, AudioClip]:
@@ -172,7 +177,7 @@ def made_by(model: str, options: SoundOptions, samples: Sequence[Sample], folder
 
     Raises ValueError for rows that it cannot make.
     """
-    files = {s.id: folder / f"{s.id.replace('/', '_')}.wav" for s in samples}
+    files = {s.id: folder / f"{stem_of(s)}.wav" for s in samples}
     path = Path(newest_checkpoint(model, options.phase)).resolve()
     written = max((file.stat().st_mtime for file in path.rglob("*")), default=None)  # None of a flow that is gone
     engine = cache(lambda: engine_for(model, options))
@@ -217,15 +222,15 @@ def measure(
             renamed = judge.renamed(every) if isinstance(judge, Renamed) else every
             tags = renamed[0]
             asked = {e.name for e in events_of(sample)}
-            best = np.argsort(-tags, kind="stable")[: len(asked)]
             # The judge never heard these classes in training, so that its probabilities say little; their order does.
-            row["events_right"] = float(np.mean([judge.labels[i] in asked for i in best])) if one.any() else 0.0
+            right = highest(tags, len(asked))[[judge.labels.index(name) for name in asked]]
+            row["events_right"] = float(right.mean()) if one.any() else 0.0
             if "event" in sample.metadata:
                 # Of a span of the sound, too, the order says most: is the event heard above all others that may be new?
                 event, kind = sample.metadata["event"], sample.metadata["kind"]
                 new = [i for i, name in enumerate(judge.labels) if name not in asked - {event}]
-                first = judge.labels[max(new, key=lambda i: renamed[1][i])] if heard[1].any() else None
-                row["asked"] = row[f"asked_{kind}"] = float((first == event) != (kind == "remove"))
+                first = float(highest(renamed[1][new], 1)[new.index(judge.labels.index(event))] * heard[1].any())
+                row["asked"] = row[f"asked_{kind}"] = 1 - first if kind == "remove" else first
             row["tags"] = [round(float(t), 6) for t in every[0]]  # of all its classes
             row["embedding"] = [round(float(x), 5) for x in judge.embed([one], rate)[0]]
             if clap is not None:
@@ -248,6 +253,13 @@ def _digest(clip: AudioClip, sample: Sample) -> str:
     file = None if clip.path is None else Path(clip.path).stat()
     about = [clip.key, file and (file.st_size, file.st_mtime_ns), sample.messages, dict(sample.metadata)]
     return sha256(repr(about).encode()).hexdigest()[:16]
+
+
+def highest(tags: np.ndarray, count: int) -> np.ndarray:
+    """Return 1 for each of the `count` highest tags [C], else 0; equal ones share the places that are left."""
+    least = np.sort(tags)[-count]
+    above, equal = tags > least, tags == least
+    return above + equal * (count - above.sum()) / equal.sum()
 
 
 def _read(clip: AudioClip, sample: Sample) -> tuple[Any, int]:
@@ -324,7 +336,7 @@ def page(
     for sample in samples[:: -(-len(samples) // PLAYED) | 1]:  # odd: four kinds of edits take turns in their file
         takes = []
         for name, clips in systems.items():
-            path = f"{name}/audio/{sample.id.replace('/', '_')}.flac"
+            path = f"{name}/audio/{stem_of(sample)}.flac"
             (options.out / path).parent.mkdir(parents=True, exist_ok=True)
             wave, rate = _read(clips[sample.id], sample)
             soundfile.write(options.out / path, np.clip(wave, -1, 1), rate, subtype="PCM_16")

@@ -14,7 +14,7 @@ import soundfile
 import torch
 
 from audiorl.config.flow import FlowConfig
-from audiorl.eval.sound import RECORDINGS, SAME, UNEDITED, SoundOptions, main
+from audiorl.eval.sound import RECORDINGS, SAME, UNEDITED, SoundOptions, highest, main
 from audiorl.speech_models.taggers import SoundTagger, TaggerNetwork
 from audiorl.tasks.sound.rows import read_sounds
 from corpora.scenes.build import KINDS
@@ -105,6 +105,20 @@ def test_flows_are_sampled_and_measured(corpus: Path, tmp_path: Path) -> None:
     assert trained["systems"]["a_flow"] != first["systems"]["a_flow"], "another flow of the same name"
     with pytest.raises(ValueError, match="seed"):
         main(replace(given, seed=1))
+
+
+def test_an_id_with_a_slash_has_a_file(corpus: Path, tmp_path: Path) -> None:
+    row = {**json.loads((corpus / "scenes/train.jsonl").read_text().splitlines()[0]), "id": "a/1"}
+    (corpus / "scenes/slash.jsonl").write_text(json.dumps(row) + "\n")
+    (tmp_path / "mine").mkdir()
+    shutil.copy(corpus / "scenes" / row["audio"], tmp_path / "mine/a_1.flac")
+    given = options(corpus, tmp_path / "out", data=corpus / "scenes/slash.jsonl", sounds=(tmp_path / "mine",))
+    assert set(main(given)["systems"]) == {RECORDINGS, "mine"}
+
+
+@pytest.mark.parametrize(("count", "shares"), [(1, [0, 1, 0, 0]), (2, [0.5, 1, 0.5, 0]), (3, [1, 1, 1, 0])])
+def test_equally_probable_classes_share_a_place(count: int, shares: list[float]) -> None:
+    assert highest(np.array([0.5, 0.9, 0.5, 0.1]), count).tolist() == shares
 
 
 PITCHES = """
