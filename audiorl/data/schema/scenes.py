@@ -16,13 +16,17 @@ Degrees = Annotated[float, Meta(ge=-90, le=90, description="an azimuth; give deg
 Decibels = Annotated[float, Meta(ge=-60, le=0, description="a level; give dB, -60 to 0")]
 Channels = Annotated[int, Meta(ge=1, le=2, description="a number of channels; give 1 or 2")]
 Length = Annotated[float, Meta(gt=0, le=600, description="a length; give seconds, more than 0, at most 600")]
+EventName = Annotated[
+    str,
+    Meta(pattern=r"^[^\s;]([^;\n]*[^\s;])?\Z", description="a class; give a name without semicolons and line ends"),
+]
 FrameRate = Annotated[float, Meta(gt=0, le=240, description="a frame rate; give frames a second")]
 
 
 class EventColumns(Struct):
     """A sound in a scene."""
 
-    name: Text
+    name: EventName
     start: Seconds
     end: Seconds
     gain: Decibels = 0.0

@@ -57,6 +57,13 @@ class SoundModels:
         default_factory=WeakKeyDictionary, init=False, repr=False
     )
 
+    @property
+    def required_tagger(self) -> Tagger:
+        """Return the tagger. Raises ValueError without one."""
+        if self.tagger is None:
+            raise ValueError("SoundModels: no tagger; give one to tell which events are heard")
+        return self.tagger
+
     def waves(self, rollouts: Sequence[Rollout]) -> list[tuple[Sound, int]]:
         """Return (sound, Hz) of each; without samples where there is none. Raises ValueError for samples that are not
         finite, naming the rollout."""
@@ -81,9 +88,7 @@ class SoundModels:
 
     def tags(self, rollouts: Sequence[Rollout]) -> list[NDArray[Any]]:
         """Return the probabilities [C] of the tagger's labels for each; 0 for silence."""
-        tagger = self.tagger
-        if tagger is None:
-            raise ValueError("SoundModels: no tagger; give one to tell which events are heard")
+        tagger = self.required_tagger
 
         def tag(new: list[Rollout]) -> list[NDArray[Any]]:
             out = [np.zeros(len(tagger.labels), np.float32) for _ in new]
@@ -112,8 +117,7 @@ class EventsHeard:
     sounds: SoundModels
 
     def check(self, sample: Sample) -> None:
-        assert self.sounds.tagger is not None
-        labels = self.sounds.tagger.labels
+        labels = self.sounds.required_tagger.labels
         unknown = sorted({e.name for e in events_of(sample)} - set(labels))
         if unknown:
             raise FieldError(
@@ -124,9 +128,8 @@ class EventsHeard:
         scores = []
         for rollout, tags in zip(rollouts, self.sounds.tags(rollouts), strict=True):
             self.check(rollout.sample)
-            assert self.sounds.tagger is not None
-            asked = sorted({e.name for e in events_of(rollout.sample)})
-            heard = float(sum(tags[self.sounds.tagger.labels.index(name)] for name in asked))
+            labels, asked = self.sounds.required_tagger.labels, {e.name for e in events_of(rollout.sample)}
+            heard = float(sum(tags[labels.index(name)] for name in sorted(asked)))
             every = float(tags.sum())
             parts = {"recall": heard / len(asked), "precision": heard / every if every > 0 else 0.0}
             scores.append(Score(2 * heard / (len(asked) + every), parts))

@@ -107,18 +107,20 @@ def parse_thought(text: str) -> list[Event]:
             f"a thought has the lines {', '.join(PARTS)}, once each; this has {[name for name, _ in found]}"
         )
     lines = dict(found)
-    names = [name.strip() for name in lines["semantic"].split(",")]
+    semantic = re.sub(" *, *", ", ", lines["semantic"])
     forms = {
         "temporal": r"(\d+(?:\.\d+)?)-(\d+(?:\.\d+)?) s",
         "spatial": r"(anywhere|ahead|(?:left|right) \d+°?)",
         "aesthetic": r"(-?\d+(?:\.\d+)?) dB",
     }
     values: dict[str, list[tuple[str, ...]]] = {}
+    names: list[str] = []
     for part, form in forms.items():
         matches = [re.fullmatch(rf"(.+?) {form}", item.strip()) for item in lines[part].split(";")]
         said = [match[1] if match else "" for match in matches]
-        if said != names:
-            raise ValueError(f"{part}: {lines[part]!r} is not about {', '.join(names)}, in this order and form")
+        names = names or said  # in which those with commas are told apart
+        if said != names or re.sub(" *, *", ", ", ", ".join(said)) != semantic:
+            raise ValueError(f"{part}: {lines[part]!r} is not about {semantic}, in this order and form")
         values[part] = [match.groups()[1:] for match in matches if match]
     events = []
     for name, (start, end), (place,), (gain,) in zip(names, *values.values(), strict=True):

@@ -193,6 +193,9 @@ def sample(**changes: Any) -> Sample:
 def test_what_cannot_be_scored_is_refused(reward: Reward, given: Rollout, problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
         reward([given])
+    if isinstance(reward, EventsHeard):
+        with pytest.raises(ValueError, match=problem):
+            reward.check(given.sample)
 
 
 def test_a_thought_is_scored_by_the_sound_that_a_frozen_flow_makes_of_it() -> None:

@@ -53,6 +53,10 @@ def test_a_scene_without_a_thought_gets_the_one_that_its_events_make(tmp_path: P
     events = [Event("bell", 0.5, 1.25, 0.0, -45.0), Event("cow", 2.0, 3.0, -6.0, None)]
     assert parse_thought(thought) == events
     assert parse_thought(write_thought(events[::-1])) == events[::-1]
+    thud = [Event("Thump, thud", 0.5, 1.25), *events]
+    assert parse_thought(write_thought(thud)) == thud, "YAMNet's names have commas"
+    with pytest.raises(ValueError, match=r"spatial: .* is not about a, b, in"):
+        parse_thought(write_thought([Event("a, b", 0, 1)]).replace("a, b anywhere", "a anywhere; b anywhere"))
 
 
 @pytest.mark.parametrize(
@@ -85,6 +89,9 @@ def test_a_thought_that_contradicts_itself_is_none(text: str, problem: str) -> N
         ({"events": []}, "row 1, field 'events': .* is not a list of events; give at least one"),
         ({"events": [{"name": "cow", "start": 2, "end": 2}]}, "2 s is not after the start at 2 s"),
         ({"events": [{**EVENTS[0], "azimuth": 120}]}, r"field 'events\[0\].azimuth': 120 is not an azimuth"),
+        ({"events": [{**EVENTS[0], "name": "bell; cow"}]}, r"\[0\].name': 'bell; cow' is not a class; give a name"),
+        ({"events": [{**EVENTS[0], "name": "bell\n"}]}, "without semicolons and line ends"),
+        ({"events": [{**EVENTS[0], "name": " "}]}, r"field 'events\[0\].name': ' ' is not a class"),
         ({"caption": None}, "row 1, field 'caption'"),
         ({"event": "cow"}, "row 1, field 'event': that of an edit, whose before, mask or kind is missing"),
     ],
@@ -100,6 +107,7 @@ def test_a_scene_that_cannot_be_made_is_refused(tmp_path: Path, row: dict, probl
         ({"mask": [[1, 2.5], [2, 3]]}, "row 1, field 'mask': 1 to 2.5 s and 2 to 3 s overlap; join them"),
         ({"mask": [[3, 5]]}, "3 to 5 s lies past the end of the sound at 4 s"),
         ({"mask": [[2, 2]]}, "2 to 2 s is no span"),
+        ({"before": None}, "row 1, field 'mask': of what is made anew in before, which is missing; give it"),
     ],
 )
 def test_an_edit_that_cannot_be_made_is_refused(tmp_path: Path, row: dict, problem: str) -> None:
