@@ -6,10 +6,10 @@
 
 A row has a caption and the audio file that it describes; a thought (events, times, places, written out), video and
 for edits what is there before may be added (`audiorl.tasks.sound.rows`). Each is left out of a tenth of the prompts,
-so that the flow also works with any part of them, and with guidance (`--sampling.guidance-scale 3`). Before and
-after, the flow makes the held-out sounds, whose loss is measured, too; `--reward-file` scores them. `audiorl sound
-runs/sound --text …` makes more, and sound-grpo goes on from the checkpoint. `--tiny` tries the recipe on the bundled
-speech.
+and all are of another tenth, so that the flow also works with any part of them, and with guidance
+(`--sampling.guidance-scale 3`). Before and after, the flow makes the held-out sounds, whose loss is measured, too;
+`--reward-file` scores them. `audiorl sound runs/sound --text …` makes more, and sound-grpo goes on from the checkpoint.
+`--tiny` tries the recipe on the bundled speech.
 """
 
 from __future__ import annotations
