@@ -85,12 +85,13 @@ def policy_loss(
 def _surrogate(
     micro: MicroBatch, logprobs: Tensor, old: Tensor, weights: Tensor, config: RLConfig, steps: NoisySteps | None
 ) -> Loss:
-    """Return the policy gradient term from log-probs [N] or [N, Q] and weights [N]. Its metrics are means over tokens.
+    """Return the policy gradient term from log-probs [N] or [N, Q] and weights [N], and its metrics' sums over tokens.
 
-    With `frame_ratio` "code" every sampled code is an action with the advantage and the weight of its frame.
+    With `frame_ratio` "code" every sampled code is an action with the advantage and the weight of its frame; a frame's
+    metrics are the means over its codes.
     """
     assert micro.advantages is not None
-    options = config.loss_options
+    options, mean_weights = config.loss_options, micro.mean_weights
     inputs = LossInputs(
         sum_codebooks(logprobs), sum_codebooks(old), micro.advantages, weights, micro.sequence, micro.chosen
     )
@@ -98,6 +99,8 @@ def _surrogate(
         rows, codes = micro.code_mask.nonzero(as_tuple=True)
         on_device, codes = (x.to(logprobs.device, non_blocking=True) for x in (rows, codes))
         weights = weights[on_device]
+        codes_of_token = micro.code_mask.sum(1)[rows].to(logprobs.device, non_blocking=True)
+        mean_weights = mean_weights[on_device] / codes_of_token
         if options.codebook_weights:
             count = 0 if micro.frame_counts is None else micro.frame_counts.codebooks
             if len(options.codebook_weights) != count:
@@ -117,14 +120,17 @@ def _surrogate(
             micro.sequence[rows],
             micro.chosen[on_device],
         )
-    if config.loss in ("guard", "nft", "crpo"):
-        assert steps is not None, "of flows alone"
-        loss, sums = _flow_loss(inputs, micro, steps, config)
-    else:
-        loss, sums = _loss_named(config.loss)(inputs, config)
-    # The loss's sums carry its own weights: this makes means over the mini-batch's tokens of them.
-    share = micro.mean_weights.sum() / inputs.weights.sum().clamp_min(torch.finfo(inputs.weights.dtype).tiny)
-    return loss, {name: share * value for name, value in sums.items()}
+
+    def loss_of(x: LossInputs) -> Loss:
+        if config.loss in ("guard", "nft", "crpo"):
+            assert steps is not None, "of flows alone"
+            return _flow_loss(x, micro, steps, config)
+        return _loss_named(config.loss)(x, config)
+
+    loss, _ = loss_of(inputs)
+    with torch.no_grad():  # sums carry the weights of the loss: once more with those of a mean over tokens
+        _, sums = loss_of(replace(inputs, weights=mean_weights))
+    return loss, sums
 
 
 def _flow_loss(x: LossInputs, micro: MicroBatch, steps: NoisySteps, config: RLConfig) -> Loss:

@@ -161,10 +161,23 @@ def test_the_gradient_does_not_depend_on_packing(beta: float) -> None:
     for budget, share in ((10_000, True), (60, True), (1, True), (10_000, False)):
         own = policy()
         settings = {"kl_beta": beta, "entropy_coef": 0.01, "micro_batch_tokens": budget, "share_prompts": share}
-        metrics = learn(worker(own, lr=1e-9, aggregation="token-mean", **settings), given(rollouts(own)))
+        assert own.speech is not None
+        options = LossOptions(codebook_weights=tuple(range(1, own.speech.codebooks + 1)))
+        batch = given(rollouts(own))
+        for i, e in enumerate(batch):  # a ratio of its own for every response
+            assert e.rollout_logprobs is not None
+            sampled = e.loss_mask if e.code_mask is None else e.code_mask
+            batch[i] = e.replace(old_logprobs=torch.where(sampled, e.rollout_logprobs - 0.05 * i, 0.0))
+        learner = worker(own, lr=1e-9, aggregation="token-mean", loss_options=options, **settings)
+        metrics = learn(learner, batch)
+        ratios = torch.repeat_interleave(
+            torch.exp(0.05 * torch.arange(6)), torch.tensor([e.num_sampled for e in batch])
+        )
+        assert metrics["policy/ratio"] == pytest.approx(float(ratios.mean()), abs=1e-5)
         results.append((metrics, gradients(own)))
     for metrics, grads in results[1:]:
-        for name in ("policy/loss", "policy/entropy", "policy/entropy_audio", "policy/entropy_text"):
+        for name in ("loss", "entropy", "entropy_audio", "entropy_text", "approx_kl", "clip_frac"):
+            name = f"policy/{name}"
             assert metrics[name] == pytest.approx(results[0][0][name], rel=1e-4, abs=1e-7)
         for name, grad in grads.items():
             torch.testing.assert_close(grad, results[0][1][name], rtol=1e-3, atol=1e-6)

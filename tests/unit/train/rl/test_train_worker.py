@@ -102,22 +102,29 @@ def test_mini_batches_share_the_old_logprobs_of_the_step(samples: list[Sample]) 
 @pytest.mark.parametrize("audio", ["frozen", "full"])
 @pytest.mark.parametrize("aggregation", ["sequence-mean-token-mean", "token-mean", "sequence-mean-token-sum"])
 def test_the_gradient_does_not_depend_on_packing(samples: list[Sample], audio: str, aggregation: str) -> None:
+    """Nor do the metrics, which are means over tokens. Every response has a ratio of its own."""
     results = []
     for budget, share in ((10_000, True), (70, True), (1, True), (10_000, False), (130, False)):
         policy = make_omni(ModelConfig(audio=audio))  # type: ignore[arg-type]
         batch = experiences(policy, samples)
         batch[1] = shortened(batch[1], 3)
+        batch = [e.replace(old_logprobs=e.rollout_logprobs - 0.05 * i) for i, e in enumerate(batch)]  # type: ignore[operator]
         metrics = learn(
             worker(
                 policy,
                 kl_beta=0.1,
                 entropy_coef=0.01,
                 aggregation=aggregation,
+                tis_cap=0.9,
                 micro_batch_tokens=budget,
                 share_prompts=share,
             ),
             batch,
         )
+        ratios = torch.repeat_interleave(
+            torch.exp(0.05 * torch.arange(6)), torch.tensor([e.num_sampled for e in batch])
+        )
+        assert metrics["policy/ratio"] == pytest.approx(float(ratios.mean()), abs=1e-5)
         results.append((metrics, gradients(policy)))
     metrics, expected = results[0]
     scale = max(float(g.abs().max()) for g in expected.values())
