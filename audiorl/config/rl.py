@@ -170,7 +170,7 @@ class KLConfig:
     """How the KL to the reference is measured and where it goes; its coefficient is `kl_beta`."""
 
     kind: KLKind = "k3"
-    """Estimator (Schulman 2020)."""
+    """Estimator (Schulman 2020). k1 is for the reward: in a loss its mean gradient is 0."""
     place: Literal["loss", "reward"] = "loss"
     """A term of the loss, or a penalty on the reward of every sampled token (use k1 there)."""
     control: Literal["fixed", "horizon", "log-space"] = "fixed"
@@ -273,7 +273,7 @@ class RLConfig:
     """Passes over the rollouts of a step."""
     advantage: str = "grpo"
     """The estimator: a name of this class's docstring, or FILE.py:FUNCTION, which gets an `AdvantageInputs` and the
-    `estimator` options, and returns [B] or [B, T]."""
+    `estimator` options, and returns [B] or [B, T]; of several ranks also on one without rollouts, B = 0."""
     estimator: EstimatorConfig = EstimatorConfig()
     """Options of the estimator."""
     critic: CriticConfig = CriticConfig()
@@ -342,7 +342,6 @@ class RLConfig:
                 raise ValueError(f"{option} {name!r}: give one of {', '.join(known)}, or FILE.py:FUNCTION")
         if self.ema_decay is not None:
             require(0 < self.ema_decay < 1, "ema_decay", self.ema_decay, "between 0 and 1")
-        compares_groups = self.advantage in GROUP_ADVANTAGES and self.advantage != "process"
         kl_in_reward = self.kl.place == "reward" and self.kl_beta
         distill, none = self.distill, self.advantage == "none"
         of_reference = distill.coef and (distill.teacher, distill.view) == ("reference", "none")
@@ -351,7 +350,11 @@ class RLConfig:
         refuse(
             {
                 f"advantage {self.advantage!r} compares the rollouts of a prompt, so group_size must be at least 2: a "
-                "single rollout has advantage 0": self.group_size == 1 and compares_groups,
+                "single rollout has advantage 0": (
+                    self.group_size == 1 and self.compares_groups and self.advantage != "process"
+                ),
+                f"advantage {self.advantage!r} does not compare groups of {self.group_size}, of which dynamic_sampling "
+                "drops those of equal rewards: set it to 0": self.dynamic_sampling and not self.compares_groups,
                 "advantage 'gdpo' normalises each term: scores.clip and scores.normalize do not apply": (
                     self.advantage == "gdpo" and self.scores != ScoreConfig()
                 ),
@@ -366,9 +369,10 @@ class RLConfig:
                 f"{self.prompts_per_step}": self.loss == "crpo" and self.prompts_per_step % self.mini_batches,
                 "advantage 'none' trains nothing without distillation: set distill.coef": none and not distill.coef,
                 "advantage 'none' reads no rewards: set kl.place 'loss'": none and kl_in_reward,
-                "advantage 'none' reads no rewards, by which dynamic_sampling drops groups: set it to 0": (
-                    none and self.dynamic_sampling
-                ),
+                "kl.kind 'k1' does nothing as a term of the loss, where its mean gradient is 0: set kl.kind 'k3' or "
+                "'k2', or kl.place 'reward'": (self.kl_beta and (self.kl.kind, self.kl.place) == ("k1", "loss")),
+                f"kl.control {self.kl.control!r} adapts kl_beta, which at 0 stays 0: set it above 0, or kl.control "
+                "'fixed'": self.kl.control != "fixed" and not self.kl_beta,
                 "kl_beta and distill.coef both hold the policy to its reference under the same prompt: set kl_beta 0, "
                 "or give the teacher a distill.view": self.kl_beta and of_reference,
                 f"distill.off_policy {shares}; some must be answered by their reference, and some by the policy": (
@@ -420,13 +424,21 @@ class RLConfig:
         )
 
     def check_sampling(self, sampling: SamplingConfig | FlowConfig) -> None:
-        """Raise ValueError where `tis_cap` would compare the whole distribution with the part of it that is sampled."""
+        """Raise ValueError where all rollouts of a prompt are one greedy answer, and where `tis_cap` would compare the
+        whole distribution with the part of it that is sampled."""
         if isinstance(sampling, FlowConfig):
             sampling.check_trained()
             self.check_flow(sampling.noisy)
             return
         if self.loss in ("guard", "nft", "crpo"):
             raise ValueError(f"loss {self.loss!r} is one of flows; take ppo, gspo or another")
+        if self.group_size > 1 and not any(
+            (sampling.temperature, sampling.audio_temperature, *sampling.codebook_temperature)
+        ):
+            raise ValueError(
+                f"sampling.temperature 0 gives {self.group_size} times the same answer to a prompt, with nothing to "
+                "compare: raise it, or set group_size 1"
+            )
         whole = replace(sampling, top_p=1.0, top_k=0, audio_top_p=1.0, audio_top_k=0)
         name = next((f.name for f in fields(whole) if getattr(whole, f.name) != getattr(sampling, f.name)), "")
         if self.tis_cap is not None and name:
@@ -434,6 +446,11 @@ class RLConfig:
                 f"tis_cap weighs tokens by their whole distribution, but sampling.{name} {getattr(sampling, name)} "
                 "samples from a part of it, whose probabilities are larger; leave one of the two out"
             )
+
+    @property
+    def compares_groups(self) -> bool:
+        """Whether a group of equal rollouts has no advantages; of an estimator in a file it is taken for granted."""
+        return self.advantage in GROUP_ADVANTAGES or (".py:" in self.advantage and self.group_size > 1)
 
     @property
     def needs_reference(self) -> bool:

@@ -168,7 +168,7 @@ ESTIMATORS: dict[str, Estimator] = {
 FINER_THAN_TOTALS = ("process", "step-index", "time-index", "gdpo")
 """Estimators that compare more of a group than its totals: rollouts of equal totals may have advantages."""
 SUMS_OVER_RANKS = ("gae", "reinforce", "reinforce++", "reinforce++-baseline", "gdpo")
-"""Estimators whose collective sums a rank without experiences joins, too."""
+"""Estimators whose collective sums a rank without experiences joins, too, as it does those of a user's estimator."""
 
 
 def compute_advantages(
@@ -181,7 +181,7 @@ def compute_advantages(
     """
     if experiences and all(e.advantages is not None for e in experiences):
         return list(experiences)
-    if not experiences and config.advantage not in SUMS_OVER_RANKS:
+    if not experiences and config.advantage in ESTIMATORS and config.advantage not in SUMS_OVER_RANKS:
         return []
     x = AdvantageInputs.of(experiences, reduce)
     mask_BT = x.mask_BT
@@ -206,9 +206,9 @@ def compute_advantages(
 
 def has_signal(group: Sequence[Rollout], config: RLConfig) -> bool:
     """Return whether the advantages of a scored group are not all 0 by what they compare: steps, turns, the terms of a
-    sum, or else totals.
+    sum, or else totals; of an estimator that compares groups.
 
-    A KL in the reward does not count, and of estimators that compare no group only the totals do.
+    A KL in the reward does not count.
     """
     scores = normalize_scores([r.score for r in group if r.score], config.scores.clip, normalize=False)
     if config.advantage not in FINER_THAN_TOTALS:

@@ -285,7 +285,8 @@ def step_metrics(batch: RolloutBatch, step: int, config: RLConfig) -> dict[str, 
     if rollouts[0].segments[0].flow is None:  # a flow samples a few steps, always as many
         out["response/length"] = _mean([r.num_sampled for r in rollouts])
         out["response/cut"] = _mean([r.segments[-1].stop_reason == "length" for r in rollouts])
-    out["group/without_signal"] = _mean([not has_signal(group, config) for group in groups.values()])
+    if config.compares_groups:
+        out["group/without_signal"] = _mean([not has_signal(group, config) for group in groups.values()])
     for name, values in sets.items():
         out |= {f"data/{name}/share": len(values) / len(totals), f"data/{name}/reward": _mean(values)}
     if batch.skipped:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Protocol, runtime_checkable
 
 from audiorl.algos.advantages import all_equal
@@ -20,6 +21,7 @@ from audiorl.protocols import RolloutEngine, SpeechDecoder
 from audiorl.run.folder import Run
 from audiorl.run.progress import Progress
 from audiorl.run.saving import pull
+from audiorl.train.rl.advantages import has_signal
 from audiorl.train.rl.processes import Workers
 from audiorl.train.rl.trainer import TrainOutput
 from audiorl.train.rl.workers import Sampling
@@ -96,22 +98,24 @@ def check_listening(
 
 @dataclass
 class EqualRewards:
-    """Says once that nothing can be learned: for `EQUAL_STEPS` steps the rewards in each group were equal."""
+    """Says once that nothing can be learned: for `EQUAL_STEPS` steps the rewards in each group were equal, or those of
+    the step where the estimator compares no groups."""
 
     run: Run
     phase: str
+    config: RLConfig
     count: int = 0
 
     def after_step(self, step: FinishedStep) -> Mapping[str, float]:
-        groups: dict[str, list[float]] = {}
-        for r in step.rollouts:
-            if r.score is not None:
-                groups.setdefault(r.group_id, []).append(r.score.total)
-        alone = all(len(totals) == 1 for totals in groups.values())  # then answers compare over the step
-        compared = [[t for totals in groups.values() for t in totals]] if alone else list(groups.values())
-        self.count = self.count + 1 if all(map(all_equal, compared)) else 0
+        totals = [r.score.total for r in step.rollouts if r.score]
+        if self.config.compares_groups:
+            by_prompt = [list(group) for _, group in groupby(step.rollouts, key=lambda r: r.group_id)]
+            equal = not any(has_signal(group, self.config) for group in by_prompt)
+        else:
+            equal = all_equal(totals)
+        self.count = self.count + 1 if equal else 0
         if self.count == EQUAL_STEPS:
-            mean = sum(map(sum, groups.values())) / len(step.rollouts)
+            mean = sum(totals) / len(totals)
             print(
                 f"audiorl: {self.phase}: all answers to a prompt got the same reward for {EQUAL_STEPS} steps (mean "
                 f"{mean:.3g}), so that nothing is learned. Look at answers and parts of the reward in "

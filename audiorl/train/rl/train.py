@@ -86,7 +86,7 @@ def train_rl(
         workers.driver_on_cpu(policy),
         Progress(phase, config.steps, start) as progress,
     ):
-        hooks: list[Hook] = [EqualRewards(run, phase)] if config.advantage != "none" else []
+        hooks: list[Hook] = [EqualRewards(run, phase, config)] if config.advantage != "none" else []
         if config.listening.every:
             assert isinstance(policy, AudioPolicy)
             hooks.append(ListeningCheck(policy, workers))

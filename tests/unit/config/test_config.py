@@ -87,6 +87,31 @@ def test_a_group_of_one_has_no_group_advantage(advantage: Any) -> None:
     RLConfig(advantage="gae", group_size=1)
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"advantage": "gae", "group_size": 1, "dynamic_sampling": 3}, "'gae' does not compare groups of 1"),
+        ({"advantage": "mine.py:f", "group_size": 1, "dynamic_sampling": 3}, "'mine.py:f' does not compare groups"),
+        ({"kl": KLConfig(kind="k1")}, "kl.kind 'k1' does nothing as a term of the loss.*: set kl.kind 'k3' or 'k2'"),
+        ({"kl_beta": 0.0, "kl": KLConfig(control="log-space")}, "kl.control 'log-space' adapts kl_beta, which at 0"),
+    ],
+)
+def test_options_without_an_effect_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        RLConfig(**options)
+    RLConfig(advantage="mine.py:f", group_size=2, dynamic_sampling=3)
+    RLConfig(advantage="process", group_size=1, dynamic_sampling=3)
+    RLConfig(kl=KLConfig(kind="k1", place="reward"))
+
+
+def test_greedy_answers_are_not_compared() -> None:
+    greedy = SamplingConfig(temperature=0.0)
+    with pytest.raises(ValueError, match=r"sampling\.temperature 0 gives 8 times the same answer to a prompt"):
+        RLConfig().check_sampling(greedy)
+    RLConfig(advantage="gae", group_size=1).check_sampling(greedy)
+    RLConfig().check_sampling(SamplingConfig(temperature=0.0, audio_temperature=0.8))
+
+
 def test_options_that_an_estimator_does_not_read_are_refused() -> None:
     with pytest.raises(ValueError, match=r"scores\.clip and scores\.normalize do not apply"):
         RLConfig(advantage="gdpo", scores=ScoreConfig(normalize=True))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,8 +14,11 @@ from torch import Tensor
 from audiorl.config import RLConfig
 from audiorl.data.schedule import batch_of_step
 from audiorl.protocols import Request
+from audiorl.run.folder import Run
 from audiorl.train.rl.advantages import compute_advantages, mean_advantage
 from audiorl.train.rl.collect import RolloutBatch, collect, scored_experiences, step_metrics
+from audiorl.train.rl.hooks import EQUAL_STEPS, EqualRewards, FinishedStep
+from audiorl.train.rl.trainer import TrainOutput
 from audiorl.types import Rollout, Sample, Score, Segment
 
 SAMPLES = [Sample(name, ()) for name in "abcdefgh"]
@@ -128,6 +132,40 @@ def test_what_counts_as_a_signal_is_what_has_an_advantage(high: float) -> None:
     assert metrics["group/without_signal"] == moved.count(False) / 3
 
 
+STEPS = (Score(1.0, per_token=(1, 0), step_ends=(0, 1)), Score(1.0, per_token=(0, 1), step_ends=(0, 1)))
+
+
+@pytest.mark.parametrize(
+    ("advantage", "group_size", "scores", "without_signal", "said"),
+    [
+        ("grpo", 2, (Score(1.0), Score(1.0), Score(0.0), Score(0.0)), 1.0, True),
+        ("grpo", 2, (Score(1.0), Score(1.0), Score(0.0), Score(1.0)), 0.5, False),
+        ("process", 2, STEPS, 0.0, False),
+        ("reinforce", 2, (Score(1.0), Score(1.0), Score(0.0), Score(0.0)), None, False),  # it compares over the step
+        ("gae", 1, (Score(1.0), Score(1.0)), None, True),
+        ("gae", 1, (Score(1.0), Score(0.0)), None, False),
+    ],
+)
+def test_equal_rewards_are_said_where_nothing_is_learned(
+    advantage: str,
+    group_size: int,
+    scores: Sequence[Score],
+    without_signal: float | None,
+    said: bool,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    config = RLConfig(advantage=advantage, group_size=group_size)
+    segment = Segment(torch.arange(2), torch.arange(2), torch.zeros(2))
+    rollouts = [Rollout(SAMPLES[0], (segment,), f"{i // group_size}", score=s) for i, s in enumerate(scores)]
+    assert step_metrics(RolloutBatch(rollouts, []), 0, config).get("group/without_signal") == without_signal
+    with Run.create(tmp_path / "run", "recipe.py", [], {}) as run:
+        hook = EqualRewards(run, "rl", config)
+        for done in range(EQUAL_STEPS):
+            hook.after_step(FinishedStep(done + 1, rollouts, TrainOutput({}, [], [])))
+    assert ("so that nothing is learned" in capsys.readouterr().err) == said
+
+
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("step", [0, 1, 5])
 def test_refills_are_new_prompts_as_long_as_there_are_any(seed: int, step: int) -> None:
@@ -181,15 +219,15 @@ def test_a_step_is_a_function_of_seed_and_step() -> None:
     assert len(seeds) == 3  # every step and every run has noise of its own
 
 
-def test_remax_asks_one_greedy_answer_to_each_prompt_that_is_kept() -> None:
-    a, _, c = first_round()
-    found, engine = run(a + c, advantage="remax", dynamic_sampling=1)
-    *rounds, last = engine.calls
-    assert [(r.sample.id, r.n, r.greedy) for r in last] == [(a, 1, True), (c, 1, True)]
-    assert [r.group_id for r in last] == list(groups(found)) and not any(r.greedy for call in rounds for r in call)
-    assert [s.total for s in found.greedy] == [0.25, 0.25]
-    assert [e.greedy_score for e in scored_experiences(found, RLConfig(advantage="remax"))] == [0.25] * 4
-    assert len(found.rollouts) == 4  # the greedy answers are not trained on
+def test_remax_asks_one_greedy_answer_to_each_prompt() -> None:
+    asked = first_round()
+    found, engine = run("", advantage="remax")
+    sampled, last = engine.calls
+    assert [(r.sample.id, r.n, r.greedy) for r in last] == [(name, 1, True) for name in asked]
+    assert [r.group_id for r in last] == list(groups(found)) and not any(r.greedy for r in sampled)
+    assert [s.total for s in found.greedy] == [0.25] * 3
+    assert [e.greedy_score for e in scored_experiences(found, RLConfig(advantage="remax"))] == [0.25] * 6
+    assert len(found.rollouts) == 6  # the greedy answers are not trained on
 
 
 def test_a_bad_score_names_its_sample() -> None:

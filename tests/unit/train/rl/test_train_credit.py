@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 import torch
@@ -294,3 +295,14 @@ def test_credit_does_not_reach_over_padding() -> None:
     batch = filled([*step(), long], "values", [[1], [0, 0, 0], [2, 1, 4], [3, 2], [0] * 70])
     alone = advantages(batch[:4], advantage="gae", estimator=PLAIN)
     assert_close(advantages(batch, advantage="gae", estimator=PLAIN)[:4], alone)
+
+
+def test_a_users_estimator_joins_sums_on_a_rank_without_rollouts(tmp_path: Path) -> None:
+    """A rank that leaves it out would let the others wait."""
+    mine = tmp_path / "mine.py"
+    mine.write_text("def centred(x, options):\n    return x.scores_B - x.reduce(x.scores_B.sum())\n")
+    summed: list[float] = []
+    config = RLConfig(advantage=f"{mine}:centred")
+    compute_advantages([], config, reduce=lambda t: summed.append(float(t)) or t)  # type: ignore[func-returns-value]
+    assert summed == [0.0]
+    assert advantages([laid("a", A0, 3.0)], advantage=config.advantage) == [[0.0]]

@@ -452,7 +452,7 @@ def test_options_out_of_range(options: dict[str, Any], message: str) -> None:
         ({"distill": DistillConfig(coef=1.0, off_policy=0.01)}, r"distill.off_policy 0.01 of 8 prompts is 0"),
         (
             {"distill": DistillConfig(coef=1.0), "advantage": "none", "dynamic_sampling": 2},
-            "advantage 'none' reads no rewards, by which dynamic_sampling drops groups",
+            "advantage 'none' does not compare groups of 8, of which dynamic_sampling drops those of equal rewards",
         ),
         (
             {"distill": DistillConfig(coef=1.0), "advantage": "none", "kl": KLConfig(place="reward")},
