@@ -77,8 +77,8 @@ def require_finite(config: Any, path: str = "") -> None:
 def require_sound(config: Any) -> None:
     """Raise ValueError naming the first value in `config`, at any depth, that no option of its name and type can have.
 
-    These are numbers that are not finite, seeds and other numbers below 0, but for those of recipes from elsewhere, and
-    devices that do not exist.
+    These are numbers that are not finite, seeds and other numbers below 0, but for those of recipes from elsewhere,
+    devices that do not exist, and a rate of the control that falls.
     """
     require_finite(config)
     file = getattr(sys.modules.get(type(config).__module__), "__file__", None) or ""
@@ -88,6 +88,8 @@ def require_sound(config: Any) -> None:
         require(signed or value >= 0, name, value, "at least 0")
         if name.rpartition(".")[2] == "device":
             require(bool(re.fullmatch(DEVICES, str(value))), name, value, "auto, cpu, cuda or cuda:N")
+        if name == "control_optim.schedule":
+            require(value == "constant", name, value, "'constant': a time limit ends the control, at no known step")
 
 
 def _values(config: Any, path: str = "") -> Iterator[tuple[str, Any]]:

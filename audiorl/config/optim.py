@@ -21,7 +21,7 @@ class OptimConfig:
     weight_decay: float = 0.0
     """Decoupled weight decay."""
     warmup_steps: int = 0
-    """Optimizer updates of linear warm-up."""
+    """Optimizer updates of linear warm-up; of a short training half of its updates."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     """How the rate falls after the warm-up, to 0 at the last update."""
     max_grad_norm: float = 1.0

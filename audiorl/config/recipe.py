@@ -78,7 +78,9 @@ class RecipeConfig:
             name = next((f.name for f in fields(self) if getattr(self, f.name) == training), "")
             raise ValueError(f"--{name}.steps: the steps of this recipe follow from its epochs; leave it out")
         per_step = config.prompts_per_step if isinstance(config, RLConfig) else config.batch_size
-        steps = max(round(self.epochs * items / per_step), 1)
+        # The last batch of a sorted epoch is a short one; it may be any of them.
+        per_epoch = -(-items // per_step) if getattr(config, "sort", False) else items / per_step
+        steps = max(round(self.epochs * per_epoch), 1)
         return replace(config, steps=min(steps, self.max_steps or steps))
 
 

@@ -170,7 +170,7 @@ def test_a_supervised_loss_that_is_not_finite(samples: list[Sample]) -> None:
         rows[free] = NAN
     before = everything(learner)
     with pytest.raises(FloatingPointError, match="the loss of 'example' is nan"):
-        learner.step(TrainBatch(batch, [example]))
+        learner.step(TrainBatch(batch, [[example]]))
     assert_untouched(learner, before)
 
 

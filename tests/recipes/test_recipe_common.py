@@ -199,6 +199,9 @@ def test_steps_follow_from_epochs_or_are_refused() -> None:
     config = RecipeConfig(epochs=2)
     assert config.with_steps_for(RLConfig(prompts_per_step=8), 100).steps == 25
     assert replace(config, max_steps=7).with_steps_for(SFTConfig(batch_size=10), 100).steps == 7
+    # 3 batches an epoch, the last of 2 rows; sorted ones come in random order
+    assert config.with_steps_for(SFTConfig(batch_size=4), 10).steps == 5
+    assert config.with_steps_for(SFTConfig(batch_size=4, sort=True), 10).steps == 6
 
     with pytest.raises(ValueError, match=r"steps of this recipe follow from its epochs"):
         config.with_steps_for(RLConfig(steps=5), 100)

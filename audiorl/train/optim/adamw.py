@@ -23,12 +23,14 @@ from audiorl.train.batches import check_weights, gradient_error
 
 
 def learning_rate(step: int, total_steps: int, config: OptimConfig) -> float:
-    """Return the rate of update `step` (from 0): linear warm-up over `warmup_steps`, then the schedule down to 0."""
-    if step < config.warmup_steps:
-        return config.lr * (step + 1) / config.warmup_steps
+    """Return the rate of update `step` (from 0): linear warm-up over `warmup_steps`, at most half of all updates, then
+    the schedule down to 0."""
+    warmup = min(config.warmup_steps, total_steps // 2)
+    if step < warmup:
+        return config.lr * (step + 1) / warmup
     if config.schedule == "constant":
         return config.lr
-    left = (total_steps - step) / max(total_steps - config.warmup_steps, 1)
+    left = (total_steps - step) / max(total_steps - warmup, 1)
     left = min(max(left, 0.0), 1.0)
     return config.lr * (left if config.schedule == "linear" else 0.5 * (1 - math.cos(math.pi * left)))
 

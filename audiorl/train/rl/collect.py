@@ -75,6 +75,7 @@ class RolloutBatch:
     skipped: int = 0  # Rollouts that were left out because the reward returned None
     reward_seconds: float = 0.0  # For which scores were waited for after the answers
     unfinished: list[UnfinishedGroup] = field(default_factory=list)  # Groups that wait for the next step
+    totals: Sequence[float] = ()  # Of all scores, those of dropped groups too
 
     @property
     def num_sampled(self) -> int:
@@ -159,6 +160,7 @@ def collect(
     prompts: list[Sample] = [g.request.sample for g in unfinished]
     waiting = list(unfinished)
     dropped = refilled = skipped = 0
+    totals: list[float] = []
     reward_seconds = 0.0
     limit = config.generation.partial_tokens if step + 1 < config.steps else None
     for attempt in range(1 + config.dynamic_sampling):
@@ -194,6 +196,7 @@ def collect(
             continued, asked, left = paused[:half], [], [*paused[half:], *left]
         waiting = [*left, *paused] if attempt else [*paused, *left]
         first_round = first_round if attempt else ended
+        totals += [r.score.total for group in ended for r in group if r.score]
         with_signal = [g for g in ended if has_signal(g, config)] if config.dynamic_sampling else ended
         groups += with_signal
         dropped += len(ended) - len(with_signal)
@@ -212,7 +215,7 @@ def collect(
     if not groups:
         raise ValueError(f"step {step + 1}: the reward skipped all of {skipped} rollouts; return a Score for some")
     rollouts = [r for group in groups for r in group]
-    return RolloutBatch(rollouts, greedy, dropped, refilled, skipped, reward_seconds, waiting)
+    return RolloutBatch(rollouts, greedy, dropped, refilled, skipped, reward_seconds, waiting, totals)
 
 
 def _answer(
@@ -295,6 +298,7 @@ def step_metrics(batch: RolloutBatch, step: int, config: RLConfig) -> dict[str, 
     if unknown:
         out["rollout/unknown_logprobs"] = unknown
     if config.dynamic_sampling:
+        out["reward/all"] = _mean(batch.totals)
         out |= {"group/dropped": batch.dropped, "group/refilled": batch.refilled, "group/trained": len(groups)}
     versions = [token_versions(s) for r in rollouts for s in r.segments if len(s.ids)]
     out["rollout/staleness"] = _mean([step - float(v.double().mean()) for v in versions])

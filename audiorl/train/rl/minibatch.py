@@ -33,7 +33,7 @@ class TrainBatch:
     """What the trainers learn in a step: all of it, or one rank's part."""
 
     experiences: Sequence[Experience]  # Whole groups
-    supervised: Sequence[Experience] = ()  # Examples of the ptx term
+    supervised: Sequence[Sequence[Experience]] = ()  # Examples of the ptx term, for each update of the step
     mini_batches: Sequence[int] | None = None
     """Which mini-batch of the whole step each experience belongs to; None: in order, equally many in each."""
     answers: Sequence[Experience] = ()  # Reference answers, for the off-policy share of distillation
@@ -167,9 +167,9 @@ def in_order(count: int, parts: int) -> list[int]:
     return [i // size for i in range(count)]
 
 
-def updates_of(config: RLConfig) -> int:
-    """Return the optimizer updates of a phase."""
-    return config.steps * config.epochs * config.mini_batches
+def updates_of(config: RLConfig, skipped: int = 0) -> int:
+    """Return the optimizer updates of a phase after its first `skipped` steps."""
+    return max(config.steps - skipped, 0) * config.epochs * config.mini_batches
 
 
 def choose_by_covariance(experiences: Sequence[Experience], config: RLConfig, world: World, seed: int) -> Tensor:

@@ -232,7 +232,7 @@ def _train_batches(batch: TrainBatch, shares: Sequence[Sequence[int]], config: R
     return [
         TrainBatch(
             [batch.experiences[i] for i in share],
-            batch.supervised[rank::ranks],
+            [examples[rank::ranks] for examples in batch.supervised],
             [mini_batches[i] for i in share],
             batch.answers[rank::ranks],
             batch.record_tokens,

@@ -132,7 +132,14 @@ def train_rl(
 def check_given(
     samples: Sequence[Sample], config: RLConfig, supervised: Sequence[Example], answers: Sequence[Example]
 ) -> None:
-    """Raise ValueError, before the first step, where the config asks for answers that are not given."""
+    """Raise ValueError, before the first step, where the config asks for answers that are not given, or does not suit
+    streams."""
+    stream = next((s for s in samples if s.turns), None)
+    if config.aggregation == "sequence-mean-token-sum" and stream is not None:
+        raise ValueError(
+            f"aggregation 'sequence-mean-token-sum' divides by the budget of one answer, and sample {stream.id!r} is a "
+            "stream of several turns: take 'token-mean' or 'sequence-mean-token-mean'"
+        )
     if config.ptx.coef and not supervised:
         raise ValueError("ptx.coef is set, but there are no supervised examples for it")
     if config.distill.coef:
@@ -161,10 +168,11 @@ def step_batch(
     if config.distill.coef:
         experiences = with_teacher_prompts(experiences, [r.sample for r in rollouts.rollouts], config.distill)
         answered = with_teacher_prompts(answered, [e.sample for e in references], config.distill)
-    ptx = batch_of_step(supervised, step, config.ptx.batch, seed) if config.ptx.coef else []
+    updates = range(config.epochs * config.mini_batches) if config.ptx.coef else []
+    ptx = [batch_of_step(supervised, step * len(updates) + k, config.ptx.batch, seed) for k in updates]
     return TrainBatch(
         workers.fill_in(experiences),
-        [experience(policy, e) for e in ptx],
+        [[experience(policy, e) for e in examples] for examples in ptx],
         answers=workers.fill_in(answered, values=False),
         record_tokens=is_recorded(step + 1, config),
     )

@@ -142,12 +142,13 @@ class Trainer:
                     teacher = load_teacher(name, policy)
             made = None if teacher is None else Teacher(teacher, policy, config, self.temperatures[0])
             self.distillation = Distillation(policy, config, self.temperatures[0], self.world, made)
-        updates = updates_of(config)
         self.critic: Critic | None = None
         if config.advantage == "gae" and not separate.critic:
             assert isinstance(policy, AudioPolicy), "flows have no critic"
-            self.critic = Critic(make_critic(policy, config.critic.shared), config.critic, optim, updates, self.world)
-        self.optimizer = optimizer_for(policy, optim, updates, self.world)
+            model = make_critic(policy, config.critic.shared)
+            self.critic = Critic(model, config.critic, optim, updates_of(config), self.world)
+        waits = config.critic.warmup_steps if config.advantage == "gae" else 0
+        self.optimizer = optimizer_for(policy, optim, updates_of(config, waits), self.world)
         if self.critic is not None and not config.critic.shared and isinstance(policy, AudioPolicy):
             policy.layers_again = None  # the critic's graph waits beside the policy's: all layers are computed again
         self.ema = None if config.ema_decay is None else EMA(policy.trainable(), config.ema_decay)
@@ -177,8 +178,8 @@ class Trainer:
         mini_batches: list[MiniBatch] = []
         if self._optimizers():
             mini_batches = mini_batches_of(batch, config, self.max_tokens, self.world, self.steps)
-        for mini_batch in mini_batches * config.epochs:
-            norms, means = within_memory(partial(self._passes, mini_batch, batch, record), self._halve)
+        for update, mini_batch in enumerate(mini_batches * config.epochs):
+            norms, means = within_memory(partial(self._passes, mini_batch, batch, update, record), self._halve)
             for name, value in self._update(norms, means).items():
                 totals[name] += value
         metrics = {name: value / (len(mini_batches) * config.epochs) for name, value in totals.items()}
@@ -244,9 +245,9 @@ class Trainer:
         return True
 
     def _passes(
-        self, mini_batch: MiniBatch, batch: TrainBatch, record: TokenRecord | None
+        self, mini_batch: MiniBatch, batch: TrainBatch, update: int, record: TokenRecord | None
     ) -> tuple[list[float], dict[str, float]]:
-        """Forward, loss and backward of every micro-batch, and all-reduce.
+        """Forward, loss and backward of every micro-batch, and all-reduce; `update`: its number in the step.
 
         Returns the norms of gradients by optimizer, and metrics as means over the mini-batch and all ranks.
         """
@@ -274,8 +275,8 @@ class Trainer:
                 flat = [x for x in (output.logprobs, output.values) if x is not None]
                 backward(0 * torch.cat(flat).sum(), *optimizers)
             if self.config.ptx.coef and not self.critic_warms_up:
-                coef = self.config.ptx.coef
-                self._supervised(passes, "ptx/loss", batch.supervised, coef, lambda _, output: -output.logprobs.sum())
+                coef, examples = self.config.ptx.coef, batch.supervised[update]
+                self._supervised(passes, "ptx/loss", examples, coef, lambda _, output: -output.logprobs.sum())
             if self.distillation is not None and self.distillation.reference_share and not self.critic_warms_up:
                 coef = self.config.distill.coef * self.distillation.reference_share
                 loss_of, name = self.distillation.answer_loss, "distill/divergence_off_policy"

@@ -22,7 +22,9 @@ from audiorl.config import (
     SamplingConfig,
     ScoreConfig,
     SFTConfig,
+    require_sound,
 )
+from audiorl.config.recipe import ControlOptions
 
 NAN, INF = float("nan"), float("inf")
 
@@ -102,6 +104,12 @@ def test_options_without_an_effect_are_refused(options: dict[str, Any], message:
     RLConfig(advantage="mine.py:f", group_size=2, dynamic_sampling=3)
     RLConfig(advantage="process", group_size=1, dynamic_sampling=3)
     RLConfig(kl=KLConfig(kind="k1", place="reward"))
+
+
+def test_a_time_limit_ends_the_control() -> None:
+    require_sound(ControlOptions())
+    with pytest.raises(ValueError, match=r"control_optim\.schedule is 'cosine'; it must be 'constant'"):
+        require_sound(ControlOptions(control_optim=OptimConfig(schedule="cosine")))
 
 
 def test_greedy_answers_are_not_compared() -> None:

@@ -85,6 +85,9 @@ def test_learning_rate_schedule_by_hand() -> None:
     cosine = OptimConfig(lr=1.0, schedule="cosine")
     assert learning_rate(5, 10, cosine) == pytest.approx(0.5)
     assert learning_rate(99, 10, OptimConfig(lr=1.0)) == 1.0
+    # of 6 updates at most 3 warm up
+    assert [learning_rate(s, 6, config) for s in range(6)] == pytest.approx([1 / 3, 2 / 3, 1, 1, 2 / 3, 1 / 3])
+    assert learning_rate(0, 1, config) == 1.0
 
 
 def test_master_weights_take_updates_that_bfloat16_loses(caplog: pytest.LogCaptureFixture) -> None:

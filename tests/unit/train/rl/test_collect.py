@@ -102,6 +102,7 @@ def test_groups_without_signal_are_dropped_and_others_asked() -> None:
     assert list(groups(found).values()) == [a, c, new] and len(groups(found)) == 3
     assert (found.dropped, found.refilled, len(found.rollouts)) == (1, 1, 6)
     metrics = step_metrics(found, 0, RLConfig(dynamic_sampling=2))
+    assert (metrics["reward/mean"], metrics["reward/all"]) == (3 / 6, 3 / 8)
     assert {k: v for k, v in metrics.items() if k.startswith("group/")} == {
         "group/without_signal": 0,
         "group/dropped": 1,

@@ -23,6 +23,7 @@ from audiorl.config import (
     RLConfig,
     SamplingConfig,
 )
+from audiorl.distributed.local import LocalGroup
 from audiorl.models import AudioPolicy
 from audiorl.models.examples import Example, experience
 from audiorl.protocols import Request
@@ -31,9 +32,11 @@ from audiorl.run.checkpoint import save_checkpoint
 from audiorl.run.folder import Run
 from audiorl.train.optim.adamw import EMA
 from audiorl.train.rl.advantages import compute_advantages
-from audiorl.train.rl.train import train_rl
+from audiorl.train.rl.collect import RolloutBatch
+from audiorl.train.rl.processes import GroupEngine, Workers
+from audiorl.train.rl.train import check_given, step_batch, train_rl
 from audiorl.train.rl.trainer import TrainBatch, Trainer
-from audiorl.types import Sample, Score
+from audiorl.types import Sample, Score, Turn
 from tests.conftest import make_omni
 from tests.support.checkpoints import load_checkpoint
 from tests.support.experiences import LENGTHS, SCORES, batch_of, logprobs, values, with_advantage
@@ -138,7 +141,7 @@ def test_a_step_with_everything_in_it_does_not_depend_on_the_cut(samples: list[S
         disturb(policy.trainable().values())  # away from the reference
         examples = [experience(policy, Example(s, t)) for s, t in zip(samples, ("yes", "no", "why"), strict=True)]
         mixed = [e for g in order for e in batch[3 * g : 3 * g + 3]]
-        trained = learner.step(TrainBatch(mixed, examples if order == (0, 1) else examples[::-1]))
+        trained = learner.step(TrainBatch(mixed, [examples[:: 1 - 2 * order[0]]] * 2))
         advantages = [trained.advantages[3 * order.index(g) + i] for g in (0, 1) for i in range(3)]
         results.append((trained.metrics, advantages, all_gradients(learner)))
     metrics, advantages, expected = results[0]
@@ -223,13 +226,15 @@ def test_in_its_warm_up_only_the_critic_moves(samples: list[Sample], shared: boo
     """Of a shared trunk only the head; the average waits too, and the controller has nothing to follow."""
     policy = make_omni()
     critic = CriticConfig(shared=shared, warmup_steps=2, optim=OptimConfig(lr=1e-3))
-    learner = worker(policy, advantage="gae", critic=critic, ema_decay=0.5, ptx=PtxConfig(coef=1.0))
+    optim = OptimConfig(lr=1e-3, schedule="linear")
+    config = RLConfig(steps=4, advantage="gae", critic=critic, ema_decay=0.5, ptx=PtxConfig(coef=1.0))
+    learner = Trainer(policy, config, optim, 1.0, 8)
     assert learner.critic is not None and learner.ema is not None
     batch, examples = batch_of(policy, samples), [experience(policy, Example(samples[0], "yes"))]
     start, average = snapshot(policy.trainable()), {n: t.clone() for n, t in learner.ema.state().items()}
     for _ in range(2):
         before = snapshot(learner.critic.model.trainable())
-        metrics = learner.step(TrainBatch(batch, examples)).metrics
+        metrics = learner.step(TrainBatch(batch, [examples])).metrics
         names = moved(before, learner.critic.model.trainable())
         assert "value_head.linear.weight" in names and "value_head.linear.bias" in names
         assert not moved(start, policy.trainable()) and learner.optimizer.updates == 0
@@ -237,8 +242,9 @@ def test_in_its_warm_up_only_the_critic_moves(samples: list[Sample], shared: boo
         assert all(torch.equal(t, average[n]) for n, t in learner.ema.state().items())
     trunk = {n for n in names if not n.startswith("value_head")}
     assert bool(trunk) != shared
-    metrics = learner.step(TrainBatch(batch, examples)).metrics
-    assert moved(start, policy.trainable()) and learner.optimizer.updates == 1 and "policy/loss" in metrics
+    metrics = learner.step(TrainBatch(batch, [examples])).metrics
+    assert metrics["lr"] == 1e-3 and learner.step(TrainBatch(batch, [examples])).metrics["lr"] == 5e-4
+    assert moved(start, policy.trainable()) and learner.optimizer.updates == 2 and "policy/loss" in metrics
 
 
 def test_a_shared_trunk_has_the_values_gradient_times_its_coefficient(samples: list[Sample]) -> None:
@@ -427,7 +433,7 @@ def test_the_supervised_gradient_is_added_times_its_coefficient(samples: list[Sa
     batch = batch_of(alone, samples)
     examples = [experience(alone, Example(s, t)) for s, t in zip(samples, ("yes", "no no", "English"), strict=True)]
     worker(alone).step(TrainBatch(batch))
-    metrics = worker(both, ptx=PtxConfig(coef=0.6, batch=3)).step(TrainBatch(batch, examples)).metrics
+    metrics = worker(both, ptx=PtxConfig(coef=0.6, batch=3)).step(TrainBatch(batch, [examples])).metrics
     losses = torch.cat([-plain.forward(pack_experiences([e])).logprobs for e in examples])
     losses.mean().backward()
     assert metrics["ptx/loss"] == pytest.approx(float(losses.mean().detach()), rel=1e-6)
@@ -436,6 +442,19 @@ def test_the_supervised_gradient_is_added_times_its_coefficient(samples: list[Sa
         expected = rl_part[name] + 0.6 * sft_part[name]
         torch.testing.assert_close(grad, expected, atol=1e-6 * float(expected.abs().max()), rtol=1e-5, msg=name)
     assert max(float(g.abs().max()) for g in sft_part.values()) > 1e-3
+
+
+def test_every_update_has_supervised_examples_of_its_own(samples: list[Sample]) -> None:
+    learner = worker(make_omni(), epochs=2, ptx=PtxConfig(coef=1.0, batch=1))
+    policy, group = learner.policy, LocalGroup([learner])
+    assert isinstance(policy, AudioPolicy)
+    rollouts = HFEngine(policy, SamplingConfig(max_new_tokens=2)).generate([Request(samples[0], 3)])
+    batch = RolloutBatch([r.with_score(Score(0.0)) for r in rollouts], [])
+    workers = Workers(learner.config, group, GroupEngine(group))
+    examples = [Example(samples[0], text) for text in ("yes", "no no", "why", "English")]
+    steps = [step_batch(policy, batch, step, learner.config, 0, workers, examples, ()) for step in range(2)]
+    assert [[len(part) for part in step.supervised] for step in steps] == [[1, 1], [1, 1]]
+    assert len({tuple(e.ids.tolist()) for step in steps for part in step.supervised for e in part}) == 4
 
 
 def test_the_supervised_term_needs_examples(samples: list[Sample], tmp_path: Path) -> None:
@@ -450,6 +469,13 @@ def test_the_supervised_term_needs_examples(samples: list[Sample], tmp_path: Pat
             optim=OptimConfig(),
             sampling=SamplingConfig(),
         )
+
+
+def test_streams_have_no_one_budget_of_an_answer() -> None:
+    stream = Sample("talk", (), turns=(Turn(AudioClip(array=np.zeros(160, np.float32), sample_rate=16_000), 0.01),))
+    check_given([stream], RLConfig(aggregation="token-mean"), (), ())
+    with pytest.raises(ValueError, match=r"sample 'talk' is a stream of several turns: take 'token-mean'"):
+        check_given([stream], RLConfig(aggregation="sequence-mean-token-sum"), (), ())
 
 
 # -- resuming ------------------------------------------------------------------------------------------------------
