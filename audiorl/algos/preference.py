@@ -1,7 +1,8 @@
 """Losses on preferences: DPO and its family on pairs, KTO on single answers, and those of reward models.
 
 A loss on pairs is a function of `PairLogprobs` and its own options and returns one loss a pair [P], differentiable in
-the policy's log-probs; `PAIR_LOSSES` has them by name. h is the margin, (chosen - ref_chosen) - (rejected -
+the policy's log-probs, and the margin [P] of the chosen answer that it raises, without β; `PAIR_LOSSES` has them by
+name. h is DPO's margin, (chosen - ref_chosen) - (rejected -
 ref_rejected), of log-probs summed over an answer's tokens. Shapes: P pairs, n tokens of an answer.
 """
 
@@ -61,37 +62,43 @@ def sum_each(answers: Sequence[Tensor]) -> Tensor:
     return torch.stack([a.sum() for a in answers])
 
 
+PairLoss = tuple[Tensor, Tensor]
+"""Losses [P] and margins [P]."""
+
 # -- losses on pairs ---------------------------------------------------------------------------------------------------
 
 
-def dpo(pairs: PairLogprobs, beta: float = 0.1) -> Tensor:
+def dpo(pairs: PairLogprobs, beta: float = 0.1) -> PairLoss:
     """-log σ(β·h) (Rafailov et al. 2023, arXiv 2305.18290, eq. 7)."""
-    return -logsigmoid(beta * pairs.margin())
+    h = pairs.margin()
+    return -logsigmoid(beta * h), h
 
 
-def dpo_norm(pairs: PairLogprobs, beta: float = 5.0) -> Tensor:
+def dpo_norm(pairs: PairLogprobs, beta: float = 5.0) -> PairLoss:
     """DPO of mean log-ratios a token: -log σ(β·(ratio_w/|w| - ratio_l/|l|)) (Lambert et al. 2024, arXiv 2411.15124)."""
-    return -logsigmoid(beta * torch.stack([good.mean() - bad.mean() for good, bad in pairs.ratios()]))
+    h = torch.stack([good.mean() - bad.mean() for good, bad in pairs.ratios()])
+    return -logsigmoid(beta * h), h
 
 
-def cdpo(pairs: PairLogprobs, beta: float = 0.1, label_smoothing: float = 0.1) -> Tensor:
+def cdpo(pairs: PairLogprobs, beta: float = 0.1, label_smoothing: float = 0.1) -> PairLoss:
     """DPO where a label is wrong with probability ε: -(1-ε)·log σ(β·h) - ε·log σ(-β·h) (Mitchell 2023)."""
-    h = beta * pairs.margin()
-    return -(1 - label_smoothing) * logsigmoid(h) - label_smoothing * logsigmoid(-h)
+    h = pairs.margin()
+    return -(1 - label_smoothing) * logsigmoid(beta * h) - label_smoothing * logsigmoid(-beta * h), h
 
 
-def ipo(pairs: PairLogprobs, beta: float = 0.1) -> Tensor:
+def ipo(pairs: PairLogprobs, beta: float = 0.1) -> PairLoss:
     """(h - 1/(2β))² (Azar et al. 2023, arXiv 2310.12036, eq. 17)."""
-    return (pairs.margin() - 1 / (2 * beta)) ** 2
+    h = pairs.margin()
+    return (h - 1 / (2 * beta)) ** 2, h
 
 
-def r_dpo(pairs: PairLogprobs, beta: float = 0.1, alpha: float = 0.01) -> Tensor:
+def r_dpo(pairs: PairLogprobs, beta: float = 0.1, alpha: float = 0.01) -> PairLoss:
     """-log σ(β·h + α·(|chosen| - |rejected|)): what length explains is not learned again (Park et al., 2403.19159)."""
-    good_length, bad_length = pairs.lengths()
-    return -logsigmoid(beta * pairs.margin() + alpha * (good_length - bad_length))
+    h, (good_length, bad_length) = pairs.margin(), pairs.lengths()
+    return -logsigmoid(beta * h + alpha * (good_length - bad_length)), h
 
 
-def sampo(pairs: PairLogprobs, beta: float = 0.1) -> Tensor:
+def sampo(pairs: PairLogprobs, beta: float = 0.1) -> PairLoss:
     """DPO on equally many tokens of both answers, drawn from the longer by the pair's seed (Lu et al., 2406.10957)."""
     margins = []
     for ratios, seed in zip(pairs.ratios(), pairs.seeds, strict=True):
@@ -100,32 +107,35 @@ def sampo(pairs: PairLogprobs, beta: float = 0.1) -> Tensor:
         drawn = (r[torch.randperm(len(r), generator=generator)[:n].to(r.device)] if len(r) > n else r for r in ratios)
         good, bad = (r.sum() for r in drawn)
         margins.append(good - bad)
-    return -logsigmoid(beta * torch.stack(margins))
+    h = torch.stack(margins)
+    return -logsigmoid(beta * h), h
 
 
-def ld_dpo(pairs: PairLogprobs, beta: float = 0.1, alpha: float = 0.5) -> Tensor:
+def ld_dpo(pairs: PairLogprobs, beta: float = 0.1, alpha: float = 0.5) -> PairLoss:
     """DPO where the tokens beyond the shorter answer's length count α times (Liu et al. 2024, arXiv 2409.06411)."""
     margins = []
     for ratios in pairs.ratios():
         n = min(map(len, ratios))
         good, bad = (r[:n].sum() + alpha * r[n:].sum() for r in ratios)
         margins.append(good - bad)
-    return -logsigmoid(beta * torch.stack(margins))
+    h = torch.stack(margins)
+    return -logsigmoid(beta * h), h
 
 
-def simpo(pairs: PairLogprobs, beta: float = 2.0, gamma: float = 1.0) -> Tensor:
+def simpo(pairs: PairLogprobs, beta: float = 2.0, gamma: float = 1.0) -> PairLoss:
     """-log σ(β·chosen/|chosen| - β·rejected/|rejected| - γ) (Meng et al. 2024, arXiv 2405.14734, eq. 6)."""
     (good, bad), (good_length, bad_length) = pairs.sums(), pairs.lengths()
-    return -logsigmoid(beta * good / good_length - beta * bad / bad_length - gamma)
+    loss = -logsigmoid(beta * good / good_length - beta * bad / bad_length - gamma)
+    return loss, good / good_length - bad / bad_length
 
 
-def cpo(pairs: PairLogprobs, beta: float = 0.1, alpha: float = 1.0) -> Tensor:
+def cpo(pairs: PairLogprobs, beta: float = 0.1, alpha: float = 1.0) -> PairLoss:
     """-log σ(β·(chosen - rejected)) - α·chosen, no reference (Xu et al. 2024, arXiv 2401.08417)."""
     good, bad = pairs.sums()
-    return -logsigmoid(beta * (good - bad)) - alpha * good
+    return -logsigmoid(beta * (good - bad)) - alpha * good, good - bad
 
 
-def orpo(pairs: PairLogprobs, lam: float = 0.1) -> Tensor:
+def orpo(pairs: PairLogprobs, lam: float = 0.1) -> PairLoss:
     """NLL of the chosen answer - λ·log σ(log-odds of chosen - of rejected) (Hong et al. 2024, arXiv 2403.07691).
 
     Both from mean token log-probs m; log-odds = m - log(1 - e^m), in float32 without cancellation.
@@ -140,10 +150,11 @@ def orpo(pairs: PairLogprobs, lam: float = 0.1) -> Tensor:
         below = (-torch.expm1(torch.where(near, x, -1.0))).log()
         return m - torch.where(near, below, torch.log1p(-torch.exp(torch.where(near, -1.0, x))))
 
-    return -good - lam * logsigmoid(log_odds(good) - log_odds(bad))
+    h = log_odds(good) - log_odds(bad)
+    return -good - lam * logsigmoid(h), h
 
 
-PAIR_LOSSES: dict[str, Callable[..., Tensor]] = {
+PAIR_LOSSES: dict[str, Callable[..., PairLoss]] = {
     "dpo": dpo,
     "dpo-norm": dpo_norm,
     "cdpo": cdpo,

@@ -93,21 +93,19 @@ def _pair_loss(
         parts = answers[::each], answers[1::each], refs[::each], refs[1::each]
         pairs = PairLogprobs(*parts, [seeds[p] for p in places])
         good, bad = pairs.sums()
-        margin = good - bad
-        total = PAIR_LOSSES[config.loss](pairs, **config.options()).sum() / count
+        losses, margin = PAIR_LOSSES[config.loss](pairs, **config.options())
+        total = losses.sum() / count
         if config.sft_coef:
             total = total - config.sft_coef * torch.cat(list(pairs.chosen)).sum() / chosen_tokens
         if config.anchor_coef:
             each_anchored = anchored(good, sum_each(pairs.ref_chosen), **beta)
             total = total + config.anchor_coef * each_anchored.sum() / count
-        if refs:
-            margin = margin - sum_each(pairs.ref_chosen) + sum_each(pairs.ref_rejected)
         metrics = {"accuracy": (margin > 0).float().sum(), "margin": margin.sum()}
         metrics |= {"chosen_logprob": good.sum(), "rejected_logprob": bad.sum()}
         if config.audio_coef:
             on_audio = PairLogprobs(pairs.chosen, answers[2::each], pairs.ref_chosen, refs[2::each])
-            total = total + config.audio_coef * dpo(on_audio, **beta).sum() / count
-            margins = on_audio.margin().detach()
+            losses, margins = dpo(on_audio, **beta)
+            total = total + config.audio_coef * losses.sum() / count
             metrics |= {"audio_margin": margins.sum(), "audio_accuracy": (margins > 0).sum()}
         means = {f"preference/{name}": x.double() / count for name, x in metrics.items()}
         return experiences, total, {"preference/loss": total, **means}, torch.cat(answers)

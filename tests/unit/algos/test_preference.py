@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from audiorl.algos.preference import (
+    PAIR_LOSSES,
     PairLogprobs,
     anchored,
     bradley_terry,
@@ -57,28 +58,28 @@ PAIR = pair(CHOSEN, REJECTED, REF_CHOSEN, REF_REJECTED)
 
 def test_dpo() -> None:
     chosen = CHOSEN.clone().requires_grad_(True)
-    loss = dpo(replace(PAIR, chosen=[chosen]), beta=0.2)
+    loss = dpo(replace(PAIR, chosen=[chosen]), beta=0.2)[0]
     assert loss.item() == pytest.approx(-log(sigma(1.0)))
     loss.sum().backward()
     assert chosen.grad is not None and chosen.grad.item() == pytest.approx(-0.2 * sigma(-1.0))
-    assert dpo(pair(CHOSEN, REJECTED, CHOSEN, REJECTED)).item() == pytest.approx(log(2))
-    assert dpo(pair(t(-1e4), t(0), t(0), t(-1e4)), beta=1.0).item() == pytest.approx(2e4), "never overflows"
+    assert dpo(pair(CHOSEN, REJECTED, CHOSEN, REJECTED))[0].item() == pytest.approx(log(2))
+    assert dpo(pair(t(-1e4), t(0), t(0), t(-1e4)), beta=1.0)[0].item() == pytest.approx(2e4), "never overflows"
 
 
 def test_dpo_norm() -> None:
     """Of 2 and 4 tokens: (-10 + 12) / 2 - (-20 + 17) / 4 = 1.75."""
     pairs = pair(one(CHOSEN, 2), one(REJECTED, 4), one(REF_CHOSEN, 2), one(REF_REJECTED, 4))
-    assert dpo_norm(pairs, beta=0.4).item() == pytest.approx(-log(sigma(0.7)))
+    assert dpo_norm(pairs, beta=0.4)[0].item() == pytest.approx(-log(sigma(0.7)))
 
 
 def test_cdpo() -> None:
     expected = -0.9 * log(sigma(1.0)) - 0.1 * log(sigma(-1.0))
-    assert cdpo(PAIR, beta=0.2, label_smoothing=0.1).item() == pytest.approx(expected)
-    assert torch.equal(cdpo(PAIR, label_smoothing=0.0), dpo(PAIR))
+    assert cdpo(PAIR, beta=0.2, label_smoothing=0.1)[0].item() == pytest.approx(expected)
+    assert torch.equal(cdpo(PAIR, label_smoothing=0.0)[0], dpo(PAIR)[0])
 
 
 def test_ipo() -> None:
-    assert ipo(PAIR, beta=0.25).item() == pytest.approx((5 - 2) ** 2)
+    assert ipo(PAIR, beta=0.25)[0].item() == pytest.approx((5 - 2) ** 2)
 
 
 def test_r_dpo_gives_a_longer_chosen_answer_the_smaller_gradient() -> None:
@@ -86,7 +87,7 @@ def test_r_dpo_gives_a_longer_chosen_answer_the_smaller_gradient() -> None:
     for length in (10, 30):
         chosen = CHOSEN.clone().requires_grad_(True)
         answers = (one(chosen, length), one(REJECTED, 10), one(REF_CHOSEN, length), one(REF_REJECTED, 10))
-        loss = r_dpo(pair(*answers), beta=0.2, alpha=0.01)
+        loss = r_dpo(pair(*answers), beta=0.2, alpha=0.01)[0]
         loss.sum().backward()
         assert chosen.grad is not None
         gradients[length] = abs(chosen.grad.item())
@@ -100,11 +101,11 @@ UNEVEN = pair(LONG, SHORT, REF_LONG, REF_SHORT)
 
 
 def test_sampo_compares_equally_many_tokens() -> None:
-    assert sampo(replace(UNEVEN, seeds=[0]), beta=0.1).item() == pytest.approx(-log(sigma(0.1 * (2 * 0.5 + 2))))
+    assert sampo(replace(UNEVEN, seeds=[0]), beta=0.1)[0].item() == pytest.approx(-log(sigma(0.1 * (2 * 0.5 + 2))))
     digits_of_sum = pair(t(1, 10, 100, 1000), t(0, 0), t(0, 0, 0, 0), t(0, 0))  # which tokens are drawn shows
     seen = set()
     for seed in range(40):
-        h = sampo(replace(digits_of_sum, seeds=[seed]), beta=1e-6)
+        h = sampo(replace(digits_of_sum, seeds=[seed]), beta=1e-6)[0]
         total = round(-log(exp(h.item()) - 1) / 1e-6)
         digits = f"{total:04d}"
         assert digits.count("1") == 2 and digits.count("0") == 2, total
@@ -113,28 +114,41 @@ def test_sampo_compares_equally_many_tokens() -> None:
 
 
 def test_ld_dpo() -> None:
-    assert ld_dpo(UNEVEN, beta=0.1, alpha=0.5).item() == pytest.approx(-log(sigma(0.1 * (1.0 + 0.5 * 1.0 + 2.0))))
-    torch.testing.assert_close(ld_dpo(UNEVEN, alpha=1.0), dpo(UNEVEN))
+    assert ld_dpo(UNEVEN, beta=0.1, alpha=0.5)[0].item() == pytest.approx(-log(sigma(0.1 * (1.0 + 0.5 * 1.0 + 2.0))))
+    torch.testing.assert_close(ld_dpo(UNEVEN, alpha=1.0)[0], dpo(UNEVEN)[0])
 
 
 def test_simpo() -> None:
     # 2·(-10/5) - 2·(-20/8) - 0.5 = 0.5
     pairs = PairLogprobs([one(CHOSEN, 5)], [one(REJECTED, 8)])
-    assert simpo(pairs, beta=2.0, gamma=0.5).item() == pytest.approx(-log(sigma(0.5)))
+    assert simpo(pairs, beta=2.0, gamma=0.5)[0].item() == pytest.approx(-log(sigma(0.5)))
 
 
 def test_cpo() -> None:
-    assert cpo(PairLogprobs([CHOSEN], [REJECTED]), beta=0.1, alpha=0.3).item() == pytest.approx(-log(sigma(1.0)) + 3.0)
+    assert cpo(PairLogprobs([CHOSEN], [REJECTED]), beta=0.1, alpha=0.3)[0].item() == pytest.approx(
+        -log(sigma(1.0)) + 3.0
+    )
 
 
 def test_orpo() -> None:
     good, bad = log(0.5), log(0.2)  # mean log-probs; odds 1 and 1/4
-    loss = orpo(PairLogprobs([t(*[good] * 4)], [t(*[bad] * 3)]), lam=0.1)
+    loss = orpo(PairLogprobs([t(*[good] * 4)], [t(*[bad] * 3)]), lam=0.1)[0]
     assert loss.item() == pytest.approx(log(2) - 0.1 * log(sigma(log(1.0) - log(0.25))), rel=1e-5)
     certain = t(-1e-9).requires_grad_(True)  # 1 - e^m would be 0 in float32
-    loss = orpo(PairLogprobs([certain], [t(-50)]))
+    loss = orpo(PairLogprobs([certain], [t(-50)]))[0]
     loss.sum().backward()
     assert math.isfinite(loss.item()) and certain.grad is not None and math.isfinite(certain.grad.item())
+
+
+def test_every_loss_gives_the_margin_that_it_raises() -> None:
+    """Of `UNEVEN`, whose log-ratios are 0.5 four times and -1 twice, and of its plain log-probs."""
+    margins = {"dpo-norm": 0.5 + 1.0, "sampo": 2 * 0.5 + 2.0, "ld-dpo": 1.0 + 0.5 * 1.0 + 2.0}
+    margins |= {"simpo": -10 / 4 + 11 / 2, "cpo": -10 + 11}
+    odds = [m - log(1 - exp(m)) for m in (-10 / 4, -11 / 2)]
+    margins["orpo"] = odds[0] - odds[1]
+    for name, loss in PAIR_LOSSES.items():
+        _, margin = loss(replace(UNEVEN, seeds=[0]))
+        assert margin.item() == pytest.approx(margins.get(name, 2.0 + 2.0), rel=1e-6), name
 
 
 def test_kto() -> None:
