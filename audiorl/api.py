@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, is_dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -39,7 +39,6 @@ from audiorl.rewards import FunctionReward
 from audiorl.run.folder import Run, newest_checkpoint
 from audiorl.run.metrics_log import read_metrics
 from audiorl.run.records import RunConfig, read_record
-from audiorl.types import Rollout, Score
 
 Model = str | Path | AudioPolicy
 RewardFunction = Callable[..., Any]
@@ -202,6 +201,8 @@ def _train(
     temporary = TemporaryDirectory(prefix="audiorl-") if out is None else None
     folder = Path(temporary.name) / "run" if temporary else Path(str(out))
     policy = model if isinstance(model, AudioPolicy) else None
+    if policy is not None and getattr(config, "control", False):
+        raise ValueError("control: it starts from the model as it was before training; give the model's folder instead")
     score = None if reward is None else as_reward(reward)
     held = {"the model": policy, "the reward": score, "data": [s for s in given["data"] if not isinstance(s, str)]}
     held["held-out data"] = [s for s in given["held_out"] if not isinstance(s, str)]
@@ -249,55 +250,16 @@ def _place(config: RecipeConfig, name: str) -> list[str]:
 
 
 def as_reward(reward: RewardFunction) -> Reward:
-    """Return a reward that calls a function of a rollout, or one of TRL's.
+    """Return a reward of rollouts as it is, and a function of a rollout, or one as TRL calls it, as a `FunctionReward`.
 
     Raises ValueError for anything else.
 
     >>> from audiorl.api import as_reward
-    >>> as_reward(lambda rollout: 1.0).name
-    '<lambda>'
+    >>> as_reward(lambda rollout: 1.0).takes
+    'rollout'
     """
     if not callable(reward) or isinstance(reward, type):
         raise ValueError(f"reward: {reward!r} is no function and no reward object")
-    parameters = inspect.signature(reward).parameters
-    if "completions" in parameters:
-        return TRLReward(reward)
-    if "rollouts" in parameters:
+    if "rollouts" in inspect.signature(reward).parameters:
         return reward
-    required = [p for p in parameters.values() if p.default is p.empty and p.kind is not p.VAR_KEYWORD]
-    if len(required) != 1:
-        raise ValueError(
-            f"reward: {getattr(reward, '__name__', reward)}{inspect.signature(reward)}: give a function of one "
-            "rollout, of rollouts, or of prompts, completions and columns as TRL calls it"
-        )
-    return FunctionReward(reward, getattr(reward, "__name__", type(reward).__name__))
-
-
-@dataclass(frozen=True)
-class TRLReward:
-    """A reward function as TRL calls it: `f(prompts, completions, **columns)` returns a number for each completion.
-
-    Prompts and completions are texts. Columns are lists of the rows' fields that have no other place, and of `id`,
-    `answer` (the first reference), `choices`, `task` and `audio`; the function gets those that it names, or all.
-    A value of None skips a rollout. Raises ValueError for a list of another length.
-    """
-
-    function: Callable[..., Sequence[float | None]]
-
-    def __call__(self, rollouts: Sequence[Rollout]) -> list[Score | None]:
-        parameters = inspect.signature(self.function).parameters
-        takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-        rows = []
-        for rollout in rollouts:
-            sample = rollout.sample
-            prompt = "\n".join(part for m in sample.messages for part in m.content if isinstance(part, str))
-            answer = sample.references[0] if sample.references else None
-            about = {"id": sample.id, "answer": answer, "choices": list(sample.choices), "task": sample.task}
-            texts = {"prompts": prompt, "completions": rollout.text, "audio": list(sample.audio)}
-            rows.append({**sample.metadata, **texts, **about})
-        columns = {name: [row.get(name) for row in rows] for row in rows for name in row}
-        wanted = {name: values for name, values in columns.items() if takes_all or name in parameters}
-        values = list(self.function(**wanted))
-        if len(values) != len(rollouts):
-            raise ValueError(f"reward: returned {len(values)} values for {len(rollouts)} completions")
-        return [None if value is None else Score(float(value)) for value in values]
+    return FunctionReward(reward, "reward")

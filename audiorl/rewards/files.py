@@ -62,8 +62,8 @@ class FunctionReward:
 
     A value is a float, a Score, or None to skip the rollout. A function with a parameter `completions` gets, by name,
     those of these columns that it takes, each a list with one entry a rollout: `prompts` (texts, without audio),
-    `completions`, `completion_ids`, `references`, `choices`, `audio`, `id`, `task`, and every field of the samples'
-    metadata (None where a sample lacks it).
+    `completions`, `completion_ids`, `references`, `answer` (the first of these), `choices`, `audio`, `id`, `task`, and
+    every field of the samples' metadata (None where a sample lacks it).
 
     An `async def` is awaited; one of a single rollout runs for up to `concurrency` rollouts at a time. `name` stands
     before the function's in errors. Raises ValueError for a function of any other signature, and, naming function and
@@ -143,6 +143,7 @@ class FunctionReward:
             "prompts": ["\n".join(c for m in s.messages for c in m.content if isinstance(c, str)) for s in samples],
             "completions": [r.text for r in rollouts],
             "completion_ids": [[i for segment in r.segments for i in segment.ids.tolist()] for r in rollouts],
+            "answer": [next(iter(s.references), None) for s in samples],
         }
         columns |= {n: [getattr(s, n) for s in samples] for n in ("references", "choices", "audio", "id", "task")}
         parameters = inspect.signature(self.function).parameters.values()

@@ -108,7 +108,8 @@ def test_a_temporary_folder_goes_with_the_result() -> None:
         ({"rl": {"group_size": 0}}, "^group_size is 0; it must be at least 1"),
         ({"steps": 3, "epochs": 2}, "^steps: leave out epochs and max_steps"),
         ({"reward": 3}, "^reward: 3 is no function"),
-        ({"reward": lambda a, b: 0}, r"^reward: <lambda>\(a, b\): give a function of one rollout"),
+        ({"reward": lambda a, b: 0}, r"^reward, function '<lambda>': must take one argument, a rollout"),
+        ({"model": tiny(whisper=False), "control": True}, "^control: it starts from the model as it was before"),
         ({"data": []}, "name what to train on"),
         ({"data": [{"audio": "gone.wav", "question": "?", "answer": "a"}]}, r"rows: row 1, .*gone\.wav"),
     ],
@@ -142,7 +143,7 @@ def test_functions_of_trl_skip_and_are_counted() -> None:
 
     first, second = api.as_reward(f)(rollouts)
     assert first is None and second is not None and second.total == 1.0
-    with pytest.raises(ValueError, match="returned 1 values for 2 completions"):
+    with pytest.raises(ValueError, match="returned 1 scores for 2 rollouts"):
         api.as_reward(lambda completions: [1.0])(rollouts)
 
 

@@ -52,6 +52,7 @@ def test_the_signature_of_trl(make_rollout) -> None:
     rollouts = [make_rollout("hello", gold="x", references=("a",)), make_rollout("hi")]
     assert as_reward(by_columns)(rollouts) == [Score(2.5), Score(1.0)]
     assert seen["gold"] == ["x", None] and seen["references"] == [("a",), ()] and "completion_ids" in seen
+    assert seen["answer"] == ["a", None]
     assert seen["prompts"] == ["", ""]
     assert as_reward(by_name)(rollouts) == [Score(float(rollouts[0].num_sampled)), None]
 
@@ -80,7 +81,7 @@ def test_files_without_a_usable_reward(tmp_path, source: str, message: str) -> N
         ("def reward(rollouts): return []", "returned 0 scores for 1 rollouts"),
         ("def reward(rollouts): return ['a']", "sample 'clip-7' .*: returned str 'a', expected a float"),
         ("def reward(completions): return ['a']", "function 'reward', sample 'clip-7' .*: returned str 'a'"),
-        ("def reward(completions, answer): return [1]", "function 'reward': no column is called 'answer'; there are"),
+        ("def reward(completions, gold): return [1]", "function 'reward': no column is called 'gold'; there are"),
     ],
 )
 def test_wrong_returns(tmp_path, make_rollout, source: str, message: str) -> None:
