@@ -34,6 +34,7 @@ from audiorl.recipes._common import (
 )
 from audiorl.rollout.hf import HFEngine
 from audiorl.run.folder import Run
+from audiorl.train.fit import training_indices
 from audiorl.train.preference import prefer
 from audiorl.train.sft import sft
 from audiorl.types import Sample
@@ -87,7 +88,8 @@ def main(config: OPADPOConfig, run: Run) -> None:
     check = replace(rl_check(config, reward, config.eval_tokens), trained=uses)
     samples, held_out = read_questions(config, think=config.think, check=check)
     if config.max_steps is not None:  # answers to what will not be trained on are not needed
-        samples = samples[: config.max_steps * max(config.sft.batch_size, config.dpo.batch_size)]
+        most = SFTConfig(config.max_steps, max(config.sft.batch_size, config.dpo.batch_size))
+        samples = [samples[i] for i in training_indices(samples, most, config.seed)]
     revise: Callable[[Sample, str], str] = correct if config.expert is None else load_function(config.expert, "revise")
     policy = check.policy()
     evaluation = evaluation_of(config, samples, held_out, reward, config.eval_tokens, check=check, think=config.think)
