@@ -179,7 +179,8 @@ def transfer_times(make: Callable[[], Weights], rounds: int) -> dict[str, list[f
                     trainer.all(Peer.send)
                     received.result()
                 else:
-                    engine.all(Peer.update_weights, trainer.first_ref(Peer.weights), version)
+                    references = trainer._call("weights", [()] * trainer.size, receive=lambda reference: reference)
+                    engine.all(Peer.update_weights, references[0], version)
                 times[way].append(time.perf_counter() - began)
                 assert trainer.first(Peer.total) == engine.first(Peer.total)
     return {way: seconds[1:] for way, seconds in times.items()}

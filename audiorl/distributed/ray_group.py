@@ -67,10 +67,6 @@ class RayGroup(Group):
         assert len(shards) == self.size, f"{len(shards)} shards for {self.size} workers"
         return self._call(method.__name__, [(shard,) for shard in shards], receive=receive)
 
-    def first_ref(self, method: Callable[..., Any], *args: Any) -> Any:
-        """Call as `first` does, but return a Ray reference, which `all` of another group takes without a copy here."""
-        return self._call(method.__name__, [args] * self.size, receive=lambda reference: reference)[0]
-
     def cpu_seconds(self) -> list[float | None]:
         return self._cluster.cpu_seconds(self._indices)
 

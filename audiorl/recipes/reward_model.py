@@ -4,9 +4,9 @@
         --model.dtype bfloat16 --data pairs.jsonl
     audiorl train reward-model --kind process --out runs/prm --data steps.jsonl …
 
-Rows are pairs of answers, or answers in steps with labels (see the README). The result serves as a reward:
+Rows are pairs of answers, or answers in steps with labels (docs/preferences.md). The result serves as a reward:
 `ModelReward("runs/rm/checkpoints/reward_model/step_…")` and `ProcessModelReward(…)` in a recipe or a reward file, and
-`--reward-model` of `audiorl/recipes/ppo_audio_qa.py`. `--path tiny --data bundled` tries the recipe without any
+`--reward-model` of `audiorl train ppo-audio-qa`. `--path tiny --data bundled` tries the recipe without any
 download.
 """
 

@@ -63,7 +63,7 @@ def test_a_group_calls_its_workers_as_every_group_does(cluster: Cluster) -> None
     group.all(Counter.compute, 0.2)
     assert all(0.2 <= b - a < 0.4 for a, b in zip(before, group.cpu_seconds(), strict=True))
     engines = RayGroup("engine", Counter, 0.0)
-    engines.all(Counter.update_weights, group.first_ref(Counter.weights), 7)
+    engines.all(Counter.update_weights, group.first(Counter.weights), 7)
     assert [total for total, _ in engines.all(Counter.generate, 0.0)] == [19.0, 19.0]
 
 
