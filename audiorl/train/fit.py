@@ -38,7 +38,6 @@ from audiorl.run.saving import (
 from audiorl.train.batches import PassMetrics, counts, group_packs, idle_batch
 from audiorl.train.optim.steps import (
     backward,
-    halved,
     idle_passes,
     optimizer_for,
     with_pass_tokens,
@@ -93,7 +92,7 @@ class Learner(CheckpointedWorker):
         self.model, self.world = model, world or World()
         # The loss of a flow knows that it is one; all others are of speech models.
         self.policy = cast(AudioPolicy, model.trunk if isinstance(model, ValueModel) else model)
-        self._given, self.config = config, with_pass_tokens(config, self.policy, optim)
+        self.given, self.config = config, with_pass_tokens(config, self.policy, optim)
         self._batch_loss = batch_loss
         self._writer = CheckpointWriter(model, self.world)
         self.optimizer = optimizer_for(model, optim, config.steps, self.world)
@@ -101,16 +100,11 @@ class Learner(CheckpointedWorker):
     @changes_worker
     def train(self, items: Sequence[Any]) -> dict[str, float]:
         """Update once from the mean loss over the items of all ranks. Returns its metrics."""
-        sums, norm = within_memory(lambda: self._passes(items), self._halve)
+        sums, norm = within_memory(self, lambda: self._passes(items))
         with gpu_work():
             update = self.world.add_up(sums) | self.optimizer.step(norm)
         self.model.weights_changed()
         return update if (busy := gpu_seconds()) is None else update | {"time/gpu_busy": busy}
-
-    def _halve(self) -> bool:
-        config = halved(self.config, self._given, self.world)
-        self.config = self.config if config is None else config
-        return config is not None
 
     def _passes(self, items: Sequence[Any]) -> tuple[dict[str, float], float]:
         """Run all forward and backward passes. Returns sums of metrics, and the norm of the gradients."""

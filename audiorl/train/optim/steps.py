@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -137,28 +137,30 @@ def with_pass_tokens(config: C, policy: TrainedPolicy, optim: OptimConfig, max_t
     return replace(config, micro_batch_tokens=tokens)
 
 
-def within_memory(run: Callable[[], T], halve: Callable[[], bool]) -> T:
-    """Return what `run` gives. Where the GPU's memory does not hold it, run it again after `halve`, while that is True.
+class PassWorker(Protocol):
+    """What runs passes of `pass_tokens(config)` tokens. `given`: the config before `with_pass_tokens`."""
 
-    `run` must change nothing before it has all its memory.
+    config: Any
+    given: Any
+    world: World
+
+
+def within_memory(worker: PassWorker, run: Callable[[], T]) -> T:
+    """Return what `run` gives. Where the GPU's memory does not hold it, run it again with half as many tokens a pass.
+
+    The user's own number stays, as do few tokens, and those of several ranks, which must run equally many passes. `run`
+    must change nothing before it has all its memory.
     """
     while True:
         try:
             return run()
         except torch.OutOfMemoryError:
-            if not halve():
+            tokens = pass_tokens(worker.config)
+            if worker.given.micro_batch_tokens is not None or worker.world.size > 1 or tokens < 2 * FEWEST:
                 raise
         torch.cuda.empty_cache()  # after the block above: the error holds the tensors of the pass
-
-
-def halved(config: C, given: C, world: World) -> C | None:
-    """Return the config with passes of half as many tokens; None where they are the user's own, few, or of several
-    ranks, which must run equally many."""
-    tokens = pass_tokens(config)
-    if given.micro_batch_tokens is not None or world.size > 1 or tokens < 2 * FEWEST:
-        return None
-    _log.warning("micro_batch_tokens: %d did not fit into the GPU's memory, %d from now on", tokens, tokens // 2)
-    return replace(config, micro_batch_tokens=tokens // 2)
+        _log.warning("micro_batch_tokens: %d did not fit into the GPU's memory, %d from now on", tokens, tokens // 2)
+        worker.config = replace(worker.config, micro_batch_tokens=tokens // 2)
 
 
 def backward(loss: Tensor, *optimizers: Optimizer) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -22,7 +23,7 @@ from audiorl.models.value import ValueModel
 from audiorl.run.checkpoint import TrainerState, read_shape
 from audiorl.run.saving import CheckpointedWorker, CheckpointWriter, ModelFile
 from audiorl.train.batches import PassMetrics, fill, gather, idle_batch
-from audiorl.train.optim.steps import backward, idle_passes, optimizer_for, with_pass_tokens
+from audiorl.train.optim.steps import backward, idle_passes, optimizer_for, with_pass_tokens, within_memory
 from audiorl.train.rl.minibatch import MicroBatch, MiniBatch, TrainBatch, mini_batches_of, updates_of
 
 
@@ -103,14 +104,16 @@ class CriticWorker(CheckpointedWorker):
     def __init__(self, trunk: AudioPolicy, config: RLConfig, world: World):
         self._writer = CheckpointWriter(trunk, world, "trainer-critic")
         # Clip-Cov and KL-Cov choose tokens for the policy's loss, from advantages that are not here.
-        self._config = with_pass_tokens(replace(config, loss="ppo"), trunk, config.critic.optim)
-        self._world = world
+        self.given, self.config = config, with_pass_tokens(replace(config, loss="ppo"), trunk, config.critic.optim)
+        self.world = world
         self.critic = Critic(ValueModel(trunk), config.critic, config.critic.optim, updates_of(config), world)
 
     def values(self, experiences: Sequence[Experience]) -> list[Tensor]:
         """Return for each [L]: the value of the state before each sampled token, 0 on observed tokens."""
-        config, model = self._config, self.critic.model
-        filled = fill(experiences, lambda b: {"values": model(b)}, pass_tokens(config), config.share_prompts)
+        model, share = self.critic.model, self.config.share_prompts
+        filled = within_memory(
+            self, lambda: fill(experiences, lambda b: {"values": model(b)}, pass_tokens(self.config), share)
+        )
         return [e.values for e in filled if e.values is not None]
 
     @changes_worker
@@ -119,21 +122,24 @@ class CriticWorker(CheckpointedWorker):
 
         Returns the metrics critic/*, of the whole step. Raises FloatingPointError before an update that is not finite.
         """
-        mini_batches = mini_batches_of(batch, self._config, 1, self._world)
+        mini_batches = mini_batches_of(batch, self.config, 1, self.world)
         totals: dict[str, float] = defaultdict(float)
-        for mini_batch in mini_batches * self._config.epochs:
-            for name, value in self._update(mini_batch).items():
+        for mini_batch in mini_batches * self.config.epochs:
+            sums, norm = within_memory(self, partial(self._passes, mini_batch))
+            for name, value in (self.world.add_up(sums) | self.critic.step(norm)).items():
                 totals[name] += value
-        updates = len(mini_batches) * self._config.epochs
+        updates = len(mini_batches) * self.config.epochs
         means = {name: value / updates for name, value in totals.items()}
-        return means | self.critic.metrics(batch.experiences, self._world)
+        return means | self.critic.metrics(batch.experiences, self.world)
 
-    def _update(self, mini_batch: MiniBatch) -> dict[str, float]:
+    def _passes(self, mini_batch: MiniBatch) -> tuple[dict[str, float], float]:
+        """Run all forward and backward passes. Returns sums of metrics, and the norm of the gradients."""
         critic, trunk = self.critic, self.critic.model.trunk
+        mini_batch.divide(pass_tokens(self.config))
         critic.optimizer.zero_grad()
         passes = PassMetrics()
         with trunk.audio.once():
-            idle = idle_passes(len(mini_batch), self._world, critic.optimizer)
+            idle = idle_passes(len(mini_batch), self.world, critic.optimizer)
             for micro in mini_batch.micro_batches(trunk.device):
                 loss, metrics = critic.loss(micro, critic.values(micro.batch), with_policy=False)
                 backward(loss, critic.optimizer)
@@ -142,7 +148,7 @@ class CriticWorker(CheckpointedWorker):
                 backward(0 * critic.values(idle_batch(trunk)).sum(), critic.optimizer)
         critic.optimizer.gather_gradients()
         sums, (norm,) = passes.read(critic.optimizer.clip())
-        return self._world.add_up(sums) | critic.step(norm)
+        return sums, norm
 
     def state(self) -> TrainerState:
         return self.critic.state()

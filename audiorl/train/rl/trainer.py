@@ -40,7 +40,6 @@ from audiorl.train.batches import (
 from audiorl.train.optim.adamw import EMA, Optimizer
 from audiorl.train.optim.steps import (
     backward,
-    halved,
     idle_passes,
     optimizer_for,
     with_pass_tokens,
@@ -120,7 +119,7 @@ class Trainer:
         separate: Separate | None = None,
     ):
         self.policy, self.max_tokens = policy, max_tokens
-        self._given, self.config = config, with_pass_tokens(config, policy, optim, max_tokens)
+        self.given, self.config = config, with_pass_tokens(config, policy, optim, max_tokens)
         config = self.config
         self.world, separate = world or World(), separate or Separate()
         self.temperatures = temperature or 1.0, audio_temperature or temperature or 1.0
@@ -159,7 +158,7 @@ class Trainer:
         config, began = self.config, time.monotonic()
         experiences = list(batch.experiences)
         trained = trained_by(config, experiences)
-        prepared = within_memory(lambda: self.prepare([experiences[i] for i in trained]), self._halve)
+        prepared = within_memory(self, lambda: self.prepare([experiences[i] for i in trained]))
         for i, e in zip(trained, prepared, strict=True):
             experiences[i] = e
         answers = list(batch.answers)
@@ -179,7 +178,7 @@ class Trainer:
         if self._optimizers():
             mini_batches = mini_batches_of(batch, config, self.max_tokens, self.world, self.steps)
         for update, mini_batch in enumerate(mini_batches * config.epochs):
-            norms, means = within_memory(partial(self._passes, mini_batch, batch, update, record), self._halve)
+            norms, means = within_memory(self, partial(self._passes, mini_batch, batch, update, record))
             for name, value in self._update(norms, means).items():
                 totals[name] += value
         metrics = {name: value / (len(mini_batches) * config.epochs) for name, value in totals.items()}
@@ -235,14 +234,6 @@ class Trainer:
         return prepared
 
     # -- the update ----------------------------------------------------------------------------------------------------
-
-    def _halve(self) -> bool:
-        """Halve passes that did not fit into the GPU's memory; return whether that may help."""
-        config = halved(self.config, self._given, self.world)
-        if config is None:
-            return False
-        self.config = config
-        return True
 
     def _passes(
         self, mini_batch: MiniBatch, batch: TrainBatch, update: int, record: TokenRecord | None

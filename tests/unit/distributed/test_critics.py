@@ -121,13 +121,13 @@ class Dying(CriticWorker):
         self._die("values", 4)
         return out
 
-    def _update(self, mini_batch: MiniBatch) -> dict[str, float]:
+    def _passes(self, mini_batch: MiniBatch) -> tuple[dict[str, float], float]:
         self._die("update", 9)
-        return super()._update(mini_batch)
+        return super()._passes(mini_batch)
 
     def _die(self, where: str, updates: int) -> None:
         note = self._once / where
-        if self._world.rank == self._world.size - 1 and self.critic.optimizer.updates == updates and not note.exists():
+        if self.world.rank == self.world.size - 1 and self.critic.optimizer.updates == updates and not note.exists():
             note.touch()
             os.kill(os.getpid(), signal.SIGKILL)
 

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
 import pytest
 import torch
+from torch import Tensor
 
+from audiorl.algos.experience import PackedBatch
 from audiorl.config import CriticConfig, KLConfig, LossOptions, OptimConfig, RLConfig
 from audiorl.config.distributed import RuntimeConfig, set_current
 from audiorl.distributed.local import LocalGroup, World
 from audiorl.run.checkpoint import read_state, save_checkpoint
+from audiorl.train.optim import steps
+from audiorl.train.rl import critic as critics
 from audiorl.train.rl.critic import CriticWorker
 from audiorl.train.rl.processes import GroupEngine, Workers
 from audiorl.train.rl.trainer import Separate, TrainBatch, Trainer
@@ -87,6 +92,34 @@ def test_an_update_that_is_not_finite_changes_no_weight(samples: list[Sample]) -
     with pytest.raises(FloatingPointError, match=r"the loss of .*'sample-1'.* is nan; this update changed no weight"):
         worker.update(TrainBatch([wrong], mini_batches=[0]))
     assert all(torch.equal(w, before[n]) for n, w in worker.critic.model.weights().items())
+
+
+def test_passes_that_memory_does_not_hold_are_halved(samples: list[Sample], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(steps, "FEWEST", 50)
+    batch = batch_of(make_omni(), samples)
+
+    def trained(held: int, planned: int) -> tuple[list[Tensor], dict[str, float], list[int]]:
+        monkeypatch.setattr(critics, "with_pass_tokens", lambda c, *_: replace(c, micro_batch_tokens=planned))
+        worker = CriticWorker(make_omni(), replace(CONFIG, micro_batch_tokens=None), World())
+        trunk, lengths = worker.critic.model.trunk, list[int]()
+        hidden = trunk.predicting_hidden
+
+        def small(packed: PackedBatch) -> Tensor:
+            lengths.append(len(packed.ids))
+            if len(packed.ids) > held:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            return hidden(packed)
+
+        monkeypatch.setattr(trunk, "predicting_hidden", small)
+        values = worker.values(batch)
+        worker.config = replace(worker.config, micro_batch_tokens=planned)
+        filled = [e.replace(values=v, returns=v + e.loss_mask) for e, v in zip(batch, values, strict=True)]
+        return values, worker.update(TrainBatch(filled)), lengths
+
+    values, metrics, parts = trained(10_000, 100)
+    again, halved, lengths = trained(max(parts), 200)
+    assert max(lengths) > max(parts) and halved == pytest.approx(metrics, abs=1e-6)
+    assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(again, values, strict=True))
 
 
 @pytest.mark.usefixtures("own_runtime")
