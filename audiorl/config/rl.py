@@ -174,7 +174,8 @@ class KLConfig:
     place: Literal["loss", "reward"] = "loss"
     """A term of the loss, or a penalty on the reward of every sampled token (use k1 there)."""
     control: Literal["fixed", "horizon", "log-space"] = "fixed"
-    """How β changes to keep the KL near `target`: not at all, proportionally (Ziegler et al. 2019), or in log space."""
+    """How β changes to keep the KL near `target`: not at all, proportionally (Ziegler et al. 2019), or in log space. A
+    `kl_beta` of 0 stays 0: no KL."""
     target: float = 0.05
     """Wanted mean KL per sampled token."""
     horizon: float = 10_000.0
@@ -371,8 +372,6 @@ class RLConfig:
                 "advantage 'none' reads no rewards: set kl.place 'loss'": none and kl_in_reward,
                 "kl.kind 'k1' does nothing as a term of the loss, where its mean gradient is 0: set kl.kind 'k3' or "
                 "'k2', or kl.place 'reward'": (self.kl_beta and (self.kl.kind, self.kl.place) == ("k1", "loss")),
-                f"kl.control {self.kl.control!r} adapts kl_beta, which at 0 stays 0: set it above 0, or kl.control "
-                "'fixed'": self.kl.control != "fixed" and not self.kl_beta,
                 "kl_beta and distill.coef both hold the policy to its reference under the same prompt: set kl_beta 0, "
                 "or give the teacher a distill.view": self.kl_beta and of_reference,
                 f"distill.off_policy {shares}; some must be answered by their reference, and some by the policy": (

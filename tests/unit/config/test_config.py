@@ -95,7 +95,6 @@ def test_a_group_of_one_has_no_group_advantage(advantage: Any) -> None:
         ({"advantage": "gae", "group_size": 1, "dynamic_sampling": 3}, "'gae' does not compare groups of 1"),
         ({"advantage": "mine.py:f", "group_size": 1, "dynamic_sampling": 3}, "'mine.py:f' does not compare groups"),
         ({"kl": KLConfig(kind="k1")}, "kl.kind 'k1' does nothing as a term of the loss.*: set kl.kind 'k3' or 'k2'"),
-        ({"kl_beta": 0.0, "kl": KLConfig(control="log-space")}, "kl.control 'log-space' adapts kl_beta, which at 0"),
     ],
 )
 def test_options_without_an_effect_are_refused(options: dict[str, Any], message: str) -> None:
