@@ -355,7 +355,9 @@ class RLConfig:
                     self.group_size == 1 and self.compares_groups and self.advantage != "process"
                 ),
                 f"advantage {self.advantage!r} does not compare groups of {self.group_size}, of which dynamic_sampling "
-                "drops those of equal rewards: set it to 0": self.dynamic_sampling and not self.compares_groups,
+                "drops those of equal rewards: set it to 0": (
+                    self.dynamic_sampling and not self.compares_groups and (none or self.group_size == 1)
+                ),
                 "advantage 'gdpo' normalises each term: scores.clip and scores.normalize do not apply": (
                     self.advantage == "gdpo" and self.scores != ScoreConfig()
                 ),

@@ -206,7 +206,7 @@ def compute_advantages(
 
 def has_signal(group: Sequence[Rollout], config: RLConfig) -> bool:
     """Return whether the advantages of a scored group are not all 0 by what they compare: steps, turns, the terms of a
-    sum, or else totals; of an estimator that compares groups.
+    sum, or else totals, which are also what dynamic sampling looks at where an estimator compares no groups.
 
     A KL in the reward does not count.
     """
