@@ -21,10 +21,10 @@ def require(ok: bool, name: str, value: Any, what: str) -> None:
         raise ValueError(f"{name} is {value!r}; it must be {what}")
 
 
-def refuse(faults: Mapping[str, object]) -> None:
-    """Raise ValueError with the first message whose condition holds."""
-    for message, holds in faults.items():
-        if holds:
+def refuse(*faults: tuple[object, str]) -> None:
+    """Raise ValueError with the message of the first fault (is it there, message) that is there."""
+    for there, message in faults:
+        if there:
             raise ValueError(message)
 
 

@@ -65,38 +65,48 @@ class RuntimeConfig:
         colocated, where = self.placement == "colocated", "runtime.placement colocated"
         one_critic = self.critics == 1 and self.sharded and not self.offload
         refuse(
-            {
-                f"runtime.ranks {self.ranks}: several processes need --runtime.kind torchrun or ray": (
-                    local and self.ranks > 1
-                ),
-                "runtime.engines: engines with their own processes need --runtime.kind ray": self.engines and not ray,
-                "runtime.references: a reference with its own process needs --runtime.kind ray": (
-                    self.references and not ray
-                ),
-                "runtime.critics: a critic with its own process needs --runtime.kind ray": self.critics and not ray,
-                "runtime.critics 1: ZeRO and FSDP divide nothing on one critic; take at least 2": one_critic,
-                f"{where}: there are no engines to place; add --runtime.kind ray --runtime.engines N": (
-                    colocated and not self.engines
-                ),
+            (
+                local and self.ranks > 1,
+                f"runtime.ranks {self.ranks}: several processes need --runtime.kind torchrun or ray",
+            ),
+            (self.engines and not ray, "runtime.engines: engines with their own processes need --runtime.kind ray"),
+            (
+                self.references and not ray,
+                "runtime.references: a reference with its own process needs --runtime.kind ray",
+            ),
+            (self.critics and not ray, "runtime.critics: a critic with its own process needs --runtime.kind ray"),
+            (one_critic, "runtime.critics 1: ZeRO and FSDP divide nothing on one critic; take at least 2"),
+            (
+                colocated and not self.engines,
+                f"{where}: there are no engines to place; add --runtime.kind ray --runtime.engines N",
+            ),
+            (
+                colocated and self.engines > self.ranks,
                 f"{where}: runtime.engines {self.engines} share the GPUs of runtime.ranks {self.ranks}; use at most "
-                "as many": colocated and self.engines > self.ranks,
+                "as many",
+            ),
+            (
+                colocated and self.engine_gpus > 1,
                 f"{where}: an engine on a trainer's GPU cannot have runtime.engine_gpus {self.engine_gpus}; engines of "
-                "several GPUs need --runtime.placement dedicated": colocated and self.engine_gpus > 1,
-                "runtime.address: only --runtime.kind ray connects to a cluster": self.address and not ray,
-                "runtime.engine_gpus: only --runtime.engine vllm can use several": self.engine_gpus > 1 and not vllm,
-                VLLM_COLOCATED_ERROR: vllm and not self.engines and (not local or self.sharded),
-                "runtime.engine_lora: only --runtime.engine vllm is sent weights so": (
-                    self.engine_lora != "auto" and not vllm
-                ),
-                "runtime.gpu_fraction: only --runtime.engine vllm reserves memory": fraction is not None and not vllm,
-                "runtime.fsdp and runtime.zero: both divide the trainers' state; take one": self.fsdp and self.zero,
-                "runtime.offload: FSDP keeps the optimizer on the GPUs; take --runtime.zero 3": (
-                    self.offload and self.fsdp
-                ),
-                "runtime.offload: only ZeRO can offload the optimizer; add --runtime.zero 1, 2 or 3": (
-                    self.offload and not self.zero
-                ),
-            }
+                "several GPUs need --runtime.placement dedicated",
+            ),
+            (self.address and not ray, "runtime.address: only --runtime.kind ray connects to a cluster"),
+            (self.engine_gpus > 1 and not vllm, "runtime.engine_gpus: only --runtime.engine vllm can use several"),
+            (vllm and not self.engines and (not local or self.sharded), VLLM_COLOCATED_ERROR),
+            (
+                self.engine_lora != "auto" and not vllm,
+                "runtime.engine_lora: only --runtime.engine vllm is sent weights so",
+            ),
+            (fraction is not None and not vllm, "runtime.gpu_fraction: only --runtime.engine vllm reserves memory"),
+            (self.fsdp and self.zero, "runtime.fsdp and runtime.zero: both divide the trainers' state; take one"),
+            (
+                self.offload and self.fsdp,
+                "runtime.offload: FSDP keeps the optimizer on the GPUs; take --runtime.zero 3",
+            ),
+            (
+                self.offload and not self.zero,
+                "runtime.offload: only ZeRO can offload the optimizer; add --runtime.zero 1, 2 or 3",
+            ),
         )
 
     @property

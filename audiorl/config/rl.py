@@ -153,15 +153,15 @@ class LossOptions:
         require(self.cov_fraction <= 1, "loss_options.cov_fraction", self.cov_fraction, "at most 1")
         weights = self.codebook_weights
         refuse(
-            {
-                f"loss_options: cov_low {self.cov_low:g} must lie below cov_high {self.cov_high:g}": (
-                    self.cov_low >= self.cov_high
-                ),
-                "loss_options.codebook_weights are numbers of at least 0, with loss_options.frame_ratio 'code'": (
-                    weights and (self.frame_ratio != "code" or min(weights) < 0)
-                ),
-                "loss_options.codebook_weights: every weight is 0; give at least one": weights and not any(weights),
-            }
+            (
+                self.cov_low >= self.cov_high,
+                f"loss_options: cov_low {self.cov_low:g} must lie below cov_high {self.cov_high:g}",
+            ),
+            (
+                weights and (self.frame_ratio != "code" or min(weights) < 0),
+                "loss_options.codebook_weights are numbers of at least 0, with loss_options.frame_ratio 'code'",
+            ),
+            (weights and not any(weights), "loss_options.codebook_weights: every weight is 0; give at least one"),
         )
 
 
@@ -349,79 +349,100 @@ class RLConfig:
         shares = f"{distill.off_policy:g} of {self.prompts_per_step} prompts is {self.reference_prompts}"
         some_of_each = 0 < self.reference_prompts < self.prompts_per_step
         refuse(
-            {
+            (
+                self.group_size == 1 and self.compares_groups and self.advantage != "process",
                 f"advantage {self.advantage!r} compares the rollouts of a prompt, so group_size must be at least 2: a "
-                "single rollout has advantage 0": (
-                    self.group_size == 1 and self.compares_groups and self.advantage != "process"
-                ),
+                "single rollout has advantage 0",
+            ),
+            (
+                self.dynamic_sampling and not self.compares_groups and (none or self.group_size == 1),
                 f"advantage {self.advantage!r} does not compare groups of {self.group_size}, of which dynamic_sampling "
-                "drops those of equal rewards: set it to 0": (
-                    self.dynamic_sampling and not self.compares_groups and (none or self.group_size == 1)
-                ),
-                "advantage 'gdpo' normalises each term: scores.clip and scores.normalize do not apply": (
-                    self.advantage == "gdpo" and self.scores != ScoreConfig()
-                ),
-                f"advantage {self.advantage!r} compares scores, not token rewards: set kl.place 'loss'": (
-                    self.advantage in ("maxrl", "gdpo") and kl_in_reward
-                ),
+                "drops those of equal rewards: set it to 0",
+            ),
+            (
+                self.advantage == "gdpo" and self.scores != ScoreConfig(),
+                "advantage 'gdpo' normalises each term: scores.clip and scores.normalize do not apply",
+            ),
+            (
+                self.advantage in ("maxrl", "gdpo") and kl_in_reward,
+                f"advantage {self.advantage!r} compares scores, not token rewards: set kl.place 'loss'",
+            ),
+            (
+                self.loss in GROUP_LOSSES and (self.advantage != "grpo" or kl_in_reward or self.group_size == 1),
                 f"loss {self.loss!r} compares the scores of a group, and reads no advantages: leave out advantage and "
-                "kl.place, and set group_size to at least 2": (
-                    self.loss in GROUP_LOSSES and (self.advantage != "grpo" or kl_in_reward or self.group_size == 1)
-                ),
+                "kl.place, and set group_size to at least 2",
+            ),
+            (
+                self.loss == "crpo" and self.prompts_per_step % self.mini_batches,
                 f"loss 'crpo' takes pairs of a group: mini_batches {self.mini_batches} must divide prompts_per_step "
-                f"{self.prompts_per_step}": self.loss == "crpo" and self.prompts_per_step % self.mini_batches,
-                "advantage 'none' trains nothing without distillation: set distill.coef": none and not distill.coef,
-                "advantage 'none' reads no rewards: set kl.place 'loss'": none and kl_in_reward,
+                f"{self.prompts_per_step}",
+            ),
+            (none and not distill.coef, "advantage 'none' trains nothing without distillation: set distill.coef"),
+            (none and kl_in_reward, "advantage 'none' reads no rewards: set kl.place 'loss'"),
+            (
+                self.kl_beta and (self.kl.kind, self.kl.place) == ("k1", "loss"),
                 "kl.kind 'k1' does nothing as a term of the loss, where its mean gradient is 0: set kl.kind 'k3' or "
-                "'k2', or kl.place 'reward'": (self.kl_beta and (self.kl.kind, self.kl.place) == ("k1", "loss")),
+                "'k2', or kl.place 'reward'",
+            ),
+            (
+                self.kl_beta and of_reference,
                 "kl_beta and distill.coef both hold the policy to its reference under the same prompt: set kl_beta 0, "
-                "or give the teacher a distill.view": self.kl_beta and of_reference,
-                f"distill.off_policy {shares}; some must be answered by their reference, and some by the policy": (
-                    distill.coef and distill.off_policy and not some_of_each
-                ),
+                "or give the teacher a distill.view",
+            ),
+            (
+                distill.coef and distill.off_policy and not some_of_each,
+                f"distill.off_policy {shares}; some must be answered by their reference, and some by the policy",
+            ),
+            (
+                (self.sampled_prompts * self.group_size) % self.mini_batches,
                 f"mini_batches {self.mini_batches} does not divide the {self.sampled_prompts} x {self.group_size} "
-                "rollouts of a step": (self.sampled_prompts * self.group_size) % self.mini_batches,
+                "rollouts of a step",
+            ),
+            (
+                self.tis_cap is None and self.generation != GenerationConfig(),
                 f"generation.{'overlap' if self.generation.overlap else 'partial_tokens'} trains on tokens of older "
-                "weights, which tis_cap corrects: set tis_cap, for example 2": (
-                    self.tis_cap is None and self.generation != GenerationConfig()
-                ),
-            }
+                "weights, which tis_cap corrects: set tis_cap, for example 2",
+            ),
         )
 
     def check_separate_critic(self, critics: int) -> None:
         """Raise ValueError where `runtime.critics` processes cannot hold the critic: there is none, or only a head."""
         option = f"runtime.critics {critics}"
         refuse(
-            {
-                f"{option}: advantage {self.advantage!r} has no critic; leave the option out, or take gae": (
-                    self.advantage != "gae"
-                ),
+            (
+                self.advantage != "gae",
+                f"{option}: advantage {self.advantage!r} has no critic; leave the option out, or take gae",
+            ),
+            (
+                self.critic.shared,
                 f"{option}: the critic is a head on the policy's trunk (critic.shared), which the trainers hold; leave "
-                "one of the two out": self.critic.shared,
-            }
+                "one of the two out",
+            ),
         )
 
     def check_flow(self, noisy: NoisyRule) -> None:
         """Raise ValueError for what rollouts of a flow do not have: a critic, a teacher, tokens, answers in text."""
         refuse(
-            {
-                "advantage gae: flows have no critic; take grpo or another that compares rollouts": (
-                    self.advantage == "gae"
-                ),
-                "distill.coef: flows are not distilled; set it to 0": self.distill.coef,
-                "ptx.coef: flows have no supervised term; set it to 0": self.ptx.coef,
-                "listening.every: flows do not listen; set it to 0": self.listening.every,
-                "kl.place: of flows the KL is a term of the loss; set kl.place 'loss'": self.kl.place == "reward",
-                "generation: sounds are neither paused nor made ahead; leave partial_tokens and overlap out": (
-                    self.generation != GenerationConfig()
-                ),
-                f"loss {self.loss!r} noises finished sounds again: set sampling.noisy 'none'": (
-                    self.loss in ("nft", "crpo") and noisy != "none"
-                ),
-                "loss 'guard' is one of noisy steps: set sampling.noisy to 'branch', 'window' or 'all'": (
-                    self.loss == "guard" and noisy == "none"
-                ),
-            }
+            (
+                self.advantage == "gae",
+                "advantage gae: flows have no critic; take grpo or another that compares rollouts",
+            ),
+            (self.distill.coef, "distill.coef: flows are not distilled; set it to 0"),
+            (self.ptx.coef, "ptx.coef: flows have no supervised term; set it to 0"),
+            (self.listening.every, "listening.every: flows do not listen; set it to 0"),
+            (self.kl.place == "reward", "kl.place: of flows the KL is a term of the loss; set kl.place 'loss'"),
+            (
+                self.generation != GenerationConfig(),
+                "generation: sounds are neither paused nor made ahead; leave partial_tokens and overlap out",
+            ),
+            (
+                self.loss in ("nft", "crpo") and noisy != "none",
+                f"loss {self.loss!r} noises finished sounds again: set sampling.noisy 'none'",
+            ),
+            (
+                self.loss == "guard" and noisy == "none",
+                "loss 'guard' is one of noisy steps: set sampling.noisy to 'branch', 'window' or 'all'",
+            ),
         )
 
     def check_sampling(self, sampling: SamplingConfig | FlowConfig) -> None:

@@ -151,13 +151,6 @@ class JudgeOptions:
                 raise ValueError(f"--{name.replace('_', '-')}: give at least 1")
 
 
-def refuse(*faults: tuple[object, str]) -> None:
-    """Raise ValueError with the message of the first fault (is it there, message) that is there."""
-    for there, message in faults:
-        if there:
-            raise ValueError(message)
-
-
 def options_type(main: Callable[..., object]) -> type[Any]:
     """Return the dataclass of options that the `main(options)` of an evaluation takes."""
     options: type[Any] = get_type_hints(main)["options"]

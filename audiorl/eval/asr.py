@@ -25,6 +25,7 @@ from typing import Any, Literal
 import numpy as np
 
 from audiorl.audio import seconds
+from audiorl.config.checks import refuse
 from audiorl.config.recipe import HotwordOptions
 from audiorl.data import manifest
 from audiorl.data.hotwords import read_hotwords, with_context
@@ -41,7 +42,6 @@ from audiorl.eval._common import (
     generate_all,
     greedy_engine,
     print_table,
-    refuse,
     run_evaluation,
     with_interval,
     write_scores,

@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from audiorl.config import ModelConfig, SamplingConfig
+from audiorl.config.checks import refuse
 from audiorl.data.rows import write_json_lines
 from audiorl.data.views import views_of
 from audiorl.eval._common import (
@@ -29,7 +30,6 @@ from audiorl.eval._common import (
     check_settings,
     print_table,
     question_policy,
-    refuse,
     run_evaluation,
     summarize,
     with_interval,

@@ -31,6 +31,7 @@ import torch
 import tokenizers_audio
 from audiorl.audio import AudioClip, AudioError, probe
 from audiorl.config import torch_device
+from audiorl.config.checks import refuse
 from audiorl.data.corpus import bundled_speech, split_by_key
 from audiorl.data.manifest import read_samples
 from audiorl.data.rows import files_below
@@ -42,7 +43,6 @@ from audiorl.eval._common import (
     complete_rows,
     finished_rows,
     print_table,
-    refuse,
     run_evaluation,
     summarize,
     write_scores,

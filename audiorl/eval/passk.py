@@ -26,6 +26,7 @@ from typing import Any, ClassVar
 from matplotlib.figure import Figure
 
 from audiorl.config import SamplingConfig
+from audiorl.config.checks import refuse
 from audiorl.data.rows import write_json_lines
 from audiorl.eval._common import (
     InferenceOptions,
@@ -34,7 +35,6 @@ from audiorl.eval._common import (
     evaluation_config,
     print_table,
     question_policy,
-    refuse,
     run_evaluation,
     summarize,
     with_interval,

@@ -26,6 +26,7 @@ from typing import Any
 
 import torch
 
+from audiorl.config.checks import refuse
 from audiorl.data.rows import write_json_lines
 from audiorl.data.views import views_of
 from audiorl.eval._common import (
@@ -36,7 +37,6 @@ from audiorl.eval._common import (
     greedy_engine,
     print_table,
     progress_display,
-    refuse,
     run_evaluation,
     summarize,
     with_interval,

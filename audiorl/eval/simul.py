@@ -29,8 +29,9 @@ import tyro
 
 from audiorl.audio import AudioClip
 from audiorl.config import SamplingConfig
+from audiorl.config.checks import refuse
 from audiorl.data.schema import check_limit
-from audiorl.eval._common import Judges, Row, check_settings, print_table, refuse, run_evaluation
+from audiorl.eval._common import Judges, Row, check_settings, print_table, run_evaluation
 from audiorl.eval._common import write_scores as write_json
 from audiorl.eval.metrics.latency import latency_unit
 from audiorl.protocols import Request, RolloutEngine, Schedule

@@ -26,7 +26,7 @@ import numpy as np
 import soundfile
 
 from audiorl.audio import AudioClip, AudioError, load_channels, write_wav
-from audiorl.config.checks import require_counts
+from audiorl.config.checks import refuse, require_counts
 from audiorl.config.flow import FlowInference
 from audiorl.data.schema import check, parse_json
 from audiorl.data.schema.scenes import EditKind
@@ -36,7 +36,6 @@ from audiorl.eval._common import (
     complete_answers,
     complete_rows,
     print_table,
-    refuse,
     run_evaluation,
     summarize,
     with_interval,

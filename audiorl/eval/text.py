@@ -24,8 +24,9 @@ import torch
 from numpy.typing import NDArray
 
 from audiorl.algos.experience import Experience
+from audiorl.config.checks import refuse
 from audiorl.data.text import BUNDLED, TextQuestion, read_passages, read_questions
-from audiorl.eval._common import evaluation_config, print_table, refuse, run_evaluation, with_interval, write_scores
+from audiorl.eval._common import evaluation_config, print_table, run_evaluation, with_interval, write_scores
 from audiorl.eval.metrics.corpus import estimate, ratio
 from audiorl.models import AudioPolicy, load_policy
 from audiorl.models.examples import Example, answer_logprobs, experience

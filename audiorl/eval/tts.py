@@ -28,6 +28,7 @@ import soundfile
 
 from audiorl.audio import AudioClip, AudioError
 from audiorl.config import SamplingConfig, to_json
+from audiorl.config.checks import refuse
 from audiorl.data.emergent import Case, read_cases
 from audiorl.data.seedtts import TextToSay, read_conversations, read_meta
 from audiorl.errors import install
@@ -38,7 +39,6 @@ from audiorl.eval._common import (
     check_settings,
     complete_rows,
     print_table,
-    refuse,
     run_evaluation,
     summarize,
     with_interval,
