@@ -46,8 +46,8 @@ DIGITS = dict(enumerate(["one", "two", "three", "four", "five", "six", "seven", 
 SFT = "sound-sft --task tts --sft.inpaint 0.8 --sft.batch-size 32 --sft.save-every 500 --epochs 100000"
 WEIGHTS = " ".join(f"--speech.{name} 0" for name in ("understood", "similarity", "duration"))
 RL = (
-    f"sound-grpo --task tts --epochs 100000 --sampling.steps {STEPS} --rl.prompts-per-step 8 --rl.eval-every 0 "
-    f"--rl.save-every 10 --optim.lr 3e-4 {WEIGHTS} --reward-file {__file__}"
+    f"sound-grpo --task tts --epochs 100000 --on-error skip --sampling.steps {STEPS} --rl.prompts-per-step 8 "
+    f"--rl.eval-every 0 --rl.save-every 10 --optim.lr 3e-4 {WEIGHTS} --reward-file {__file__}"
 )
 ARMS = {
     "NFT": f"{RL} --sampling.noisy none --rl.loss nft --rl.kl-beta 0.3",
