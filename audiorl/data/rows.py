@@ -281,6 +281,19 @@ def files_below(folder: Path, *endings: str) -> list[Path]:
     return sorted(file for file in files if not of_macos(file.relative_to(folder)))
 
 
+def file_below(folder: Path, name: str) -> Path:
+    """Return folder/NAME. Raises ValueError for the name of a recording or a text that leads out of the folder."""
+    if Path(name).is_absolute() or ".." in Path(name).parts:
+        raise ValueError(f"{name!r} is no name of a file below {folder}; give it another id")
+    return folder / name
+
+
+def steps_in(folder: Path, ending: str = "") -> dict[int, Path]:
+    """Return {N: folder/step_N}, sorted by number: as text, step_1000000 comes before step_999999."""
+    paths = ((re.fullmatch(rf"step_(\d+){re.escape(ending)}", path.name), path) for path in folder.glob("step_*"))
+    return dict(sorted((int(match[1]), path) for match, path in paths if match))
+
+
 def of_macos(path: PurePath) -> bool:
     """Tell if macOS keeps in this file what other systems have no place for: it is no file of the user's."""
     return path.name.startswith("._") or path.name == ".DS_Store" or "__MACOSX" in path.parts

@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from audiorl.data.rollout_rows import read_rollouts
+from audiorl.data.rows import steps_in
 from audiorl.protocols import Reward
 from audiorl.rewards.combine import score_rollouts
 from audiorl.rewards.files import load_reward, naming
@@ -85,7 +86,7 @@ def rollout_files(paths: str | Path | Sequence[str | Path]) -> list[Path]:
     for path in [paths] if isinstance(paths, str | Path) else paths:
         matches = [str(path)] if Path(path).exists() else sorted(glob.glob(str(path), recursive=True))
         if (Path(path) / "state.json").is_file():  # a run
-            matches = sorted(map(str, Path(path).glob("rollouts/step_*.jsonl")))
+            matches = [str(file) for file in steps_in(Path(path) / "rollouts", ".jsonl").values()]
             if not matches:
                 raise ValueError(f"{path}: the run has recorded no rollouts")
         if not matches:

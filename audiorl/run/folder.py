@@ -24,7 +24,7 @@ import audiorl
 from audiorl.audio import write_wav
 from audiorl.config import to_json
 from audiorl.data.rollout_rows import rollout_row
-from audiorl.data.rows import write_json_lines
+from audiorl.data.rows import steps_in, write_json_lines
 from audiorl.protocols import SpeechDecoder
 from audiorl.run.checkpoint import (
     META,
@@ -265,7 +265,7 @@ class Run:
             return 0, None
         lost = self.checkpoint(phase)
         if not lost.is_dir():
-            left = sorted(lost.parent.glob("step_*"))
+            left = [*steps_in(lost.parent).values()]
             if not left:
                 raise ValueError(f"{lost} is missing, and there is no checkpoint before it; start the run again")
             print(f"{phase}: {lost.name} is gone; going on from {left[-1].name}", flush=True)
@@ -333,7 +333,7 @@ class Run:
             state.cpu_seconds[phase] = cpu_seconds
         self._write_state(state)
         kept = read_record(self.dir / "config.json", RunConfig).config.get("keep_checkpoints", KEPT_CHECKPOINTS)
-        for old in sorted(folder.parent.glob("step_*"))[:-kept]:
+        for old in [*steps_in(folder.parent).values()][:-kept]:
             shutil.rmtree(old)
         return folder
 
@@ -372,8 +372,7 @@ class Run:
         """
         offsets = self._state.rollout_offsets  # kept in state.json: a resumed phase writes the same files
         if phase not in offsets:
-            recorded = [int(f.stem.removeprefix("step_")) for f in (self.dir / "rollouts").glob("step_*.jsonl")]
-            offsets[phase] = max(recorded, default=0)
+            offsets[phase] = max(steps_in(self.dir / "rollouts", ".jsonl"), default=0)
             self._write_state()
         number = offsets[phase] + step
         path = self.dir / "rollouts" / f"step_{number:06d}.jsonl"

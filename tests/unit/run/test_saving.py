@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import threading
 from collections.abc import Callable
@@ -337,7 +338,11 @@ def test_tensors_without_numbers_and_tensors_of_two_names_are_written(tmp_path: 
 @pytest.mark.parametrize(("config", "kept"), [(OptimConfig(), [3, 4]), (RecipeConfig(keep_checkpoints=3), [2, 3, 4])])
 def test_as_many_checkpoints_stay_as_the_recipe_keeps(config: Any, kept: list[int], tmp_path: Path) -> None:
     with Run.create(tmp_path / "run", "kept", [], config) as run:
-        for step in range(5):
-            run.begin_save("sft", step)
-            run.end_save({})
-    assert sorted(f.name for f in (tmp_path / "run/checkpoints/sft").iterdir()) == [f"step_{k:06d}" for k in kept]
+        for phase, first in (("sft", 0), ("long", 999_997)):  # the last are 1000000 and 1000001
+            for step in range(first, first + 5):
+                run.begin_save(phase, step)
+                run.end_save({})
+            folders = {f"step_{first + k:06d}" for k in kept}
+            assert {f.name for f in (tmp_path / "run/checkpoints" / phase).iterdir()} == folders
+        shutil.rmtree(run.checkpoint("long"))
+        assert run.last_checkpoint("long")[0] == 1_000_000
