@@ -13,12 +13,13 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, make_dataclass
+from dataclasses import dataclass, fields, make_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import Positional, arg
 
+from audiorl.config import to_json
 from audiorl.config.distributed import RuntimeConfig
 from audiorl.options import HELP, LIST, RunFile, first_word, parse, parse_known, shortened, words_of
 from audiorl.recipes import _loader as loader
@@ -91,7 +92,10 @@ def main(args: list[str]) -> int:
         raise ValueError(f"train: say where the run is written: --out runs/{file.stem}")
     _check_paths(config)
     if command.seeds:
-        return _train_seeds(command.out, args, command.seeds)
+        trusted = [str(file), *loader.python_files(to_json(config))]  # the user's own words name them
+        going_on = [*_runtime_words(command.runtime), *(["--log", *command.log] if command.log else [])]
+        going_on += ["--trust", *trusted]
+        return _train_seeds(command.out, args, command.seeds, going_on)
     from audiorl.distributed import use_runtime
     from audiorl.distributed.torchrun import relaunch
 
@@ -153,11 +157,20 @@ def _check_paths(config: Any) -> None:
 # -- several seeds -----------------------------------------------------------------------------------------------------
 
 
-def _train_seeds(out: Path, args: list[str], seeds: Sequence[int]) -> int:
+def _runtime_words(runtime: RuntimeConfig) -> list[str]:
+    """Return the options that differ from the defaults, as `audiorl resume` takes them."""
+    words = []
+    for field in fields(runtime):
+        if (value := getattr(runtime, field.name)) != field.default:
+            words += [f"--runtime.{field.name.replace('_', '-')}", *([] if value is True else [str(value)])]
+    return words
+
+
+def _train_seeds(out: Path, args: list[str], seeds: Sequence[int], going_on: Sequence[str]) -> int:
     """Train once with each seed in a process of its own; then print means and intervals, and write OUT/report.html.
 
-    A seed whose run is interrupted is resumed by the same command, one that has finished is not run again; further
-    seeds may be given then. Return the exit code.
+    A seed whose run is interrupted is resumed by the same command, with the options `going_on`; one that has finished
+    is not run again. Further seeds may be given then. Return the exit code.
     """
     words, skip = [], False
     for word in args:  # without the seeds and the folder
@@ -186,9 +199,7 @@ def _train_seeds(out: Path, args: list[str], seeds: Sequence[int]) -> int:
             print(f"seed {seed}: {folder}", flush=True)
             command = ["train", *words, "--seed", str(seed), "--out", str(folder)]
             if (folder / "state.json").is_file():
-                config = json.loads((folder / "config.json").read_text(encoding="utf-8"))["config"]
-                trusted = [str(config[k]) for k in ("reward_file", "outside_file") if config.get(k)]
-                command = ["resume", str(folder), *(["--trust", *trusted] if trusted else [])]
+                command = ["resume", str(folder), *going_on]
             running.append(subprocess.Popen([sys.executable, "-m", "audiorl", *command]))
             code = running[-1].wait()
             if code:

@@ -251,7 +251,7 @@ def recorded_recipe(folder: Path, trusted: Sequence[str | Path] = ()) -> tuple[M
         print(f"audiorl: {saved.recipe} is gone; resuming with the installed recipe {name}", file=sys.stderr)
     own = [] if file.resolve() in {path.resolve() for path in installed.values()} else [str(file)]
     allowed = {Path(path).expanduser().resolve() for path in trusted}
-    named = dict.fromkeys([*own, *_python_files(saved.config)])
+    named = dict.fromkeys([*own, *python_files(saved.config)])
     unknown = [name for name in named if Path(name).expanduser().resolve() not in allowed]
     if unknown:
         raise ValueError(
@@ -267,13 +267,13 @@ def recorded_recipe(folder: Path, trusted: Sequence[str | Path] = ()) -> tuple[M
     return recipe, config
 
 
-def _python_files(value: Any) -> Iterator[str]:
+def python_files(value: Any) -> Iterator[str]:
     """Yield the Python files that options name: FILE.py, or FILE.py:FOLDER of a speech model."""
     if isinstance(value, dict):
         value = list(value.values())
     if isinstance(value, list):
         for item in value:
-            yield from _python_files(item)
+            yield from python_files(item)
     elif isinstance(value, str):
         if match := re.fullmatch(r"(.+?\.py)(?::.*)?", value, re.DOTALL):
             yield match[1]

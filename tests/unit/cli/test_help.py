@@ -26,10 +26,13 @@ from rich.console import Console
 from audiorl import cli
 from audiorl.cli import main
 from audiorl.cli.completion import completions
+from audiorl.cli.resume import ResumeOptions
 from audiorl.cli.train import print_results
 from audiorl.config import to_json
+from audiorl.config.distributed import RuntimeConfig
 from audiorl.eval._common import options_type
-from audiorl.recipes._loader import config_class, load_options, load_recipe, parse_config, scripts
+from audiorl.options import parse
+from audiorl.recipes._loader import config_class, find_script, load_options, load_recipe, parse_config, scripts
 
 COMMANDS = (
     "", "train", "resume", "report", "eval", "rewards", "rewards score", "rewards serve", "codec", "codec encode",
@@ -225,6 +228,38 @@ def test_seeds_are_one_experiment(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert "Means of 3 seeds" in (tmp_path / "report.html").read_text()
     assert main([*words, "--lora"]) == 2 and "began with other options" in capsys.readouterr().err
     assert main(["resume", str(tmp_path)]) == 2 and "several seeds" in capsys.readouterr().err
+
+
+def test_a_seed_goes_on_with_the_words_of_its_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its processes, its trackers and the Python files that the words name; none that only the folder names."""
+    recipe, reward, out = tmp_path / "mine.py", tmp_path / "reward.py", tmp_path / "out"
+    shutil.copy(find_script("recipes", "audio-qa"), recipe)
+    reward.touch()
+    (tmp_path / "run.yaml").write_text("runtime: {ranks: 8, fsdp: true}\n")
+    words = [str(recipe), "--tiny", "--runtime.kind", "torchrun", "--reward-file", str(reward)]
+    words += ["--config", str(tmp_path / "run.yaml"), "--log", "wandb", "mlflow"]
+    (out / "seed_0").mkdir(parents=True)
+    (out / "seed_0" / "state.json").write_text("{}")
+    (out / "seeds.json").write_text(json.dumps({"args": words, "finished": []}))
+    asked: list[list[str]] = []
+
+    class Process:
+        def __init__(self, command: list[str]):
+            asked.append(command[3:])
+
+        def wait(self) -> int:
+            return 1
+
+    monkeypatch.setattr("audiorl.cli.train.subprocess.Popen", Process)
+    assert main(["train", *words, "--seeds", "0", "--out", str(out)]) == 1
+    assert "the same command continues" in capsys.readouterr().err
+    runtime = ["--runtime.kind", "torchrun", "--runtime.ranks", "8", "--runtime.fsdp"]
+    going_on = [*runtime, "--log", "wandb", "mlflow", "--trust", str(recipe), str(reward)]
+    assert asked == [["resume", str(out / "seed_0"), *going_on]]
+    options = parse(ResumeOptions, asked[0][1:], prog="")
+    assert options.runtime == RuntimeConfig("torchrun", ranks=8, fsdp=True) and len(options.trust) == 2
 
 
 def test_files_that_are_missing_are_named_with_those_called_alike(

@@ -13,10 +13,10 @@ import audiorl
 from audiorl.cli import main
 from audiorl.config import LoraConfig
 from audiorl.recipes._loader import (
-    _python_files,
     find_script,
     load_recipe,
     parse_config,
+    python_files,
     recorded_recipe,
     scripts,
     start,
@@ -201,4 +201,4 @@ def test_the_recorded_options_are_what_is_resumed(
 
 def test_python_files_of_a_config() -> None:
     config = {"data": ["a.jsonl"], "judge": "j.py:folder", "files": {"reward": "r.py", "odd": "a.py:b.py"}, "n": 3}
-    assert list(_python_files(config)) == ["j.py", "r.py", "a.py", "a.py:b.py"]
+    assert list(python_files(config)) == ["j.py", "r.py", "a.py", "a.py:b.py"]
