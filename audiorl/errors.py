@@ -17,21 +17,21 @@ class RankError(RuntimeError):
     """Another rank failed."""
 
 
-def install(extra: str) -> str:
-    """Return the command that installs an extra of audiorl the way audiorl itself is installed: from a folder, a
-    repository or an index.
+def install(extra: str = "") -> str:
+    """Return the command that installs audiorl, with an extra, the way it is installed: from a folder, a repository or
+    an index.
 
     >>> install("serve").startswith("pip install ")
     True
     """
-    root = Path(__file__).resolve().parents[1]
+    root, extra = Path(__file__).resolve().parents[1], f"[{extra}]" if extra else ""
     try:
         origin = json.loads(distribution("audiorl").read_text("direct_url.json") or "{}")
     except PackageNotFoundError:  # a checkout on PYTHONPATH
         origin = {}
     url = str(origin.get("url", ""))
     if (root / "pyproject.toml").is_file():
-        return f"pip install -e '{root}[{extra}]'"
+        return f"pip install -e '{root}{extra}'"
     if "vcs_info" in origin:
-        return f"pip install 'audiorl[{extra}] @ {origin['vcs_info']['vcs']}+{url}'"
-    return f"pip install '{url.removeprefix('file://') if url.startswith('file://') else 'audiorl'}[{extra}]'"
+        return f"pip install 'audiorl{extra} @ {origin['vcs_info']['vcs']}+{url}'"
+    return f"pip install '{url.removeprefix('file://') if url.startswith('file://') else 'audiorl'}{extra}'"

@@ -16,7 +16,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 
 import audiorl
-from audiorl.errors import Interrupted, RankError, RewardError
+from audiorl.errors import Interrupted, RankError, RewardError, install
 from audiorl.recipes._loader import UnknownScript, summary
 
 COMMANDS = (
@@ -43,13 +43,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _command(name)(args)
     except KeyboardInterrupt:
-        print("audiorl: stopped at once; 'audiorl resume' continues from the last checkpoint", file=sys.stderr)
+        further = "; 'audiorl resume' continues from the last checkpoint" if name in ("train", "resume") else ""
+        print(f"audiorl: stopped at once{further}", file=sys.stderr)
         return 130
     except Interrupted as stop:
         print(f"audiorl: {stop}", file=sys.stderr)
         return 130
-    except (ValueError, OSError, FloatingPointError, RankError, RewardError) as error:
-        if os.environ.get("AUDIORL_TRACEBACK"):
+    except (ValueError, OSError, ImportError, FloatingPointError, RankError, RewardError) as error:
+        # An import that failed has the name of its module; an error that says which package to install has none.
+        if os.environ.get("AUDIORL_TRACEBACK") or (isinstance(error, ImportError) and error.name):
             raise
         print(f"audiorl: {' '.join(str(error).split())}", file=sys.stderr)  # some libraries write paragraphs
         if isinstance(error, UnknownScript) and error.listing:
@@ -73,7 +75,7 @@ def _command(name: str) -> Callable[[list[str]], int]:
         loaded: Callable[[list[str]], int] = point.load()
         return loaded
     if name in EXTENSIONS:
-        raise ValueError(f"audiorl {name} belongs to the package corpora, which is not installed: pip install audiorl")
+        raise ValueError(f"audiorl {name} belongs to the package corpora, which is not installed: {install()}")
     near = difflib.get_close_matches(name, [*COMMANDS, *EXTENSIONS], 1)
     hint = f"did you mean audiorl {near[0]}?" if near else "see audiorl --help"
     raise ValueError(f"unknown command {name!r}; {hint}")

@@ -8,9 +8,11 @@ from __future__ import annotations
 import importlib.util
 import math
 import platform
+import re
 import shutil
 import statistics
 import time
+import tomllib
 import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -52,10 +54,6 @@ class Check(NamedTuple):
     advice: str = ""
 
 
-REQUIRED = (
-    "torch", "transformers", "peft", "safetensors", "numpy", "soundfile", "soxr", "av", "pyarrow", "msgspec", "jiwer",
-    "matplotlib", "tyro",
-)  # fmt: skip
 OPTIONAL = {
     "gpu": {
         "vllm": "fast rollouts (on a CPU: rollout-cpu)",
@@ -132,12 +130,22 @@ def check_packages() -> list[Check]:
     checks = [Check("packages", "audiorl", "info", _version("audiorl") or "not installed as a package")]
     system = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
     checks.append(Check("packages", "Python", "info", system))
-    for name in REQUIRED:
-        if importlib.util.find_spec(name) is None:
-            checks.append(Check("packages", name, "problem", "missing", "pip install audiorl"))
-        else:
-            checks.append(Check("packages", name, "ok", _version(name) or "present, version unknown"))
+    for name in required():
+        found = _version(name)
+        missing = Check("packages", name, "problem", "missing", install())
+        checks.append(missing if found is None else Check("packages", name, "ok", found))
     return checks
+
+
+def required() -> list[str]:
+    """Return what audiorl requires without extras, by its metadata or, for a checkout on PYTHONPATH, by pyproject.toml;
+    nothing where there is neither."""
+    project = Path(audiorl.__file__).parents[1] / "pyproject.toml"
+    try:
+        lines = metadata.requires("audiorl") or []
+    except metadata.PackageNotFoundError:
+        lines = tomllib.loads(project.read_text())["project"]["dependencies"] if project.is_file() else []
+    return [re.split(r"[^\w.-]", line, maxsplit=1)[0] for line in lines if "extra ==" not in line]
 
 
 def check_optional() -> list[Check]:

@@ -45,8 +45,22 @@ def test_optional_packages_are_looked_up_and_not_imported(monkeypatch: pytest.Mo
     monkeypatch.setattr(doctor, "OPTIONAL", {"gpu": {"no-such-module": "speed"}})
     (check,) = doctor.check_optional()
     assert (check.state, check.detail, check.advice) == ("missing", "adds speed", install("gpu"))
-    monkeypatch.setattr(doctor, "REQUIRED", ("numpy", "no_such_module"))
-    assert [check.state for check in doctor.check_packages()][2:] == ["ok", "problem"]
+    monkeypatch.setattr(doctor, "required", lambda: ["pyyaml", "no-such-module"])
+    assert [(c.state, c.advice) for c in doctor.check_packages()][2:] == [("ok", ""), ("problem", install())]
+
+
+def test_what_is_required_is_what_the_project_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the metadata of an installed package, without its extras; by pyproject.toml of a checkout on PYTHONPATH."""
+    lines = ["torch>=2.13", "huggingface-hub (>=1)", "peft; extra == 'gpu'", 'ray[a]>=2; extra == "scale"']
+    monkeypatch.setattr(doctor.metadata, "requires", lambda name: lines)
+    assert doctor.required() == ["torch", "huggingface-hub"]
+
+    def absent(name: str) -> None:
+        raise doctor.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(doctor.metadata, "requires", absent)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert [re.match("[a-z0-9-]+", line)[0] for line in project["dependencies"]] == doctor.required()  # type: ignore[index]
 
 
 def test_every_extra_that_is_advised_exists() -> None:

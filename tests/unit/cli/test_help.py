@@ -16,6 +16,7 @@ import sys
 import textwrap
 import types
 from collections.abc import Iterator
+from contextlib import nullcontext
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
@@ -260,6 +261,34 @@ def test_a_seed_goes_on_with_the_words_of_its_command(
     assert asked == [["resume", str(out / "seed_0"), *going_on]]
     options = parse(ResumeOptions, asked[0][1:], prog="")
     assert options.runtime == RuntimeConfig("torchrun", ranks=8, fsdp=True) and len(options.trust) == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "error", "code", "message"),
+    [
+        ("export x", ImportError("needs x: pip install x"), 2, "audiorl: needs x: pip install x\n"),
+        ("export x", ModuleNotFoundError("No module named 'x'", name="x"), None, ""),
+        ("export x", KeyboardInterrupt(), 130, "audiorl: stopped at once\n"),
+        ("resume x", KeyboardInterrupt(), 130, "audiorl: stopped at once; 'audiorl resume' continues"),
+    ],
+)
+def test_how_a_command_ends(
+    words: str,
+    error: BaseException,
+    code: int | None,
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A package to install is one line; an import that fails is a mistake of ours, whose traceback stays."""
+
+    def ends(args: list[str]) -> int:
+        raise error
+
+    monkeypatch.setattr(import_module(f"audiorl.cli.{words.split()[0]}"), "main", ends)
+    with nullcontext() if code is not None else pytest.raises(ImportError):
+        assert main(words.split()) == code
+    assert capsys.readouterr().err.startswith(message)
 
 
 def test_files_that_are_missing_are_named_with_those_called_alike(
