@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+import shlex
 import shutil
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,6 +25,7 @@ from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
 from audiorl.config import ModelConfig
 from audiorl.data.sets import parse_set
+from audiorl.errors import Interrupted
 from audiorl.models.families import load_policy
 from audiorl.models.flow.policy import MODEL_TYPE as FLOW
 from audiorl.models.lora import NON_LORA_WEIGHTS, adapted_model, is_adapter
@@ -61,7 +63,8 @@ def export(
 
     merge: add a low-rank adapter to its base model's weights; otherwise the adapter is exported as one, and serving it
     needs the base model. push: the repository on the Hugging Face hub, such as "me/my-model", that the folder is
-    uploaded to; it is made private if it does not exist. sections: further parts of the model card, in Markdown.
+    uploaded to; it is made private if it does not exist, and `out` stays where the upload fails. sections: further
+    parts of the model card, in Markdown.
 
     The talker of a released Omni model, which no checkpoint holds, is copied from the model that training began with.
     Where that is gone, a warning and the model card say so. Raises ValueError for a folder that is no checkpoint, for
@@ -84,15 +87,12 @@ def export(
     try:
         _write(checkpoint, partial, merge, sections)
         partial.rename(out)
-        if push is not None:
-            with _on_hub(push) as hub:
-                hub.upload_folder(
-                    repo_id=push, folder_path=str(out), commit_message="Upload a model trained with audiorl"
-                )
     except BaseException:
-        for folder in (partial, out):
-            shutil.rmtree(folder, ignore_errors=True)  # the same command can be given again
+        shutil.rmtree(partial, ignore_errors=True)  # the same command can be given again
         raise
+    if push is not None:
+        with _on_hub(push, f"written to {out}; go on with: hf upload {push} {shlex.quote(str(out))}") as hub:
+            hub.upload_folder(repo_id=push, folder_path=str(out), commit_message="Upload a model trained with audiorl")
     return out
 
 
@@ -151,16 +151,19 @@ def _write(checkpoint: Path, out: Path, merge: bool, sections: Sequence[str]) ->
 
 
 @contextmanager
-def _on_hub(repository: str) -> Iterator[Any]:
-    """Yield the hub. Raises ValueError with one line for whatever it refuses, and where it is not reached."""
+def _on_hub(repository: str, left: str = "nothing is left here") -> Iterator[Any]:
+    """Yield the hub. Raises ValueError with one line for whatever it refuses, and where it is not reached; Interrupted
+    for Ctrl-C. The line says what is left."""
     import httpx
     from huggingface_hub import HfApi
 
     try:
         yield HfApi()
+    except KeyboardInterrupt:
+        raise Interrupted(f"--push {repository}: not uploaded; {left}") from None
     except (httpx.HTTPError, OSError, ValueError) as error:
         reason = " ".join(str(error).split())
-        raise ValueError(f"--push {repository}: not uploaded, and nothing is left here ({reason})") from error
+        raise ValueError(f"--push {repository}: not uploaded ({reason}); {left}") from error
 
 
 # -- the talker ----------------------------------------------------------------------------------------------------

@@ -6,7 +6,9 @@ import json
 import shutil
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
+import httpx
 import pytest
 import torch
 from huggingface_hub import ModelCard
@@ -14,6 +16,7 @@ from transformers import AutoTokenizer, Qwen2_5OmniForConditionalGeneration
 
 from audiorl.audio import AudioClip
 from audiorl.config import LoraConfig, ModelConfig, SamplingConfig
+from audiorl.errors import Interrupted
 from audiorl.models import AudioPolicy, load_policy
 from audiorl.models.export import export, model_card
 from audiorl.models.weights import BASE_KEY
@@ -247,6 +250,17 @@ def test_a_folder_is_uploaded_only_when_asked(tmp_path: Path, monkeypatch: pytes
     assert [name for name, _ in calls] == ["create", "upload"]
     assert calls[0][1] == {"repo_id": "me/model", "private": True, "exist_ok": True}
     assert calls[1][1]["repo_id"] == "me/model" and calls[1][1]["folder_path"] == str(tmp_path / "two")
+    for error, raised in ((httpx.ReadTimeout("no answer"), ValueError), (KeyboardInterrupt(), Interrupted)):
+        out = tmp_path / type(error).__name__
+        monkeypatch.setattr(Hub, "upload_folder", Mock(side_effect=error))
+        with pytest.raises(raised, match=rf"not uploaded.*; written to {out}; go on with: hf upload me/model {out}"):
+            export(tmp_path / "step", out, push="me/model")
+        assert (out / "README.md").is_file()
+        monkeypatch.setattr(Hub, "create_repo", Mock(side_effect=error))
+        with pytest.raises(raised, match=r"not uploaded.*; nothing is left here"):
+            export(tmp_path / "step", tmp_path / "none", push="me/model")
+        monkeypatch.setattr(Hub, "create_repo", Mock())
+    assert not (tmp_path / "none").exists()
 
 
 def test_what_cannot_be_exported(tmp_path: Path) -> None:
