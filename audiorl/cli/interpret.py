@@ -118,14 +118,14 @@ def _interpret(options: InterpretOptions, write_raw: Write | None) -> int:
 
 def _samples(options: InterpretOptions) -> Iterator[Any]:
     """Float32 [T] at RATE Hz, a chunk at a time, or as the microphone gives them."""
-    from audiorl.audio import AudioClip
+    from audiorl.audio import AudioClip, load_clip
     from audiorl.cli._sound import listen
 
     if options.audio is None:
         print("(listening; Ctrl-C ends)", file=sys.stderr)
         yield from listen()
         return
-    wav = AudioClip(path=str(options.audio)).load(RATE)
+    wav = load_clip(AudioClip(path=str(options.audio)), RATE, max_seconds=float("inf"))
     began, step = time.monotonic(), max(round(options.chunk_seconds * RATE), 1)
     for start in range(0, len(wav), step):
         if options.real_time:
