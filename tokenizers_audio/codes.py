@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from rich.console import Console
+from rich.progress import track
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -44,40 +47,38 @@ def load_codes(path: str | Path, tokenizer: AudioTokenizer) -> Tensor:
 
 def write_shards(
     folder: str | Path,
-    recordings: Iterable[tuple[str, Tensor]],
+    ids: Iterable[str],
+    codes_of: Callable[[str], Tensor],
     tokenizer: AudioTokenizer,
     per_shard: int = PER_SHARD,
 ) -> int:
-    """Write (id, codes [Q, F]) as folder/00000.safetensors, …; returns how many. Holds one shard in memory.
+    """Write the codes [Q, F] that `codes_of` makes of each id, as folder/00000.safetensors and so on.
 
-    Raises ValueError for an id that comes twice, codes of another codec, and a folder that holds shards already.
+    It holds one shard in memory. What the folder holds already is not encoded again; an interrupted call loses at most
+    one shard. Returns how many were encoded. Raises ValueError before it encodes any for an id that comes twice and for
+    shards of another codec.
     """
-    folder = Path(folder)
+    folder, ids = Path(folder), [*ids]
+    if twice := [name for name, count in Counter(ids).items() if count > 1]:
+        raise ValueError(f"{folder}: recording {twice[0]!r} comes twice; ids must be unique")
     folder.mkdir(parents=True, exist_ok=True)
-    if any(folder.glob("*.safetensors")):
-        raise ValueError(f"{folder}: holds codes already; write to a new folder")
-    seen: set[str] = set()
-    shard: dict[str, Tensor] = {}
-    count = 0
-
-    def write() -> None:
+    files = [*folder.glob("*.safetensors")]
+    there = {*CodeShards(folder, tokenizer)} if files else set()
+    missing = [name for name in ids if name not in there]
+    number = max((int(file.stem) for file in files if file.stem.isdecimal()), default=-1)
+    starts = range(0, len(missing), per_shard)
+    for start in track(starts, "encoding", console=Console(stderr=True), disable=not starts):
+        shard: dict[str, Tensor] = {}
+        for name in missing[start : start + per_shard]:
+            codes = codes_of(name)
+            if codes.ndim != 2:
+                raise ValueError(f"{folder}: recording {name!r} has codes {list(codes.shape)}; give [Q, F]")
+            shard[name] = _compact(codes, tokenizer, f"{folder}: recording {name!r}")
         # The file sorts its tensors; the list keeps the order in which they came.
-        file = folder / f"{count:05d}.safetensors"
-        _save(file, {str(i): codes for i, codes in enumerate(shard.values())}, tokenizer, {"ids": json.dumps([*shard])})
-
-    for name, codes in recordings:
-        if name in seen:
-            raise ValueError(f"{folder}: recording {name!r} comes twice; ids must be unique")
-        if codes.ndim != 2:
-            raise ValueError(f"{folder}: recording {name!r} has codes {list(codes.shape)}; give [Q, F]")
-        seen.add(name)
-        shard[name] = _compact(codes, tokenizer, f"{folder}: recording {name!r}")
-        if len(shard) == per_shard:
-            write()
-            shard, count = {}, count + 1
-    if shard:
-        write()
-    return len(seen)
+        tensors = {str(i): codes for i, codes in enumerate(shard.values())}
+        number += 1
+        _save(folder / f"{number:05d}.safetensors", tensors, tokenizer, {"ids": json.dumps([*shard])})
+    return len(missing)
 
 
 class CodeShards(Mapping[str, Tensor]):

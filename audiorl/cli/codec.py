@@ -1,20 +1,18 @@
-"""Audio files to codes and back, or train a tokenizer: codec encode | decode | train.
+"""Audio files to codes and back, codec encode | decode.
 
 audiorl codec encode recordings/ more.opus --codec kyutai/mimi --out codes/       # one file: --out speech.safetensors
 audiorl codec decode codes/ --codec kyutai/mimi --out wavs/
-audiorl codec train --out runs/codec                                               # audiorl/recipes/codec.py
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tyro.conf import Positional
 
-from audiorl.cli import train
 from audiorl.options import parse, subcommands
 
 if TYPE_CHECKING:
@@ -25,7 +23,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class EncodeOptions:
-    """Audio to codes: one file to a .safetensors, several or a folder to a folder of shards."""
+    """Audio to codes: one file to a .safetensors, several or a folder to a folder of shards. Recordings whose ids a
+    shard has already are left out, so that the same command continues."""
 
     files: Positional[tuple[str, ...]]
     """Audio files (wav, flac, opus …) and folders of them."""
@@ -55,18 +54,13 @@ class DecodeOptions:
     """cpu, cuda or cuda:N; auto is a GPU where there is one."""
 
 
-@dataclass(frozen=True)
-class TrainCodecOptions:
-    """Train our own tokenizer: the same as audiorl train codec."""
-
-
-OPTIONS = subcommands({"encode": EncodeOptions, "decode": DecodeOptions, "train": TrainCodecOptions})
+OPTIONS = subcommands({"encode": EncodeOptions, "decode": DecodeOptions})
 
 
 def main(args: list[str]) -> int:
     """Run the command; return the exit code."""
     if args[:1] == ["train"]:
-        return train.main(["codec", *args[1:]])
+        raise ValueError("codec train: give audiorl train codec, which trains a tokenizer")
     options = parse(OPTIONS, args or ["--help"], prog="audiorl codec", description=__doc__)
     if isinstance(options, EncodeOptions):
         encode(options)
@@ -99,27 +93,29 @@ def encode(options: EncodeOptions) -> None:
         tokenizers_audio.save_codes(options.out, codes, tokenizer)
         print(f"{options.out}: {codes.shape[1]} frames of {codes.shape[0]} codes")
     else:
-        count = tokenizers_audio.write_shards(options.out, ((name, codes_of(f)) for name, f in files), tokenizer)
-        print(f"{options.out}: codes of {count} recordings")
+        names, by_name = [name for name, _ in files], dict(files)
+        count = tokenizers_audio.write_shards(options.out, names, lambda name: codes_of(by_name[name]), tokenizer)
+        print(f"{options.out}: codes of {len(files)} recordings, {count} of them new")
 
 
 def decode(options: DecodeOptions) -> None:
-    """Write a wav file for every recording. Raises ValueError for codes of another codec."""
+    """Write a wav file for every recording. Raises ValueError for codes of another codec, and before it writes any for
+    an id that leads out of the folder."""
     import tokenizers_audio
     from audiorl.audio import write_wav
+    from audiorl.data.rows import file_below
 
-    tokenizer, path, count = _load(options), Path(options.codes), 0
+    tokenizer, path = _load(options), Path(options.codes)
     if path.is_dir():
-        recordings = iter(tokenizers_audio.CodeShards(path, tokenizer).items())
+        recordings: Mapping[str, Tensor] = tokenizers_audio.CodeShards(path, tokenizer)
     else:
         codes = tokenizers_audio.load_codes(path, tokenizer)
         rows = codes if codes.ndim == 3 else codes[None]
-        recordings = ((path.stem if len(rows) == 1 else f"{path.stem}_{i}", row) for i, row in enumerate(rows))
-    for name, row in recordings:
-        wav = tokenizer.decode(row[None])[0].cpu().numpy()
-        write_wav(options.out / f"{name}.wav", wav, tokenizer.sample_rate)
-        count += 1
-    print(f"{options.out}: {count} recordings")
+        recordings = {path.stem if len(rows) == 1 else f"{path.stem}_{i}": row for i, row in enumerate(rows)}
+    files = {name: file_below(options.out, f"{name}.wav") for name in recordings}
+    for name, file in files.items():
+        write_wav(file, tokenizer.decode(recordings[name][None])[0].cpu().numpy(), tokenizer.sample_rate)
+    print(f"{options.out}: {len(files)} recordings")
 
 
 def _load(options: EncodeOptions | DecodeOptions) -> AudioTokenizer:

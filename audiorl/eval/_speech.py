@@ -12,7 +12,7 @@ import numpy as np
 
 from audiorl.audio import AudioClip, write_wav
 from audiorl.config import SamplingConfig
-from audiorl.data.rows import write_json_lines
+from audiorl.data.rows import file_below, write_json_lines
 from audiorl.eval._common import (
     Judges,
     Row,
@@ -105,8 +105,7 @@ def generate_speech(
     call with the same `settings` says what is missing. Raises ValueError for a folder that holds anything else.
     """
     for sample in samples:
-        if Path(sample.id).is_absolute() or ".." in Path(sample.id).parts:
-            raise ValueError(f"{sample.id!r} is no name of a file below {folder}; give the text another id")
+        file_below(folder, sample.id)
     if not (folder / "generation.json").exists() and folder.is_dir() and any(folder.iterdir()):
         raise ValueError(f"{folder}: holds files that were not generated here; choose an empty folder")
     check_settings(folder / "generation.json", {**settings, "seed": seed})

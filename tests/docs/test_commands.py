@@ -396,7 +396,7 @@ RUNS = (
         "audiorl eval text --model runs/asr --text essays.txt --questions none",
         {"runs/asr": "runs/try", "essays.txt": "texts.txt"},
     ),
-    Tiny("audiorl codec train --out runs/codec", add="--tiny"),
+    Tiny("audiorl train codec --out runs/codec", add="--tiny"),
     Tiny("audiorl codec encode speech.flac --codec runs/codec/codec --out speech.safetensors"),
     Tiny("audiorl eval codec --codecs runs/codec/codec --audio bundled:en --asr pocketsphinx …", add="--limit 2"),
     Tiny("audiorl train simul-quickstart --out runs/simul", add="--tiny"),

@@ -40,7 +40,7 @@ def recordings(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def train(out: Path, *options: str) -> int:
-    return main(["codec", "train", "--tiny", "--threads", "1", *options, "--out", str(out)])
+    return main(["train", "codec", "--tiny", "--threads", "1", *options, "--out", str(out)])
 
 
 @pytest.fixture(scope="module")
@@ -177,6 +177,10 @@ def test_encode_and_decode(recordings: Path, run: Path, tmp_path: Path, capsys: 
     again, _ = soundfile.read(tmp_path / "all" / f"{one.stem}.wav", dtype="float32")
     assert np.array_equal(again, decoded)
 
+    assert main(["codec", "encode", str(recordings), *common, str(tmp_path / "codes")]) == 0
+    assert "codes of 7 recordings, 0 of them new" in capsys.readouterr().out
+    tokenizers_audio.write_shards(tmp_path / "up", ["ok", "../up"], lambda name: codes, codec)
+
     codec_of, out = ("--codec", str(run / "codec")), ("--out", str(tmp_path / "x.safetensors"))
     empty, other = tmp_path / "empty", tmp_path / "other"
     empty.mkdir()
@@ -192,6 +196,9 @@ def test_encode_and_decode(recordings: Path, run: Path, tmp_path: Path, capsys: 
         (["encode", str(one), "--codec", str(empty), *out], "holds no config.json"),
         (["decode", str(tmp_path / "one.safetensors"), "--codec", str(other), *out], "codes of the codec"),
         (["decode", str(tmp_path / "y.safetensors"), *codec_of, *out], "y.safetensors: no such file"),
+        (["decode", str(tmp_path / "up"), *codec_of, *out], "'../up.wav' is no name of a file below"),
+        (["encode", str(one), str(one), *codec_of, "--out", str(tmp_path / "two")], f"'{one.stem}' comes twice"),
+        (["train", *out], "codec train: give audiorl train codec"),
     ):
         assert main(["codec", *args]) == 2
         assert message in capsys.readouterr().err, args

@@ -12,14 +12,10 @@ WenetSpeech), with these columns, all but text optional::
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
-
-from rich.console import Console
-from rich.progress import track
 
 from audiorl.audio import AudioClip, AudioError, load_clip, probe
 from audiorl.data.corpus import bundled_speech
@@ -115,17 +111,8 @@ def encode_corpus(policy: AudioPolicy, clips: Sequence[AudioClip], folder: str |
     """
     if policy.codec is None:
         raise ValueError("the policy has no codec to encode with; give it one with set_codec")
-    folder = Path(folder)
-    encoded = set(CodeShards(folder, policy.codec)) if any(folder.glob("*.safetensors")) else set()
-    missing = [clip for key, clip in {c.key: c for c in clips}.items() if key not in encoded]
-    starts = range(0, len(missing), per_shard)
-    for start in track(starts, "encoding", console=Console(stderr=True), disable=not starts):
-        partial = folder / ".partial"
-        shutil.rmtree(partial, ignore_errors=True)
-        part = missing[start : start + per_shard]
-        write_shards(partial, ((c.key, policy.codes(c)) for c in part), policy.codec, per_shard)
-        (partial / "00000.safetensors").rename(folder / f"{len(list(folder.glob('*.safetensors'))):05d}.safetensors")
-        partial.rmdir()
-    if any(folder.glob("*.safetensors")):
+    by_key = {clip.key: clip for clip in clips}
+    count = write_shards(folder, by_key, lambda key: policy.codes(by_key[key]), policy.codec, per_shard)
+    if any(Path(folder).glob("*.safetensors")):
         policy.clip_codes.precomputed = CodeShards(folder, policy.codec)
-    return len(missing)
+    return count

@@ -80,13 +80,13 @@ def test_files_that_are_no_codes(codec: AudioTokenizer, other: AudioTokenizer, t
 
 def test_shards_that_do_not_belong_together(codec: AudioTokenizer, other: AudioTokenizer, tmp_path: Path) -> None:
     codes = random_codes(codec, 5)
-    write_shards(tmp_path / "a", [("x", codes)], codec)
+    write_shards(tmp_path / "a", ["x"], lambda name: codes, codec)
     with pytest.raises(ValueError, match="load the codec that made them"):
         CodeShards(tmp_path / "a", other)
-    with pytest.raises(ValueError, match="holds codes already"):
-        write_shards(tmp_path / "a", [("y", codes)], codec)
+    with pytest.raises(ValueError, match="load the codec that made them"):
+        write_shards(tmp_path / "a", ["y"], lambda name: codes, other)
     with pytest.raises(ValueError, match="recording 'x' comes twice"):
-        write_shards(tmp_path / "b", [("x", codes), ("x", codes)], codec)
+        write_shards(tmp_path / "b", ["x", "y", "x"], lambda name: pytest.fail("encoded"), codec)
     with pytest.raises(ValueError, match="holds no shards"):
         CodeShards(tmp_path / "c", codec)
     shutil.copy(tmp_path / "a" / "00000.safetensors", tmp_path / "a" / "00001.safetensors")
@@ -104,7 +104,7 @@ def test_shards_that_do_not_belong_together(codec: AudioTokenizer, other: AudioT
 
 def test_shards_keep_order_and_read_one_by_one(codec: AudioTokenizer, tmp_path: Path) -> None:
     corpus = {f"speaker/{i}": random_codes(codec, 3 + i, i) for i in reversed(range(11))}
-    assert write_shards(tmp_path / "codes", iter(corpus.items()), codec, per_shard=4) == 11
+    assert write_shards(tmp_path / "codes", corpus, corpus.__getitem__, codec, per_shard=4) == 11
     assert len(list((tmp_path / "codes").iterdir())) == 3
     shards = CodeShards(tmp_path / "codes", codec)
     assert list(shards) == list(corpus) and len(shards) == 11 and "speaker/3" in shards
@@ -112,6 +112,11 @@ def test_shards_keep_order_and_read_one_by_one(codec: AudioTokenizer, tmp_path: 
     assert shards["speaker/3"].dtype == torch.int64
     with pytest.raises(KeyError):
         shards["speaker/11"]
+    (tmp_path / "codes" / "00001.safetensors").unlink()  # what is missing comes after the last shard, over none
+    encoded: list[str] = []
+    assert write_shards(tmp_path / "codes", corpus, lambda name: encoded.append(name) or corpus[name], codec) == 4
+    assert encoded == list(corpus)[4:8] and {*CodeShards(tmp_path / "codes", codec)} == {*corpus}
+    assert (tmp_path / "codes" / "00003.safetensors").is_file()
 
 
 @pytest.mark.parametrize(
