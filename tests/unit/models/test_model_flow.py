@@ -158,7 +158,7 @@ def test_losses_of_sounds_that_are_noised_again(loss: str) -> None:
     )
     (mini_batch,) = mini_batches_of(batch, config, 10, World())
     assert len(mini_batch) > 1
-    trainer._passes(mini_batch, batch, None)
+    trainer._passes(mini_batch, batch, 0, None)
 
     def terms(i: int, k: int) -> tuple[torch.Tensor, ...]:
         path, prompt = paths[i]
