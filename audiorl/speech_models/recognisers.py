@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,6 +15,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from audiorl.config import torch_device
 from audiorl.errors import install
+from audiorl.eval.metrics.text import UNSPACED
 from audiorl.speech_models.protocol import (
     ModelFolder,
     Wave,
@@ -120,19 +122,21 @@ class WhisperRecogniser(ModelFolder):
     def log_probabilities(self, waveforms: Sequence[Waveform], sample_rate: int, texts: Sequence[str]) -> list[float]:
         """Score as `TextScorer`, of the text's tokens after the prompt and of the end; clips are cut after 30 s.
 
-        A multilingual model needs the language. Raises ValueError without one.
+        A text begins with a space, as the model's transcripts do, except in scripts without spaces. A multilingual
+        model needs the language. Raises ValueError without one.
         """
         model, extractor, tokenizer = self.parts
         if self.multilingual and self.language is None:
             raise ValueError(f"{self.path}: give the language of the texts, as load_recogniser(…, language='en')")
         if empty := [text for text in texts if not text.strip()]:
             raise ValueError(f"{self.name}: text {empty[0]!r} has no words; leave it out")
+        said = [text if re.match(f"[{UNSPACED}]", text) else f" {text}" for text in map(str.strip, texts)]
         tokenizer.set_prefix_tokens(language=self.language, task=self.task if self.multilingual else None)
         waves = resampled(waveforms, sample_rate, extractor.sampling_rate)
         values = [-math.inf] * len(waves)
         for batch in batches_by_length(waves, self.batch_size):
             features = self._features([waves[i] for i in batch])
-            rows = [torch.tensor(tokenizer(texts[i].strip()).input_ids) for i in batch]
+            rows = [torch.tensor(tokenizer(said[i]).input_ids) for i in batch]
             ids_NL = pad_sequence(rows, batch_first=True, padding_value=tokenizer.eos_token_id).to(model.device)
             logits_NLV = model(input_features=features, decoder_input_ids=ids_NL[:, :-1]).logits.float()
             logprobs_NL = logits_NLV.log_softmax(-1).gather(-1, ids_NL[:, 1:, None])[..., 0]
@@ -191,8 +195,9 @@ class FasterWhisper(ModelFolder):
             from faster_whisper import WhisperModel
         except ImportError as error:
             raise ImportError(f"CTranslate2 folders need faster-whisper: {install('speech')}") from error
+        device, _, index = self.device.partition(":")
         try:
-            return WhisperModel(self.path, device=self.device, local_files_only=True)
+            return WhisperModel(self.path, device=device, device_index=int(index or 0), local_files_only=True)
         except (RuntimeError, ValueError, OSError) as error:
             raise ValueError(f"{self.path}: cannot be read as a CTranslate2 folder of Whisper ({error})") from error
 

@@ -18,6 +18,7 @@ import torch
 from transformers import WhisperForConditionalGeneration
 
 from audiorl.speech_models import load_recogniser, load_speaker_encoder
+from audiorl.speech_models.recognisers import WhisperRecogniser
 from audiorl.speech_models.speakers import GE2ENetwork
 
 ROOT = Path(__file__).parents[3]
@@ -165,5 +166,9 @@ def test_a_fetched_whisper_understands_english_prompts(speech) -> None:
     if folder is None:
         pytest.skip("python tools/fetch_judges.py judges")
     spoken = [u for u in speech if u.language == "en" and len(u.text.split()) >= 3][:20]
-    texts = load_recogniser(folder, "en").transcribe([u.clip.load(RATE) for u in spoken], RATE)
+    waves, recogniser = [u.clip.load(RATE) for u in spoken], load_recogniser(folder, "en")
+    assert isinstance(recogniser, WhisperRecogniser)
+    texts = recogniser.transcribe(waves, RATE)
+    own = recogniser.log_probabilities(waves, RATE, texts)
+    assert sorted(own)[len(own) // 2] > -4  # as its own pieces, first words with their space
     assert wer([u.text for u in spoken], texts, "basic", "en").rate < 0.15

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import math
 import shutil
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -21,7 +23,7 @@ from transformers import (
 
 from audiorl.speech_models import load_recogniser, load_speech_detector
 from audiorl.speech_models.ctc import CTC, frames
-from audiorl.speech_models.recognisers import WhisperRecogniser
+from audiorl.speech_models.recognisers import FasterWhisper, WhisperRecogniser
 from tests.support.speech_models import save_whisper
 
 RATE = 16_000
@@ -55,13 +57,14 @@ def test_whisper_scores_texts_as_transformers_does(whisper_folder: Path, clips: 
     """The loss of transformers is the mean of -ln p over the labels, prompt tokens included."""
     recogniser = load_recogniser(whisper_folder, language="es", batch_size=3)
     assert isinstance(recogniser, WhisperRecogniser)
-    texts = ["hola", "uno dos tres", "sí"]
+    texts = ["hola", " uno dos tres ", "你好"]
+    written = [" hola", " uno dos tres", "你好"]  # as Whisper writes them
     values = recogniser.log_probabilities([*clips[:3], clips[0][:0]], RATE, [*texts, "hola"])
     assert values[3] == -math.inf
     model = WhisperForConditionalGeneration.from_pretrained(whisper_folder)
     extractor = WhisperFeatureExtractor.from_pretrained(whisper_folder)
     tokenizer = WhisperTokenizer.from_pretrained(whisper_folder, language="es", task="transcribe")
-    for clip, text, value in zip(clips, texts, values, strict=False):
+    for clip, text, value in zip(clips, written, values, strict=False):
         features = extractor(clip, sampling_rate=RATE, return_tensors="pt").input_features
         ids = torch.tensor([tokenizer(text).input_ids])
         labels = torch.where(torch.arange(ids.shape[1] - 1) < len(tokenizer.prefix_tokens) - 1, -100, ids[:, 1:])
@@ -71,6 +74,15 @@ def test_whisper_scores_texts_as_transformers_does(whisper_folder: Path, clips: 
         WhisperRecogniser(str(whisper_folder)).log_probabilities(clips[:1], RATE, ["hola"])
     with pytest.raises(ValueError, match="has no words"):
         recogniser.log_probabilities(clips[:1], RATE, [" "])
+
+
+@pytest.mark.parametrize(("device", "parts"), [("auto", ("auto", 0)), ("cuda", ("cuda", 0)), ("cuda:1", ("cuda", 1))])
+def test_ctranslate2_takes_a_device_and_its_index(
+    device: str, parts: tuple[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = SimpleNamespace(WhisperModel=lambda path, **options: (options["device"], options["device_index"]))
+    monkeypatch.setitem(sys.modules, "faster_whisper", package)
+    assert FasterWhisper("folder", device=device).model == parts
 
 
 def test_whisper_identifies_the_language_that_transformers_detects(
