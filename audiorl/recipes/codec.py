@@ -23,6 +23,7 @@ from typing import Literal, TypeVar
 import torch
 
 from audiorl.audio import AudioClip
+from audiorl.audio import name as clip_name
 from audiorl.data.corpus import bundled_speech, split_by_key
 from audiorl.data.recordings import Recordings, read_recordings
 from audiorl.distributed.torchrun import local_device
@@ -42,11 +43,11 @@ HELD_OUT = 0.1
 @dataclass(frozen=True)
 class CodecRecipeConfig:
     data: tuple[str, ...] = ("bundled",)
-    """Audio files, folders of them, manifests (the field `audio` of a row), or `bundled`."""
+    """Audio files, folders of them, manifests (the field `audio` of a row), or `bundled` less its held-out tenth."""
     held_out: tuple[str, ...] = ()
-    """Recordings to measure on; without any, `held_out_count` evenly spaced ones of the data are held back."""
+    """Recordings to measure on, of `bundled` that tenth; without any, `held_out_count` of the data are held back."""
     held_out_count: int = 40
-    """Recordings held back where no `held_out` is given."""
+    """Most recordings that are measured, evenly spaced."""
     audio_root: str | None = None
     """Folder from which relative audio paths start; by default the folder of each data file."""
     on_error: Literal["raise", "skip"] = "raise"
@@ -69,6 +70,11 @@ class CodecRecipeConfig:
     """The new tokenizer's geometry; unused with `path`."""
     codec: CodecConfig = quick_training(5000)
     """Batches, losses and steps."""
+
+    def __post_init__(self) -> None:
+        for option, other in (("path", "plain"), ("path", "speech-model"), ("plain", "speech-model")):
+            if getattr(self, option) and getattr(self, other.replace("-", "_")):
+                raise ValueError(f"--{option}: leaves --{other} nothing to decide; leave one of the two out")
 
 
 def tiny() -> CodecRecipeConfig:
@@ -102,7 +108,7 @@ def tiny() -> CodecRecipeConfig:
 
 
 def full() -> CodecRecipeConfig:
-    """Return the released geometry of Higgs Audio V2 with X-Codec's losses; about 70 M parameters."""
+    """Return the released geometry of Higgs Audio V2 with X-Codec's losses; 30 M parameters."""
     return CodecRecipeConfig(
         threads=8,
         tokenizer=UnifiedConfig(),
@@ -136,35 +142,34 @@ def main(config: CodecRecipeConfig, run: Run) -> None:
 
 
 def read(config: CodecRecipeConfig) -> tuple[Recordings, list[AudioClip], list[str]]:
-    """Return (training recordings, held-out clips, their transcripts where there are any)."""
+    """Return (training recordings, held-out clips, their transcripts, "" where there is none)."""
     train, test = split_by_key(bundled_speech(), HELD_OUT, seed=0)
 
-    def recordings_of(paths: Sequence[str]) -> Recordings:
-        found = read_recordings(
-            [path for path in paths if path != "bundled"],
+    def files(names: Sequence[str]) -> Recordings:
+        return read_recordings(
+            [name for name in names if name != "bundled"],
             config.tokenizer.sample_rate,
             audio_root=config.audio_root,
             on_error=config.on_error,
             check_audio=config.check_audio,
         )
-        if "bundled" in paths:
-            found += Recordings(tuple(u.clip for u in train), tuple(u.duration for u in train))
-        return found
 
-    count = config.held_out_count
-    recordings = recordings_of(config.data)
-    if config.held_out in ((), ("bundled",)) and "bundled" in (*config.data, *config.held_out):
-        utterances = _spread([u for u in test if 0.5 <= u.duration <= 8], count)
-        return recordings, [u.clip for u in utterances], [u.text for u in utterances]
-    if config.held_out:
-        return recordings, _spread(recordings_of(config.held_out).clips, count), []
-    number = len(recordings.clips)
-    if number <= count:
-        raise ValueError(f"{number} recordings, of which {count} are to be held out")
-    held_out = _spread(range(number), count)
-    kept = sorted(set(range(number)) - set(held_out))
-    clips, lengths = tuple(recordings.clips[i] for i in kept), tuple(recordings.lengths[i] for i in kept)
-    return replace(recordings, clips=clips, lengths=lengths), [recordings.clips[i] for i in held_out], []
+    found = files(config.data)
+    choice = [(clip, "") for clip in (files(config.held_out) if config.held_out else found).clips]
+    if "bundled" in (config.held_out or config.data):
+        choice = [(u.clip, u.text) for u in test if 0.5 <= u.duration <= 8] + choice
+    held_out = _spread(choice, config.held_out_count)
+    keys = {clip.key for clip, _ in held_out}
+    kept = [i for i, clip in enumerate(found.clips) if clip.key not in keys]
+    if config.held_out and (twice := [clip_name(clip) for clip in found.clips if clip.key in keys]):
+        raise ValueError(f"--held-out: {twice[0]} is in --data, too; leave it out of one of the two")
+    if found.clips and not kept and "bundled" not in config.data:
+        raise ValueError(f"{len(found.clips)} recordings, of which {config.held_out_count} are to be held out")
+    clips, lengths = tuple(found.clips[i] for i in kept), tuple(found.lengths[i] for i in kept)
+    recordings = replace(found, clips=clips, lengths=lengths)
+    if "bundled" in config.data:
+        recordings += Recordings(tuple(u.clip for u in train), tuple(u.duration for u in train))
+    return recordings, [clip for clip, _ in held_out], [text for _, text in held_out]
 
 
 def _spread(items: Sequence[T], count: int) -> list[T]:

@@ -85,9 +85,14 @@ def test_what_is_held_out(recordings: Path) -> None:
     heard = {u.clip.path: u.text for u in test_set}
     assert len(held_out) == 40 and [heard[path] for path in held_out] == texts
     both = read(data=("bundled", str(recordings)))
-    assert set(both[0]) > set(bundled) and len(both[0]) == len(bundled) + 7 and both[1:] == (held_out, texts)
+    mine = {str(recordings / name) for name in os.listdir(recordings)}
+    assert set(both[0]) > set(bundled) and len(both[1]) == 40 and [heard.get(path, "") for path in both[1]] == both[2]
+    assert {*both[0]} | {*both[1]} > mine and {*both[1]} & mine and not {*both[0]} & {*both[1]}
     own = read(data=(str(recordings),), held_out_count=2)
-    assert len(own[0]) == 5 and len(own[1]) == 2 and not own[2] and not {*own[0]} & {*own[1]}
+    assert len(own[0]) == 5 and own[2] == ["", ""] and not {*own[0]} & {*own[1]}
+    one = str(sorted(recordings.glob("*.wav"))[0])
+    mixed = read(held_out=("bundled", one), held_out_count=1000)
+    assert mixed[0] == bundled and {*mixed[1]} > {*held_out, one} and not {*mixed[0]} & {*mixed[1]}
     apart = read(data=("bundled",), held_out=(str(recordings),), held_out_count=3)
     assert apart[0] == bundled and len(apart[1]) == 3
 
@@ -142,6 +147,13 @@ def test_a_semantic_branch_on_hubert(recordings: Path, tmp_path: Path) -> None:
         (("--data", "nowhere"), "--data nowhere: no such file or folder"),
         (("--data", "{recordings}", "--held-out-count", "7"), "7 recordings, of which 7 are to be held out"),
         (("--data", "{recordings}", "--path", "{recordings}"), "config.json"),
+        (
+            ("--data", "{recordings}", "--held-out", "bundled", "{recordings}", "--held-out-count", "900"),
+            "is in --data",
+        ),
+        (("--path", "a", "--plain", "True"), "--path: leaves --plain nothing to decide"),
+        (("--path", "a", "--speech-model", "b"), "--path: leaves --speech-model nothing to decide"),
+        (("--plain", "True", "--speech-model", "b"), "--plain: leaves --speech-model nothing to decide"),
         (("--codec.batch-size", "0"), "batch_size is 0"),
         (("--tokenizer.channels", "8", "8"), "channels has 2 entries"),
     ],
