@@ -66,8 +66,9 @@ class ClipCache(Generic[T]):
         self._bytes = 0
 
     def put(self, key: str, value: T) -> None:
+        replaced = self._values.pop(key, None)
         self._values[key] = value
-        self._bytes += _nbytes(value)
+        self._bytes += _nbytes(value) - (0 if replaced is None else _nbytes(replaced))
         while self._bytes > self._max_bytes and len(self._values) > 1:
             _, dropped = self._values.popitem(last=False)
             self._bytes -= _nbytes(dropped)

@@ -44,6 +44,15 @@ def test_features_of_a_gpu_are_the_extractors(make: Make, samples: list[Sample])
     torch.testing.assert_close(computed, expected["input_features"], atol=1e-5, rtol=0)
 
 
+def test_a_cache_counts_a_replaced_value_once() -> None:
+    cache = audio_encoder.ClipCache[torch.Tensor](100)
+    for key in ("a", "a", "a", "b"):
+        cache.put(key, torch.zeros(10))
+    assert cache.get("a") is not None  # 80 bytes
+    cache.put("c", torch.zeros(10))
+    assert [cache.get(key) is not None for key in "abc"] == [True, False, True]
+
+
 def test_clips_that_are_read_ahead_are_encoded_alike(samples: list[Sample]) -> None:
     """An error waits for the clip that it is about, and what nobody asked for is forgotten."""
     policy, other = make_omni(), make_omni()
