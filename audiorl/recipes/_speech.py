@@ -269,7 +269,7 @@ def with_tiny_parts(config: Speaking, folder: Path) -> Speaking:
 
 def check_judge(judge: str | None, rewards: SpeechRewards) -> None:
     """Raise ValueError for a judge that the reward asks, too."""
-    if judge is not None and judge == rewards.asr and (rewards.understood or rewards.likelihood):
+    if judge is not None and judge == rewards.asr and rewards.asks_asr:
         raise ValueError(f"--judge {judge}: the reward asks it, too; measure with another, or with none")
 
 

@@ -80,7 +80,7 @@ def speech_terms(config: SoundGRPOConfig, rate: int, samples: Sequence[Sample], 
     options, task = config.speech, config.task
     check_judge(config.judge, options)
     for sample in samples:
-        if options.understood or options.likelihood or options.gate is not None:
+        if options.asks_asr:
             references_of(sample, options.normalizer, config.language)
         if task == "enhance" and config.sdr_weight and "audio" not in sample.metadata:
             raise ValueError(f"sample {sample.id!r}: no clean audio to compare with; give it, or --sdr-weight 0")

@@ -72,7 +72,7 @@ def tiny() -> TTSGRPOConfig:
 def main(config: TTSGRPOConfig, run: Run) -> None:
     folder, sampling = run.dir / "tiny", config.sampling
     policy_of = cache(lambda: speaking_policy(with_tiny_parts(config, folder)))
-    understood = config.rewards.normalizer if config.rewards.understood or config.rewards.gate is not None else None
+    understood = config.rewards.normalizer if config.rewards.asks_asr else None
     check = RowCheck(
         policy_of,
         new_tokens=sampling.max_new_tokens + (sampling.max_frames or 0),

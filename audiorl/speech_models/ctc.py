@@ -205,7 +205,9 @@ class CTC(ModelFolder, CTCHead):
         spelled = [word.upper() if capitals else word for word in words]
         if unknown := sorted({c for word in spelled for c in word} - set(vocabulary)):
             character = f"{text!r} has the character {unknown[0]!r}"
-            raise ValueError(f"{self.path}: {character}, for which the recogniser has no label")
+            raise ValueError(
+                f"{self.path}: {character}, for which the recogniser has no label; spell it out, or leave the text out"
+            )
         return [(word, [vocabulary[c] for c in letters]) for word, letters in zip(words, spelled, strict=True)]
 
 

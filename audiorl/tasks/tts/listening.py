@@ -31,7 +31,7 @@ from audiorl.speech_models.protocol import (
     TextScorer,
     Waveform,
 )
-from audiorl.types import Rollout
+from audiorl.types import Rollout, Sample
 
 T = TypeVar("T")
 
@@ -84,28 +84,33 @@ class SpeechModels:
 
     def aligned_words(self, rollouts: Sequence[Rollout]) -> list[list[AlignedWord]]:
         """Return the words of the first references, where they are said and what was understood; none for silence."""
+        return self._ask("words", rollouts, self.align, [])
+
+    def align(self, texts: Sequence[str], waveforms: Sequence[Waveform]) -> list[list[AlignedWord]]:
+        """Return the words of each text, see `Aligner`. Raises ValueError for a recogniser that is none."""
         aligner = _given(self.recogniser, "recogniser")
         if not isinstance(aligner, Aligner):
             raise ValueError(
                 f"SpeechModels: the recogniser {aligner.name} cannot align words; take one with a CTC head, such as "
                 "Wav2Vec2 or CharacterCTC"
             )
-        return self._ask("words", rollouts, lambda texts, w: aligner.align(w, self.sample_rate, texts), [])
+        return aligner.align(waveforms, self.sample_rate, texts)
 
     def text_log_probabilities(self, rollouts: Sequence[Rollout]) -> list[float]:
         """Return ln p of the first references by the recogniser, in nats for each character; -inf for silence."""
+        return self._ask("log_probability", rollouts, self.score, -math.inf)
+
+    def score(self, texts: Sequence[str], waveforms: Sequence[Waveform]) -> list[float]:
+        """Return ln p of each text for each of its characters, see `TextScorer`. Raises ValueError for a recogniser
+        that is none."""
         scorer = _given(self.recogniser, "recogniser")
         if not isinstance(scorer, TextScorer):
             raise ValueError(
                 f"SpeechModels: the recogniser {scorer.name} gives no probabilities of texts; take Whisper or one with "
                 "a CTC head"
             )
-
-        def ask(texts: list[str], waves: list[Waveform]) -> list[float]:
-            values = scorer.log_probabilities(waves, self.sample_rate, texts)
-            return [value / len(text) for value, text in zip(values, texts, strict=True)]
-
-        return self._ask("log_probability", rollouts, ask, -math.inf)
+        values = scorer.log_probabilities(waveforms, self.sample_rate, texts)
+        return [value / len(text) for value, text in zip(values, texts, strict=True)]
 
     def speaker_embeddings(self, rollouts: Sequence[Rollout]) -> list[NDArray[Any] | None]:
         """Return the speaker's embedding [D]; None for silence."""
@@ -143,7 +148,7 @@ class SpeechModels:
 
         def results(new: list[Rollout]) -> list[T]:
             spoken = [r for r, speaks in zip(new, self.have_speech(new), strict=True) if speaks]
-            texts = [r.sample.references[0] if r.sample.references else "" for r in spoken]
+            texts = [first_reference(r.sample) for r in spoken]
             found = ask(texts, self.waveforms(spoken)) if spoken else ()
             by_id = dict(zip(map(id, spoken), found, strict=True))
             return [by_id.get(id(r), silent) for r in new]
@@ -155,6 +160,11 @@ class SpeechModels:
         for rollout, result in zip(new, compute(new) if new else (), strict=True):
             self._cache[rollout][name] = result
         return [self._cache[r][name] for r in rollouts]
+
+
+def first_reference(sample: Sample) -> str:
+    """Return the text that should be said, "" for a sample without references."""
+    return sample.references[0] if sample.references else ""
 
 
 def _given(model: T | None, name: str) -> T:

@@ -14,6 +14,7 @@ from typing import Literal
 import numpy as np
 
 from audiorl.audio import AudioClip
+from audiorl.data.schema import FieldError
 from audiorl.eval.metrics.speech import (
     SI_SDR_RANGE,
     clipped_share,
@@ -30,7 +31,7 @@ from audiorl.rewards.asr import fewest_errors
 from audiorl.rewards.combine import check_options
 from audiorl.speech_models import load_quality_model, load_recogniser, load_speaker_encoder
 from audiorl.speech_models.protocol import Waveform
-from audiorl.tasks.tts.listening import SpeechModels
+from audiorl.tasks.tts.listening import SpeechModels, first_reference
 from audiorl.tasks.tts.prosody import ProsodyRange, own_recording, prosody_norm
 from audiorl.types import Rollout, Sample, Score
 
@@ -83,6 +84,9 @@ class Likelihood:
         values = [max(value, -100.0) for value in self.models.text_log_probabilities(rollouts)]
         return [Score(math.exp(value), {"logprob": value}) for value in values]
 
+    def check(self, sample: Sample) -> None:
+        _check_text(self.models.score, sample)
+
 
 @dataclass(frozen=True)
 class WordIntelligibility:
@@ -119,6 +123,17 @@ class WordIntelligibility:
             cer = sum(rates) / len(rates)
             scores.append(Score(1.0 - cer, {"cer": cer}, per_token=tuple(per_token), step_ends=tuple(ends)))
         return scores
+
+    def check(self, sample: Sample) -> None:
+        _check_text(self.models.align, sample)
+
+
+def _check_text(ask: Callable[[Sequence[str], Sequence[Waveform]], object], sample: Sample) -> None:
+    """Raise ValueError for a sample whose first reference the recogniser refuses, which is asked with no sound."""
+    try:
+        ask([first_reference(sample)], [np.zeros(0, np.float32)])
+    except ValueError as error:
+        raise FieldError("answer", f"sample {sample.id!r}: {error}") from error
 
 
 def _spoken_rows(rollout: Rollout) -> list[int]:
@@ -318,6 +333,11 @@ class SpeechRewards:
         if self.gate is not None and not any(getattr(self, name) for name in GATED):
             raise ValueError(f"rewards.gate: {', '.join(GATED)} all have weight 0; give one of them a weight")
 
+    @property
+    def asks_asr(self) -> bool:
+        """Whether a reward or the gate asks `asr`."""
+        return bool(self.understood or self.likelihood or self.gate is not None)
+
     def weights(self) -> dict[str, float]:
         """Return the weights by the rewards' names in logs."""
         return {name: getattr(self, name) for name in WEIGHTED}
@@ -328,7 +348,8 @@ def speech_reward(
 ) -> WeightedSum:
     """Return the weighted sum of the rewards in `options`, with `language` for a multilingual recogniser.
 
-    Raises ValueError naming a sample without a reference that they need, and for prosody where none has a recording.
+    Raises ValueError naming a sample without a reference that they need or with a text that `asr` cannot use, and for
+    prosody where none has a recording.
     """
     o = options
     for sample in samples:
@@ -340,7 +361,7 @@ def speech_reward(
                 raise ValueError(f"{error}; give it prompt_audio or a recording, or --rewards.{name} 0") from error
     models = SpeechModels(
         voice,
-        recogniser=load_recogniser(o.asr, language) if o.understood or o.likelihood or o.gate is not None else None,
+        recogniser=load_recogniser(o.asr, language) if o.asks_asr else None,
         encoder=load_speaker_encoder(o.speaker) if o.similarity else None,
         quality=load_quality_model("dnsmos") if o.quality else None,
     )
@@ -366,4 +387,7 @@ def speech_reward(
     if o.gate is not None:
         understood = Intelligibility(models, "cer", o.normalizer)
         rewards |= {name: Gated(rewards[name], understood, 1 - o.gate) for name in GATED if name in rewards}
-    return WeightedSum(tuple(Term(name, rewards[name], weight) for name, weight in o.weights().items() if weight))
+    total = WeightedSum(tuple(Term(name, rewards[name], weight) for name, weight in o.weights().items() if weight))
+    for sample in samples:
+        total.check(sample)
+    return total

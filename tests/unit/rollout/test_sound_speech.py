@@ -159,18 +159,21 @@ def test_each_task_has_its_rewards(tmp_path: Path) -> None:
     assert by_name["similarity"]([same])[0].total == pytest.approx(1, abs=1e-3)  # type: ignore[union-attr]
 
 
+GATED = SpeechRewards(asr="tiny", speaker="tiny", understood=0, gate=0.3)
+
+
 @pytest.mark.parametrize(("samples", "options", "message"), [
     ([speech_sound("e", "enhance", "hm", {"before": clip()})], {}, "sample 'e': no clean audio to compare with"),
     ([speech_sound("e", "enhance", "", {"audio": clip()})], {}, "sample 'e' has no reference transcript"),
     ([tts()], {"judge": "tiny"}, "--judge tiny: the reward asks it, too"),
+    ([tts()], {"judge": "tiny", "speech": GATED}, "--judge tiny: the reward asks it, too"),
     ([speech_sound("t", "tts", "hm", {"duration": 1.0})], {}, "give it prompt_audio or a recording"),
 ])  # fmt: skip
 def test_rows_that_the_rewards_cannot_score_are_refused(
     samples: list[Sample], options: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
-    config = replace(
-        sound_grpo.tiny(), task=samples[0].task, speech=SpeechRewards(asr="tiny", speaker="tiny"), **options
-    )
+    speech = SpeechRewards(asr="tiny", speaker="tiny")
+    config = replace(sound_grpo.tiny(), **{"task": samples[0].task, "speech": speech, **options})
     with pytest.raises(ValueError, match=message):
         sound_grpo.speech_terms(config, RATE, samples, tmp_path)
 

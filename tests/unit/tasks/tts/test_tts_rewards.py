@@ -228,6 +228,8 @@ def test_models_references_and_settings_are_checked() -> None:
         (lambda: PredictedMOS(models)(said), "no quality"),
         (lambda: Likelihood(heard)(said), "gives no probabilities"),
         (lambda: WordIntelligibility(heard)([spoken("a", "good morning")]), "CTC head"),
+        (lambda: Likelihood(heard).check(rollout("a", "hello").sample), "'a': .* gives no probabilities"),
+        (lambda: WordIntelligibility(heard).check(rollout("a", "hello").sample), "'a': .* CTC head"),
         (lambda: Intelligibility(heard)([rollout("a")]), "'a' has no reference transcript"),
         (lambda: Intelligibility(models, metric="mer"), "metric 'mer'"),  # type: ignore[arg-type]
         (lambda: Intelligibility(models, against="x"), "against 'x'"),  # type: ignore[arg-type]

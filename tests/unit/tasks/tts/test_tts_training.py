@@ -31,6 +31,7 @@ from audiorl.tasks.tts.prompts import utterance_sample
 from audiorl.tasks.tts.rewards import SpeechRewards, speech_reward
 from audiorl.tasks.tts.texts import encode_corpus
 from tests.support.prosody import glide
+from tests.support.speech_models import save_ctc
 from tokenizers_audio import load
 
 SAY = SamplingConfig(max_new_tokens=2, max_frames=6)
@@ -183,7 +184,9 @@ def test_prosody_and_the_gate_are_rewards(parts: Path, policy: AudioPolicy, spee
         speech_reward(SpeechRewards(**alone), CodecSpeechDecoder.of(policy), plain)  # type: ignore[arg-type]
 
 
-def test_rewards_without_a_reference_are_refused_before_training(parts: Path, policy: AudioPolicy) -> None:
+def test_rewards_without_a_reference_are_refused_before_training(
+    parts: Path, policy: AudioPolicy, tmp_path: Path
+) -> None:
     plain, voice = [utterance_sample(TextToSay("a", "Good morning."))], CodecSpeechDecoder.of(policy)
     for weights, message in (
         ({"similarity": 0}, r"'a': metadata\['reference_seconds'\].*--rewards\.duration 0"),
@@ -193,6 +196,14 @@ def test_rewards_without_a_reference_are_refused_before_training(parts: Path, po
             speech_reward(SpeechRewards(asr=str(parts / "asr"), **weights), voice, plain)  # type: ignore[arg-type]
     options = SpeechRewards(asr=str(parts / "asr"), similarity=0, duration=0)
     assert len(speech_reward(options, voice, plain).terms) == 4
+    letters = replace(options, asr=str(save_ctc(tmp_path / "letters")))
+    for text, weights, message in (
+        ("Call 911.", {"metric": "word-cer"}, "'b': .*letters: 'Call 911.' has the character '1'.*spell it out"),
+        ("Call 911.", {"understood": 0, "likelihood": 1}, "'b': .* has the character '1'"),
+        ("…", {"understood": 0, "likelihood": 1}, "'b': text '…' has no words"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            speech_reward(replace(letters, **weights), voice, [*plain, utterance_sample(TextToSay("b", text))])  # type: ignore[arg-type]
     nothing: dict[str, Any] = dict.fromkeys(SpeechRewards().weights(), 0.0)
     for wrong, message in (
         (nothing, "every weight is 0"),
