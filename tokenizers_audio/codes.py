@@ -37,7 +37,7 @@ def load_codes(path: str | Path, tokenizer: AudioTokenizer) -> Tensor:
     """Return what `save_codes` wrote, as int64 on the CPU. Raises ValueError, also for codes that the codec cannot
     decode."""
     with _open(Path(path)) as file:
-        _check_tokenizer(Path(path), file.metadata(), tokenizer)
+        _check_tokenizer(Path(path), file.metadata(), tokenizer.identity)
         if "codes" not in file.keys():  # noqa: SIM118 - not a mapping
             raise ValueError(f"{path}: a shard of many recordings; read its folder with CodeShards")
         codes = file.get_tensor("codes")
@@ -91,13 +91,14 @@ class CodeShards(Mapping[str, Tensor]):
     def __init__(self, folder: str | Path, tokenizer: AudioTokenizer) -> None:
         self._tokenizer = tokenizer
         self._at: dict[str, tuple[Path, str]] = {}
+        identity = tokenizer.identity  # a hash of all its weights
         files = sorted(Path(folder).glob("*.safetensors"))
         if not files:
             raise ValueError(f"{folder}: holds no shards of codes; write them with write_shards")
         for path in files:
             with _open(path) as file:
                 metadata, tensors = file.metadata(), {*file.keys()}
-            _check_tokenizer(path, metadata, tokenizer)
+            _check_tokenizer(path, metadata, identity)
             if "ids" not in metadata:
                 raise ValueError(f"{path}: the codes of one recording, no shard; read it with load_codes")
             for i, name in enumerate(_ids(path, metadata["ids"], tensors)):
@@ -162,11 +163,11 @@ def _open(path: Path) -> Any:
         raise ValueError(f"{path}: damaged or no safetensors file ({error}); write the codes again") from error
 
 
-def _check_tokenizer(path: Path, metadata: dict[str, str] | None, tokenizer: AudioTokenizer) -> None:
+def _check_tokenizer(path: Path, metadata: dict[str, str] | None, identity: str) -> None:
     if not metadata or metadata.get("format") != FORMAT:
         raise ValueError(f"{path}: holds no codes; name a file that save_codes or write_shards wrote")
-    if metadata.get("tokenizer") != tokenizer.identity:
+    if metadata.get("tokenizer") != identity:
         raise ValueError(
-            f"{path}: codes of the codec [{metadata.get('tokenizer')}], not of [{tokenizer.identity}]; "
+            f"{path}: codes of the codec [{metadata.get('tokenizer')}], not of [{identity}]; "
             "load the codec that made them, or encode the audio again"
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from audiorl.audio import AudioClip, write_wav
+from audiorl.audio import AudioClip, seconds, write_wav
 from audiorl.audio import name as clip_name
 from audiorl.config.checks import require_counts, require_ranges
 from audiorl.config.distributed import current
@@ -189,8 +189,8 @@ def measures(tokenizer: AudioTokenizer, clips: Sequence[AudioClip]) -> tuple[dic
         raise ValueError("nothing to measure: no recording is held out")
     copies, codes = [], []
     for clip in clips:
-        wav = prepare(clip.load(tokenizer.sample_rate), tokenizer.sample_rate, tokenizer)
-        wav = wav[: round(LONGEST * tokenizer.sample_rate)]
+        start = replace(clip, duration=LONGEST) if seconds(clip) > LONGEST else clip
+        wav = prepare(start.load(tokenizer.sample_rate), tokenizer.sample_rate, tokenizer)
         encoded = tokenizer.encode(wav)
         codes.append(encoded[0].cpu().numpy())
         original, decoded = wav.numpy(), tokenizer.decode(encoded)[0, : len(wav)].cpu().numpy()

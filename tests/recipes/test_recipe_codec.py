@@ -15,12 +15,12 @@ import soundfile
 import torch
 
 import tokenizers_audio
-from audiorl.audio import write_wav
+from audiorl.audio import AudioClip, write_wav
 from audiorl.cli import main
 from audiorl.data.corpus import bundled_speech, split_by_key
 from audiorl.recipes._loader import load_recipe
 from audiorl.run.metrics_log import read_metrics
-from audiorl.train.codec import CodecWorker
+from audiorl.train.codec import CodecWorker, measures
 from tests.support.forks import forked
 from tests.support.recipe_runs import read_json
 from tests.support.unified_codec import tiny_hubert
@@ -95,6 +95,13 @@ def test_what_is_held_out(recordings: Path) -> None:
     assert mixed[0] == bundled and {*mixed[1]} > {*held_out, one} and not {*mixed[0]} & {*mixed[1]}
     apart = read(data=("bundled",), held_out=(str(recordings),), held_out_count=3)
     assert apart[0] == bundled and len(apart[1]) == 3
+
+
+def test_ten_seconds_of_a_long_recording_are_measured() -> None:
+    noise = (0.05 * np.random.default_rng(0).standard_normal(601 * 8000)).astype(np.float32)
+    tokenizer = UnifiedTokenizer(load_recipe("codec").tiny().tokenizer)
+    _, (long, start) = measures(tokenizer, [AudioClip(array=x, sample_rate=8000) for x in (noise, noise[:80_000])])
+    assert long.original.shape == (240_000,) and np.array_equal(long.original, start.original)
 
 
 def test_the_ablation_has_the_same_bitrate(recordings: Path, run: Path, tmp_path: Path) -> None:
