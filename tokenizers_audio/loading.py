@@ -56,16 +56,27 @@ def load_model(model_class: Any, path: str | Path) -> Any:
         raise ValueError(f"{path}: config or weights cannot be read ({_first_line(error)})") from error
     finally:
         logging.set_verbosity(verbosity)
-    for kind, keys in (("missing from", info["missing_keys"]), ("of another shape in", info["mismatched_keys"])):
-        names = sorted(key if isinstance(key, str) else key[0] for key in keys)
-        if names:
+    check_loaded(model, path, info["missing_keys"], info["mismatched_keys"])
+    return model
+
+
+def check_loaded(
+    model: nn.Module,
+    path: str | Path,
+    missing: Iterable[str],
+    mismatched: Iterable[Any],
+    unexpected: Iterable[str] = (),
+) -> None:
+    """Raise ValueError naming a weight that transformers' loading info lists so, or that is not finite."""
+    kinds = {"missing from": missing, "of another shape in": mismatched, "not in the model but in": unexpected}
+    for kind, keys in kinds.items():
+        if names := sorted(key if isinstance(key, str) else key[0] for key in keys):
             others = f" (and {len(names) - 1} more)" if len(names) > 1 else ""
             raise ValueError(
                 f"{path}: weight {names[0]!r}{others} is {kind} the checkpoint; "
                 "do config.json and the weights belong together?"
             )
     check_finite_weights(model.state_dict().items(), path)
-    return model
 
 
 def check_finite_weights(weights: Iterable[tuple[str, Tensor]], path: str | Path) -> None:

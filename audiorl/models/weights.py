@@ -32,7 +32,7 @@ from transformers import (
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, cached_file, logging
 
 from audiorl.config import ModelConfig, torch_device
-from tokenizers_audio.loading import check_finite_weights
+from tokenizers_audio.loading import check_finite_weights, check_loaded
 
 Weights = Mapping[str, Tensor] | Iterable[tuple[str, Tensor]]
 """Named tensors: all together, or one after the other as they arrive."""
@@ -176,18 +176,8 @@ def load_model(
         and not key.startswith(SPEECH_OUTPUT)
         and not (ignored and ignored.match(key))
     ]
-    for kind, keys in (
-        ("missing from", [key for key in info["missing_keys"] if fill is None or not fill(model, key)]),
-        ("of another shape in", info["mismatched_keys"]),
-        ("not in the model but in", unexpected),
-    ):
-        if names := sorted(key if isinstance(key, str) else key[0] for key in keys):
-            others = f" (and {len(names) - 1} more)" if len(names) > 1 else ""
-            raise ValueError(
-                f"{path}: weight {names[0]!r}{others} is {kind} the checkpoint; "
-                "do config.json and the weights belong together?"
-            )
-    check_finite_weights(model.named_parameters(), path)
+    missing = [key for key in info["missing_keys"] if fill is None or not fill(model, key)]
+    check_loaded(model, path, missing, info["mismatched_keys"], unexpected)
     return model.to(torch_device(config.device))
 
 

@@ -184,11 +184,12 @@ TRAINING_ONLY = ("masked_spec_embed",)
 def load_model(model_class: Any, path: str | Path, device: str) -> Any:
     """Return the model of a folder or cached hub id in eval mode: float32 on the CPU, float16 on a GPU.
 
-    Raises ValueError when weights are damaged, missing, or of another shape than config.json says.
+    Raises ValueError when weights are damaged, missing, not finite, or of another shape than config.json says.
     """
     import torch
 
     from audiorl.models.weights import check_sizes, naming_damage, silent_transformers
+    from tokenizers_audio.loading import check_loaded
 
     try:
         if (config := Path(path) / "config.json").is_file():
@@ -204,13 +205,8 @@ def load_model(model_class: Any, path: str | Path, device: str) -> Any:
             )
     except OSError as error:
         raise ValueError(f"{path}: neither a local model folder nor a model id that can be loaded ({error})") from error
-    for kind, keys in (("missing from", info["missing_keys"]), ("of another shape in", info["mismatched_keys"])):
-        names = sorted(key if isinstance(key, str) else key[0] for key in keys)
-        names = [name for name in names if not name.endswith(TRAINING_ONLY)]
-        if names:
-            others = f" (and {len(names) - 1} more)" if len(names) > 1 else ""
-            wrong = f"{names[0]!r}{others} is {kind} the checkpoint"
-            raise ValueError(f"{path}: weight {wrong}; is it a {model_class.__name__}?")
+    missing = [key for key in info["missing_keys"] if not key.endswith(TRAINING_ONLY)]
+    check_loaded(model, path, missing, info["mismatched_keys"])
     return model.to(device).eval().requires_grad_(False)
 
 

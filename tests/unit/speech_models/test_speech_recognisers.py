@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load, save
 from transformers import (
     AutoModelForCTC,
     AutoTokenizer,
@@ -192,9 +193,11 @@ def test_folders_that_are_no_recogniser(ctc_folder: Path, xvector_folder: Path, 
     shutil.copytree(ctc_folder, copy)
     wrong = json.loads((copy / "config.json").read_text()) | {"intermediate_size": 128}
     weights = (copy / "model.safetensors").read_bytes()
+    with_nan = load(weights) | {"lm_head.bias": torch.full((32,), math.nan)}
     for name, content, message in (
         ("config.json", json.dumps(wrong).encode(), "is of another shape in the checkpoint"),
         ("model.safetensors", weights[: len(weights) // 2], r"model\.safetensors: damaged"),
+        ("model.safetensors", save(with_nan), "weight 'lm_head.bias' holds values that are not finite"),
         ("preprocessor_config.json", b"", "the feature extractor cannot be read"),
     ):
         (copy / name).write_bytes(content)
