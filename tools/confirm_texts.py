@@ -24,7 +24,7 @@ from audiorl.eval.metrics.text import char_errors, normalize
 from audiorl.speech_models.recognisers import WhisperRecogniser
 from corpora.sources.build import VOICES
 from corpora.sources.packages import package_files
-from corpora.sources.voices import CLASSES, RATE, TABLES, SourceRecording, Verdict, write_verdicts
+from corpora.sources.voices import CLASSES, RATE, TABLES, SourceRecording, Verdict
 
 WINDOWS = (10, 30)
 """Seconds that the encoder reads: 10, three times as fast, for recordings that are shorter, otherwise Whisper's 30."""
@@ -85,6 +85,15 @@ def load(path: str, language: str, seconds: int) -> WhisperRecogniser:
     extractor.chunk_length, extractor.n_samples = seconds, seconds * RATE
     extractor.nb_max_frames = seconds * RATE // extractor.hop_length
     return recogniser
+
+
+def write_verdicts(path: Path, verdicts: Sequence[Verdict]) -> None:
+    """Write the table that `corpora.sources.voices.read_verdicts` reads."""
+    lines = ["name\tcer\trank\ttranscript"]
+    for v in verdicts:
+        lines.append(f"{v.name}\t{v.cer:.3f}\t{'' if v.rank is None else v.rank}\t{' '.join(v.transcript.split())}")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 def bare(text: str) -> str:

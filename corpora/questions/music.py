@@ -50,7 +50,6 @@ INSTRUMENTS: dict[str, tuple[int, int, int]] = {
     "choir": (52, 50, 76),
 }
 """General MIDI program, lowest and highest pitch (MIDI number) of each."""
-SOFT_ATTACK = ("church organ", "accordion", "choir", "bagpipe")
 TONICS = ("C", "C sharp", "D", "E flat", "E", "F", "F sharp", "G", "A flat", "A", "B flat", "B")
 MAJOR, MINOR = (0, 2, 4, 5, 7, 9, 11), (0, 2, 3, 5, 7, 8, 11)  # harmonic minor, whose dominant is major
 TEMPOS = {"slow": 55, "moderate": 85, "fast": 130, "very fast": 190}

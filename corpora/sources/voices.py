@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from importlib import resources
 from pathlib import Path
@@ -113,15 +113,6 @@ def read_verdicts(path: Path) -> dict[str, Verdict]:
         name, cer, rank, transcript = line.split("\t")
         verdicts[name] = Verdict(name, float(cer), int(rank) if rank else None, transcript)
     return verdicts
-
-
-def write_verdicts(path: Path, verdicts: Sequence[Verdict]) -> None:
-    """Write the table that `read_verdicts` reads."""
-    lines = ["name\tcer\trank\ttranscript"]
-    for v in verdicts:
-        lines.append(f"{v.name}\t{v.cer:.3f}\t{'' if v.rank is None else v.rank}\t{' '.join(v.transcript.split())}")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 def confirmed(voice: Voice, root: Path) -> Iterator[SourceRecording]:

@@ -1,7 +1,9 @@
 """The semantic branch: features that say what is spoken, a small encoder for them, and a decoder that predicts them.
 
 Features are computed in blocks of frames, each from the samples of its own block, a fixed past and a fixed future, so
-that a stream gives what the whole recording gives, however long it is. Shapes: B recordings, n blocks, D features.
+that a stream gives what the whole recording gives, however long it is: `block` frames at once, from `past` samples
+before them to `ahead` samples after them. Shapes: B recordings, n blocks, D features;
+[B, past + n · block · hop + ahead] samples make [B, D, n · block].
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -30,19 +32,6 @@ from tokenizers_audio.unified.layers import (
 from tokenizers_audio.unified.spectrum import LogMel
 
 SPEECH_MODELS = ("hubert", "wavlm", "wav2vec2")
-
-
-class SemanticFeatures(Protocol):
-    """`block` frames are computed at once, from `past` samples before them to `ahead` samples after them."""
-
-    channels: int
-    block: int
-    past: int
-    ahead: int
-
-    def __call__(self, wav: Tensor) -> Tensor:
-        """[B, past + n · block · hop + ahead] samples -> [B, D, n · block]."""
-        ...
 
 
 class MelStatistics(nn.Module):
