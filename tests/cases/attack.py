@@ -743,7 +743,15 @@ CASES = [
     ),
     *(
         Case("B15", source, f"export --push where {name} fails", _pushed(name), False, "the folder stays")
-        for source, name in (("attack", "create_repo"), ("own", "upload_folder"), ("own", "connection"))
+        for source, name in (("attack", "create_repo"), ("own", "connection"))
+    ),
+    Case(
+        "B15",
+        "own",
+        "export --push where upload_folder fails, after all is written",
+        _pushed("upload_folder"),
+        True,
+        "False",
     ),
     Case("B15", "own", "export --push that works", _pushed(""), True, "right"),
     Case(
