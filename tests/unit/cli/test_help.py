@@ -83,16 +83,16 @@ print([m for m in ("torch", "transformers", "numpy", "fastapi", "matplotlib") if
 
 
 def test_options_of_recipes_and_evaluations_are_read_without_torch() -> None:
-    """Help, of a recipe a page or two of the usual options, and a word that is wrong; few modules are loaded."""
+    """Help, of a recipe a page or two of the usual options, and now and then a wrong word; few modules are loaded."""
     code = """
 import contextlib, io, re, sys
 from audiorl.cli import main
 from audiorl.cli.completion import completions
 from audiorl.recipes._loader import scripts
 for kind, command in (("recipes", "train"), ("eval", "eval")):
-    for name in scripts(kind):
+    for number, name in enumerate(scripts(kind)):
         wrong = ["--out", "x", "--sede"] if kind == "recipes" else ["--sede"]
-        for words, said in ((["--help"], "usage: audiorl"), (wrong, "--sede")):
+        for words, said in ((["--help"], "usage: audiorl"), (wrong, "--sede"))[: 1 + (number % 8 == 0)]:
             out = io.StringIO()
             with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out), contextlib.suppress(SystemExit):
                 main([command, name, *words])
