@@ -15,6 +15,7 @@ import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import fields, replace
+from functools import cache
 from importlib.metadata import entry_points
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -57,8 +58,14 @@ def scripts(kind: ScriptKind) -> dict[str, Path]:
     files = sorted(Path(next(iter(spec.submodule_search_locations))).glob("*.py"))
     named = {file.stem.replace("_", "-"): file for file in files if not file.stem.startswith("_")}
     own = {n: f for n, f in named.items() if kind == "eval" or "\ndef tiny(" in f.read_text(encoding="utf-8")}
+    return own | _added(kind)
+
+
+@cache
+def _added(kind: ScriptKind) -> dict[str, Path]:
+    """Return {name: file} of entry points, for which the metadata of all installed packages is read."""
     added = {point.name: find_spec(point.value) for point in entry_points(group=f"audiorl.{kind}")}
-    return own | {name: Path(spec.origin) for name, spec in added.items() if spec is not None and spec.origin}
+    return {name: Path(spec.origin) for name, spec in added.items() if spec is not None and spec.origin}
 
 
 def find_script(kind: ScriptKind, name: str | Path) -> Path:
