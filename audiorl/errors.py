@@ -1,6 +1,7 @@
 """Exceptions that several layers share, and how to install what is missing."""
 
 import json
+import os
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
@@ -15,6 +16,13 @@ class RewardError(RuntimeError):
 
 class RankError(RuntimeError):
     """Another rank failed."""
+
+
+def says_what_to_do(error: Exception) -> bool:
+    """Return whether the message of an error is all that a user needs: not where AUDIORL_TRACEBACK is set, nor of an
+    import that failed. That is a fault of ours, and has the name of its module; an error that says which package to
+    install has none."""
+    return not os.environ.get("AUDIORL_TRACEBACK") and not (isinstance(error, ImportError) and error.name)
 
 
 def install(extra: str = "") -> str:

@@ -16,7 +16,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 
 import audiorl
-from audiorl.errors import Interrupted, RankError, RewardError, install
+from audiorl.errors import Interrupted, RankError, RewardError, install, says_what_to_do
 from audiorl.recipes._loader import UnknownScript, summary
 
 COMMANDS = (
@@ -50,8 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"audiorl: {stop}", file=sys.stderr)
         return 130
     except (ValueError, OSError, ImportError, FloatingPointError, RankError, RewardError) as error:
-        # An import that failed has the name of its module; an error that says which package to install has none.
-        if os.environ.get("AUDIORL_TRACEBACK") or (isinstance(error, ImportError) and error.name):
+        if not says_what_to_do(error):
             raise
         print(f"audiorl: {' '.join(str(error).split())}", file=sys.stderr)  # some libraries write paragraphs
         if isinstance(error, UnknownScript) and error.listing:

@@ -26,6 +26,7 @@ from audiorl.data import manifest
 from audiorl.data.rows import BadRow, write_json_lines
 from audiorl.data.schema import FieldError, check, parse_json
 from audiorl.data.schema.results import ResultRow
+from audiorl.errors import says_what_to_do
 from audiorl.eval.metrics.corpus import bootstrap_interval, estimate, ratio
 from audiorl.options import parse
 from audiorl.protocols import Request, RolloutEngine
@@ -172,6 +173,8 @@ def run_evaluation(module: ModuleType, args: Sequence[str]) -> None:
             given = replace(given, **newest)
         module.main(given)
     except (ValueError, OSError, ImportError) as error:
+        if not says_what_to_do(error):
+            raise
         print(f"audiorl: {' '.join(str(error).split())}", file=sys.stderr)
         raise SystemExit(2) from error
     except KeyboardInterrupt:
