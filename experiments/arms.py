@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,7 +18,7 @@ from audiorl.eval.metrics.corpus import bootstrap_interval
 from audiorl.models import AudioPolicy
 from audiorl.models.examples import Example
 from audiorl.run.folder import Run, newest_checkpoint
-from audiorl.run.records import RunState, read_record, write_json
+from audiorl.run.records import RunConfig, RunState, read_record, write_json
 
 T = TypeVar("T")
 
@@ -30,7 +29,7 @@ def train_recipe(folder: Path, command: str, trust: Sequence[str] = ()) -> None:
     trust: Python files that the command names, which a resumed run does not run unasked.
     """
     if begun := (folder / "state.json").exists():
-        control = json.loads((folder / "config.json").read_bytes())["config"].get("control")
+        control = read_record(folder / "config.json", RunConfig).config.get("control")
         if ("control" if control else "after") in read_record(folder / "state.json", RunState).finished:
             return
     trusted = ["--trust", *trust] if trust else []

@@ -2,8 +2,8 @@
 
 A loss on pairs is a function of `PairLogprobs` and its own options and returns one loss a pair [P], differentiable in
 the policy's log-probs, and the margin [P] of the chosen answer that it raises, without β; `PAIR_LOSSES` has them by
-name. h is DPO's margin, (chosen - ref_chosen) - (rejected -
-ref_rejected), of log-probs summed over an answer's tokens. Shapes: P pairs, n tokens of an answer.
+name. h is DPO's margin, (chosen - ref_chosen) - (rejected - ref_rejected), of log-probs summed over an answer's tokens.
+Shapes: P pairs, n tokens of an answer.
 """
 
 from __future__ import annotations

@@ -471,7 +471,7 @@ class RLConfig:
 
     @property
     def compares_groups(self) -> bool:
-        """Whether a group of equal rollouts has no advantages; of an estimator in a file it is taken for granted."""
+        """Return whether a group of equal rollouts has no advantages; of an estimator in a file it is assumed."""
         return self.advantage in GROUP_ADVANTAGES or (".py:" in self.advantage and self.group_size > 1)
 
     @property

@@ -335,7 +335,7 @@ class SpeechRewards:
 
     @property
     def asks_asr(self) -> bool:
-        """Whether a reward or the gate asks `asr`."""
+        """Return whether a reward or the gate asks `asr`."""
         return bool(self.understood or self.likelihood or self.gate is not None)
 
     def weights(self) -> dict[str, float]:
