@@ -67,7 +67,10 @@ def check_loaded(
     mismatched: Iterable[Any],
     unexpected: Iterable[str] = (),
 ) -> None:
-    """Raise ValueError naming a weight that transformers' loading info lists so, or that is not finite."""
+    """Raise ValueError naming a weight that transformers' loading info lists so, or that is not finite.
+
+    Buffers may be infinite, as the bounds of Gemma 4's clipped linear layers are, but not NaN.
+    """
     kinds = {"missing from": missing, "of another shape in": mismatched, "not in the model but in": unexpected}
     for kind, keys in kinds.items():
         if names := sorted(key if isinstance(key, str) else key[0] for key in keys):
@@ -76,7 +79,10 @@ def check_loaded(
                 f"{path}: weight {names[0]!r}{others} is {kind} the checkpoint; "
                 "do config.json and the weights belong together?"
             )
-    check_finite_weights(model.state_dict().items(), path)
+    check_finite_weights(model.named_parameters(), path)
+    check_finite_weights(
+        ((name, buffer.masked_fill(buffer.isinf(), 0)) for name, buffer in model.named_buffers()), path
+    )
 
 
 def check_finite_weights(weights: Iterable[tuple[str, Tensor]], path: str | Path) -> None:

@@ -61,7 +61,7 @@ def test_simul_ppo_on_streams_of_a_file_interrupted_in_stage_two(
 
 @pytest.mark.parametrize("advantage", ["grpo", "time-index"])
 def test_simul_ppo_without_a_critic(tmp_path: Path, advantage: str) -> None:
-    settings = {"advantage": advantage, "group-size": "2", "kl.place": "loss"}
+    settings = {"advantage": advantage, "group-size": "2", "kl.place": "loss", "kl.kind": "k3"}
     options = [word for stage in STAGES for name, value in settings.items() for word in (f"--{stage}.{name}", value)]
     run = train("simul_ppo", tmp_path / "run", *options, "--sft-epochs", "0", "--rewards.time", "True")
     metrics = [m for m in read_metrics(run / "metrics.jsonl") if m["phase"] == "stage2"]

@@ -23,6 +23,7 @@ import tokenizers_audio
 from tokenizers_audio import CodeShards, load_codes, prepare, save_codes, write_shards
 from tokenizers_audio.codec import codebooks
 from tokenizers_audio.encodec import Encodec
+from tokenizers_audio.loading import check_loaded
 from tokenizers_audio.protocol import AudioTokenizer
 
 
@@ -160,6 +161,16 @@ def test_weights_that_are_not_finite_are_not_loaded(folders: dict[str, Path], tm
     save_file(weights, file, {"format": "pt"})
     with pytest.raises(ValueError, match=rf"{tmp_path}.*: weight '{name}' holds values that are not finite"):
         tokenizers_audio.load(tmp_path / "codec")
+
+
+def test_a_buffer_may_be_infinite_but_not_nan(tmp_path: Path) -> None:
+    model = torch.nn.BatchNorm1d(2)  # stands for Gemma 4's clipped linear layers, whose bounds are buffers
+    assert model.running_var is not None
+    model.running_var[1] = math.inf
+    check_loaded(model, tmp_path, (), ())
+    model.running_var[1] = math.nan
+    with pytest.raises(ValueError, match="weight 'running_var' holds values that are not finite"):
+        check_loaded(model, tmp_path, (), ())
 
 
 def test_paths_and_options_that_lead_nowhere(folders: dict[str, Path], tmp_path: Path) -> None:
