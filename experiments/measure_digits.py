@@ -7,11 +7,11 @@
 beside the others speak the package's recordings and ten voices of espeak-ng. A flow on latents `mels` learns to fill
 in parts of two or three digits. Then it says two digits in the voice of a prompt of one: Fast-GRPO and NFT from
 the last checkpoint, three seeds each, OUT/seed_N/ARM, and SFT for as many CPU seconds as the longest of them. The
-reward is the share of the digits that pocketsphinx hears, to which a grammar says that there are digits only, and 0.1
-for each of an end, sound and no clipping.
-`--judge`, which no reward asks, transcribes what is said in the voices of speakers of no phase. All sound is made at
-the guidance that the reward of training prompts prefers. OUT/table.md has means over seeds with 95 % intervals over
-prompts, changes paired.
+reward is the share of digits that a tagger of digits hears, OUT/listener, which learned the same voices (1 - WER), and
+0.1 for each of an end, sound and no clipping.
+No reward asks the two who judge what is said in voices of no phase: `--judge` transcribes, and OUT/judge, another
+tagger, has learned those voices, too. All sound is made at the guidance that the reward of training prompts prefers.
+OUT/table.md has means over seeds with 95 % intervals over prompts, changes from the start at its best guidance paired.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ import argparse
 import re
 from collections.abc import Sequence
 from functools import cache
+from itertools import groupby
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -39,8 +39,11 @@ from audiorl.rewards.files import load_reward
 from audiorl.rollout.flow import load_sounding
 from audiorl.run.folder import newest_checkpoint
 from audiorl.speech_models import load_recogniser
+from audiorl.speech_models.taggers import SoundTagger, log_mel
 from audiorl.tasks.sound.rows import read_sounds
-from audiorl.types import Rollout
+from audiorl.tasks.sound.scenes import Event
+from audiorl.types import Message, Rollout, Sample
+from corpora.scenes.tagger import train_tagger
 
 DIGITS = dict(enumerate(["one", "two", "three", "four", "five", "six", "seven", "eight", "nine"], 1))
 SFT = "sound-sft --task tts --sft.inpaint 0.8 --sft.batch-size 32 --sft.save-every 500 --epochs 100000"
@@ -58,26 +61,45 @@ BEST_OF = 4
 
 
 @cache
-def decoder() -> Any:
-    """pocketsphinx with a grammar of digits."""
-    from pocketsphinx import Decoder
+def listener(folder: str) -> SoundTagger:
+    return SoundTagger.load(folder, "cpu")
 
-    heard = Decoder(samprate=RATE, cmn="batch", loglevel="FATAL")
-    heard.add_jsgf_string("digits", f"#JSGF V1.0; grammar d; public <d> = ({' | '.join(DIGITS.values())})+ ;")
-    heard.activate_search("digits")
-    return heard
+
+def heard(tagger: SoundTagger, wave: np.ndarray) -> str:
+    """The digits that a tagger hears, one after the other: in each place the most probable one, if there is one."""
+    (logits,), _ = tagger.network(torch.from_numpy(log_mel(wave))[None])
+    places = [tagger.labels[int(place.argmax())] if place.max() > 0 else "" for place in logits]
+    return " ".join(digit for digit, _ in groupby(places) if digit)
+
+
+def share(said: str, digits: str) -> float:
+    """1 - WER, at least 0."""
+    return max(0.0, 1 - word_errors(said, digits).rate)
 
 
 def reward(rollout: Rollout) -> float:
-    """1 - WER of the digits that pocketsphinx hears, at least 0."""
+    """The share of the digits that the sample's listener hears."""
     sound = rollout.spoken_audio
     assert sound is not None
-    wave = np.pad(sound.load(RATE), 3200)  # it misses what begins at once
-    decoder().start_utt()
-    decoder().process_raw((wave.clip(-1, 1) * 32767).astype(np.int16).tobytes(), full_utt=True)
-    decoder().end_utt()
-    heard = decoder().hyp()
-    return max(0.0, 1 - word_errors(rollout.sample.references[0], heard.hypstr if heard else "").rate)
+    return share(rollout.sample.references[0], heard(listener(rollout.sample.metadata["listener"]), sound.load(RATE)))
+
+
+def learn_to_listen(words: Sequence[NumberWord], folder: Path, size: int, steps: int, width: int, seed: int) -> None:
+    """Train a tagger on so many scenes of one or two digits in two seconds."""
+    if folder.exists():
+        return
+    rng, scenes = np.random.default_rng(seed), []
+    for said in zip(*[iter(spoken_numbers(words, 2 * size, (1, 1), "count", seed=4 + seed))] * 2, strict=True):
+        scene, events = np.zeros(2 * RATE, np.float32), []
+        for half, sample in enumerate(said[: rng.integers(1, 3)]):
+            wave = sample.audio[0].load(RATE)[:RATE]
+            begin = half * RATE + int(rng.integers(0, RATE - len(wave) + 1))
+            scene[begin : begin + len(wave)] = wave
+            loud = (begin + np.flatnonzero(np.abs(wave) > 0.02 * np.abs(wave).max())) / RATE
+            events.append(Event(sample.metadata["text"], loud[0], loud[-1]))
+        about = {"events": events, "audio": AudioClip(array=scene, sample_rate=RATE)}
+        scenes.append(Sample(said[0].id, (Message("user", ("",)),), metadata=about))
+    train_tagger(scenes, steps=steps, width=width, seed=seed).save(folder)
 
 
 def digits_in(transcript: str) -> str:
@@ -95,6 +117,7 @@ def write_data(out: Path, known: Sequence[NumberWord], unseen: Sequence[NumberWo
     for row, sample in zip(rows, said, strict=True):
         write_wav(out / row["audio"], sample.audio[0].load(RATE), RATE)
     write_json_lines(out / "train.jsonl", rows)
+    heard_by = str((out / "listener").absolute())
     for name, words, count in (("prompts", known, size // 4), ("unseen", unseen, most)):
         voices = spoken_numbers(words, count, (1, 1), "count", seed=1)
         texts = spoken_numbers(words, count, (2, 2), "count", seed=2, written=True)
@@ -103,7 +126,7 @@ def write_data(out: Path, known: Sequence[NumberWord], unseen: Sequence[NumberWo
             file = f"{name}/{voice.id}.wav"
             write_wav(out / file, voice.audio[0].load(RATE), RATE)
             rows.append({"id": voice.id, "text": text.metadata["text"], "prompt_audio": file,
-                         "prompt_text": voice.metadata["text"]})  # fmt: skip
+                         "prompt_text": voice.metadata["text"], "listener": heard_by})  # fmt: skip
         write_json_lines(out / f"{name}.jsonl", rows)
     recorded = spoken_numbers(unseen, most, (2, 2), "count", seed=3)
     for sample in recorded:
@@ -111,15 +134,18 @@ def write_data(out: Path, known: Sequence[NumberWord], unseen: Sequence[NumberWo
     write_json_lines(out / "recorded.jsonl", [{"id": s.id, "text": s.metadata["text"]} for s in recorded])
 
 
-def errors(folder: Path, texts: dict[str, str], judge: str) -> list[float]:
-    """The WER of each sound of a folder in %, kept in FOLDER/heard.jsonl with its transcript."""
+def right(folder: Path, texts: dict[str, str], recogniser: str, judge: str) -> np.ndarray:
+    """The digits of each sound of a folder that two judges hear right, [sound, 2] in %, and what they hear in
+    FOLDER/heard.jsonl."""
     if not (folder / "heard.jsonl").exists():
-        recogniser, rows = load_recogniser(judge, "en"), []
+        whisper, rows = load_recogniser(recogniser, "en"), []
         for id, text in texts.items():
-            (heard,) = recogniser.transcribe([AudioClip(path=str(folder / f"{id}.wav")).load(RATE)], RATE)
-            rows.append({"id": id, "said": text, "heard": heard, "wer": word_errors(text, digits_in(heard)).rate})
+            wave = AudioClip(path=str(folder / f"{id}.wav")).load(RATE)
+            (written,) = whisper.transcribe([wave], RATE)
+            rows.append({"id": id, "said": text, "written": written, "heard": heard(listener(judge), wave)})
         write_json_lines(folder / "heard.jsonl", rows)
-    return [100 * row["wer"] for row in read_rows(folder / "heard.jsonl")]
+    rows = read_rows(folder / "heard.jsonl")
+    return np.array([[100 * share(r["said"], h) for h in (digits_in(r["written"]), r["heard"])] for r in rows])
 
 
 def main() -> None:
@@ -129,6 +155,7 @@ def main() -> None:
     parser.add_argument("--judge", required=True, help="a recogniser that no reward asks")
     parser.add_argument("--out", type=Path, required=True, help="folder of the runs and table.md")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--listening", type=int, default=1500, help="updates of the listener")
     parser.add_argument("--updates", type=int, default=4000, help="of the start")
     parser.add_argument("--steps", type=int, default=40, help="of RL")
     parser.add_argument("--options", default="", help="more of all arms of RL")
@@ -139,6 +166,8 @@ def main() -> None:
     out = args.out
     words = [word for source in (args.words, "bundled", "synthetic:10") for word in number_words(source)]
     known, unseen = split_speakers(words, args.unseen)
+    learn_to_listen(known, out / "listener", args.size, args.listening, 16, 0)
+    learn_to_listen(words, out / "judge", args.size, args.listening, 24, 1)
     write_data(out, known, unseen, args.size, args.most)
     begin = f"{SFT} --codec mels --network.width 128 --network.text-rows 512 --network.max-seconds 6 --optim.lr 2e-3"
     train_recipe(out / "start", f"{begin} --data {out}/train.jsonl --held-out-count 2 --max-steps {args.updates}")
@@ -147,7 +176,7 @@ def main() -> None:
     prompts = spaced(read_sounds(out / "prompts.jsonl", task="tts").samples, 48)
     asked = read_sounds(out / "unseen.jsonl", task="tts").samples
     texts = {s.id: s.references[0] for s in asked}
-    found: dict[str, list[list[float]]] = {}
+    found: dict[str, list[np.ndarray]] = {}
     for seed in args.seeds:
         for arm, command in ARMS.items():
             folder = out / f"seed_{seed}" / arm
@@ -165,15 +194,22 @@ def main() -> None:
                 sampling = best_guidance(kept, policy, prompts, scored)
             made = out / f"seed_{seed}" / "made" / system
             write_sounds(made, policy, asked, sampling, seed, BEST_OF if system.startswith("best") else 1, scored)
-            found.setdefault(system, []).append(errors(made, texts, args.judge))
+            found.setdefault(system, []).append(right(made, texts, args.judge, str(out / "judge")))
     recorded = {row["id"]: row["text"] for row in read_rows(out / "recorded.jsonl")}
-    lines = [["recordings", number(np.array(errors(out / "recorded", recorded, args.judge))), "", ""]]
-    start_errors = np.mean(found[START], axis=0)
+    of_people = right(out / "recorded", recorded, args.judge, str(out / "judge"))
+    lines = [["recordings", *(cell for column in of_people.T for cell in (number(column), "", ""))]]
+    before = np.mean(found[START], axis=0)
     for system, each in found.items():
-        change = "" if system == START else number(np.mean(each, axis=0) - start_errors, "+")
-        seeds = ", ".join(f"{np.mean(values):.1f}" for values in each)
-        lines.append([system, number(np.mean(each, axis=0)), seeds, change])
-    table = markdown(("", "WER %", "each seed", "change from the start at its best guidance"), lines)
+        cells = []
+        for judge, column in enumerate(np.mean(each, axis=0).T):
+            cells.append(number(column))
+            cells.append(", ".join(f"{of_seed[:, judge].mean():.1f}" for of_seed in each))
+            cells.append("" if system == START else number(column - before[:, judge], "+"))
+        lines.append([system, *cells])
+    heads = (
+        head for judge in ("recogniser", "judge") for head in (f"digits right % by the {judge}", "each seed", "change")
+    )
+    table = markdown(("", *heads), lines)
     (out / "table.md").write_text(table)
     print(table)
 

@@ -108,7 +108,7 @@ class EstimatorConfig:
     step_gamma: float = 0.0
     """Discount of the steps after a token's own, of `step-index`; 0: only its own step counts."""
     whiten: bool = True
-    """Whiten the advantages of `reinforce` and `gae` over all sampled tokens of the step."""
+    """Whiten the advantages of `reinforce` (then `reinforce++`) and `gae` over all sampled tokens of a step."""
 
     def __post_init__(self) -> None:
         require_ranges(self, not_negative=("eps",), prefix="estimator.")
