@@ -147,6 +147,8 @@ def main() -> None:
     parser.add_argument("--best-of", type=int, default=4, help="sounds of the start of which the best is kept")
     parser.add_argument("--most", type=int, help="scenes of a set (default: all)")
     args = parser.parse_args()
+    if args.only == ["SFT"]:
+        parser.error("--only SFT: it goes on for as long as another arm takes; name one, too")
     torch.set_num_threads(1)
     start, best = Path(newest_checkpoint(args.start)), f"{BEST} {args.best_of}"
     channels = load_sounding(start).model.config.channels

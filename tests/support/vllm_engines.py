@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -84,19 +85,35 @@ def vllm_server(command: Sequence[str], folder: Path) -> Iterator[str]:
     port = free_port()
     words = [sys.executable, *command[1:], "--host", "127.0.0.1", "--port", str(port)]
     environment = {"OMP_NUM_THREADS": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
-    with open(folder / "vllm.log", "w") as log:
-        process = subprocess.Popen(words, env=os.environ | environment, stdout=log, stderr=log, cwd=folder)
-    try:
-        for _ in range(300):
+
+    def healthy(process: subprocess.Popen[bytes]) -> bool:
+        end = time.monotonic() + 240
+        while time.monotonic() < end:
             assert process.poll() is None, (folder / "vllm.log").read_text()[-3000:]
             try:
                 urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=1)
-                break
+                return True
             except OSError:
                 time.sleep(1)
-        else:
-            raise TimeoutError((folder / "vllm.log").read_text()[-3000:])
-        yield f"http://127.0.0.1:{port}"
-    finally:
+        return False
+
+    def stop(process: subprocess.Popen[bytes]) -> None:
         process.terminate()
-        process.wait()
+        try:
+            process.wait(30)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+    for _ in range(2):  # on a busy machine vLLM's engine may wait for its worker without an end
+        with open(folder / "vllm.log", "w") as log:
+            process = subprocess.Popen(
+                words, env=os.environ | environment, stdout=log, stderr=log, cwd=folder, start_new_session=True
+            )
+        try:
+            if healthy(process):
+                yield f"http://127.0.0.1:{port}"
+                return
+        finally:
+            stop(process)
+    raise TimeoutError((folder / "vllm.log").read_text()[-3000:])
