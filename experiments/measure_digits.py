@@ -7,8 +7,8 @@
 beside the others speak the package's recordings and ten voices of espeak-ng. A flow on latents `mels` learns to fill
 in parts of two or three digits. Then it says two digits in the voice of a prompt of one: Fast-GRPO and NFT from
 the last checkpoint, three seeds each, OUT/seed_N/ARM, and SFT for as many CPU seconds as the longest of them. The
-reward is the share of digits that a tagger of digits hears, OUT/listener, which learned the same voices (1 - WER), and
-0.1 for each of an end, sound and no clipping.
+reward is how surely a tagger of digits, OUT/listener, which learned the same voices, hears each digit where it belongs
+and no other, and 0.1 for each of an end, sound and no clipping.
 No reward asks the two who judge what is said in voices of no phase: `--judge` transcribes, and OUT/judge, another
 tagger, has learned those voices, too. All sound is made at the guidance that the reward of training prompts prefers.
 OUT/table.md has means over seeds with 95 % intervals over prompts, changes from the start at its best guidance paired.
@@ -49,7 +49,7 @@ DIGITS = dict(enumerate(["one", "two", "three", "four", "five", "six", "seven", 
 SFT = "sound-sft --task tts --sft.inpaint 0.8 --sft.batch-size 32 --sft.save-every 500 --epochs 100000"
 WEIGHTS = " ".join(f"--speech.{name} 0" for name in ("understood", "similarity", "duration"))
 RL = (
-    f"sound-grpo --task tts --epochs 100000 --on-error skip --sampling.steps {STEPS} --rl.prompts-per-step 8 "
+    f"sound-grpo --task tts --epochs 100000 --on-error skip --sampling.steps {STEPS} --rl.prompts-per-step 16 "
     f"--rl.eval-every 0 --rl.save-every 10 --optim.lr 3e-4 {WEIGHTS} --reward-file {__file__}"
 )
 ARMS = {
@@ -65,23 +65,28 @@ def listener(folder: str) -> SoundTagger:
     return SoundTagger.load(folder, "cpu")
 
 
+def places(tagger: SoundTagger, wave: np.ndarray) -> torch.Tensor:
+    """[P, C]: the logits of digits in each 0.16 s."""
+    return tagger.network(torch.from_numpy(log_mel(wave))[None])[0][0]
+
+
 def heard(tagger: SoundTagger, wave: np.ndarray) -> str:
     """The digits that a tagger hears, one after the other: in each place the most probable one, if there is one."""
-    (logits,), _ = tagger.network(torch.from_numpy(log_mel(wave))[None])
-    places = [tagger.labels[int(place.argmax())] if place.max() > 0 else "" for place in logits]
-    return " ".join(digit for digit, _ in groupby(places) if digit)
-
-
-def share(said: str, digits: str) -> float:
-    """1 - WER, at least 0."""
-    return max(0.0, 1 - word_errors(said, digits).rate)
+    found = [tagger.labels[int(place.argmax())] if place.max() > 0 else "" for place in places(tagger, wave)]
+    return " ".join(digit for digit, _ in groupby(found) if digit)
 
 
 def reward(rollout: Rollout) -> float:
-    """The share of the digits that the sample's listener hears."""
-    sound = rollout.spoken_audio
+    """The mean over digits of 2 p(digit) / (1 + Σ p(all)), by the sample's listener, in the part of the sound that the
+    digit's letters have of the text."""
+    sound, tagger = rollout.spoken_audio, listener(rollout.sample.metadata["listener"])
     assert sound is not None
-    return share(rollout.sample.references[0], heard(listener(rollout.sample.metadata["listener"]), sound.load(RATE)))
+    said, logits = rollout.sample.references[0].split(), places(tagger, sound.load(RATE))
+    letters = np.cumsum([len(digit) for digit in said])
+    parts = logits.tensor_split((len(logits) * letters[:-1] / letters[-1]).round().astype(int).tolist())
+    p = torch.stack([part.amax(0).sigmoid() for part in parts])
+    asked = p[range(len(said)), [tagger.labels.index(digit) for digit in said]]
+    return float((2 * asked / (1 + p.sum(1))).mean())
 
 
 def learn_to_listen(words: Sequence[NumberWord], folder: Path, size: int, steps: int, width: int, seed: int) -> None:
@@ -135,8 +140,7 @@ def write_data(out: Path, known: Sequence[NumberWord], unseen: Sequence[NumberWo
 
 
 def right(folder: Path, texts: dict[str, str], recogniser: str, judge: str) -> np.ndarray:
-    """The digits of each sound of a folder that two judges hear right, [sound, 2] in %, and what they hear in
-    FOLDER/heard.jsonl."""
+    """1 - WER of the sounds of a folder by two judges, [sound, 2] in %, 0 or more; texts in heard.jsonl."""
     if not (folder / "heard.jsonl").exists():
         whisper, rows = load_recogniser(recogniser, "en"), []
         for id, text in texts.items():
@@ -145,7 +149,12 @@ def right(folder: Path, texts: dict[str, str], recogniser: str, judge: str) -> n
             rows.append({"id": id, "said": text, "written": written, "heard": heard(listener(judge), wave)})
         write_json_lines(folder / "heard.jsonl", rows)
     rows = read_rows(folder / "heard.jsonl")
-    return np.array([[100 * share(r["said"], h) for h in (digits_in(r["written"]), r["heard"])] for r in rows])
+    return np.array(
+        [
+            [100 * max(0.0, 1 - word_errors(r["said"], h).rate) for h in (digits_in(r["written"]), r["heard"])]
+            for r in rows
+        ]
+    )
 
 
 def main() -> None:
