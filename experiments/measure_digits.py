@@ -1,7 +1,7 @@
 """What RL adds to a flow that says digits in the voice of a prompt: unseen speakers, three seeds, against more SFT.
 
-    python tools/fetch_judges.py models whisper-base
-    python experiments/measure_digits.py --words fsdd/recordings --judge models/whisper-base --out runs/digits
+    python tools/fetch_judges.py models whisper-tiny.en
+    python experiments/measure_digits.py --words fsdd/recordings --judge models/whisper-tiny.en --out runs/digits
 
 `fsdd` is a clone of the Free Spoken Digit Dataset (six speakers, CC BY-SA 4.0), of whom `--unseen` are in no phase;
 beside the others speak the package's recordings and ten voices of espeak-ng. A flow on latents `mels` learns to fill
@@ -145,7 +145,7 @@ def right(folder: Path, texts: dict[str, str], recogniser: str, judge: str) -> n
         whisper, rows = load_recogniser(recogniser, "en"), []
         for id, text in texts.items():
             wave = AudioClip(path=str(folder / f"{id}.wav")).load(RATE)
-            (written,) = whisper.transcribe([wave], RATE)
+            (written,) = whisper.transcribe([np.pad(wave, RATE // 2)], RATE)  # it misses what begins at once
             rows.append({"id": id, "said": text, "written": written, "heard": heard(listener(judge), wave)})
         write_json_lines(folder / "heard.jsonl", rows)
     rows = read_rows(folder / "heard.jsonl")
