@@ -169,7 +169,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=40, help="of RL")
     parser.add_argument("--options", default="", help="more of all arms of RL")
     parser.add_argument("--size", type=int, default=2000, help="recordings that are learned; a quarter as many prompts")
-    parser.add_argument("--most", type=int, default=80, help="prompts that are measured")
+    parser.add_argument("--most", type=int, default=60, help="prompts that are measured")
     args = parser.parse_args()
     torch.set_num_threads(1)
     out = args.out
