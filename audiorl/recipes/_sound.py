@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, Literal
@@ -93,6 +93,8 @@ class SoundRewards(RewardOptions):
     parts: tuple[Literal["events", "times", "places", "clean"], ...] = ()
     """Rewards that are added up, each from 0 to 1: which events are heard, when, from where, how cleanly. By default
     all of them, of a mono flow without places; with a reward file none."""
+    weights: dict[str, float] = field(default_factory=dict)
+    """Weights of the parts by name, such as `places 3`; 1 for those that are not named."""
 
 
 def sounds_of(
@@ -139,6 +141,8 @@ def sound_reward(config: SoundRewards, channels: int, device: str) -> WeightedSu
     """Return the reward of the options for a flow that makes so many channels. Raises ValueError without a tagger."""
     every = ("events", "times", "places", "clean") if channels == 2 else ("events", "times", "clean")
     parts = config.parts or (every if config.reward_file is None else ())
+    if unknown := sorted(config.weights.keys() - parts):
+        raise ValueError(f"--weights: no part is called {unknown[0]!r}; there are {', '.join(parts)}")
     if "events" in parts and config.tagger is None:
         raise ValueError(
             "--tagger: name a folder of `audiorl data train-tagger`, which hears the events of a sound; or give a "
@@ -146,7 +150,7 @@ def sound_reward(config: SoundRewards, channels: int, device: str) -> WeightedSu
         )
     sounds = SoundModels(load_tagger(config.tagger, device=device) if config.tagger else None)
     makers = {"events": EventsHeard, "times": EventTimes, "places": EventPlaces, "clean": Clean}
-    terms = [Term(part, makers[part](sounds), 1.0) for part in dict.fromkeys(parts)]
+    terms = [Term(part, makers[part](sounds), config.weights.get(part, 1.0)) for part in dict.fromkeys(parts)]
     if config.reward_file is not None:
         terms.append(Term("user", load_reward(config.reward_file), config.reward_weight))
     return WeightedSum(tuple(terms))

@@ -91,8 +91,8 @@ def speech_terms(config: SoundGRPOConfig, rate: int, samples: Sequence[Sample], 
 
 
 def main(config: SoundGRPOConfig, run: Run) -> None:
-    if config.task in SPEECH and (config.tagger or config.parts not in ((), tiny().parts)):
-        raise ValueError(f"--tagger, --parts: the rewards of the task {config.task} are --speech.…; leave them out")
+    if config.task in SPEECH and (config.tagger or config.weights or config.parts not in ((), tiny().parts)):
+        raise ValueError(f"--tagger, --parts, --weights: {config.task} is rewarded by --speech.…; leave them out")
     policy = flow_from(config, run)
     reward = None if config.task in SPEECH else sound_reward(config, policy.model.config.channels, config.model.device)
     train, held_out = sounds_of(config, policy, learned=False, reward=reward)

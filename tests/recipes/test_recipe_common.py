@@ -264,8 +264,8 @@ def test_ptx_through_the_command_line(tmp_path: Path, recipe: str, phase: str) -
 @pytest.mark.parametrize(("recipe", "words", "message"), [
     ("sound-sft", "--lora True", "model.lora: flows are trained whole; leave --lora out"),
     ("sound-grpo", "--lora True", "model.lora: flows are trained whole; leave --lora out"),
-    ("sound-grpo", "--task enhance --tagger t", "--tagger, --parts: the rewards of the task enhance are --speech"),
-    ("sound-grpo", "--task tts --parts times clean", "--tagger, --parts: the rewards of the task tts are --speech"),
+    ("sound-grpo", "--task enhance --tagger t", "--tagger, --parts, --weights: enhance is rewarded by --speech"),
+    ("sound-grpo", "--task tts --weights clean 2", "--tagger, --parts, --weights: tts is rewarded by --speech"),
     ("sound-grpo", "--data ROWS", "--data: no row has audio, of which a new flow takes its codec and scales"),
 ])  # fmt: skip
 def test_options_that_flows_cannot_follow_are_refused(

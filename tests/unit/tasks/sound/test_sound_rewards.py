@@ -113,8 +113,12 @@ def test_the_reward_of_options(tmp_path: Path) -> None:
     ):
         found = sound_reward(SoundRewards(**given), channels, "cpu")  # type: ignore[arg-type]
         assert [term.name for term in found.terms] == parts
+    found = sound_reward(SoundRewards(parts=("times", "places"), weights={"places": 3}), 2, "cpu")
+    assert [term.weight for term in found.terms] == [1, 3]
     with pytest.raises(ValueError, match="--tagger: name a folder of `audiorl data train-tagger`"):
         sound_reward(SoundRewards(), 2, "cpu")
+    with pytest.raises(ValueError, match="--weights: no part is called 'places'; there are events, times, clean"):
+        sound_reward(SoundRewards(**tagger, weights={"places": 3}), 1, "cpu")  # type: ignore[arg-type]
 
 
 def test_a_file_on_disk_keeps_its_channels(tmp_path: Path) -> None:
