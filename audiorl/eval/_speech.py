@@ -35,6 +35,7 @@ from audiorl.models.families import read_config
 from audiorl.models.families.talker import TalkerPolicy
 from audiorl.models.lora import is_adapter
 from audiorl.protocols import Request, RolloutEngine, SpeechDecoder
+from audiorl.rewards.answers import language_of
 from audiorl.rollout.hf import HFEngine
 from audiorl.rollout.speech import CodecSpeechDecoder
 from audiorl.run.folder import Run
@@ -160,13 +161,13 @@ def measure_speech(
         rate = CodecSpeechDecoder.of(policy).sample_rate
         rows = []
         for number, (rollout, wav, text) in enumerate(zip(rollouts, waves, transcripts, strict=True)):
-            reference = rollout.sample.references[0]
+            reference, language = rollout.sample.references[0], language_of(rollout.sample)
             path = Path("eval") / name / f"{number:04d}.wav"
             write_wav(run.dir / path, wav, rate)
             row: Row = (
                 {"id": rollout.sample.id, "text": reference, "transcript": text, "spoken_audio": {"path": str(path)}}
-                | {"cer": char_errors(reference, text, normalizer).rate}
-                | {"wer": word_errors(reference, text, normalizer).rate}
+                | {"cer": char_errors(reference, text, normalizer, language).rate}
+                | {"wer": word_errors(reference, text, normalizer, language).rate}
                 | {"seconds": len(wav) / rate, "cut": rollout.segments[-1].stop_reason == "length"}
                 | prosody_columns(wav, rate)
             )
@@ -258,7 +259,10 @@ def probe_speech(
 
     def now() -> dict[str, float]:
         rollouts, _, texts = _transcribed(policy, samples, sampling, judges, say)
-        rates = [char_errors(r.sample.references[0], t, normalizer).rate for r, t in zip(rollouts, texts, strict=True)]
+        rates = [
+            char_errors(r.sample.references[0], t, normalizer, language_of(r.sample)).rate
+            for r, t in zip(rollouts, texts, strict=True)
+        ]
         return {"accuracy": float(np.mean([1 - min(rate, 1.0) for rate in rates]))}
 
     return now

@@ -41,10 +41,8 @@ from audiorl.tasks.simul.quality import (
     NAMES,
     Metric,
     Quality,
-    Translation,
     default_quality,
     quality_counts,
-    similarities,
 )
 from audiorl.tasks.simul.scoring import degeneracy, score
 from audiorl.tasks.simul.streams import ChunkConfig, Stream, completed, interpretation_sample
@@ -144,7 +142,7 @@ def measure(streams: Sequence[Stream], rollouts: Sequence[Rollout]) -> Row:
     """Return the `scores` of audiorl.tasks.simul.scoring, and what reports read.
 
     Latencies are None where nothing was said; computation-aware ones count the computing since the last write. `low`,
-    `high`: 95% bootstrap interval of the streams' mean chrF. `cut`: share of turns that did not end by themselves.
+    `high`: 95% bootstrap interval of chrF over streams. `cut`: share of turns that did not end by themselves.
     `spoken`: share of turns with text. Raises ValueError for streams without reference.
     """
     for stream in streams:
@@ -159,8 +157,8 @@ def measure(streams: Sequence[Stream], rollouts: Sequence[Rollout]) -> Row:
     qualities = default_quality(language)
     whole = score(instances, "text", language, quality=qualities)
     long = score(instances, "text", language, segments=references, cumulative_elapsed=True)
-    pairs = [Translation(i.prediction, i.reference or "") for i in instances]
-    low, high = bootstrap_interval([100 * value for value in similarities("chrf", pairs)])
+    texts = [[i.prediction for i in instances], [i.reference or "" for i in instances]]
+    chrf = estimate(*quality_counts("chrf", *texts, language))
     turns = [s for r in rollouts for s in r.segments]
     return {
         "laal": None if math.isnan(whole["LAAL"]) else whole["LAAL"] / 1000,
@@ -169,8 +167,8 @@ def measure(streams: Sequence[Stream], rollouts: Sequence[Rollout]) -> Row:
         "length_ratio": whole["LengthRatio"],
         "repetition": whole["Repetition"],
         "degenerate": list(degeneracy(instances, language, whole).signs),
-        "low": low,
-        "high": high,
+        "low": chrf.low,
+        "high": chrf.high,
         "n": len(streams),
         "spoken": float(np.mean([bool(s.text.strip()) for s in turns])),
         "cut": float(np.mean([s.stop_reason == "length" for s in turns])),

@@ -60,6 +60,7 @@ from audiorl.eval.metrics.text import (
     units,
     word_errors,
 )
+from audiorl.languages import language_code
 from audiorl.protocols import RolloutEngine
 from audiorl.report.listening import article, clips_page
 from audiorl.rewards.answers import final_text
@@ -444,7 +445,9 @@ def no_speech_scores(rows: Rows) -> dict[str, Row]:
 
 def numbers_of(rows: Rows, normalizer: Normalizer) -> dict[str, str]:
     """Return how numbers were compared, by the language of rows: spelled out as "words", or as "digits"."""
-    languages = sorted({str(row.get("language") or "") for row in rows}) if normalizer == "basic" else []
+    languages = sorted({str(row.get("language") or "") for row in rows}) if normalizer in ("basic", "english") else []
+    if normalizer == "english":  # which `normalize` takes for English alone
+        languages = [name for name in languages if name and language_code(name) != "en"]
     return {name or "unknown": "words" if name and number_words(name) else "digits" for name in languages}
 
 

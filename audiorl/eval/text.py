@@ -27,7 +27,7 @@ from audiorl.algos.experience import Experience
 from audiorl.config.checks import refuse
 from audiorl.data.text import BUNDLED, TextQuestion, read_passages, read_questions
 from audiorl.eval._common import evaluation_config, print_table, run_evaluation, with_interval, write_scores
-from audiorl.eval.metrics.corpus import estimate, ratio
+from audiorl.eval.metrics.corpus import bootstrap_interval, estimate, ratio
 from audiorl.models import AudioPolicy, load_policy
 from audiorl.models.examples import Example, answer_logprobs, experience
 from audiorl.run.folder import Run
@@ -115,6 +115,9 @@ class TextResults:
         if "nats_per_token" in counts:
             result["perplexity"] = asdict(estimate(counts["nats_per_token"], lambda sums: math.exp(ratio(sums))))
         result |= {name: asdict(estimate(columns, ratio)) for name, columns in counts.items()}
+        if len(self.correct):
+            low, high = bootstrap_interval(self.correct.tolist(), share=True)
+            result["accuracy"] |= {"low": low, "high": high}
         if baseline is not None:
             before = baseline._counts()
             result["change"] = {n: asdict(estimate(c, ratio, baseline_NK=before[n])) for n, c in counts.items()}

@@ -68,8 +68,8 @@ class HotwordAccuracy:
 
     (E_other + weight E_hotword + false_weight F) / (N_other + weight N_hotword), with the errors E and words N of
     `audiorl.eval.metrics.text.hotword_errors`; F: hotwords written more often than said. The hotwords are the sample's
-    `metadata["hotwords"]`, distractors among them; without any it is `WordAccuracy`. Scripts without spaces are
-    compared by characters. `parts`, of samples with hotwords: those `missed`, said and not written, and `false` ones.
+    `metadata["hotwords"]`, distractors among them; without any it is `WordAccuracy`, but that scripts without spaces
+    are compared by characters. `parts`, of samples with hotwords: those `missed`, said and not written, and `false`.
 
     Source: the reward that prefers biasing words of RLBR (arXiv 2601.13409); the penalty on false ones is ours.
     Raises ValueError as `WordAccuracy` does, and for hotwords that are no words or empty after normalisation.
@@ -96,14 +96,11 @@ class HotwordAccuracy:
 
     def _score(self, sample: Sample, text: str) -> Score:
         language, hotwords = language_of(sample), hotwords_of(sample)
-        if not hotwords:
-            accuracy = 1.0 - fewest_errors(sample, text, word_errors, self.normalizer).rate
-            return Score(max(0.0, accuracy) if self.clip else accuracy)
         references = references_of(sample, self.normalizer, language)
         counts = [hotword_errors(reference, text, hotwords, self.normalizer, language) for reference in references]
         best = min(counts, key=self._rate)
         accuracy = 1.0 - self._rate(best)
-        parts = {"missed": float(len(best.missed)), "false": float(len(best.false))}
+        parts = {"missed": float(len(best.missed)), "false": float(len(best.false))} if hotwords else {}
         return Score(max(0.0, accuracy) if self.clip else accuracy, parts)
 
     def _rate(self, counts: HotwordErrors) -> float:

@@ -18,7 +18,8 @@ from audiorl.types import Rollout, Sample, Score
 
 @dataclass(frozen=True)
 class CaptionQuality:
-    """CIDEr-D of the final text against the sample's references, divided by 10: in [0, 1].
+    """CIDEr-D of the final text against the sample's references, divided by 10: in [0, 1]. Scripts without spaces are
+    compared by characters.
 
     Make it with `CaptionQuality.of(samples)`, which counts how rare words are in all their references. Source: Rennie
     et al., arXiv 1612.00563. Raises ValueError for a sample without references.
@@ -30,7 +31,7 @@ class CaptionQuality:
     @classmethod
     def of(cls, samples: Sequence[Sample], normalizer: Normalizer = "basic") -> CaptionQuality:
         """For the captions of these samples. Raises ValueError for less than two."""
-        references = [[normalize(text, normalizer) for text in s.references] for s in samples]
+        references = [[_spaced(text, normalizer) for text in s.references] for s in samples]
         return cls(DocumentFrequencies.of(references), normalizer)
 
     def check(self, sample: Sample) -> None:
@@ -41,10 +42,15 @@ class CaptionQuality:
         scores = []
         for rollout in rollouts:
             self.check(rollout.sample)
-            references = [normalize(text, self.normalizer) for text in rollout.sample.references]
-            text = normalize(final_text(rollout.text), self.normalizer)
+            references = [_spaced(text, self.normalizer) for text in rollout.sample.references]
+            text = _spaced(final_text(rollout.text), self.normalizer)
             scores.append(Score(cider_d(text, references, self.frequencies) / 10))
         return scores
+
+
+def _spaced(text: str, normalizer: Normalizer) -> str:
+    """Return the text with its `units` apart, as CIDEr-D splits at spaces."""
+    return " ".join(units(normalize(text, normalizer)))
 
 
 Part = Literal["all", "think", "answer"]

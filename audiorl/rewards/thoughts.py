@@ -92,7 +92,8 @@ class ThinkTranscript:
     """Does the thought repeat what is said? 1 - CER of the thought, at least 0, against sample.metadata["text"].
 
     `words` compares with the first so many words of the transcript only; None with all of it. Part `said` is 1 where
-    the thought has words and each of them is a word of the whole transcript. A missing or unclosed thought earns 0.
+    the thought has words and each of them is a word of the whole transcript. A character of a script without spaces is
+    a word. A missing or unclosed thought earns 0.
     Raises ValueError for a sample without transcript.
     """
 
@@ -117,10 +118,10 @@ class ThinkTranscript:
 
     def _score(self, sample: Sample, thought: str) -> Score:
         transcript = self._transcript(sample)
-        said = transcript.split()
+        said = units(transcript)
         thought = normalize(thought, "basic", language_of(sample))
         errors = char_errors(" ".join(said[: self.words]), thought, "none")
-        all_said = bool(thought) and set(thought.split()) <= set(said)
+        all_said = bool(thought) and set(units(thought)) <= set(said)
         return Score(max(0.0, 1.0 - errors.rate), {"said": float(all_said)})
 
 

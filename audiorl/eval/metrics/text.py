@@ -148,7 +148,8 @@ def _whisper_normalizer(name: Literal["english", "basic"]) -> Callable[[str], st
 def normalize(text: str, normalizer: Normalizer = "basic", language: str | None = None) -> str:
     """Return text that is ready to compare, whitespace collapsed.
 
-    "english": Whisper's English normaliser (contractions, British spelling, numbers as digits, fillers dropped).
+    "english": Whisper's English normaliser (contractions, British spelling, numbers as digits, fillers dropped); for a
+    `language` other than English "basic", as its fillers ("um") are words elsewhere.
     "basic": Whisper's multilingual one (case, punctuation, bracketed remarks), with combining marks kept; given a
     `language` as `language_code` takes it, numbers are spelled out first, as the multilingual Open ASR leaderboard does
     (see `spell_numbers`), and Chinese is written in simplified characters.
@@ -168,7 +169,9 @@ def normalize(text: str, normalizer: Normalizer = "basic", language: str | None 
     text = unicodedata.normalize("NFC", INVISIBLE.sub("", text))
     if normalizer == "none":
         return " ".join(text.split())
-    code = language_code(language) if language and normalizer == "basic" else ""
+    code = language_code(language) if language else ""
+    if normalizer == "english" and code not in ("", "en"):
+        normalizer = "basic"
     text = JOINERS.sub("", text).translate(_APOSTROPHES)
     text = "".join(str(unicodedata.decimal(c)) if c.isdecimal() else c for c in text)
     text = _GROUPED.sub(lambda number: re.sub("[^0-9]", "", number[0]), text)
@@ -607,7 +610,8 @@ def hotword_errors(
 
     A substitution or deletion is in a hotword if the reference's word is one, an insertion if the inserted word is
     (Le et al. 2021, arXiv 2104.02194). All words of the list count, also distractors; the sum of both are
-    the errors of `word_errors`. Raises ValueError for a hotword that is empty after normalisation.
+    the errors of `word_errors`, where spaces part words. Raises ValueError for a hotword that is empty after
+    normalisation.
     """
     listed = hotword_units(tuple(hotwords), normalizer, language)
     texts = [units(normalize(text, normalizer, language)) for text in (reference, hypothesis)]

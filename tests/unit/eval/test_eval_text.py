@@ -64,6 +64,8 @@ def test_changes_are_paired() -> None:
     }
     assert (change["nats_per_token"]["low"], change["nats_per_token"]["high"]) == pytest.approx((1.0, 1.0))
     assert change["accuracy"]["low"] < -0.25 < change["accuracy"]["high"] <= 0
+    right = TextResults(before.passages, np.ones(10)).scores()["accuracy"]
+    assert (right["value"], right["low"], right["high"]) == pytest.approx((1.0, 0.72, 1.0), abs=0.01)  # Wilson's
 
 
 def test_bundled_text() -> None:

@@ -77,6 +77,13 @@ def test_hotwords_weigh_more(make_rollout, reward, text: str, hotwords, expected
     assert dict(score.parts) == ({} if parts is None else {"missed": parts[0], "false": parts[1]})
 
 
+def test_scripts_without_spaces_are_compared_by_characters_with_hotwords_and_without(make_rollout) -> None:
+    said, written = "今天天气很好我们去公园玩", "今天天气很好我们去花园玩"
+    for listed, expected in (({}, 1 - 1 / 12), ({"hotwords": ["天气"]}, 1 - 1 / (10 + 3 * 2))):
+        reward = HotwordAccuracy()
+        assert total(reward, make_rollout(written, references=(said,), **listed)) == pytest.approx(expected)
+
+
 def test_hotwords_where_nobody_speaks_and_of_several_references(make_rollout) -> None:
     reward, listed = HotwordAccuracy(), {"hotwords": ["Ann", "Anne"]}
     assert total(reward, make_rollout("call anne", references=("call ann", "call anne"), **listed)) == 1.0

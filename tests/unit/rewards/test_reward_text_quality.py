@@ -39,6 +39,15 @@ def test_the_reward_reads_the_answer_and_ignores_case(make_rollout: Callable[...
     assert [s.total for s in scores] == pytest.approx([0.149874584, 0.149874584, 0.0, 0.0], abs=1e-8)
 
 
+def test_captions_of_scripts_without_spaces_are_compared_by_characters(make_rollout: Callable[..., Rollout]) -> None:
+    captions = ("一只狗在雨中叫", "音乐轻轻地响", "一个男人说话")
+    reward = CaptionQuality.of([Sample(c, (), references=(c,)) for c in captions])
+    same, near, other = reward(
+        [make_rollout(c, references=captions[:1]) for c in ("一只狗在雨中叫", "狗在雨中叫", "音乐轻轻地响")]
+    )
+    assert same.total > near.total > 0.4 and other.total == 0.0
+
+
 def test_repeated_and_frequent_words_earn_little(make_rollout: Callable[..., Rollout]) -> None:
     reward = CaptionQuality.of(SAMPLES)
 

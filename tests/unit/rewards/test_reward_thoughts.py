@@ -90,6 +90,12 @@ def test_think_transcript(make_rollout, thought: str, words: int | None, accurac
     assert score.parts == {"said": said}
 
 
+def test_a_character_of_a_script_without_spaces_is_a_word_of_the_transcript(make_rollout) -> None:
+    rollout = make_rollout("<think>今天天气</think><answer>B</answer>", text="今天天气很好我们去公园玩", language="zh")
+    (score,) = ThinkTranscript(words=4)([rollout])
+    assert (score.total, score.parts) == (1.0, {"said": 1.0})
+
+
 def test_think_transcript_needs_a_closed_thought_and_a_transcript(make_rollout) -> None:
     unclosed = make_rollout("<think>the call <answer>B</answer>", text="The call has ended.")
     assert ThinkTranscript()([unclosed])[0].total == 0

@@ -69,6 +69,7 @@ def test_normalisers() -> None:
     assert normalize("Mr. Smith's twenty-one colours, uh, it's $5.", "english") == (
         "mister smith is 21 colors it is $5"
     )
+    assert normalize("Um acht", "english", "de") == normalize("Um 8", "english", "de") == "um acht"  # no filler there
     assert normalize("  Héllo, [noise] WÖRLD! ", "basic") == "héllo wörld"
     assert normalize("नमस्ते।", "basic") == "नमस्ते"  # vowel signs survive
     assert normalize(" A,  b ", "none") == "A, b"

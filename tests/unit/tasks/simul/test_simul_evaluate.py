@@ -101,6 +101,10 @@ def test_measured_by_hand() -> None:
     assert result["scores"]["StreamLAAL_CA"] == pytest.approx((2200 + 3200) / 2)
     assert result["scores"]["LAAL_CA"] == pytest.approx((2200 + 1200 + 2200) / 3)
     assert measure(streams[:1], [wrote(TALK, "", "uno dos", "", " tres", cut=(1, 2))])["cut"] == 0.5
+    # The interval is that of all streams' chrF, in which a long one has more n-grams, not of the mean of each stream's.
+    streams = [TALK, *(replace(streams[1], id=f"t{i}") for i in range(6))]
+    result = measure(streams, [wrote(s, "", "uno dos" if s is TALK else "", "", " tres cuatro") for s in streams])
+    assert result["low"] < result["chrf"] < result["high"]
 
 
 def test_a_silent_policy_has_scores() -> None:

@@ -18,7 +18,7 @@ from audiorl.config import SamplingConfig
 from audiorl.data.corpus import Utterance as Recorded
 from audiorl.data.seedtts import TextToSay
 from audiorl.eval._common import Judges
-from audiorl.eval._speech import measure_speech, summarize_speech
+from audiorl.eval._speech import measure_speech, probe_speech, summarize_speech
 from audiorl.eval.metrics.prosody import MEASURES
 from audiorl.models import AudioPolicy, load_policy
 from audiorl.protocols import Request
@@ -221,9 +221,10 @@ class Knows:
 
     seconds: float
     name: str = "knows"
+    text: str = "good"
 
     def transcribe(self, waveforms: Sequence[np.ndarray], sample_rate: int) -> list[str]:
-        return ["good" for _ in waveforms]
+        return [self.text for _ in waveforms]
 
     def embed(self, waveforms: Sequence[np.ndarray], sample_rate: int) -> np.ndarray:
         same = [abs(len(w) / sample_rate - self.seconds) < 1e-3 for w in waveforms]
@@ -245,6 +246,10 @@ def test_measured_speech_is_compared_with_the_voice_that_is_wanted(policy: Audio
     assert "similarity" not in again and "outside" not in again
     compared = {"accuracy", "cer", "wer", *(name for name in MEASURES if name in again)}
     assert again["changes"] == {name: [0.0, 0.0, 0.0] for name in compared}
+    said = [utterance_sample(TextToSay("a", "Gut 3.", language="de"))]
+    judge.text = "gut drei"  # numbers are spelled out, as the reward does
+    assert measure_speech(run, "german", policy, said, SAY, Judges(judge))["cer"] == 0.0
+    assert probe_speech(policy, said, SAY, Judges(judge))()["accuracy"] == 1.0
     rows = [{**row, "similarity": x} for row, x in zip(rows, (0.5, 1.0), strict=True)]
     assert summarize_speech(rows)["similarity"] == 0.75
 
