@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, get_type_hints
@@ -20,6 +21,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+from audiorl.audio import AudioClip
 from audiorl.config import ModelConfig, SamplingConfig, torch_device
 from audiorl.config.checks import require_counts
 from audiorl.data import manifest
@@ -266,6 +268,19 @@ def prompt_digest(sample: Sample) -> str:
     return hashlib.sha256(prompt.encode()).hexdigest()[:16]
 
 
+def recordings_digest(*clips: AudioClip | None) -> str:
+    """Return a digest of the contents of recordings as they are now, and of which part of each is meant."""
+    digest = hashlib.sha256()
+    for clip in clips:
+        if clip is None or clip.path is None:
+            digest.update(b"" if clip is None else clip.key.encode())
+            continue
+        if (file := Path(clip.path)).is_file():
+            digest.update(file.read_bytes())
+        digest.update(f"{clip.start} {clip.duration}{''.join(f' {c}' for c in clip.channels)}".encode())
+    return digest.hexdigest()[:16]
+
+
 def by_id(samples: Sequence[Sample]) -> dict[str, Sample]:
     """Return the samples by id. Raises ValueError for one that occurs twice."""
     ids = [s.id for s in samples]
@@ -366,9 +381,15 @@ def _parse(path: Path) -> tuple[list[Row], int]:
 
 
 def check_settings(path: str | Path, settings: Mapping[str, Any]) -> None:
-    """Write `settings` to `path` (JSON). Raises ValueError where others lie there: two models must not mix."""
+    """Write `settings` to `path` (JSON). Raises ValueError where others lie there: two models must not mix.
+
+    Of a `model` that is a folder they say when its weights were written, so that one that was trained on is another.
+    """
     path = Path(path)
     new = json.loads(json.dumps(settings))
+    weights = Path(new["model"]).rglob("*.safetensors") if new.get("model") else []
+    if times := [file.stat().st_mtime for file in weights]:
+        new["weights"] = str(datetime.fromtimestamp(max(times)))
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(new, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
@@ -377,6 +398,9 @@ def check_settings(path: str | Path, settings: Mapping[str, Any]) -> None:
         old = check(parse_json(path.read_bytes()), dict[str, Any])
     except ValueError as error:
         raise ValueError(f"{path}: damaged ({error}); choose another output folder") from error
+    if not ("weights" in new and "weights" in old):  # not known: of an earlier version, or a model that is gone
+        new.pop("weights", None)
+        old.pop("weights", None)
     different = sorted(key for key in new.keys() | old.keys() if new.get(key) != old.get(key))
     if different:
         changes = ", ".join(f"{key}: {old.get(key)!r} -> {new.get(key)!r}" for key in different)

@@ -43,6 +43,7 @@ from audiorl.eval._common import (
     complete_rows,
     finished_rows,
     print_table,
+    recordings_digest,
     run_evaluation,
     summarize,
     write_scores,
@@ -294,7 +295,7 @@ def evaluate_originals(
             rows.append({"id": recording.id, "seconds": len(wav) / sample_rate, **row})
         return rows
 
-    return complete_rows(folder / "clips.jsonl", {r.id: r for r in recordings}, evaluate, options.batch_size)
+    return _kept(folder, recordings, evaluate, options)
 
 
 def evaluate_codec(
@@ -333,7 +334,24 @@ def evaluate_codec(
             rows.append(measured | row)
         return rows
 
-    return complete_rows(folder / "clips.jsonl", {r.id: r for r in recordings}, evaluate, options.batch_size)
+    return _kept(folder, recordings, evaluate, options)
+
+
+def _kept(
+    folder: Path,
+    recordings: Sequence[CodecRecording],
+    evaluate: Callable[[Sequence[CodecRecording]], list[Row]],
+    options: CodecOptions,
+) -> dict[str, Row]:
+    """Return `complete_rows` of recordings; one that is not what it was is evaluated again."""
+    digests = {r.id: recordings_digest(r.clip) for r in recordings}
+    return complete_rows(
+        folder / "clips.jsonl",
+        {r.id: r for r in recordings},
+        lambda batch: [{**row, "file": digests[row["id"]]} for row in evaluate(batch)],
+        options.batch_size,
+        is_current=lambda r, row: row.get("file", digests[r.id]) == digests[r.id],
+    )
 
 
 def _write_audio(folder: Path, recording: CodecRecording, wav: np.ndarray, rate: int) -> None:

@@ -39,6 +39,7 @@ from audiorl.eval._common import (
     check_settings,
     complete_rows,
     print_table,
+    recordings_digest,
     run_evaluation,
     summarize,
     with_interval,
@@ -176,11 +177,9 @@ class SpokenText:
     """The voices of a turn's conversation by speaker, where they are known."""
 
     def fingerprint(self) -> str:
-        """Return a digest of the recording as it is now: what was judged before must be the same."""
-        assert self.clip is not None and self.clip.path is not None
-        content = Path(self.clip.path).read_bytes()
-        channel = "".join(f" {c}" for c in self.clip.channels)
-        return hashlib.sha256(content + f"{self.clip.start} {self.clip.duration}{channel}".encode()).hexdigest()[:16]
+        """Return a digest of the recording and of the voices that it is compared with: what was judged before must be
+        the same."""
+        return recordings_digest(self.clip, self.prompt, *(self.voices[name] for name in sorted(self.voices)))
 
 
 Judged = tuple[SpokenText, Row, ErrorCounts]

@@ -121,6 +121,11 @@ def test_a_second_call_goes_on(models: Path, folder: Path) -> None:
     third = codec.main(options(models, folder, "dac", "encodec", limit=2))
     assert third["recordings"] == 2 and third["codecs"]["encodec"]["stft"]["n"] == 2
     assert len(lines(file)) == 3
+    shorter = soundfile.read(folder / "clip 1.wav")[0][: RATE // 2]
+    soundfile.write(folder / "clip 1.wav", shorter, RATE)  # is measured anew, and it alone
+    codec.main(asked)
+    rows = {row["id"]: row for row in lines(file)}
+    assert rows["clip 1.wav"]["seconds"] == pytest.approx(0.5, abs=0.1) and rows["clip 0.wav"]["stft"] == 100.0
 
 
 def test_results_of_another_codec_are_not_mixed_in(models: Path, folder: Path, tmp_path: Path) -> None:

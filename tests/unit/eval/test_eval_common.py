@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -161,3 +162,13 @@ def test_settings_must_not_change_between_runs(tmp_path: Path) -> None:
     assert json.loads(path.read_text()) == {"model": "a", "tokens": [1, 2]}
     with pytest.raises(ValueError, match=r"model: 'a' -> 'b', new: None -> 1"):
         check_settings(path, {"model": "b", "tokens": [1, 2], "new": 1})
+    weights = tmp_path / "model" / "model.safetensors"
+    weights.parent.mkdir()
+    weights.write_bytes(b"")
+    for _ in range(2):
+        check_settings(tmp_path / "of_a_folder.json", {"model": str(weights.parent)})
+    os.utime(weights, (0, 1_000_000_000))
+    with pytest.raises(ValueError, match=r"other settings \(weights: '20.* -> '2001-09-09"):
+        check_settings(tmp_path / "of_a_folder.json", {"model": str(weights.parent)})
+    weights.unlink()  # what was answered is still there to be scored
+    check_settings(tmp_path / "of_a_folder.json", {"model": str(weights.parent)})

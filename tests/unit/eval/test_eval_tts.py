@@ -137,6 +137,11 @@ def test_a_second_call_hears_only_what_is_new(use: Use, meta: Path, tmp_path: Pa
     use(second)
     scores = tts.main(options(meta, batch_size=1))
     assert first.heard == second.heard == 2 and scores["missing"] == 0
+    record(tmp_path / "set" / "p2.wav", 3)  # another voice to compare b and d with; d cannot be read
+    third = judge()
+    use(third)
+    tts.main(options(meta, batch_size=1))
+    assert third.heard == 1
     assert scores["mean_wer"]["mean"] == pytest.approx((1 + 1 / 4 + 0 + 1) / 4)
     with pytest.raises(ValueError, match="asr: 'asr' -> 'other'"):
         tts.main(options(meta, asr="other"))
