@@ -191,7 +191,7 @@ def _number_words() -> tuple[re.Pattern[str], Callable[[re.Match[str]], str]]:
 @functools.lru_cache(4096)
 def _loose(text: str) -> str:
     """Return the normal text with numbers as digits, notes with # and b, and no space before a unit."""
-    text = _folded(text).replace("&", " and ")
+    text = re.sub(r"(?<=\d)(?: - | ?– ?| to )(?=\d)", "-", _folded(text).replace("&", " and "))  # a range
     text = re.sub(r"(?<![\d,.])\d{1,3}(?:,\d{3})+(?![\d,])", lambda m: m[0].replace(",", ""), text)
     text = re.sub(r"(?<![\w.])\+(?=\d)", "", text)
     text = _without_article(re.sub(r"\ba (?=hundred|thousand|million)", "one ", text))
@@ -256,10 +256,11 @@ _LABEL = re.compile(
 _LEAD = re.compile(
     r"""(?:\b(?:(?:the|my|your|so|final|correct|right|best|most\ likely)\ )*(?:answer|option|choice)
         (?:\ to\ (?:the|this|your)\ question)?["']?\s*(?:\b(?:is|was|would\ be|should\ be|must\ be)\b|[:=])
-    |\b(?:ans|selected|selection)\s*:
+    |\b(?:ans|selected|selection|solution|response|result)\s*:
+    |^(?:select|choose)\ (?=[A-Z]\b)
     |\bI(?:\ would|\ will|'d|'ll)?\ (?:choose|pick|select|go\ with|say|believe|think)\b(?:\ that)?(?:\ it(?:\ i|')s\b)?
     |\b(?:antwort|réponse|respuesta|resposta|risposta|ответ)\b(?:\ corr\w+)?\s*(?:(?:ist|lautet|est|es|é|è)\b|:|-\s)
-    |(?:答案|选项|選項|答え|选择|選擇)(?:应该|應該)?[是为為は:]?|[选選]
+    |(?:答案|选项|選項|答え|正解|正答|选择|選擇)(?:应该|應該)?[是为為は:]?|[选選]
     |(?:정답|답)[은는:]
     )[\s:]*(?:-\s+)?(?:(?:most\ )?(?:likely|probably)\ )?""",
     re.VERBOSE | re.IGNORECASE,
@@ -402,6 +403,9 @@ class _Choices:
                 rf"(?:\bnot|n't|\bnever)\b[^.]*\b{own}\b|\b(?:wrong|incorrect|not (?:right|true|correct))\b", kept
             )
             declared = self.named(_declared(kept), 5) if _LEAD.search(kept) else None
+            for hedge in re.findall(r"\b(?:may|might|could|maybe|perhaps|possibly)\b[^.]*", kept, re.IGNORECASE):
+                left = f" {_loose(hedge)} ".replace(f" {self.words[index]} ", " | ")
+                taken_back = taken_back or any(word and f" {word} " in left for word in self.words)
             return not taken_back and declared in (None, index) and _labels(kept) <= {own}
         if _OR.search(rest) or (_NOT.search(rest) and not _NOT.match(self.words[index])):  # but "No, it is not"
             return False

@@ -358,10 +358,10 @@ def _said(whole: str, fraction: str, language: str, minus: bool = False) -> str 
             words += [point.strip(), *(cardinal(int(digit)) for digit in fraction)]
         if minus:
             one, less = cardinal(1), ""
-            with contextlib.suppress(ValueError):  # Polish, Czech and Slovak
+            with contextlib.suppress(ValueError, KeyError):  # Polish, Czech and Slovak; Malayalam
                 less = cardinal(-1).removesuffix(one)
             less = less or getattr(CONVERTER_CLASSES.get(key), "negword", None) or ""
-            words = [less.strip(" ()-"), *words]
+            words = [_MINUS.get(code) or less.strip(" ()-") or "minus", *words]
     except (NotImplementedError, OverflowError, KeyError, IndexError, TypeError, ValueError):
         return None
     return ("" if key in ("ja", "th") else " ").join(filter(None, words))
@@ -383,14 +383,20 @@ def _locale(language: str) -> Locale | None:
 def _percent(number: tuple[str, str], said: str, locale: Locale | None) -> str:
     """Return "fifty percent" in the words and the order of the language."""
     if locale is None:
-        return said
+        return f"{said} percent"
     from babel.units import format_unit
 
     for value in (Decimal(".".join(filter(None, number))), 1):  # Arabic has a word for some numbers only
         written = format_unit(value, "concentr-percent", "long", format="0.####", locale=locale)
         if not re.search("[%٪]", written):
             break
+    if re.search("[%٪]", written):  # CLDR has the sign alone
+        return f"{said} {_PERCENT.get(locale.language, 'percent')}"
     return re.sub("[0-9][0-9.,]*", lambda _: f" {said} ", written, count=1)
+
+
+_PERCENT = {"ko": "퍼센트", "ml": "ശതമാനം", "tg": "фоиз", "vi": "phần trăm"}
+_MINUS = {"bn": "মাইনাস", "kn": "ಮೈನಸ್", "ml": "മൈനസ്", "te": "మైనస్", "vi": "âm"}
 
 
 _HAN_DIGITS = "零一二三四五六七八九"

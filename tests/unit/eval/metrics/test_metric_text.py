@@ -24,6 +24,7 @@ from audiorl.eval.metrics.text import (
     compared,
     hotword_errors,
     join_unspaced,
+    languages_of_number_words,
     script_counts,
     spell_numbers,
     units,
@@ -81,6 +82,9 @@ def test_spelled_numbers() -> None:
     assert normalize("21 Hunde", "basic", "de-DE") == "einundzwanzig hunde"
     assert spell_numbers("3.5", "fr") == "trois virgule cinq"
     assert spell_numbers("21", "bo") == "21"  # nobody spells Tibetan's
+    assert spell_numbers("50%", "ko") == "오십 퍼센트" and spell_numbers("-50", "vi") == "âm năm mươi"
+    for language in languages_of_number_words():  # a sign that is lost makes a wrong number right
+        assert len({normalize(text, "basic", language) for text in ("50", "-50", "50%")}) == 3, language
     with pytest.raises(ValueError, match="language 'zz' is unknown"):
         spell_numbers("21", "zz")
     assert spell_numbers("In 7 days, 30.", "en") == "In seven days, thirty."
