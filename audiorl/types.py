@@ -129,7 +129,7 @@ class Segment:
     stop_reason: StopReason = "eos"
     """Why it ended."""
     policy_version: int = 0
-    """Updates that the weights had received, those that sampled the last token."""
+    """Training steps that the weights had taken, those that sampled the last token."""
     source_time: float | None = None
     """Seconds of source read when the segment was complete."""
     emit_time: float | None = None

@@ -35,7 +35,8 @@ class CriticConfig:
     clip: float | None = 0.2
     """Clip range of the value loss around the old values; None: no clipping."""
     warmup_steps: int = 0
-    """First steps in which only the critic learns (with a shared trunk: only the value head)."""
+    """First steps in which only the critic learns (with a shared trunk: only the value head); of a short training half
+    of its steps."""
     optim: OptimConfig = OptimConfig(lr=1e-5)
     """Optimizer of a critic with its own trunk."""
 
@@ -377,6 +378,11 @@ class RLConfig:
                 f"loss 'crpo' takes pairs of a group: mini_batches {self.mini_batches} must divide prompts_per_step "
                 f"{self.prompts_per_step}",
             ),
+            (
+                self.loss in GROUP_LOSSES and distill.coef and distill.loss_kind is None,
+                f"distill.divergence {distill.divergence!r} adds to advantages, which loss {self.loss!r} ignores: "
+                "take reverse, forward or jsd",
+            ),
             (none and not distill.coef, "advantage 'none' trains nothing without distillation: set distill.coef"),
             (none and kl_in_reward, "advantage 'none' reads no rewards: set kl.place 'loss'"),
             (
@@ -428,6 +434,11 @@ class RLConfig:
                 "advantage gae: flows have no critic; take grpo or another that compares rollouts",
             ),
             (self.distill.coef, "distill.coef: flows are not distilled; set it to 0"),
+            (self.entropy_coef, "entropy_coef: the entropy of a flow's noisy steps is fixed; set it to 0"),
+            (
+                self.loss.startswith("dppo"),
+                f"loss {self.loss!r} compares probabilities of tokens, and a flow has densities: take ppo or guard",
+            ),
             (self.ptx.coef, "ptx.coef: flows have no supervised term; set it to 0"),
             (self.listening.every, "listening.every: flows do not listen; set it to 0"),
             (self.kl.place == "reward", "kl.place: of flows the KL is a term of the loss; set kl.place 'loss'"),
@@ -461,13 +472,18 @@ class RLConfig:
                 f"sampling.temperature 0 gives {self.group_size} times the same answer to a prompt, with nothing to "
                 "compare: raise it, or set group_size 1"
             )
-        whole = replace(sampling, top_p=1.0, top_k=0, audio_top_p=1.0, audio_top_k=0)
+        whole = replace(sampling, top_p=1.0, top_k=0, audio_top_p=1.0, audio_top_k=0, codebook_top_p=())
         name = next((f.name for f in fields(whole) if getattr(whole, f.name) != getattr(sampling, f.name)), "")
         if self.tis_cap is not None and name:
             raise ValueError(
                 f"tis_cap weighs tokens by their whole distribution, but sampling.{name} {getattr(sampling, name)} "
                 "samples from a part of it, whose probabilities are larger; leave one of the two out"
             )
+
+    @property
+    def critic_warmup(self) -> int:
+        """Return the steps in which the critic alone learns: at most half of all."""
+        return min(self.critic.warmup_steps, self.steps // 2) if self.advantage == "gae" else 0
 
     @property
     def compares_groups(self) -> bool:

@@ -125,8 +125,11 @@ def main(options: SoundOptions) -> Row:
     refuse((unknown, f"--judge {options.judge}: has no class {unknown[:1]}; name its labels for it with --classes"))
     clap = load_tagger(options.clap, {}, options.device) if options.clap else None
     refuse((clap is not None and not isinstance(clap, CLAP), f"--clap {options.clap}: no folder of CLAP"))
+    judged_by = [p for p in map(Path, filter(None, (options.judge, options.clap, options.classes))) if p.exists()]
+    files = sorted(file for p in judged_by for file in (p, *p.rglob("*")))
+    heard_by = digest_of(*((str(file), file.stat().st_mtime_ns) for file in files))
     rows = {
-        name: measure(options.out / name, clips, samples, judge, clap, options.batch_size)  # type: ignore[arg-type]
+        name: measure(options.out / name, clips, samples, judge, clap, options.batch_size, heard_by)  # type: ignore[arg-type]
         for name, clips in systems.items()
     }
     scores: Row = {**named, "sounds": len(samples), "systems": {}}
@@ -177,6 +180,8 @@ def made_by(model: str, options: SoundOptions, samples: Sequence[Sample], folder
     Raises ValueError for rows that it cannot make.
     """
     files = {s.id: folder / f"{stem_of(s)}.wav" for s in samples}
+    places = ("audio", "video")  # the recording is not what is asked, and a set of scenes may be moved
+    asked = {s.id: digest_of(s.messages, {k: v for k, v in s.metadata.items() if k not in places}) for s in samples}
     path = Path(newest_checkpoint(model, options.phase)).resolve()
     written = max((file.stat().st_mtime for file in path.rglob("*")), default=None)  # None of a flow that is gone
     engine = cache(lambda: engine_for(model, options))
@@ -185,12 +190,13 @@ def made_by(model: str, options: SoundOptions, samples: Sequence[Sample], folder
         for rollout in engine().generate([Request(s, seed=options.seed, greedy=True) for s in batch]):
             sound = rollout.spoken_audio
             assert sound is not None and sound.array is not None and sound.sample_rate is not None
-            write_wav(files[rollout.sample.id], sound.array, sound.sample_rate)
-        return [{"id": s.id, "checkpoint": str(path), "written": written} for s in batch]
+            # In floats: what lies outside of an edit is to stay bit for bit.
+            write_wav(files[rollout.sample.id], sound.array, sound.sample_rate, "FLOAT")
+        return [{"id": s.id, "checkpoint": str(path), "written": written, "asked": asked[s.id]} for s in batch]
 
     def is_current(sample: Sample, row: Row) -> bool:
         same = written is None or (row["checkpoint"], row["written"]) == (str(path), written)
-        return same and files[sample.id].exists()
+        return same and row.get("asked", asked[sample.id]) == asked[sample.id] and files[sample.id].exists()
 
     complete_answers(folder / "made.jsonl", samples, make, options.batch_size, is_current)
     return {id: AudioClip(path=str(file)) for id, file in files.items()}
@@ -203,9 +209,11 @@ def measure(
     judge: Tagger,
     clap: CLAP | None,
     batch_size: int,
+    heard_by: str = "",
 ) -> dict[str, Row]:
-    """Return what was measured of each sound by id, kept in folder/sounds.jsonl while sound and row are the same."""
-    digests = {sample.id: _digest(clips[sample.id], sample) for sample in samples}
+    """Return what was measured of each sound by id, kept in folder/sounds.jsonl while sound and row are the same, and
+    the judges, of which `heard_by` is a digest."""
+    digests = {sample.id: _digest(clips[sample.id], sample, heard_by) for sample in samples}
 
     def evaluate(batch: Sequence[Sample]) -> list[Row]:
         sounds = [_read(clips[sample.id], sample) for sample in batch]
@@ -247,11 +255,16 @@ def measure(
     )
 
 
-def _digest(clip: AudioClip, sample: Sample) -> str:
-    """Return a digest of the row, and of the sound as its file is now."""
+def _digest(clip: AudioClip, sample: Sample, heard_by: str) -> str:
+    """Return a digest of the row, of who judges, and of the sound as its file is now."""
     file = None if clip.path is None else Path(clip.path).stat()
-    about = [clip.key, file and (file.st_size, file.st_mtime_ns), sample.messages, dict(sample.metadata)]
-    return sha256(repr(about).encode()).hexdigest()[:16]
+    sound = clip.key, file and (file.st_size, file.st_mtime_ns)
+    return digest_of(*sound, sample.messages, dict(sample.metadata), heard_by)
+
+
+def digest_of(*values: object) -> str:
+    """Return a digest of what values look like."""
+    return sha256(repr(values).encode()).hexdigest()[:16]
 
 
 def highest(tags: np.ndarray, count: int) -> np.ndarray:

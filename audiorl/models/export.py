@@ -299,7 +299,10 @@ def codec_of(model: str | Path) -> str | None:
         if (place / "codec" / "config.json").is_file():
             return str(place / "codec")
     run = run_of(folder)
-    recorded = None if run is None else json.loads((run / "config.json").read_text())["config"].get("codec")
+    config = {} if run is None else json.loads((run / "config.json").read_text())["config"]
+    recorded = config.get("codec")
+    if recorded is None and config.get("path") not in (None, "new", "tiny"):
+        return codec_of(config["path"])  # a later stage of the same model
     if recorded == "tiny" and run is not None:
         recorded = str(run / "tiny" / "codec")
     return recorded if isinstance(recorded, str) and (Path(recorded).is_dir() or _is_hub_id(recorded)) else None

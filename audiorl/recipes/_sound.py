@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -12,7 +13,8 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from audiorl.audio import write_wav
+from audiorl.audio import name as clip_name
+from audiorl.audio import seconds, write_wav
 from audiorl.config import ModelConfig
 from audiorl.config.flow import FlowConfig, FlowModelConfig, FlowSFTConfig
 from audiorl.config.recipe import RecipeConfig, RewardOptions
@@ -26,7 +28,7 @@ from audiorl.eval._speech import kept_clip
 from audiorl.eval.metrics.text import word_errors
 from audiorl.models.export import codec_of
 from audiorl.models.flow import FlowPolicy, new_flow
-from audiorl.models.flow.policy import recording_of
+from audiorl.models.flow.policy import duration_of, recording_of
 from audiorl.protocols import Request, Reward
 from audiorl.recipes._common import RowCheck, read_split
 from audiorl.rewards import Term, WeightedSum, load_reward
@@ -109,6 +111,10 @@ def sounds_of(
             references_of(sample, "basic", config.language)
         if learned and "audio" not in sample.metadata and "after" not in sample.metadata:
             raise FieldError("audio", f"sample {sample.id!r}: no sound to learn; give its file")
+        if (clip := recording_of(sample)) is not None and not math.isclose(seconds(clip), duration_of(sample)):
+            held, asked_for = seconds(clip) * policy.frame_rate, policy.frames_of(duration_of(sample))
+            if math.ceil(held - 1e-6) < asked_for - 1:
+                raise FieldError("duration", f"{clip_name(clip)} lasts {seconds(clip):.2f} s, less than asked for")
         if reward is not None:
             check_sample(reward, sample)
         return []

@@ -18,7 +18,7 @@ from markupsafe import Markup, escape
 from numpy.typing import NDArray
 
 import audiorl
-from audiorl.audio import AudioClip, AudioError, probe
+from audiorl.audio import AudioClip, AudioError, load_channels, probe
 from audiorl.data.sets import parse_set
 from audiorl.eval.metrics.prosody import HOP_SECONDS, SILENT, prosody, voiced_f0
 from audiorl.eval.metrics.speech import FRAME_SECONDS, frame_levels
@@ -200,8 +200,10 @@ def playable(clip: AudioClip, max_file: int) -> tuple[str, bytes]:
     if kind and not clip.part and path.is_file() and path.stat().st_size <= max_file:
         probe(clip)  # raises for a file that only has the name of audio
         return f"audio/{kind}", path.read_bytes()
-    samples, buffer = clip.load(RATE), io.BytesIO()
-    with soundfile.SoundFile(buffer, "w", RATE, channels=1, format="OGG", subtype="OPUS") as file:
+    samples, buffer = load_channels(clip, RATE)[0], io.BytesIO()
+    if samples.ndim == 2 and samples.shape[1] > 2:
+        samples = samples.mean(axis=1)
+    with soundfile.SoundFile(buffer, "w", RATE, channels=samples.ndim, format="OGG", subtype="OPUS") as file:
         for at in range(0, len(samples), RATE):  # libsndfile overflows its stack on one long write
             file.write(samples[at : at + RATE])
     return "audio/ogg", buffer.getvalue()

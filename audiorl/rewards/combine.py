@@ -249,11 +249,11 @@ class Gated:
 
     def _gated(self, score: Score, gate: Score) -> Score:
         if gate.total >= self.at_least:
-            return replace(score, parts={**score.parts, "open": 1.0})
+            return replace(score, parts={**score.parts, "open": 1.0}, weights={})  # no longer the sum of its terms
         credit = (score.per_segment, score.per_token)
         per_segment, per_token = (None if values is None else (0.0,) * len(values) for values in credit)
         parts = {**score.parts, "open": 0.0}
-        return replace(score, total=0.0, parts=parts, per_segment=per_segment, per_token=per_token)
+        return replace(score, total=0.0, parts=parts, weights={}, per_segment=per_segment, per_token=per_token)
 
 
 @dataclass(frozen=True)

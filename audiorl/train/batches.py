@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -72,8 +74,8 @@ def fill(
 ) -> list[Experience]:
     """Return the experiences with the fields that `forward` gives, by name, for their sampled tokens; 0 elsewhere.
 
-    [L] for experiences of text, [L, Q] for those with frames where `forward` gives [N, Q]. Raises FloatingPointError
-    naming the rollout where a value is not finite.
+    [L] for experiences of text, [L, Q] for those with frames where `forward` gives [N, Q]; of flows `means` and
+    `ref_means` of their noisy steps. Raises FloatingPointError naming the rollout where a value is not finite.
     """
     filled = list(experiences)
     for indices in micro_batches(experiences, budget, share_prompts):
@@ -82,6 +84,14 @@ def fill(
             outputs = forward(pack_experiences(part, share_prompts))
         for name, given in outputs.items():
             flat = given.float().cpu()
+            if name in ("means", "ref_means"):  # where the noisy steps of a flow lead, [F, D] each
+                steps = flat.split([len(e.flow.states[1:].flatten(0, 1)) for e in part if e.flow is not None])
+                for i, led in zip(indices, steps, strict=True):
+                    path = filled[i].flow
+                    assert path is not None
+                    means: dict[str, Any] = {name: led.unflatten(0, (-1, path.states.shape[1]))}
+                    filled[i] = filled[i].replace(flow=replace(path, **means))
+                continue
             check_finite(part, flat, name)
             for i, values in zip(indices, flat.split(counts(part)), strict=True):
                 if experiences[i].codes is None and values.dim() == 2:

@@ -205,7 +205,10 @@ class FlowPolicy(nn.Module):
         return (self.audio.encode(clip, keep) - self.model.mean.cpu()) / self.model.deviation.cpu()
 
     def decode(self, latents: Tensor) -> np.ndarray:
-        """Return the sound of latents [F, D]: float32 [T] in [-1, 1], or [T, 2] of stereo."""
+        """Return the sound of latents [F, D]: float32 [T] in [-1, 1], or [T, 2] of stereo. Raises FloatingPointError
+        for those that are not finite."""
+        if not bool(latents.isfinite().all()):
+            raise FloatingPointError("the flow made latents that are not finite; its weights are broken")
         return self.audio.decode(latents.float().cpu() * self.model.deviation.cpu() + self.model.mean.cpu())
 
     @torch.no_grad()
@@ -246,6 +249,9 @@ class FlowPolicy(nn.Module):
             frames = self.frames_of(duration + voice / self.frame_rate)
         except ValueError as error:
             raise FieldError("duration", f"sample {sample.id!r}: {error}") from None
+        if (letters := len(said.lower().encode())) > frames:
+            most = f"at most {frames} bytes in {frames / self.frame_rate:.2f} s, a frame says one"
+            raise FieldError("duration", f"sample {sample.id!r}: a text of {letters} bytes, {most}; give more seconds")
         if about.get("channels", 1) > self.model.config.channels:
             raise FieldError("channels", f"sample {sample.id!r}: asks for stereo, but this flow makes mono")
         prompt = SoundPrompt(frames, caption, str(about.get("thought") or "").strip(), said=said, voice=voice)
@@ -285,9 +291,14 @@ class FlowPolicy(nn.Module):
         if not isinstance(rate, int | float) or rate <= 0:
             raise FieldError("video_rate", f"sample {sample.id!r}: missing; give the frames a second of the video")
         try:
-            video = torch.from_numpy(np.load(path, allow_pickle=False).astype(np.float32))
+            read = np.load(path, allow_pickle=False)
+            video = torch.from_numpy(read.astype(np.float32))
         except (OSError, ValueError, EOFError) as error:
             raise FieldError("video", f"sample {sample.id!r}: {path} is no .npy file of numbers ({error})") from None
+        if not bool(video.isfinite().all()):
+            raise FieldError("video", f"sample {sample.id!r}: {path} holds numbers that are not finite")
+        if video.dim() == 3 and read.dtype != np.uint8:
+            raise FieldError("video", f"sample {sample.id!r}: {path} holds pictures of {read.dtype}; they are uint8")
         if video.dim() == 3:  # pictures: a small one of each, as far as it fits
             side = math.isqrt(width)
             video = nn.functional.adaptive_avg_pool2d(video[:, None] / 255, (side, side)).flatten(1)

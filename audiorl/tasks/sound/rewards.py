@@ -75,11 +75,12 @@ class SoundModels:
                     (np.zeros(0, np.float32) if wave is None else wave, self.decoder.sample_rate) for wave in made
                 ]
             else:
-                silence = np.zeros(0, np.float32)
-                sounds = [(silence, 16_000) if r.spoken_audio is None else load_channels(r.spoken_audio) for r in new]
-            for rollout, (wave, _) in zip(new, sounds, strict=True):
+                sounds = [(np.zeros(0, np.float32), 16_000)] * len(new)
+            for i, rollout in enumerate(new):
                 try:
-                    mono(wave)
+                    if self.decoder is None and rollout.spoken_audio is not None:
+                        sounds[i] = load_channels(rollout.spoken_audio)
+                    mono(sounds[i][0])
                 except ValueError as error:
                     raise ValueError(f"{rollout.name}: {error}; the model or its codec is broken") from error
             return sounds

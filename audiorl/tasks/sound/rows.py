@@ -92,7 +92,10 @@ def _sample(row: Row, style: Style, default: Task, scenes: bool) -> Sample:
     name = f"{Path(row.file).stem}-{row.number:04d}" if columns.id is None else str(columns.id).strip()
     if task != "sound":
         return speech_sound(name, task, columns.text or "", about, columns.caption or "")
-    caption = columns.caption or columns.text or columns.instruction
+    if thought := row.data.get("caption_cot"):
+        about.setdefault("thought", thought)
+    named = (columns.caption, columns.text, columns.instruction)
+    caption = next((text for text in (named[::-1] if "before" in about else named) if text), None)
     if caption is None and columns.thought is None:
         raise FieldError("caption", f"missing; say what is to be heard (the columns are {', '.join(row.data)})")
     if columns.duration is None:
@@ -160,6 +163,8 @@ def speech_sound(id: str, task: Task, text: str, about: Mapping[str, Any], capti
             )
         except AudioError as error:
             raise FieldError(known, str(error)) from error
+    if not more["duration"] > 0:
+        raise FieldError("duration", f"{text!r} takes no time to be said; give seconds, or a text with letters")
     voice = more.get("prompt_audio", more.get("audio"))
     more |= {"reference_seconds": more["duration"]} | ({} if voice is None else {"reference_audio": voice})
     references = (text.strip(),) if text.strip() else ()

@@ -176,6 +176,8 @@ def read_regions(regions: Sequence[str], text: str, thought: str, duration: floa
         if not named:
             raise FieldError("region", f"{region!r} is no START:END in seconds, and no event of the thought")
         spans += named
-    if not regions and (match := re.search(r"\bfrom (\d*\.?\d+)(?: to (\d*\.?\d+))? s\b", text)):
-        spans.append((float(match[1]), float(match[2] or duration)))
+    if not regions:
+        number = r"(\d*\.?\d+)"
+        said = re.findall(rf"\bfrom {number}(?:(?: s)? to {number})? s\b", text)
+        spans = [(float(start), float(end or duration)) for start, end in said]
     return check_mask(spans, duration) if spans else []

@@ -9,6 +9,7 @@ Shapes: B experiences, padded to T tokens here and nowhere else; K terms of a we
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -134,7 +135,9 @@ def _gdpo(x: AdvantageInputs, c: EstimatorConfig) -> Tensor:
     # A rank without experiences joins the sums over ranks with no rows of one term.
     weights = [w for _, w in x.experiences[0].score_terms] if x.experiences else [1.0]
     for e in x.experiences:
-        if not e.score_terms or [w for _, w in e.score_terms] != weights:
+        total = sum(value * w for value, w in e.score_terms)
+        summed = math.isclose(total, e.score, rel_tol=1e-6, abs_tol=1e-9)  # not of a reward that changes it
+        if not e.score_terms or not summed or [w for _, w in e.score_terms] != weights:
             raise ValueError(
                 f"{e.name}: advantage 'gdpo' needs a reward that is a WeightedSum, the same for all rollouts"
             )

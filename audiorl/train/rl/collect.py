@@ -29,7 +29,7 @@ from audiorl.data.schedule import batch_of_step
 from audiorl.data.sets import SET
 from audiorl.models import AudioPolicy, TrainedPolicy
 from audiorl.protocols import Request, Reward, RolloutEngine
-from audiorl.rewards.combine import score_rollouts, scored_rollouts
+from audiorl.rewards.combine import StandardisedSum, score_rollouts, scored_rollouts
 from audiorl.rewards.concurrency import EarlyScores, begins_early
 from audiorl.rollout.hf import AnswerState, build_rollout, token_versions
 from audiorl.rollout.samplers import SegmentBuffer
@@ -207,7 +207,12 @@ def collect(
     if config.advantage == "remax":
         requests = [Request(g[0].sample, 1, group_id=g[0].group_id, greedy=True) for g in groups]
         answers, began = engine.generate(requests), time.monotonic()
-        scores = score_rollouts(reward, answers)
+        # What standardises over a batch compares them only with those of the same batch.
+        sampled = [r for g in groups for r in g] if isinstance(reward, StandardisedSum) else []
+        scores = score_rollouts(reward, [*sampled, *answers])
+        again, scores = iter(scores[: len(sampled)]), scores[len(sampled) :]
+        if sampled:
+            groups = [[r.with_score(s) for r in g if (s := next(again)) is not None] for g in groups]
         reward_seconds += time.monotonic() - began
         skipped += sum(len(g) for g, s in zip(groups, scores, strict=True) if s is None)
         groups = [g for g, s in zip(groups, scores, strict=True) if s is not None]

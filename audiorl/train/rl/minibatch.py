@@ -144,7 +144,7 @@ def mini_batches_of(
     """Return the mini-batches of a rank's share of a step; as many as the rank with the most has."""
     numbers = batch.mini_batches
     if numbers is None:
-        numbers = in_order(len(batch.experiences), config.mini_batches)
+        numbers = mini_batch_numbers(config, batch.experiences)
     count = max(world.gather(max(numbers, default=0))) + 1
     members: list[list[Experience]] = [[] for _ in range(count)]
     for e, number in zip(batch.experiences, numbers, strict=True):
@@ -161,10 +161,16 @@ def trained_by(config: RLConfig, experiences: Sequence[Experience]) -> list[int]
     return [i for pair in pairs for i in pair[: 2 if config.loss == "crpo" else 1]]
 
 
-def in_order(count: int, parts: int) -> list[int]:
-    """Return which of `parts` each of `count` experiences belongs to, when each takes equally many in order."""
-    size = max(-(-count // parts), 1)
-    return [i // size for i in range(count)]
+def mini_batch_numbers(config: RLConfig, experiences: Sequence[Experience]) -> list[int]:
+    """Return the mini-batch of each experience, in order; each takes equally many of those that are trained, and best
+    and worst of a group together."""
+    numbers, trained = [0] * len(experiences), trained_by(config, experiences)
+    each = 2 if config.loss == "crpo" else 1
+    count = len(trained) // each
+    parts = min(config.mini_batches, count)
+    for k, i in enumerate(trained):
+        numbers[i] = k // each * parts // count
+    return numbers
 
 
 def updates_of(config: RLConfig, skipped: int = 0) -> int:

@@ -36,7 +36,7 @@ from audiorl.protocols import Ended, Request
 from audiorl.run.folder import Run
 from audiorl.run.saving import ModelFile
 from audiorl.train.rl.critic import CriticWorker, make_critic
-from audiorl.train.rl.minibatch import TrainBatch, in_order
+from audiorl.train.rl.minibatch import TrainBatch, mini_batch_numbers
 from audiorl.train.rl.trainer import Trainer, TrainOutput
 from audiorl.train.rl.workers import (
     Actor,
@@ -228,7 +228,7 @@ def split_groups(experiences: Sequence[Experience], ranks: int) -> list[list[int
 
 def _train_batches(batch: TrainBatch, shares: Sequence[Sequence[int]], config: RLConfig) -> list[TrainBatch]:
     """Return a batch for each rank. Mini-batches are those of the whole step."""
-    mini_batches, ranks = in_order(len(batch.experiences), config.mini_batches), len(shares)
+    mini_batches, ranks = mini_batch_numbers(config, batch.experiences), len(shares)
     return [
         TrainBatch(
             [batch.experiences[i] for i in share],

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -53,8 +53,8 @@ from audiorl.train.rl.minibatch import (
     MicroBatch,
     MiniBatch,
     TrainBatch,
-    in_order,
     mean_kl,
+    mini_batch_numbers,
     mini_batches_of,
     trained_by,
     updates_of,
@@ -146,8 +146,7 @@ class Trainer:
             assert isinstance(policy, AudioPolicy), "flows have no critic"
             model = make_critic(policy, config.critic.shared)
             self.critic = Critic(model, config.critic, optim, updates_of(config), self.world)
-        waits = config.critic.warmup_steps if config.advantage == "gae" else 0
-        self.optimizer = optimizer_for(policy, optim, updates_of(config, waits), self.world)
+        self.optimizer = optimizer_for(policy, optim, updates_of(config, config.critic_warmup), self.world)
         if self.critic is not None and not config.critic.shared and isinstance(policy, AudioPolicy):
             policy.layers_again = None  # the critic's graph waits beside the policy's: all layers are computed again
         self.ema = None if config.ema_decay is None else EMA(policy.trainable(), config.ema_decay)
@@ -168,7 +167,7 @@ class Trainer:
         experiences = compute_advantages(experiences, config, self.kl.beta, self.world.sum)
         if self.distillation is not None:
             experiences = self.distillation.add_advantages(experiences)
-        numbers = batch.mini_batches or in_order(len(experiences), config.mini_batches)
+        numbers = batch.mini_batches or mini_batch_numbers(config, experiences)
         learned = [experiences[i] for i in trained]
         batch = replace(batch, experiences=learned, mini_batches=[numbers[i] for i in trained], answers=answers)
         seconds = time.monotonic() - began
@@ -193,7 +192,7 @@ class Trainer:
     @property
     def critic_warms_up(self) -> bool:
         """Whether this step trains the critic alone, here or in processes of its own."""
-        return self.config.advantage == "gae" and self.steps < self.config.critic.warmup_steps
+        return self.steps < self.config.critic_warmup
 
     # -- before the update ---------------------------------------------------------------------------------------------
 
@@ -411,30 +410,6 @@ class Trainer:
         return self.kl.beta
 
 
-@torch.no_grad()
-def with_means(
-    experiences: Sequence[Experience],
-    name: Literal["old_logprobs", "ref_logprobs"],
-    model: TrainedPolicy | Reference,
-    config: RLConfig,
-) -> list[Experience]:
-    """Return experiences of a flow with the log-probs of `model` and where its noisy steps lead, for exact KLs."""
-    filled, means_of = list(experiences), "means" if name == "old_logprobs" else "ref_means"
-    for indices in micro_batches(experiences, pass_tokens(config), config.share_prompts):
-        part = [experiences[i] for i in indices]
-        with gpu_work():
-            output = model.forward(pack_experiences(part, config.share_prompts))
-        assert output.noisy_steps is not None
-        means = iter(output.noisy_steps.means.cpu().split(output.noisy_steps.lengths))
-        for i, e, logprobs in zip(indices, part, output.logprobs.float().cpu().split(counts(part)), strict=True):
-            assert e.flow is not None
-            own: dict[str, Any] = {means_of: torch.stack([next(means) for _ in logprobs])}
-            stream = torch.zeros(len(e))
-            stream[e.loss_mask] = logprobs
-            filled[i] = e.replace(flow=replace(e.flow, **own), **{name: stream})
-    return filled
-
-
 def with_logprobs(
     experiences: Sequence[Experience],
     name: Literal["old_logprobs", "ref_logprobs"],
@@ -442,12 +417,13 @@ def with_logprobs(
     config: RLConfig,
     temperatures: tuple[float, float | Sequence[float]],
 ) -> list[Experience]:
-    """Return the experiences with the log-probs of `model` at temperatures of text and of codes; see `with_means`."""
-    if experiences and experiences[0].flow is not None:
-        return with_means(experiences, name, model, config)
+    """Return the experiences with the log-probs of `model` at temperatures of text and of codes; those of a flow also
+    with where its noisy steps lead, for exact KLs."""
 
     def forward(batch: PackedBatch) -> dict[str, Tensor]:
-        return {name: logprobs_by_code(model.forward(batch, temperatures[0], audio_temperature=temperatures[1]))}
+        output = model.forward(batch, temperatures[0], audio_temperature=temperatures[1])
+        steps, means = output.noisy_steps, "means" if name == "old_logprobs" else "ref_means"
+        return {name: logprobs_by_code(output)} | ({} if steps is None else {means: steps.means})
 
     return fill(experiences, forward, pass_tokens(config), config.share_prompts)
 

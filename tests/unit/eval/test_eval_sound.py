@@ -93,6 +93,19 @@ def test_flows_are_sampled_and_measured(corpus: Path, tmp_path: Path) -> None:
     assert set(first["systems"]) == {RECORDINGS, "a_flow"} and "azimuth_error" in first["systems"]["a_flow"]
     sound, rate = soundfile.read(tmp_path / "out/a_flow/made/train-00002.wav")
     assert rate == 24_000 and sound.shape[1] == 2
+    lines = given.data.read_text().splitlines()
+    asked = [json.loads(line) for line in lines]
+    other = tmp_path / "other" / given.data.name
+    other.parent.mkdir()
+    (other.parent / "audio").symlink_to(given.data.parent / "audio")
+    thoughts = [{**row, "thought": row.get("thought", "") + " aesthetic: quiet"} for row in asked[:1]] + asked[1:]
+    other.write_text("\n".join(map(json.dumps, thoughts)))
+    made = [(tmp_path / f"out/a_flow/made/{row['id']}.wav") for row in asked[:2]]
+    before = [file.stat().st_mtime_ns for file in made]
+    main(replace(given, data=other))
+    after = [file.stat().st_mtime_ns for file in made]
+    assert after[0] > before[0] and after[1] == before[1], "what is asked with another thought is made again"
+    first = main(given)
     shutil.move(tmp_path / "a_flow", tmp_path / "b" / "a_flow")
     measured = (tmp_path / "out/a_flow/sounds.jsonl").stat().st_ino
     assert main(given) == first, "nothing is made again"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -33,7 +34,7 @@ from audiorl.tasks.sound.scenes import Event
 from audiorl.train.flow import draw, held_out_loss, sound_losses
 from audiorl.train.rl.advantages import compute_advantages
 from audiorl.train.rl.minibatch import TrainBatch, mini_batches_of, trained_by
-from audiorl.train.rl.trainer import Trainer, with_means
+from audiorl.train.rl.trainer import Trainer, with_logprobs
 from audiorl.types import Score
 from tests.support.flows import CODEC, asked, clip, tiny_flow
 from tokenizers_audio.unified import UnifiedTokenizer
@@ -115,7 +116,7 @@ def test_log_probs_are_those_of_sampling_whatever_is_in_the_pack(policy: FlowPol
 def test_the_kl_is_exact_and_falls_where_the_flow_goes_back(policy: FlowPolicy) -> None:
     reference, moved = policy.reference(), policy.copy()
     experiences = [Experience.from_rollout(r) for r in FlowEngine(policy, FlowConfig(steps=6)).generate(requests(2))]
-    experiences = with_means(experiences, "ref_logprobs", reference, RLConfig(micro_batch_tokens=60))
+    experiences = with_logprobs(experiences, "ref_logprobs", reference, RLConfig(micro_batch_tokens=60), (1.0, 1.0))
     kl = moved.forward(pack_experiences(experiences)).noisy_steps.kl  # type: ignore[union-attr]
     assert kl is not None and float(kl.detach().abs().max()) < 1e-8
     with torch.no_grad():
@@ -253,6 +254,8 @@ def test_a_saved_flow_is_the_same_and_others_are_refused(policy: FlowPolicy, tmp
         FlowEngine(p, FlowConfig(steps=3)).generate([replace(requests()[0], n=1)]) for p in (policy, again)
     )
     assert one.spoken_audio is not None and two.spoken_audio is not None
+    with pytest.raises(FloatingPointError, match="latents that are not finite"):
+        policy.decode(torch.full((3, 8), math.nan))
     assert np.array_equal(one.spoken_audio.load(24_000), two.spoken_audio.load(24_000))
     with pytest.raises(ValueError, match="not of"):
         load_flow(tmp_path / "flow", codec=UnifiedTokenizer(replace(CODEC, mels=40)))
@@ -279,6 +282,8 @@ def test_a_saved_flow_is_the_same_and_others_are_refused(policy: FlowPolicy, tmp
         ({"duration": 2.0, "video": "seen.npy", "video_rate": 8}, r"\[16, 5\], but this flow reads \[frames, 4\]"),
     ({"duration": 1.0, "video": "pickled.npy", "video_rate": 8}, r"pickled\.npy is no \.npy file of numbers"),
     ({"duration": 1.0, "video": "empty.npy", "video_rate": 8}, r"empty\.npy is no \.npy file of numbers"),
+    ({"duration": 2.0, "video": "nan.npy", "video_rate": 8}, r"nan\.npy holds numbers that are not finite"),
+    ({"duration": 2.0, "video": "float.npy", "video_rate": 8}, r"float\.npy holds pictures of float32; they are uint8"),
 ])  # fmt: skip
 def test_what_a_flow_cannot_make_is_refused_by_field(
     policy: FlowPolicy, metadata: dict[str, Any], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -286,6 +291,8 @@ def test_what_a_flow_cannot_make_is_refused_by_field(
     monkeypatch.chdir(tmp_path)
     np.save("seen.npy", np.zeros((16, 5 if metadata["duration"] == 2.0 else 4), np.float32))
     np.save("pickled.npy", np.array([{}], object), allow_pickle=True)
+    np.save("nan.npy", np.full((16, 4), np.nan, np.float32))
+    np.save("float.npy", np.ones((16, 8, 8), np.float32))
     Path("empty.npy").touch()
     with pytest.raises(ValueError, match=message):
         policy.prompt(asked("a", "x", **metadata))
@@ -300,6 +307,11 @@ def test_rows_of_sounds(tmp_path: Path) -> None:
     first, second = read_sounds(tmp_path / "rows.jsonl", check_audio=True).samples
     assert first.metadata["thought"] == "t" and first.metadata["events"] == events
     assert 0 < first.metadata["duration"] <= 1.0 and second.messages[0].content == ("rain",)
+    given = {"caption": "a voice", "audio": path, "caption_cot": "A voice begins at once."}
+    edit = {"caption": "a voice", "instruction": "Remove the voice.", "before": path, "mask": [[0, 0.1]]}
+    thought, edited = read_sounds([given, edit]).samples
+    assert thought.metadata["thought"] == given["caption_cot"]
+    assert edited.messages[0].content == (edit["instruction"],)
     for row, message in ((rows[2], "'caption': missing"), (rows[3], "'duration': missing")):
         (tmp_path / "rows.jsonl").write_text(row)
         with pytest.raises(ValueError, match=f"row 1, field {message}"):
@@ -312,6 +324,8 @@ def test_options_that_flows_do_not_have_are_refused() -> None:
     for options, noisy, message in (
         ({"advantage": "gae"}, "all", "no critic"),
         ({"loss": "crpo"}, "all", "set sampling.noisy 'none'"),
+        ({"loss": "dppo-tv"}, "all", "compares probabilities of tokens"),
+        ({"entropy_coef": 0.1}, "all", "the entropy of a flow's noisy steps is fixed"),
         ({"loss": "guard"}, "none", "one of noisy steps"),
         ({"loss": "raft", "advantage": "rloo"}, "none", "reads no advantages"),
         ({"loss": "crpo", "mini_batches": 3, "group_size": 3}, "none", "3 must divide prompts_per_step 8"),

@@ -103,6 +103,7 @@ def test_a_region_is_a_span_an_event_of_the_thought_or_said() -> None:
     assert read_regions(["bell"], "", THOUGHT, 2) == [(0.2, 0.4), (0.9, 1.0)]
     assert read_regions([], "Fill the gap from 0.50 to 1.25 s with a dog.", "", 2) == [(0.5, 1.25)]
     assert read_regions([], "Remove the dog from the left.", "", 2) == []
+    assert read_regions([], "Remove the dog from 0.5 s to 0.8 s and from 1 to 1.5 s.", "", 2) == [(0.5, 0.8), (1, 1.5)]
     for regions, message in (
         (["0:1", "0.5:1.5"], "0 to 1 s and 0.5 to 1.5 s overlap; join them"),
         (["1:3"], "1 to 3 s lies past the end of the sound at 2 s"),

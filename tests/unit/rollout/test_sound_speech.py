@@ -87,6 +87,8 @@ def test_text_is_spread_over_the_voice_and_what_is_said_in_it(policy: FlowPolicy
     assert (
         spoken[0] == ord(SPEECH[1].text[0].lower()) + 1 and spoken[-1] == ord("o") + 1 and len(spoken) == prompt.frames
     )
+    with pytest.raises(ValueError, match=r"a text of .* bytes, at most .* bytes in .* s, a frame says one"):
+        policy.prompt(replace(sample, references=("one two three four five six seven eight nine ten " * 9,)))
     both = tts(audio=clip(0))
     target = policy.target(both, policy.prompt(both))
     torch.testing.assert_close(target[:voice], policy.encode(clip(1)))
@@ -184,6 +186,10 @@ def test_rows_that_the_rewards_cannot_score_are_refused(
     ({"task": "tts", "text": "hm", "prompt_audio": "a.wav"}, "'prompt_text': missing; give what prompt_audio says"),
     ({"task": "tts", "text": "hm"}, "'duration': missing; give seconds, or prompt_audio"),
     ({"task": "tts", "text": "hm", "prompt_audio": "a.wav", "prompt_text": "oh"}, r"'prompt_audio': .*a\.wav"),
+    (
+        {"task": "tts", "text": "?!", "prompt_audio": str(clip().path), "prompt_text": "oh"},
+        "'duration': '\\?!' takes no time to be said",
+    ),
     ({"task": "clean", "audio": "a.wav"}, "'task': .*give sound, enhance or tts"),
 ])  # fmt: skip
 def test_rows_of_speech_say_what_is_missing(row: dict[str, Any], message: str) -> None:

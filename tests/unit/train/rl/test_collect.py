@@ -14,6 +14,7 @@ from torch import Tensor
 from audiorl.config import RLConfig
 from audiorl.data.schedule import batch_of_step
 from audiorl.protocols import Request
+from audiorl.rewards import StandardisedSum
 from audiorl.run.folder import Run
 from audiorl.train.rl.advantages import compute_advantages, mean_advantage
 from audiorl.train.rl.collect import RolloutBatch, collect, scored_experiences, step_metrics
@@ -229,6 +230,12 @@ def test_remax_asks_one_greedy_answer_to_each_prompt() -> None:
     assert [s.total for s in found.greedy] == [0.25] * 3
     assert [e.greedy_score for e in scored_experiences(found, RLConfig(advantage="remax"))] == [0.25] * 6
     assert len(found.rollouts) == 6  # the greedy answers are not trained on
+    settings = RLConfig(prompts_per_step=3, group_size=2, advantage="remax")
+    found = collect(Engine(), SAMPLES, StandardisedSum.of(known=Known("a")), 0, settings, 0)
+    raw = [*(r.score.parts["known"] for r in found.rollouts if r.score), *[0.25] * 3]  # standardised together
+    totals = [*(r.score.total for r in found.rollouts if r.score), *(s.total for s in found.greedy)]
+    wanted = torch.tensor(raw) - torch.tensor(raw).mean()
+    torch.testing.assert_close(torch.tensor(totals), wanted / wanted.square().mean().sqrt(), rtol=1e-4, atol=1e-4)
 
 
 def test_a_bad_score_names_its_sample() -> None:

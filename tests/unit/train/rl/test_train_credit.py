@@ -10,15 +10,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from audiorl.algos.experience import Experience
-from audiorl.config import EstimatorConfig, KLConfig, KLKind, RLConfig, ScoreConfig
+from audiorl.config import CriticConfig, EstimatorConfig, KLConfig, KLKind, RLConfig, ScoreConfig
 from audiorl.train.rl.advantages import compute_advantages, mean_advantage, normalize_scores
 from audiorl.train.rl.collect import RolloutBatch, scored_experiences
+from audiorl.train.rl.minibatch import mini_batch_numbers, trained_by
 from audiorl.types import Rollout, Sample, Score, Segment
 
 Turns = Sequence[tuple[int, int]]
@@ -287,6 +289,25 @@ def test_terms_of_a_sum_are_normalised_one_by_one() -> None:
     assert_close(advantages(batch, advantage="gdpo", estimator=EstimatorConfig(eps=1e-8)), [[s], [-s]])
     with pytest.raises(ValueError, match="needs a reward that is a WeightedSum"):
         advantages([*batch, laid("x", A0, 1.0)], advantage="gdpo")
+    with pytest.raises(ValueError, match="needs a reward that is a WeightedSum"):  # of which one was closed by a gate
+        advantages([*batch, laid("x", A0, replace(scores[0], total=0.0))], advantage="gdpo")
+
+
+def test_mini_batches_of_what_a_loss_of_groups_trains_are_equal_and_keep_pairs() -> None:
+    scores = {"a": (1.0, 1.0), "b": (0.0, 1.0), "c": (0.0, 0.0), "d": (0.5, 0.2, 0.1), "e": (2.0, 1.0)}
+    batch = [laid(group, A0, score) for group, each in scores.items() for score in each]
+    for loss, expected in (("raft", [0, 0, 1]), ("crpo", [0, 0, 0, 0, 1, 1]), ("ppo", [0] * 6 + [1] * 5)):
+        config = RLConfig(loss=loss, mini_batches=2)
+        numbers = mini_batch_numbers(config, batch)
+        assert [numbers[i] for i in trained_by(config, batch)] == expected
+    assert sorted(set(mini_batch_numbers(RLConfig(mini_batches=8), batch[:9]))) == list(range(8))
+    assert mini_batch_numbers(RLConfig(loss="raft", mini_batches=2), batch[:2]) == [0, 0]
+
+
+def test_a_critic_warms_up_for_half_of_a_short_training_at_most() -> None:
+    critic = CriticConfig(warmup_steps=10)
+    lengths = [RLConfig(advantage="gae", critic=critic, steps=n).critic_warmup for n in (1, 5, 100)]
+    assert lengths == [0, 2, 10] and RLConfig(critic=critic, steps=100).critic_warmup == 0
 
 
 def test_credit_does_not_reach_over_padding() -> None:
