@@ -157,8 +157,8 @@ def measure(streams: Sequence[Stream], rollouts: Sequence[Rollout]) -> Row:
     qualities = default_quality(language)
     whole = score(instances, "text", language, quality=qualities)
     long = score(instances, "text", language, segments=references, cumulative_elapsed=True)
-    texts = [[i.prediction for i in instances], [i.reference or "" for i in instances]]
-    chrf = estimate(*quality_counts("chrf", *texts, language))
+    said, wanted = [i.prediction for i in instances], [i.reference or "" for i in instances]
+    chrf = estimate(*quality_counts("chrf", said, wanted, language))
     turns = [s for r in rollouts for s in r.segments]
     return {
         "laal": None if math.isnan(whole["LAAL"]) else whole["LAAL"] / 1000,

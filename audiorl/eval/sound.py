@@ -125,8 +125,8 @@ def main(options: SoundOptions) -> Row:
     refuse((unknown, f"--judge {options.judge}: has no class {unknown[:1]}; name its labels for it with --classes"))
     clap = load_tagger(options.clap, {}, options.device) if options.clap else None
     refuse((clap is not None and not isinstance(clap, CLAP), f"--clap {options.clap}: no folder of CLAP"))
-    judged_by = [p for p in map(Path, filter(None, (options.judge, options.clap, options.classes))) if p.exists()]
-    files = sorted(file for p in judged_by for file in (p, *p.rglob("*")))
+    judged_by = [Path(p) for p in (options.judge, options.clap, options.classes) if p is not None]
+    files = sorted(file for p in judged_by for file in (p, *p.rglob("*")) if file.exists())
     heard_by = digest_of(*((str(file), file.stat().st_mtime_ns) for file in files))
     rows = {
         name: measure(options.out / name, clips, samples, judge, clap, options.batch_size, heard_by)  # type: ignore[arg-type]

@@ -196,7 +196,7 @@ def start(path: str | Path, argv: Sequence[str], out: str | Path, trackers: Sequ
         torch_device(config.model.device)
         config = replace(config, path=newest_checkpoint(config.path))
         if flow := getattr(config, "flow", ""):  # that whose sounds reward a thought stays the same, too
-            config = replace(config, flow=newest_checkpoint(flow))
+            config = replace(config, flow=newest_checkpoint(flow))  # type: ignore[call-arg]
     if _followed():
         return None
     with Run.create(out, str(find_script("recipes", path).resolve()), argv, config) as run:

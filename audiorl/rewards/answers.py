@@ -405,7 +405,8 @@ class _Choices:
             declared = self.named(_declared(kept), 5) if _LEAD.search(kept) else None
             for hedge in re.findall(r"\b(?:may|might|could|maybe|perhaps|possibly)\b[^.]*", kept, re.IGNORECASE):
                 left = f" {_loose(hedge)} ".replace(f" {self.words[index]} ", " | ")
-                taken_back = taken_back or any(word and f" {word} " in left for word in self.words)
+                if any(word and f" {word} " in left for word in self.words):
+                    return False
             return not taken_back and declared in (None, index) and _labels(kept) <= {own}
         if _OR.search(rest) or (_NOT.search(rest) and not _NOT.match(self.words[index])):  # but "No, it is not"
             return False

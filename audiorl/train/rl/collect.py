@@ -212,7 +212,7 @@ def collect(
         scores = score_rollouts(reward, [*sampled, *answers])
         again, scores = iter(scores[: len(sampled)]), scores[len(sampled) :]
         if sampled:
-            groups = [[r.with_score(s) for r in g if (s := next(again)) is not None] for g in groups]
+            groups = [[r.with_score(new) for r in g if (new := next(again)) is not None] for g in groups]
         reward_seconds += time.monotonic() - began
         skipped += sum(len(g) for g, s in zip(groups, scores, strict=True) if s is None)
         groups = [g for g, s in zip(groups, scores, strict=True) if s is not None]
