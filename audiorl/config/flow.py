@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from audiorl.config.checks import require, require_counts, require_ranges
+from audiorl.config.supervised import FitConfig
 
 Solver = Literal["euler", "midpoint", "dpm++"]
 Noise = Literal["sde", "cps", "dance"]
@@ -115,11 +116,9 @@ class FlowInference:
 
 
 @dataclass(frozen=True)
-class FlowSFTConfig:
+class FlowSFTConfig(FitConfig):
     """Flow matching on sounds and what is said of them."""
 
-    steps: int = 1000
-    """Optimizer updates."""
     batch_size: int = 32
     """Sounds per update."""
     times: Times = "logit-normal"
@@ -132,11 +131,9 @@ class FlowSFTConfig:
     """Share of the sounds of which a random span is to be made while the rest is given, as editing needs it."""
     micro_batch_tokens: int | None = None
     """Latent frames and bytes of prompts of one forward pass; any value gives the same gradient. None: 8192."""
-    save_every: int = 100
-    """Updates between checkpoints."""
 
     def __post_init__(self) -> None:
-        require_counts(self, ("steps", "batch_size", "micro_batch_tokens", "save_every"))
+        super().__post_init__()
         require_ranges(self, positive=("shift",))
         for name in ("drop", "inpaint"):
             require(0 <= getattr(self, name) < 1, f"sft.{name}", getattr(self, name), "in [0, 1)")

@@ -5,24 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from audiorl.config.checks import require, require_counts, require_ranges
+from audiorl.config.checks import require, require_ranges
+from audiorl.config.supervised import FitConfig
 
 PreferenceLoss = Literal["dpo", "dpo-norm", "cdpo", "ipo", "r-dpo", "sampo", "ld-dpo", "simpo", "cpo", "orpo", "kto"]
 
 
 @dataclass(frozen=True)
-class PreferenceConfig:
+class PreferenceConfig(FitConfig):
     """Preference optimisation. Options left at None take the loss's own default (`audiorl.algos.preference`).
 
     The weights of `kto` that are not set balance desirable against undesirable answers.
     """
 
     loss: PreferenceLoss = "dpo"
-    """DPO and its family on pairs, or KTO on single judged answers."""
-    steps: int = 1000
-    """Optimizer updates."""
-    batch_size: int = 16
-    """Pairs per update; with `kto` single answers."""
+    """DPO and its family on pairs, or KTO on single judged answers, of which `batch_size` counts."""
     beta: float | None = None
     """β: scale of the log-ratios."""
     label_smoothing: float | None = None
@@ -45,16 +42,11 @@ class PreferenceConfig:
     """Share of the audio that is silenced for `audio_coef`, in pieces of 0.1 s."""
     anchor_coef: float = 0.0
     """Weight of the anchor, which keeps the chosen answer as likely as under the reference (OPA-DPO: 1); 0: none."""
-    micro_batch_tokens: int | None = None
-    """Tokens of one forward pass; any value gives the same gradient. None: on a CPU 8192, on a GPU what its memory
-    holds."""
-    save_every: int = 100
-    """Updates between checkpoints."""
     eval_every: int = 0
     """Updates between held-out evaluations; 0: only before and after."""
 
     def __post_init__(self) -> None:
-        require_counts(self, ("steps", "batch_size", "micro_batch_tokens", "save_every"))
+        super().__post_init__()
         weights = ("alpha", "lam", "sft_coef", "audio_coef", "anchor_coef")
         require_ranges(self, positive=("beta",), not_negative=(*weights, "eval_every"))
         require(0 < self.silenced <= 1, "silenced", self.silenced, "in (0, 1]")

@@ -5,17 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from audiorl.config.checks import require_counts, require_ranges
+from audiorl.config.supervised import FitConfig
 
 
 @dataclass(frozen=True)
-class RewardModelConfig:
+class RewardModelConfig(FitConfig):
     """A reward model from pairs of answers."""
 
-    steps: int = 1000
-    """Optimizer updates."""
-    batch_size: int = 16
-    """Pairs per update."""
     margins: bool = True
     """Use the pairs' margins."""
     regulariser: float = 0.0
@@ -23,25 +19,12 @@ class RewardModelConfig:
     length_debias: bool = False
     """Leave to a model of the answers' lengths, fitted before training, what length explains of the pairs (product of
     experts, arXiv 2310.05199)."""
-    micro_batch_tokens: int | None = None
-    """Tokens of one forward pass; any value gives the same gradient. None: on a CPU 8192, on a GPU what its memory
-    holds."""
-    save_every: int = 100
-    """Updates between checkpoints."""
-
-    def __post_init__(self) -> None:
-        require_counts(self, ("steps", "batch_size", "micro_batch_tokens", "save_every"))
-        require_ranges(self)
 
 
 @dataclass(frozen=True)
-class ProcessRewardConfig:
+class ProcessRewardConfig(FitConfig):
     """A process reward model: at the marker that ends each step the decoder says whether the step was good."""
 
-    steps: int = 1000
-    """Optimizer updates."""
-    batch_size: int = 16
-    """Answers per update."""
     marker: str = "\n\n"
     """Text after each step, at which the step is judged."""
     good: str = "+"
@@ -50,15 +33,6 @@ class ProcessRewardConfig:
     """The first token of this text means that the step is bad."""
     soft: bool = False
     """Take labels as probabilities; otherwise as 0 or 1."""
-    micro_batch_tokens: int | None = None
-    """Tokens of one forward pass; any value gives the same gradient. None: on a CPU 8192, on a GPU what its memory
-    holds."""
-    save_every: int = 100
-    """Updates between checkpoints."""
-
-    def __post_init__(self) -> None:
-        require_counts(self, ("steps", "batch_size", "micro_batch_tokens", "save_every"))
-        require_ranges(self)
 
 
 @dataclass(frozen=True)

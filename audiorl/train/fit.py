@@ -16,6 +16,7 @@ from audiorl.algos.experience import Experience
 from audiorl.algos.packing import pack_experiences
 from audiorl.config import OptimConfig
 from audiorl.config.checks import pass_tokens
+from audiorl.config.supervised import FitConfig
 from audiorl.data.schedule import batch_of_step, sorted_batch_of_step
 from audiorl.distributed import trainer_group
 from audiorl.distributed.local import Group, World, changes_worker, gpu_seconds, gpu_work
@@ -53,17 +54,6 @@ class FitWorker(Protocol):
     def train(self, batch: Sequence[Any]) -> dict[str, float]:
         """Update the model from this rank's share of a batch. Returns the metrics of all ranks."""
         ...
-
-
-class FitConfig(Protocol):
-    """The fields that the loop reads of a trainer's config."""
-
-    @property
-    def steps(self) -> int: ...
-    @property
-    def batch_size(self) -> int: ...
-    @property
-    def save_every(self) -> int: ...
 
 
 PackLoss = Callable[[list[int]], tuple[Sequence[Experience], Tensor, Mapping[str, Tensor], Tensor | None]]
