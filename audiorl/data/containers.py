@@ -355,7 +355,7 @@ def cut_columns(data: Mapping[str, Any], recording: str | None = None) -> dict[s
     languages, speakers = {s.language for s in said if s.language}, {s.speaker for s in said if s.speaker}
     for name, values in (("language", languages), ("speaker", speakers)):
         columns |= {name: values.pop()} if len(values) == 1 else {}
-    own = {*columns, "channel", "channel_selector", "offset"}
+    own = {*columns, "channel", "channel_selector", "offset", "end", "end_time"}
     return columns | {name: value for name, value in (cut.custom or {}).items() if name not in own}
 
 

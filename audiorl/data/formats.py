@@ -51,7 +51,8 @@ PLACEHOLDER = "<audio>"
 PICTURE_FIELDS = ("images", "image")
 IMAGE = "<image>"
 """Where the next picture of the row stands in a text."""
-PART = ("start", "offset", "duration", "channel", "channel_selector")
+BEGINS, ENDS = ("start", "offset"), ("end", "end_time")
+PART = (*BEGINS, *ENDS, "duration", "channel", "channel_selector")
 """Columns that select a part of the audio, ours and NeMo's."""
 
 
@@ -462,15 +463,27 @@ def audio_field(row: Row) -> str:
 
 def clip_of(row: Row, style: Style, field: str) -> AudioClip:
     """Return the row's audio by reference; the file is not looked at."""
-    names = (field, *PART, "sample_rate", "sampling_rate")
-    return clip_from(check({name: row.data.get(name) for name in names}, AudioColumns), style, field)
+    return clip_from(check({field: row.data.get(field), **_part(row)}, AudioColumns), style, field)
+
+
+def _part(row: Row) -> dict[str, Any]:
+    """Return the row's columns that select a part of its audio, or say its rate. Without a start an end is metadata."""
+    begins = any(row.data.get(name) is not None for name in BEGINS)
+    names = (*PART, "sample_rate", "sampling_rate")
+    return {name: row.data.get(name) for name in names if begins or name not in ENDS}
 
 
 def clip_from(columns: AudioColumns, style: Style, field: str) -> AudioClip:
     """Return the audio in `field`; the file is not looked at."""
     start = columns.offset if columns.start is None else columns.start
-    part: dict[str, Any] = {} if start is None else {"start": start, "duration": columns.duration}
-    if part and columns.duration == 0:
+    ends = "end" if columns.end is not None else "end_time"
+    end, duration = getattr(columns, ends), columns.duration
+    if start is not None and end is not None and duration is None:
+        if end <= start:
+            raise FieldError(ends, f"{end:g} does not lie after the start, {start:g}; correct the times")
+        duration = round(end - start, 6)
+    part: dict[str, Any] = {} if start is None else {"start": start, "duration": duration}
+    if part and duration == 0:
         raise FieldError("duration", "0 s; give how long the part lasts, or leave it out")
     channel = columns.channel_selector if columns.channel is None else columns.channel
     if channel is not None and channel != "average":

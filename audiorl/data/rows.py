@@ -41,6 +41,8 @@ _NUMBERS = {
     "start",
     "start_time",
     "offset",
+    "end",
+    "end_time",
     "duration",
     "seconds",
     "sample_rate",

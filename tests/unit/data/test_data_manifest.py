@@ -177,6 +177,20 @@ def test_nemo_manifest_selects_parts(folder: Path) -> None:
     assert_hears(whole.audio[0], UTTERANCES[0])
 
 
+def test_a_part_may_be_named_by_its_end(folder: Path) -> None:
+    named = {"start": 0.1, "end": 0.4}
+    parts = [named, {"offset": 0.1, "end_time": 0.4}, {**named, "end": 9, "duration": 0.3}, {"end": "of a talk"}]
+    rows = [{"id": str(i), "audio": "a0.wav", "text": "a part", **part} for i, part in enumerate(parts)]
+    turns = [{"role": "user", "content": [{"type": "audio", "audio": "a0.wav", **named}, "What is said?"]}]
+    *cut, whole = read_samples(write(folder / "m.jsonl", *rows), check_audio=True).samples
+    (turn,) = read_samples(write(folder / "turns.jsonl", {"prompt": turns, "answer": "a part"})).samples
+    (folder / "m.csv").write_text("audio,text,start,end\na0.wav,a part,0.1,0.4\n")
+    for sample in (*cut, turn, *read_samples(folder / "m.csv").samples):
+        assert_hears(sample.audio[0], UTTERANCES[0], slice(1600, 6400))
+    assert_hears(whole.audio[0], UTTERANCES[0])
+    assert whole.metadata["end"] == "of a talk"
+
+
 @pytest.mark.parametrize("kind", ["auto", "asr", "librispeech"])
 def test_librispeech_folder(folder: Path, kind: str) -> None:
     chapter = folder / "test-clean/1089/134686"

@@ -82,6 +82,8 @@ FIELDS: list[tuple[Any, ...]] = [
     (SPEECH | {"start": 100, "duration": 1}, "audio", "lies past the end"),
     (SPEECH | {"duration": NAN}, "duration", "nan is not a time; give seconds"),
     (SPEECH | {"start": 0, "duration": 0}, "duration", "0 s; give how long the part lasts"),
+    (SPEECH | {"start": 1, "end": 1}, "end", "1 does not lie after the start, 1; correct the times"),
+    (SPEECH | {"offset": 0, "end_time": "soon"}, "end_time", "'soon' is not a time; give seconds"),
     # Questions and speech.
     ('{"id": "x", "audio": ', "", r"not valid JSON \(.*\); write one object a line"),
     ("[1, 2]", "", "a JSON list, not an object"),
