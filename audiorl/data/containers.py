@@ -313,20 +313,29 @@ def is_shar(folder: Path) -> bool:
 
 
 def shar_rows(folder: Path) -> Iterator[AnyRow]:
-    """Yield the cuts of a Shar folder with their recordings. Raises ValueError for a shard without its recordings."""
+    """Yield the cuts of a Shar folder, each with the recording of its id, which may be that of a file in a folder.
+
+    Raises ValueError for a shard without its recordings.
+    """
     for cuts in sorted(folder.glob("cuts.*.jsonl*")):
         tar = folder / f"recording.{cuts.name.split('.')[1]}.tar"
         if not tar.is_file():
             raise ValueError(f"{tar}: missing; {cuts.name} needs its recordings")
         members = ((PurePosixPath(name), content) for name, content in _members(tar))
-        sounds = ((name.stem, stored(content, name.suffix)) for name, content in members if name.suffix in SOUNDS)
+        sounds = ((name, stored(content, name.suffix)) for name, content in members if name.suffix in SOUNDS)
+        held: dict[PurePosixPath, Path] = {}
         for row in read_rows(cuts):
-            key, path = next(sounds, (None, None))
-            if isinstance(row, Row) and key != row.data.get("id"):
-                message = f"{row.data.get('id')!r}, but the next recording of {tar.name} is of {key!r}; write it again"
+            if isinstance(row, BadRow):
+                yield row
+                continue
+            key = PurePosixPath(str(row.data.get("id")))
+            while key not in held and (sound := next(sounds, None)):
+                held[sound[0].with_suffix("")] = sound[1]
+            if key in held:
+                yield from converted([row], lambda data, path=held[key]: cut_columns(data, str(path)))  # type: ignore[misc]
+            else:
+                message = f"no recording of {row.data.get('id')!r} in {tar.name}; leave the cut out, or write it again"
                 yield BadRow(row.file, row.number, "id", message)
-                return
-            yield from converted([row], lambda data, path=path: cut_columns(data, str(path)))  # type: ignore[misc]
 
 
 def cut_columns(data: Mapping[str, Any], recording: str | None = None) -> dict[str, Any]:
