@@ -303,10 +303,12 @@ def of_macos(path: PurePath) -> bool:
 
 def _table(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the rows of a Parquet or Arrow file."""
+    names: dict[str, list[str]] | None = None
     try:
         for batch in _batches(path):
             batch.validate(full=True)  # offsets and lengths: beyond the data they would end the process
-            yield from batch.to_pylist()
+            names = _label_names(batch.schema) if names is None else names
+            yield from (_with_names(row, names) for row in batch.to_pylist())
     except (pa.ArrowException, ValueError, OSError, OverflowError, MemoryError) as error:
         reason = " ".join(str(error).split())
         raise ValueError(f"{path}: not readable as {path.suffix[1:].lower()} ({reason}); write it again") from error
@@ -331,6 +333,48 @@ def _batches(path: Path) -> Iterator[pa.RecordBatch]:
             source.seek(max(source.size() - 8, 0))
             if source.read() != b"\xff\xff\xff\xff\0\0\0\0":
                 raise ValueError("cut: no end-of-stream marker")
+
+
+def _label_names(schema: pa.Schema) -> dict[str, list[str]]:
+    """Return the names that a table of `datasets` has for the numbers in a column. Raises ValueError for damage."""
+    written = (schema.metadata or {}).get(b"huggingface")
+    try:
+        return class_names(parse_json(written or b"{}").get("info", {}).get("features", {}))
+    except (LookupError, TypeError, AttributeError) as error:
+        raise ValueError(f"the features of `datasets` in its metadata are damaged: {error!r}") from error
+
+
+def class_names(features: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Return the names of each column of class labels, or of lists of them, for features as `datasets` writes them.
+
+    >>> class_names({"label": {"names": ["cat", "bird"], "_type": "ClassLabel"}, "text": {"_type": "Value"}})
+    {'label': ['cat', 'bird']}
+    """
+    names = {}
+    for column, feature in features.items():
+        while isinstance(feature, list) or feature.get("_type") in ("Sequence", "List", "LargeList"):
+            feature = feature[0] if isinstance(feature, list) else feature["feature"]
+        if feature.get("_type") == "ClassLabel":
+            names[column] = [str(name) for name in feature["names"]]
+    return names
+
+
+def _with_names(row: dict[str, Any], names: Mapping[str, list[str]]) -> dict[str, Any]:
+    """Return the row with the names of its classes. Of an answer whose name is no choice the number stays, the index
+    of a choice, as in MMLU, where the names are A to D."""
+
+    def named(value: Any, of: list[str]) -> Any:
+        if isinstance(value, list):
+            return [named(each, of) for each in value]
+        if not isinstance(value, int):  # of a column that another program has made texts of
+            return value
+        return of[value] if 0 <= value < len(of) else None  # -1 is no label
+
+    new = row | {column: named(row[column], of) for column, of in names.items() if column in row}
+    choices = new.get("choices") or new.get("multi_choice")
+    if "answer" in names and isinstance(choices, list) and choices and new.get("answer") not in [*choices, None]:
+        new["answer"] = row["answer"]
+    return new
 
 
 def audio_folder(folder: Path) -> Path | None:
@@ -394,7 +438,8 @@ def is_dataset(value: Any) -> bool:
 def dataset_rows(dataset: Any, name: str = "dataset") -> Iterator[Row | BadRow]:
     """Yield the rows of a dataset, or of the only split of a dictionary.
 
-    Audio is not decoded: encoded bytes are stored (`stored`), a row at a time. Raises ValueError for several splits.
+    Audio is not decoded: encoded bytes are stored (`stored`), a row at a time. Class labels get their names. Raises
+    ValueError for several splits.
     """
     if isinstance(dataset, Mapping):
         if len(dataset) != 1:
@@ -404,8 +449,10 @@ def dataset_rows(dataset: Any, name: str = "dataset") -> Iterator[Row | BadRow]:
     datasets = _datasets()
     features = getattr(dataset, "features", None) or {}
     sounds = [column for column, feature in features.items() if isinstance(feature, datasets.Audio)]
+    names = class_names(features.to_dict()) if features else {}
     tables = dataset.with_format("arrow").iter(batch_size=1)  # decodes nothing
     for number, (entry,) in enumerate((table.to_pylist() for table in tables), 1):
+        entry = _with_names(entry, names)
         row: Row | BadRow = Row(name, number, entry)
         for column in sounds:
             value = entry[column] or {}

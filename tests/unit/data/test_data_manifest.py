@@ -136,6 +136,27 @@ def test_json_list_parquet_arrow_and_saved_dataset_read_the_same(folder: Path) -
     assert len(read_samples(folder / "splits" / "test").samples) == 2
 
 
+def test_class_labels_are_read_by_their_names(folder: Path) -> None:
+    """Of a dataset in memory, a table and a saved dataset; where the names are A and B, an answer is an index."""
+    from datasets import ClassLabel, Dataset, Features, Sequence, Value
+
+    names = {"label": ClassLabel(names=["cat", "bird"]), "tags": Sequence(ClassLabel(names=["loud", "far"]))}
+    columns = Features({"audio": Value("string"), "question": Value("string"), **names})
+    rows = {"audio": [str(folder / "a0.wav")] * 3, "question": ["Which?", "Who?", "What?"]}
+    dataset = Dataset.from_dict({**rows, "label": [1, 0, -1], "tags": [[0, 1], [], [-1]]}, columns)
+    dataset.to_parquet(str(folder / "t.parquet"))
+    dataset.save_to_disk(str(folder / "saved"))
+    for source in (dataset, dataset.to_iterable_dataset(), folder / "t.parquet", folder / "saved"):
+        loaded = read_samples(source, columns={"answer": "label"}, on_error="skip")
+        assert [s.references for s in loaded.samples] == [("bird",), ("cat",)]
+        assert [s.metadata["tags"] for s in loaded.samples] == [["loud", "far"], []]
+        assert [(row.row, row.field) for row in loaded.skipped] == [(3, "answer")]
+    choices = {"choices": Sequence(Value("string")), "answer": ClassLabel(names=["A", "B"])}
+    asked = {"audio": ["a0.wav"], "question": ["Which?"], "choices": [["a dog", "a cat"]], "answer": [1]}
+    columns = Features({name: Value("string") for name in ("audio", "question")} | choices)
+    assert read_samples(Dataset.from_dict(asked, columns)).samples[0].references == ("a cat",)
+
+
 @pytest.mark.parametrize("kind", ["mmau", "mmar"])
 def test_mmau_and_mmar(folder: Path, kind: str) -> None:
     """27 rows of MMAU's test-mini offer a choice twice, 4 rows of MMAR an empty one; MMAU's test has no answers."""

@@ -287,6 +287,14 @@ def arrow(path: Path, rows: int = 2000) -> Path:
     return path
 
 
+@pytest.mark.parametrize("written", ["{", "[]", '{"info": {"features": {"text": {"_type": "ClassLabel"}}}}'])
+def test_damaged_names_of_class_labels(tmp_path: Path, written: str) -> None:
+    table = pa.table({"audio": ["a.wav"], "text": ["hello"]}).replace_schema_metadata({"huggingface": written})
+    pq.write_table(table, tmp_path / "t.parquet")
+    with pytest.raises(ValueError, match=r"t\.parquet: not readable as parquet \(.*\); write it again"):
+        read_samples(tmp_path / "t.parquet")
+
+
 def test_a_cut_arrow_file_is_an_error_and_not_the_end_of_the_process(tmp_path: Path) -> None:
     path = arrow(tmp_path / "rows.arrow")
     content = path.read_bytes()
