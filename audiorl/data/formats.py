@@ -379,14 +379,22 @@ def _picture(given: Any, style: Style, field: str) -> Picture:
 
 
 def _clips_of(row: Row, style: Style, field: str) -> list[AudioClip]:
-    """Return the clips that a row has beside its conversation: of a list, or the one of its audio column."""
-    given = row.data.get(field)
+    """Return the clips that a row has beside its conversation: of a list, or the one of its audio column.
+
+    Columns that select a part are those of one clip; of several each has the rate that the row names.
+    """
+    given, part = row.data.get(field), _part(row)
     if given is None or (field != "audios" and not isinstance(given, list | tuple)):
         return [] if given is None else [clip_of(row, style, field)]
+    several = given if isinstance(given, list | tuple) else [given]
+    selects = (name for name in PART if name != "duration" and part.get(name) not in (None, "average"))
+    if len(several) > 1 and (name := next(selects, None)):
+        remedy = f'put each clip in a turn, {{"type": "audio", "audio": "…", "{name}": …}}'
+        raise FieldError(name, f"that of one clip, and {field} holds {len(several)}; {remedy}")
     clips = []
-    for i, audio in enumerate(given if isinstance(given, list | tuple) else [given]):
+    for i, audio in enumerate(several):
         try:
-            clips.append(clip_from(check({"audio": audio}, AudioColumns), style, "audio"))
+            clips.append(clip_from(check({"audio": audio, **part}, AudioColumns), style, "audio"))
         except FieldError as error:
             raise FieldError(error.field.replace("audio", f"{field}[{i}]", 1), error.message) from error
     return clips
