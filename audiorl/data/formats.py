@@ -580,6 +580,8 @@ def _lack(row: Row, field: str) -> str:
 def _answers(row: Row, choices: tuple[str, ...]) -> tuple[str, ...]:
     """Return the gold text: of an index the choice it points to. An open question may list several."""
     value = row.data.get("answer")
+    if isinstance(value, str) and re.fullmatch(r"\s*\d{1,9}\s*", value) and choices and value.strip() not in choices:
+        value = int(value)  # as text files hold an index
     if isinstance(value, int) and choices:
         if not 0 <= value < len(choices):
             raise FieldError("answer", f"index {value} lies outside the {len(choices)} choices; count from 0")

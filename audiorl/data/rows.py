@@ -49,20 +49,17 @@ _NUMBERS = {
     "sampling_rate",
     "channel",
     "channel_selector",
+    "margin",
 }
 """Columns of text files that hold numbers. What kind any other holds is not guessed: 007 and null are transcripts."""
 _LISTS = {
-    "choices",
-    "multi_choice",
-    "audios",
-    "messages",
-    "conversations",
-    "conversation",
-    "prompt",
-    "history",
-    "hotwords",
+    **dict.fromkeys(("choices", "multi_choice", "audios", "hotwords"), r"\["),
+    **dict.fromkeys(("messages", "conversations", "conversation", "prompt", "history"), r"\["),
+    **dict.fromkeys(("answer", "references", "solution", "images", "steps"), r'\[\s*["{]'),
+    **dict.fromkeys(("chosen", "rejected", "completion"), r"\[\s*\{"),
+    "labels": r"\[\s*(\d|true|false)",
 }
-"""Columns of text files that may hold a list, as JSON."""
+"""Columns of text files that may hold a list, as JSON, and how it begins: an answer [music] or [1, 2] is a text."""
 _COMMON_VOICE = {"path": "audio", "locale": "language", "client_id": "speaker"}
 """Columns of Common Voice's files and what they are called here."""
 _VGGSOUND = ["youtube_id", "start_time", "label", "split"]
@@ -268,8 +265,8 @@ def _delimited(path: Path, content: bytes, kind: str) -> Iterator[Row | BadRow]:
 
 def _parse_lists(data: dict[str, Any]) -> FieldError | None:
     """Replace the texts that begin as JSON lists do, in columns that may hold lists; return a fault that one has."""
-    for name in sorted(_LISTS & data.keys()):
-        if data[name].lstrip().startswith("["):
+    for name in sorted(_LISTS.keys() & data.keys()):
+        if re.match(_LISTS[name], data[name].lstrip()):
             try:
                 data[name] = parse_json(data[name])
             except ValueError as error:

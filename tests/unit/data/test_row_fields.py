@@ -205,6 +205,7 @@ def test_a_limit_below_one(folder: Path, read: Callable[..., object], limit: Any
         ),
         ("m.csv", "audio,text\na.wav,caf\udce9\n", {}, r"m\.csv, line 2: byte 0xe9 at column 10 is not UTF-8; save"),
         ("m.csv", "audio,question,choices\na.wav,?,[a\n", {}, "row 1, field 'choices': not a JSON list"),
+        ("m.csv", 'audio,question,answer\na.wav,?,"[""a, b"\n', {}, "row 1, field 'answer': not a JSON list"),
         (
             "m.csv",
             "wav,label\na.wav,b\n",
