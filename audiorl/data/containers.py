@@ -1,7 +1,8 @@
 """Corpora that are not one row a sample: folders, archives and cuts become the rows of an `asr` manifest.
 
     librispeech   a folder with *.trans.txt files and the audio next to them
-    wenetspeech   one .json object: {"audios": [{"path", "segments": [{"sid", "begin_time", "end_time", "text", …}]}]}
+    wenetspeech   one .json object: {"audios": [{"path", "segments": [{"sid", "begin_time", "end_time", "text", …}]}]},
+                  of another language than Chinese with "language" beside audios, as GigaSpeech has it
     kaldi         a folder with wav.scp, text, and where they are segments, reco2file_and_channel, utt2spk, utt2lang
     webdataset    x.tar: the members KEY.flac, KEY.json, KEY.txt … make the row KEY
     lhotse        cuts.jsonl or cuts.jsonl.gz: one cut a line
@@ -73,10 +74,14 @@ def librispeech_rows(folder: Path) -> Iterator[AnyRow]:
 
 
 def wenetspeech_rows(path: Path, document: Any) -> Iterator[AnyRow]:
-    """Yield the segments of a WenetSpeech file, counted over all recordings from 1. Raises ValueError without any."""
+    """Yield the segments of a WenetSpeech file, counted over all recordings from 1. Raises ValueError without any.
+
+    GigaSpeech has files of this shape, too, which name their `language`; WenetSpeech is Chinese.
+    """
     if not document["audios"]:
         raise ValueError(f"{path}: field 'audios': empty; give the recordings with their segments")
-    number = 1
+    number, language = 1, document.get("language") or "zh"
+    language = language.lower() if isinstance(language, str) else language
     for audio in document["audios"]:
         try:
             recording = check(audio, WenetSpeechRecording)
@@ -94,7 +99,7 @@ def wenetspeech_rows(path: Path, document: Any) -> Iterator[AnyRow]:
                 rest = {k: value for k, value in data.items() if k not in ("sid", "begin_time", "end_time")}
                 id = segment.sid or f"{recording.aid or recording.path}_{index}"
                 part = {"audio": recording.path, "offset": begin, "duration": round(end - begin, 6)}
-                yield Row(str(path), number, {"language": "zh", **rest, "id": id, **part})
+                yield Row(str(path), number, {"language": language, **rest, "id": id, **part})
             except FieldError as error:
                 yield BadRow(str(path), number, error.field, error.message)
             number += 1

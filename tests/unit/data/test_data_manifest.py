@@ -245,6 +245,18 @@ def test_wenetspeech_segments(folder: Path) -> None:
     assert str(skipped) == f"{path}: row 2, field 'end_time': 0.3 does not lie after begin_time 0.4; correct the times"
 
 
+def test_gigaspeech_is_in_the_language_that_it_names(folder: Path) -> None:
+    segments = [{"sid": "POD_S0", "begin_time": 0.1, "end_time": 0.4, "text_tn": "AS THEY'RE LEAVING <COMMA>"}]
+    audios = [{"aid": "POD", "path": "a3.wav", "segments": segments}]
+    path = folder / "GigaSpeech.json"
+    path.write_text(json.dumps({"dataset": "GigaSpeech", "language": "EN", "audios": audios}))
+    (sample,) = read_samples(path, columns={"text": "text_tn"}).samples
+    assert sample.metadata["language"] == "en" and "English" in prompt(sample)
+    path.write_text(json.dumps({"language": 3, "audios": audios}))
+    with pytest.raises(ValueError, match="row 1, field 'language': 3 is not a language"):
+        read_samples(path, columns={"text": "text_tn"})
+
+
 def test_the_bundled_manifest_is_readable_too() -> None:
     from importlib import resources
 
