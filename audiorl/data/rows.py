@@ -444,9 +444,9 @@ def dataset_rows(dataset: Any, name: str = "dataset") -> Iterator[Row | BadRow]:
             raise ValueError(f"{name}: a {type(dataset).__name__} with the splits {splits}; give one, dataset[SPLIT]")
         dataset = next(iter(dataset.values()))
     datasets = _datasets()
-    features = getattr(dataset, "features", None) or {}
+    features = getattr(dataset, "features", None) or datasets.Features()
     sounds = [column for column, feature in features.items() if isinstance(feature, datasets.Audio)]
-    names = class_names(features.to_dict()) if features else {}
+    names = class_names(features.to_dict())
     tables = dataset.with_format("arrow").iter(batch_size=1)  # decodes nothing
     for number, (entry,) in enumerate((table.to_pylist() for table in tables), 1):
         entry = _with_names(entry, names)
