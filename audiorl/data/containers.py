@@ -1,7 +1,8 @@
 """Corpora that are not one row a sample: folders, archives and cuts become the rows of an `asr` manifest.
 
     librispeech   a folder with *.trans.txt files and the audio next to them
-    wenetspeech   one .json object: {"audios": [{"path", "segments": [{"sid", "begin_time", "end_time", "text", …}]}]}
+    wenetspeech   one .json object: {"audios": [{"path", "segments": [{"sid", "begin_time", "end_time", "text", …}]}]},
+                  of another language than Chinese with "language" beside audios, as GigaSpeech has it
     kaldi         a folder with wav.scp, text, and where they are segments, reco2file_and_channel, utt2spk, utt2lang
     webdataset    x.tar: the members KEY.flac, KEY.json, KEY.txt … make the row KEY
     lhotse        cuts.jsonl or cuts.jsonl.gz: one cut a line
@@ -73,10 +74,14 @@ def librispeech_rows(folder: Path) -> Iterator[AnyRow]:
 
 
 def wenetspeech_rows(path: Path, document: Any) -> Iterator[AnyRow]:
-    """Yield the segments of a WenetSpeech file, counted over all recordings from 1. Raises ValueError without any."""
+    """Yield the segments of a WenetSpeech file, counted over all recordings from 1. Raises ValueError without any.
+
+    GigaSpeech has files of this shape, too, which name their `language`; WenetSpeech is Chinese.
+    """
     if not document["audios"]:
         raise ValueError(f"{path}: field 'audios': empty; give the recordings with their segments")
-    number = 1
+    number, language = 1, document.get("language") or "zh"
+    language = language.lower() if isinstance(language, str) else language
     for audio in document["audios"]:
         try:
             recording = check(audio, WenetSpeechRecording)
@@ -94,7 +99,7 @@ def wenetspeech_rows(path: Path, document: Any) -> Iterator[AnyRow]:
                 rest = {k: value for k, value in data.items() if k not in ("sid", "begin_time", "end_time")}
                 id = segment.sid or f"{recording.aid or recording.path}_{index}"
                 part = {"audio": recording.path, "offset": begin, "duration": round(end - begin, 6)}
-                yield Row(str(path), number, {"language": "zh", **rest, "id": id, **part})
+                yield Row(str(path), number, {"language": language, **rest, "id": id, **part})
             except FieldError as error:
                 yield BadRow(str(path), number, error.field, error.message)
             number += 1
@@ -313,20 +318,29 @@ def is_shar(folder: Path) -> bool:
 
 
 def shar_rows(folder: Path) -> Iterator[AnyRow]:
-    """Yield the cuts of a Shar folder with their recordings. Raises ValueError for a shard without its recordings."""
+    """Yield the cuts of a Shar folder, each with the recording of its id, which may be that of a file in a folder.
+
+    Raises ValueError for a shard without its recordings.
+    """
     for cuts in sorted(folder.glob("cuts.*.jsonl*")):
         tar = folder / f"recording.{cuts.name.split('.')[1]}.tar"
         if not tar.is_file():
             raise ValueError(f"{tar}: missing; {cuts.name} needs its recordings")
         members = ((PurePosixPath(name), content) for name, content in _members(tar))
-        sounds = ((name.stem, stored(content, name.suffix)) for name, content in members if name.suffix in SOUNDS)
+        sounds = ((name, stored(content, name.suffix)) for name, content in members if name.suffix in SOUNDS)
+        held: dict[PurePosixPath, Path] = {}
         for row in read_rows(cuts):
-            key, path = next(sounds, (None, None))
-            if isinstance(row, Row) and key != row.data.get("id"):
-                message = f"{row.data.get('id')!r}, but the next recording of {tar.name} is of {key!r}; write it again"
+            if isinstance(row, BadRow):
+                yield row
+                continue
+            key = PurePosixPath(str(row.data.get("id")))
+            while key not in held and (sound := next(sounds, None)):
+                held[sound[0].with_suffix("")] = sound[1]
+            if key in held:
+                yield from converted([row], lambda data, path=held[key]: cut_columns(data, str(path)))  # type: ignore[misc]
+            else:
+                message = f"no recording of {row.data.get('id')!r} in {tar.name}; leave the cut out, or write it again"
                 yield BadRow(row.file, row.number, "id", message)
-                return
-            yield from converted([row], lambda data, path=path: cut_columns(data, str(path)))  # type: ignore[misc]
 
 
 def cut_columns(data: Mapping[str, Any], recording: str | None = None) -> dict[str, Any]:
@@ -355,7 +369,7 @@ def cut_columns(data: Mapping[str, Any], recording: str | None = None) -> dict[s
     languages, speakers = {s.language for s in said if s.language}, {s.speaker for s in said if s.speaker}
     for name, values in (("language", languages), ("speaker", speakers)):
         columns |= {name: values.pop()} if len(values) == 1 else {}
-    own = {*columns, "channel", "channel_selector", "offset"}
+    own = {*columns, "channel", "channel_selector", "offset", "end", "end_time"}
     return columns | {name: value for name, value in (cut.custom or {}).items() if name not in own}
 
 

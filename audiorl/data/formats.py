@@ -51,7 +51,8 @@ PLACEHOLDER = "<audio>"
 PICTURE_FIELDS = ("images", "image")
 IMAGE = "<image>"
 """Where the next picture of the row stands in a text."""
-PART = ("start", "offset", "duration", "channel", "channel_selector")
+BEGINS, ENDS = ("start", "offset"), ("end", "end_time")
+PART = (*BEGINS, *ENDS, "duration", "channel", "channel_selector")
 """Columns that select a part of the audio, ours and NeMo's."""
 
 
@@ -378,14 +379,22 @@ def _picture(given: Any, style: Style, field: str) -> Picture:
 
 
 def _clips_of(row: Row, style: Style, field: str) -> list[AudioClip]:
-    """Return the clips that a row has beside its conversation: of a list, or the one of its audio column."""
-    given = row.data.get(field)
+    """Return the clips that a row has beside its conversation: of a list, or the one of its audio column.
+
+    Columns that select a part are those of one clip; of several each has the rate that the row names.
+    """
+    given, part = row.data.get(field), _part(row)
     if given is None or (field != "audios" and not isinstance(given, list | tuple)):
         return [] if given is None else [clip_of(row, style, field)]
+    several = given if isinstance(given, list | tuple) else [given]
+    selects = (name for name in PART if name != "duration" and part.get(name) not in (None, "average"))
+    if len(several) > 1 and (name := next(selects, None)):
+        remedy = f'put each clip in a turn, {{"type": "audio", "audio": "…", "{name}": …}}'
+        raise FieldError(name, f"that of one clip, and {field} holds {len(several)}; {remedy}")
     clips = []
-    for i, audio in enumerate(given if isinstance(given, list | tuple) else [given]):
+    for i, audio in enumerate(several):
         try:
-            clips.append(clip_from(check({"audio": audio}, AudioColumns), style, "audio"))
+            clips.append(clip_from(check({"audio": audio, **part}, AudioColumns), style, "audio"))
         except FieldError as error:
             raise FieldError(error.field.replace("audio", f"{field}[{i}]", 1), error.message) from error
     return clips
@@ -462,15 +471,27 @@ def audio_field(row: Row) -> str:
 
 def clip_of(row: Row, style: Style, field: str) -> AudioClip:
     """Return the row's audio by reference; the file is not looked at."""
-    names = (field, *PART, "sample_rate", "sampling_rate")
-    return clip_from(check({name: row.data.get(name) for name in names}, AudioColumns), style, field)
+    return clip_from(check({field: row.data.get(field), **_part(row)}, AudioColumns), style, field)
+
+
+def _part(row: Row) -> dict[str, Any]:
+    """Return the row's columns that select a part of its audio, or say its rate. Without a start an end is metadata."""
+    begins = any(row.data.get(name) is not None for name in BEGINS)
+    names = (*PART, "sample_rate", "sampling_rate")
+    return {name: row.data.get(name) for name in names if begins or name not in ENDS}
 
 
 def clip_from(columns: AudioColumns, style: Style, field: str) -> AudioClip:
     """Return the audio in `field`; the file is not looked at."""
     start = columns.offset if columns.start is None else columns.start
-    part: dict[str, Any] = {} if start is None else {"start": start, "duration": columns.duration}
-    if part and columns.duration == 0:
+    ends = "end" if columns.end is not None else "end_time"
+    end, duration = getattr(columns, ends), columns.duration
+    if start is not None and end is not None and duration is None:
+        if end <= start:
+            raise FieldError(ends, f"{end:g} does not lie after the start, {start:g}; correct the times")
+        duration = round(end - start, 6)
+    part: dict[str, Any] = {} if start is None else {"start": start, "duration": duration}
+    if part and duration == 0:
         raise FieldError("duration", "0 s; give how long the part lasts, or leave it out")
     channel = columns.channel_selector if columns.channel is None else columns.channel
     if channel is not None and channel != "average":
@@ -559,6 +580,8 @@ def _lack(row: Row, field: str) -> str:
 def _answers(row: Row, choices: tuple[str, ...]) -> tuple[str, ...]:
     """Return the gold text: of an index the choice it points to. An open question may list several."""
     value = row.data.get("answer")
+    if isinstance(value, str) and re.fullmatch(r"\s*\d{1,9}\s*", value) and choices and value.strip() not in choices:
+        value = int(value)  # as text files hold an index
     if isinstance(value, int) and choices:
         if not 0 <= value < len(choices):
             raise FieldError("answer", f"index {value} lies outside the {len(choices)} choices; count from 0")

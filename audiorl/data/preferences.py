@@ -46,6 +46,8 @@ from audiorl.pictures import Picture
 from audiorl.types import Sample
 
 _PAIR = {"chosen", "rejected"}
+_VERDICTS = {"true": True, "false": False, "1": True, "0": False}
+"""How text files write a verdict."""
 ROLLOUT_COLUMNS = ("step", "group_id", "index", "sample", "segments", "text", "score", "advantage", "spoken_audio")
 """Columns of a recorded rollout; a labelled one has them besides those of a judged answer, and they are no metadata."""
 
@@ -200,7 +202,9 @@ def _judged(row: Row, style: Style, to_sample: Format) -> tuple[Sample, Judged]:
         row = _with_last_turn(row, "completion")
     field = "answer" if row.data.get("completion") is None else "completion"
     verdict = _either(row, "desirable", "label")
-    columns = check({name: row.data.get(name) for name in (field, verdict)}, JudgedColumns)
+    written = row.data.get(verdict)
+    given = _VERDICTS.get(written.strip().lower(), written) if isinstance(written, str) else written
+    columns = check({field: row.data.get(field), verdict: given}, JudgedColumns)
     sample = _sample(row, style, to_sample, field, verdict)
     desirable, answer = getattr(columns, verdict), getattr(columns, field)
     if desirable not in (True, False):  # 0 and 1 are equal to these

@@ -41,26 +41,25 @@ _NUMBERS = {
     "start",
     "start_time",
     "offset",
+    "end",
+    "end_time",
     "duration",
     "seconds",
     "sample_rate",
     "sampling_rate",
     "channel",
     "channel_selector",
+    "margin",
 }
 """Columns of text files that hold numbers. What kind any other holds is not guessed: 007 and null are transcripts."""
 _LISTS = {
-    "choices",
-    "multi_choice",
-    "audios",
-    "messages",
-    "conversations",
-    "conversation",
-    "prompt",
-    "history",
-    "hotwords",
+    **dict.fromkeys(("choices", "multi_choice", "audios", "hotwords"), r"\["),
+    **dict.fromkeys(("messages", "conversations", "conversation", "prompt", "history"), r"\["),
+    **dict.fromkeys(("answer", "references", "solution", "images", "steps"), r'\[\s*["{]'),
+    **dict.fromkeys(("chosen", "rejected", "completion"), r"\[\s*\{"),
+    "labels": r"\[\s*(\d|true|false)",
 }
-"""Columns of text files that may hold a list, as JSON."""
+"""Columns of text files that may hold a list, as JSON, and how it begins: an answer [music] or [1, 2] is a text."""
 _COMMON_VOICE = {"path": "audio", "locale": "language", "client_id": "speaker"}
 """Columns of Common Voice's files and what they are called here."""
 _VGGSOUND = ["youtube_id", "start_time", "label", "split"]
@@ -266,8 +265,8 @@ def _delimited(path: Path, content: bytes, kind: str) -> Iterator[Row | BadRow]:
 
 def _parse_lists(data: dict[str, Any]) -> FieldError | None:
     """Replace the texts that begin as JSON lists do, in columns that may hold lists; return a fault that one has."""
-    for name in sorted(_LISTS & data.keys()):
-        if data[name].lstrip().startswith("["):
+    for name in sorted(_LISTS.keys() & data.keys()):
+        if re.match(_LISTS[name], data[name].lstrip()):
             try:
                 data[name] = parse_json(data[name])
             except ValueError as error:
@@ -301,10 +300,12 @@ def of_macos(path: PurePath) -> bool:
 
 def _table(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the rows of a Parquet or Arrow file."""
+    names: dict[str, list[str]] | None = None
     try:
         for batch in _batches(path):
             batch.validate(full=True)  # offsets and lengths: beyond the data they would end the process
-            yield from batch.to_pylist()
+            names = _label_names(batch.schema) if names is None else names
+            yield from (_with_names(row, names) for row in batch.to_pylist())
     except (pa.ArrowException, ValueError, OSError, OverflowError, MemoryError) as error:
         reason = " ".join(str(error).split())
         raise ValueError(f"{path}: not readable as {path.suffix[1:].lower()} ({reason}); write it again") from error
@@ -329,6 +330,48 @@ def _batches(path: Path) -> Iterator[pa.RecordBatch]:
             source.seek(max(source.size() - 8, 0))
             if source.read() != b"\xff\xff\xff\xff\0\0\0\0":
                 raise ValueError("cut: no end-of-stream marker")
+
+
+def _label_names(schema: pa.Schema) -> dict[str, list[str]]:
+    """Return the names that a table of `datasets` has for the numbers in a column. Raises ValueError for damage."""
+    written = (schema.metadata or {}).get(b"huggingface")
+    try:
+        return class_names(parse_json(written or b"{}").get("info", {}).get("features", {}))
+    except (LookupError, TypeError, AttributeError) as error:
+        raise ValueError(f"the features of `datasets` in its metadata are damaged: {error!r}") from error
+
+
+def class_names(features: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Return the names of each column of class labels, or of lists of them, for features as `datasets` writes them.
+
+    >>> class_names({"label": {"names": ["cat", "bird"], "_type": "ClassLabel"}, "text": {"_type": "Value"}})
+    {'label': ['cat', 'bird']}
+    """
+    names = {}
+    for column, feature in features.items():
+        while isinstance(feature, list) or feature.get("_type") in ("Sequence", "List", "LargeList"):
+            feature = feature[0] if isinstance(feature, list) else feature["feature"]
+        if feature.get("_type") == "ClassLabel":
+            names[column] = [str(name) for name in feature["names"]]
+    return names
+
+
+def _with_names(row: dict[str, Any], names: Mapping[str, list[str]]) -> dict[str, Any]:
+    """Return the row with the names of its classes. Of an answer whose name is no choice the number stays, the index
+    of a choice, as in MMLU, where the names are A to D."""
+
+    def named(value: Any, of: list[str]) -> Any:
+        if isinstance(value, list):
+            return [named(each, of) for each in value]
+        if not isinstance(value, int):  # of a column that another program has made texts of
+            return value
+        return of[value] if 0 <= value < len(of) else None  # -1 is no label
+
+    new = row | {column: named(row[column], of) for column, of in names.items() if column in row}
+    choices = new.get("choices") or new.get("multi_choice")
+    if "answer" in names and isinstance(choices, list) and choices and new.get("answer") not in [*choices, None]:
+        new["answer"] = row["answer"]
+    return new
 
 
 def audio_folder(folder: Path) -> Path | None:
@@ -392,7 +435,8 @@ def is_dataset(value: Any) -> bool:
 def dataset_rows(dataset: Any, name: str = "dataset") -> Iterator[Row | BadRow]:
     """Yield the rows of a dataset, or of the only split of a dictionary.
 
-    Audio is not decoded: encoded bytes are stored (`stored`), a row at a time. Raises ValueError for several splits.
+    Audio is not decoded: encoded bytes are stored (`stored`), a row at a time. Class labels get their names. Raises
+    ValueError for several splits.
     """
     if isinstance(dataset, Mapping):
         if len(dataset) != 1:
@@ -400,10 +444,12 @@ def dataset_rows(dataset: Any, name: str = "dataset") -> Iterator[Row | BadRow]:
             raise ValueError(f"{name}: a {type(dataset).__name__} with the splits {splits}; give one, dataset[SPLIT]")
         dataset = next(iter(dataset.values()))
     datasets = _datasets()
-    features = getattr(dataset, "features", None) or {}
+    features = getattr(dataset, "features", None) or datasets.Features()
     sounds = [column for column, feature in features.items() if isinstance(feature, datasets.Audio)]
+    names = class_names(features.to_dict())
     tables = dataset.with_format("arrow").iter(batch_size=1)  # decodes nothing
     for number, (entry,) in enumerate((table.to_pylist() for table in tables), 1):
+        entry = _with_names(entry, names)
         row: Row | BadRow = Row(name, number, entry)
         for column in sounds:
             value = entry[column] or {}

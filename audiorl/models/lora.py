@@ -22,6 +22,8 @@ NON_LORA_WEIGHTS = "trained.safetensors"
 """In an adapter's folder: what was trained and is not in the adapter, such as the audio projector."""
 _PEFT = "base_model.model."
 """Before every name in an adapter's file."""
+_UNREAD = ("use_rslora", "use_dora", "rank_pattern", "alpha_pattern")
+"""Fields of peft's configuration by which an adapter adds something else than alpha / rank times B A."""
 
 
 def add_lora(model: PreTrainedModel, decoder: nn.Module, config: LoraConfig) -> Any:
@@ -71,14 +73,24 @@ def adapted_model(path: str | Path) -> str | None:
 
 
 def adapter_config(folder: Path) -> Any:
-    """Read peft's configuration of a saved adapter. Raises ValueError where it names no base model."""
+    """Read peft's configuration of a saved adapter. Raises ValueError where it names no base model, and for fields that
+    change what its matrices add and are not read here."""
     from peft import PeftConfig
 
     with naming_damage(folder / "adapter_config.json"):
         config = PeftConfig.from_pretrained(str(folder))
     if not config.base_model_name_or_path:
         raise ValueError(f"{folder}/adapter_config.json: base_model_name_or_path is missing")
+    for field in _UNREAD:
+        if getattr(config, field, None):  # only LoRA's have them
+            raise ValueError(f"{folder}/adapter_config.json: {field} is not read; merge the adapter with peft first")
     return config
+
+
+def adapted_modules(folder: Path) -> tuple[str, ...]:
+    """Return the last names of the modules that a saved adapter has matrices for, whatever pattern named them."""
+    modules = (name.partition(".lora_")[0] for name in _saved_matrices(folder, "cpu"))
+    return tuple(sorted({module.rpartition(".")[2] for module in modules}))
 
 
 def save_adapter(adapter: Any, trained: Mapping[str, Tensor], folder: Path) -> None:

@@ -56,7 +56,7 @@ class ProcessRewardModel:
                 self.policy.prompts.check_learned(step)
             written += [*self.policy.tokenizer.encode(step, add_special_tokens=False), *self.marker]
             ends.append(len(prompt) + len(written) - 1)
-        whole = prompt.followed_by(torch.tensor(written), ())
+        whole = prompt.followed_by(torch.tensor(written, dtype=torch.long), ())
         own = torch.arange(len(whole)) >= len(prompt)
         code_mask = None if whole.codes is None else nn.functional.pad(own[:, None], (0, whole.codes.shape[1] - 1))
         experience = Experience(
@@ -70,7 +70,7 @@ class ProcessRewardModel:
             name=repr(sample.id),
             images=whole.images,
         )
-        return MarkedAnswer(experience, torch.tensor(ends))
+        return MarkedAnswer(experience, torch.tensor(ends, dtype=torch.long))
 
     def logits(self, answers: Sequence[MarkedAnswer], share_prompts: bool = False) -> Tensor:
         """Return [K, V] at all markers of a pack, answer by answer; neighbours of one sample may share its prompt."""

@@ -7,7 +7,7 @@ models.py counts the weights of a model on torch's meta device, memory.py adds u
     plan.fits, [gpu.peak for gpu in plan.gpus]
 """
 
-from audiorl.plan.memory import MemoryPlan, PlanOptions, make_plan, suggestions
+from audiorl.plan.memory import MemoryPlan, PlanOptions, largest_pass, make_plan, suggestions
 from audiorl.plan.models import ModelSize, size_of
 
 __all__ = ["MemoryPlan", "ModelSize", "PlanOptions", "largest_pass", "make_plan", "size_of", "suggestions"]

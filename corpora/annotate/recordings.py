@@ -43,8 +43,8 @@ RATE = 16_000
 IN_MEMORY = 900.0
 """Seconds up to which a recording is decoded once for all stages; of longer ones every part is decoded when needed."""
 WRITTEN = (
-    "id", "key", "audio", "audio_path", "audio_filepath", "audio_id", "start", "offset", "duration", "text",
-    "transcript", "sentence", "language", "lang", "speaker", "question", "choices", "answer", "task",
+    "id", "key", "audio", "audio_path", "audio_filepath", "audio_id", "start", "offset", "end", "end_time", "duration",
+    "text", "transcript", "sentence", "language", "lang", "speaker", "question", "choices", "answer", "task",
     "sample_rate", "sampling_rate", "channel", "channel_selector",
 )  # fmt: skip
 """Columns of an input manifest that do not pass into the rows: those that the rows have themselves, and questions."""

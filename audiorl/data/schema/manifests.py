@@ -45,6 +45,8 @@ class AudioColumns(Struct):
 
     start: Seconds | None = None
     offset: Seconds | None = None
+    end: Seconds | None = None
+    end_time: Seconds | None = None
     duration: Seconds | None = None
     channel: Channel | None = None
     channel_selector: Channel | Literal["average"] | None = None

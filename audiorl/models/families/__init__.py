@@ -13,7 +13,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from audiorl.config import LoraConfig, ModelConfig
-from audiorl.models.lora import NON_LORA_WEIGHTS, adapter_config, is_adapter, other_weights, read_adapter
+from audiorl.models.lora import (
+    NON_LORA_WEIGHTS,
+    adapted_modules,
+    adapter_config,
+    is_adapter,
+    other_weights,
+    read_adapter,
+)
 from audiorl.models.policy import AudioPolicy
 from audiorl.models.speech import LAYOUT_KEY, FrameLayout
 from audiorl.models.weights import BASE_KEY, ModelSource, check_sizes, read_processor_files
@@ -116,7 +123,10 @@ def load_policy(
     config = config or ModelConfig()
     if is_adapter(path):
         saved = adapter_config(Path(path))
-        targets = tuple(sorted({t.rsplit(".", 1)[-1] for t in saved.target_modules}))
+        if isinstance(saved.target_modules, str):  # a regular expression, or "all-linear"
+            targets = adapted_modules(Path(path))
+        else:
+            targets = tuple(sorted({t.rsplit(".", 1)[-1] for t in saved.target_modules}))
         lora = LoraConfig(rank=saved.r, alpha=saved.lora_alpha, target_modules=targets)
         talker = "Talker" in str((saved.auto_mapping or {}).get("base_model_class"))
         policy = load_policy(saved.base_model_name_or_path, dataclasses.replace(config, lora=lora), talker=talker)

@@ -24,7 +24,7 @@ import soundfile
 from msgspec import Meta, Struct, structs
 
 from audiorl.audio import AudioClip, AudioError, load_clip, probe
-from audiorl.data.formats import Style, audio_field, clip_of
+from audiorl.data.formats import ENDS, Style, audio_field, clip_of
 from audiorl.data.manifest import Loaded, Origin
 from audiorl.data.rows import BadRow, Row, of_macos, read_rows
 from audiorl.data.schema import FieldError, check, check_limit, parse_json
@@ -82,7 +82,7 @@ class StreamColumns(Struct):
     metadata: Object | None = None
 
 
-_FIELDS = {*StreamColumns.__struct_fields__, *AudioColumns.__struct_fields__}
+_FIELDS = {*StreamColumns.__struct_fields__, *AudioColumns.__struct_fields__} - {*ENDS}
 _CLAUSE = re.compile(r"""(?<=[,;:.!?…،؛؟۔।])["'”’»)\]]*\s+|(?<=[，、；：。！？])["”’」』）]*\s*""")
 
 

@@ -67,7 +67,7 @@ def test_lhotse_reads_the_same(shar: bool, speech: list[Utterance], tmp_path: Pa
             utterance.key, recording.id, 0.0, recording.duration, text=utterance.text, language="en", speaker="jane"
         )
         cuts.append(lhotse.MonoCut(utterance.key, 0.0, recording.duration, 0, supervisions=[said], recording=recording))
-    cuts.append(cuts[0].truncate(offset=0.25, duration=0.5, preserve_id=False).with_id("part"))
+    cuts.append(cuts[0].truncate(offset=0.25, duration=0.5, preserve_id=False).with_id("jane/part"))
     soundfile.write(tmp_path / "two.wav", np.stack([wave("a", 2.0), wave("b", 2.0)], 1), RATE)
     stereo = lhotse.Recording.from_file(tmp_path / "two.wav")
     for channel, key in enumerate(TEXTS):
@@ -236,7 +236,23 @@ def test_shards_and_recordings_must_agree(tmp_path: Path) -> None:
     folder = shar(tmp_path)
     write_tar(folder / "recording.000001.tar", {"other.flac": encoded("b")})
     (row,) = skipped(folder)
-    assert "field 'id': 'b', but the next recording of recording.000001.tar is of 'other'" in row
+    assert "field 'id': no recording of 'b' in recording.000001.tar; leave the cut out" in row
     (folder / "recording.000001.tar").unlink()
     with pytest.raises(ValueError, match=r"recording\.000001\.tar: missing"):
         read_samples(folder)
+
+
+def test_a_cut_without_its_recording_spoils_no_other(tmp_path: Path) -> None:
+    """Ids in folders, of which one in the middle of the first shard has no recording."""
+    placeholder = {"type": "shar", "channels": [0], "source": ""}
+    ids = [["x/a", "x/b", "y/a"], ["y/b", "z/a"]]
+    for number, shard in enumerate(ids):
+        rows = [{**cut(id[-1], placeholder), "id": id} for id in shard]
+        write_lines(tmp_path / f"cuts.{number:06d}.jsonl.gz", rows)
+        members = {f"{id}.flac": encoded(id[-1]) for id in shard if id != "x/b"}
+        write_tar(tmp_path / f"recording.{number:06d}.tar", members)
+    loaded = read_samples(tmp_path, on_error="skip")
+    assert [(row.row, row.field) for row in loaded.skipped] == [(2, "id")]
+    assert [sample.id for sample in loaded.samples] == ["x/a", "y/a", "y/b", "z/a"]
+    for sample in loaded.samples:
+        np.testing.assert_allclose(sample.audio[0].load(RATE), wave(sample.id[-1]), atol=2e-4)

@@ -170,6 +170,21 @@ def test_turns_clips_and_what_is_learned(folder: Path) -> None:
     assert [e.target for e in supervised_turns(sample)] == ["<answer>3</answer>"]  # of a prompt no turn is learned
 
 
+def test_a_part_of_the_clip_in_audios(folder: Path) -> None:
+    asked = {"messages": chat("<audio>Which?", "a cat"), "start": 0.1}
+    rows = [
+        {**asked, **named, **end}
+        for named in ({"audios": ["a0.wav"]}, {"audios": "a0.wav"}, {"audio": "a0.wav"})
+        for end in ({"end": 0.4}, {"duration": 0.3})
+    ]
+    rows.append(
+        {"messages": chat("Which?", "a cat"), "audios": CLIPS[:2], "duration": 9.0}
+    )  # which says how long it is
+    *parts, whole = read_samples(lines(folder / "m.jsonl", *rows), check_audio=True).samples
+    assert {(c.path, c.start, c.duration) for s in parts for c in s.audio} == {(str(folder / "a0.wav"), 0.1, 0.3)}
+    assert [(c.start, c.duration) for c in whole.audio] == [(0.0, None)] * 2
+
+
 def test_pairs_and_judged_answers_of_other_projects(folder: Path) -> None:
     swift = {"messages": chat("<audio>What is said?", "yes"), "audios": ["a0.wav"]}
     factory = {"conversations": chat("<audio>What is said?", role="from", text="value"), "audios": ["a0.wav"]}
@@ -196,6 +211,10 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"messages": chat("<audio>?", "a"), "audios": ["gone.wav"]}, r"audios\[0\]", r"gone\.wav: missing"),
     ({"messages": chat("?", "a"), "audios": [WHOLE]}, r"audios\[0\]\.array", "its samples are whole numbers"),
     ({"messages": chat("<audio>?", "a"), "audios": ["https://x.org/a.wav"]}, r"audios\[0\]", "is a URL, which is"),
+    ({"messages": chat("?", "a"), "audios": CLIPS, "start": 0.1}, "start", "that of one clip, and audios holds 3; put"),
+    ({"messages": chat("?", "a"), "audios": CLIPS, "channel": 1}, "channel", "that of one clip, and audios holds 3"),
+    ({"messages": chat("?", "a"), "audios": ["a0.wav"], "channel": 1}, r"audios\[0\]", "channel 1"),
+    ({"messages": chat("?", "a"), "audios": CLIPS, "sample_rate": 8000}, r"audios\[0\]", "declared as 8000 Hz"),
     ({"messages": chat("?", "a"), "images": ["a.png"], "audios": CLIPS}, "images", r"a\.png: missing"),
     ({"messages": chat("?", "a"), "images": ["a0.wav"], "audios": CLIPS}, "images", "no picture that Pillow reads"),
     ({"messages": chat("<image>?", "a"), "images": ["a.png"] * 2, "audios": CLIPS}, "images", "2 pictures, 1 place"),

@@ -136,6 +136,27 @@ def test_json_list_parquet_arrow_and_saved_dataset_read_the_same(folder: Path) -
     assert len(read_samples(folder / "splits" / "test").samples) == 2
 
 
+def test_class_labels_are_read_by_their_names(folder: Path) -> None:
+    """Of a dataset in memory, a table and a saved dataset; where the names are A and B, an answer is an index."""
+    from datasets import ClassLabel, Dataset, Features, Sequence, Value
+
+    names = {"label": ClassLabel(names=["cat", "bird"]), "tags": Sequence(ClassLabel(names=["loud", "far"]))}
+    columns = Features({"audio": Value("string"), "question": Value("string"), **names})
+    rows = {"audio": [str(folder / "a0.wav")] * 3, "question": ["Which?", "Who?", "What?"]}
+    dataset = Dataset.from_dict({**rows, "label": [1, 0, -1], "tags": [[0, 1], [], [-1]]}, columns)
+    dataset.to_parquet(str(folder / "t.parquet"))
+    dataset.save_to_disk(str(folder / "saved"))
+    for source in (dataset, dataset.to_iterable_dataset(), folder / "t.parquet", folder / "saved"):
+        loaded = read_samples(source, columns={"answer": "label"}, on_error="skip")
+        assert [s.references for s in loaded.samples] == [("bird",), ("cat",)]
+        assert [s.metadata["tags"] for s in loaded.samples] == [["loud", "far"], []]
+        assert [(row.row, row.field) for row in loaded.skipped] == [(3, "answer")]
+    choices = {"choices": Sequence(Value("string")), "answer": ClassLabel(names=["A", "B"])}
+    asked = {"audio": ["a0.wav"], "question": ["Which?"], "choices": [["a dog", "a cat"]], "answer": [1]}
+    columns = Features({name: Value("string") for name in ("audio", "question")} | choices)
+    assert read_samples(Dataset.from_dict(asked, columns)).samples[0].references == ("a cat",)
+
+
 @pytest.mark.parametrize("kind", ["mmau", "mmar"])
 def test_mmau_and_mmar(folder: Path, kind: str) -> None:
     """27 rows of MMAU's test-mini offer a choice twice, 4 rows of MMAR an empty one; MMAU's test has no answers."""
@@ -177,6 +198,20 @@ def test_nemo_manifest_selects_parts(folder: Path) -> None:
     assert_hears(whole.audio[0], UTTERANCES[0])
 
 
+def test_a_part_may_be_named_by_its_end(folder: Path) -> None:
+    named = {"start": 0.1, "end": 0.4}
+    parts = [named, {"offset": 0.1, "end_time": 0.4}, {**named, "end": 9, "duration": 0.3}, {"end": "of a talk"}]
+    rows = [{"id": str(i), "audio": "a0.wav", "text": "a part", **part} for i, part in enumerate(parts)]
+    turns = [{"role": "user", "content": [{"type": "audio", "audio": "a0.wav", **named}, "What is said?"]}]
+    *cut, whole = read_samples(write(folder / "m.jsonl", *rows), check_audio=True).samples
+    (turn,) = read_samples(write(folder / "turns.jsonl", {"prompt": turns, "answer": "a part"})).samples
+    (folder / "m.csv").write_text("audio,text,start,end\na0.wav,a part,0.1,0.4\n")
+    for sample in (*cut, turn, *read_samples(folder / "m.csv").samples):
+        assert_hears(sample.audio[0], UTTERANCES[0], slice(1600, 6400))
+    assert_hears(whole.audio[0], UTTERANCES[0])
+    assert whole.metadata["end"] == "of a talk"
+
+
 @pytest.mark.parametrize("kind", ["auto", "asr", "librispeech"])
 def test_librispeech_folder(folder: Path, kind: str) -> None:
     chapter = folder / "test-clean/1089/134686"
@@ -208,6 +243,18 @@ def test_wenetspeech_segments(folder: Path) -> None:
     assert_hears(sample.audio[0], UTTERANCES[3], slice(1600, 6400))
     (skipped,) = loaded.skipped
     assert str(skipped) == f"{path}: row 2, field 'end_time': 0.3 does not lie after begin_time 0.4; correct the times"
+
+
+def test_gigaspeech_is_in_the_language_that_it_names(folder: Path) -> None:
+    segments = [{"sid": "POD_S0", "begin_time": 0.1, "end_time": 0.4, "text_tn": "AS THEY'RE LEAVING <COMMA>"}]
+    audios = [{"aid": "POD", "path": "a3.wav", "segments": segments}]
+    path = folder / "GigaSpeech.json"
+    path.write_text(json.dumps({"dataset": "GigaSpeech", "language": "EN", "audios": audios}))
+    (sample,) = read_samples(path, columns={"text": "text_tn"}).samples
+    assert sample.metadata["language"] == "en" and "English" in prompt(sample)
+    path.write_text(json.dumps({"language": 3, "audios": audios}))
+    with pytest.raises(ValueError, match="row 1, field 'language': 3 is not a language"):
+        read_samples(path, columns={"text": "text_tn"})
 
 
 def test_the_bundled_manifest_is_readable_too() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import re
 from collections.abc import Callable, Mapping
@@ -21,6 +22,7 @@ from audiorl.data.preferences import Judged, Pair, pair_row, pairs_to_judged, re
 from audiorl.models.prompts import wants_speech
 from audiorl.types import Message, Sample
 
+Reader = Callable[..., Loaded[Any]]
 UTTERANCES = bundled_speech(("en",), min_seconds=0.5, max_seconds=2)[:2]
 ASKED: dict[str, Any] = {"id": "q1", "audio": "a0.wav", "question": "Which?"}
 CHOICES: dict[str, Any] = {**ASKED, "choices": ["a dog", "a cat"], "answer": "a cat"}
@@ -130,7 +132,39 @@ def test_steps_have_hard_or_soft_labels(folder: Path) -> None:
     assert loaded.samples[0].steps == ("It barks.", "a cat")
 
 
-Reader = Callable[..., Loaded[Any]]
+TEXTS: list[tuple[Reader, dict[str, str], Callable[[Any], Any], Any]] = [
+    (read_pairs, {"chosen": "a cat", "rejected": "no", "margin": "-0.5"}, lambda p: p.margin, -0.5),
+    (read_pairs, {"chosen": json.dumps(SAID), "rejected": "[music]"}, lambda p: p.rejected, "[music]"),
+    (read_pairs, {"chosen": json.dumps(SAID), "rejected": "no"}, lambda p: Path(p.chosen.path).name, "a0.wav"),
+    (read_pairs, {"chosen": '["a", "b"]', "rejected": "no"}, lambda p: p.chosen, '["a", "b"]'),
+    *(
+        (read_judged, {"completion": "[1, 2]", "label": written}, lambda j: (j.answer, j.desirable), ("[1, 2]", good))
+        for written, good in (("true", True), ("False", False), ("1", True), ("0", False))
+    ),
+    (read_steps, {"steps": '["It barks.", "so"]', "labels": "[1, 0.5]"}, lambda s: (*s.steps, *s.labels),
+     ("It barks.", "so", 1.0, 0.5)),
+    (read_steps, {"steps": '["It barks."]', "labels": "[false]"}, lambda s: s.labels, (0.0,)),
+    (read_samples, {"answer": '["cat", "a cat"]'}, lambda s: s.references, ("cat", "a cat")),
+    (read_samples, {"answer": "[1, 2]", "labels": "['Speech']"}, lambda s: (*s.references, s.metadata["labels"]),
+     ("[1, 2]", "['Speech']")),
+    (read_samples, {"choices": '["a dog", "a cat"]', "answer": "1"}, lambda s: s.references, ("a cat",)),
+    (read_samples, {"choices": '["2", "1"]', "answer": "1"}, lambda s: s.references, ("1",)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("read", "row", "made", "expected"), TEXTS)
+@pytest.mark.parametrize("kind", ["csv", "tsv"])
+def test_values_of_text_files(
+    folder: Path, read: Reader, row: dict[str, str], made: Callable[[Any], Any], expected: Any, kind: str
+) -> None:
+    row = {**ASKED, **row}
+    with open(folder / f"m.{kind}", "w", newline="") as file:
+        plain: Any = {} if kind == "csv" else {"delimiter": "\t", "quoting": csv.QUOTE_NONE, "quotechar": None}
+        csv.writer(file, **plain).writerows([row, row.values()])
+    (value,) = read(folder / f"m.{kind}").samples
+    assert made(value) == expected
+
+
 BAD_ROWS: list[tuple[Reader, Mapping[str, Any] | str, str, str]] = [
     (read_pairs, {**PAIR, "rejected": " a cat\n"}, "rejected", "are the same answer; give two different ones"),
     (read_pairs, {**PAIR, "chosen": "  "}, "chosen", "the chosen text is empty"),

@@ -82,6 +82,8 @@ FIELDS: list[tuple[Any, ...]] = [
     (SPEECH | {"start": 100, "duration": 1}, "audio", "lies past the end"),
     (SPEECH | {"duration": NAN}, "duration", "nan is not a time; give seconds"),
     (SPEECH | {"start": 0, "duration": 0}, "duration", "0 s; give how long the part lasts"),
+    (SPEECH | {"start": 1, "end": 1}, "end", "1 does not lie after the start, 1; correct the times"),
+    (SPEECH | {"offset": 0, "end_time": "soon"}, "end_time", "'soon' is not a time; give seconds"),
     # Questions and speech.
     ('{"id": "x", "audio": ', "", r"not valid JSON \(.*\); write one object a line"),
     ("[1, 2]", "", "a JSON list, not an object"),
@@ -203,6 +205,7 @@ def test_a_limit_below_one(folder: Path, read: Callable[..., object], limit: Any
         ),
         ("m.csv", "audio,text\na.wav,caf\udce9\n", {}, r"m\.csv, line 2: byte 0xe9 at column 10 is not UTF-8; save"),
         ("m.csv", "audio,question,choices\na.wav,?,[a\n", {}, "row 1, field 'choices': not a JSON list"),
+        ("m.csv", 'audio,question,answer\na.wav,?,"[""a, b"\n', {}, "row 1, field 'answer': not a JSON list"),
         (
             "m.csv",
             "wav,label\na.wav,b\n",
@@ -283,6 +286,14 @@ def arrow(path: Path, rows: int = 2000) -> Path:
     with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, table.schema) as writer:
         writer.write_table(table, max_chunksize=100)
     return path
+
+
+@pytest.mark.parametrize("written", ["{", "[]", '{"info": {"features": {"text": {"_type": "ClassLabel"}}}}'])
+def test_damaged_names_of_class_labels(tmp_path: Path, written: str) -> None:
+    table = pa.table({"audio": ["a.wav"], "text": ["hello"]}).replace_schema_metadata({"huggingface": written})
+    pq.write_table(table, tmp_path / "t.parquet")
+    with pytest.raises(ValueError, match=r"t\.parquet: not readable as parquet \(.*\); write it again"):
+        read_samples(tmp_path / "t.parquet")
 
 
 def test_a_cut_arrow_file_is_an_error_and_not_the_end_of_the_process(tmp_path: Path) -> None:

@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 import torch
+from peft import LoraConfig as PeftLoraConfig
+from peft import get_peft_model
 from safetensors.torch import load_file, save_file
-from transformers import Gemma2Config, Gemma2ForCausalLM, GraniteConfig, GraniteForCausalLM
+from transformers import AutoModelForCausalLM, Gemma2Config, Gemma2ForCausalLM, GraniteConfig, GraniteForCausalLM
 
 from audiorl.algos.experience import Experience
 from audiorl.algos.packing import pack_experiences
@@ -176,3 +178,30 @@ def test_json_that_is_damaged_is_named(tmp_path: Path) -> None:
             with pytest.raises(ValueError, match=rf"{name}: "):
                 load_policy(tmp_path)
         (tmp_path / name).unlink()
+
+
+@pytest.mark.parametrize("targets", [["q_proj", "down_proj"], r".*\.(q|down)_proj", "all-linear"])
+def test_an_adapter_of_peft_gives_its_logits(targets: Any, tmp_path: Path) -> None:
+    make_text().save(tmp_path / "model")
+    torch.manual_seed(0)
+    stock = AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.float32)
+    lora = PeftLoraConfig(r=2, lora_alpha=8, target_modules=targets, init_lora_weights=False, task_type="CAUSAL_LM")
+    adapted = get_peft_model(stock, lora).eval()
+    adapted.save_pretrained(str(tmp_path / "adapter"))
+    ids = torch.arange(5, 30)[None]
+    with torch.no_grad():
+        expected = adapted(input_ids=ids).logits
+        ours = load_policy(tmp_path / "adapter").model(input_ids=ids).logits
+    torch.testing.assert_close(ours, expected, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("use_rslora", True), ("use_dora", True), ("rank_pattern", {"q_proj": 4}), ("alpha_pattern", {"q_proj": 4})],
+)
+def test_an_adapter_that_adds_something_else_is_refused(field: str, value: Any, tmp_path: Path) -> None:
+    make_text(ModelConfig(lora=LoraConfig(rank=2))).save(tmp_path)
+    path = tmp_path / "adapter_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "base_model_name_or_path": "m", field: value}))
+    with pytest.raises(ValueError, match=rf"adapter_config\.json: {field} is not read; merge the adapter with peft"):
+        load_policy(tmp_path)

@@ -573,6 +573,12 @@ def test_bad_input_is_one_line(
     assert words in error and error.count("\n") == 1
 
 
+def test_the_names_of_the_package_are_there() -> None:
+    import audiorl.plan
+
+    assert all(hasattr(audiorl.plan, name) for name in audiorl.plan.__all__)
+
+
 def test_the_largest_pass_fits_and_the_next_does_not() -> None:
     """A larger GPU takes a longer pass, up to the longest; else the shortest for an answer."""
     model, found = "qwen2.5-omni-3b", []

@@ -279,6 +279,15 @@ def test_steps_about_a_spoken_prompt_are_judged_by_its_frames(codec: AudioTokeni
     assert judge.score_steps(batch)[0] == pytest.approx(found, abs=1e-6)
 
 
+def test_an_answer_without_steps_has_no_scores(samples: list[Sample]) -> None:
+    judge = ProcessRewardModel(make_omni(), PROCESS.marker, PROCESS.good, PROCESS.bad)
+    marked = judge.mark(samples[0], ())
+    assert (marked.experience.ids.dtype, marked.markers.dtype, len(marked.markers)) == (torch.long, torch.long, 0)
+    alone, beside = judge.score_steps([(samples[0], ("yes",))])[0], [(samples[0], ()), (samples[0], ("yes",))]
+    assert judge.score_steps([(samples[1], ())]) == [[]]
+    assert judge.score_steps(beside) == [[], pytest.approx(alone, abs=1e-6)]
+
+
 def test_what_is_not_answered_in_steps_is_refused(samples: list[Sample]) -> None:
     judge = ProcessRewardModel(make_dual_omni(), PROCESS.marker, PROCESS.good, PROCESS.bad)
     spoken = Sample("s", (Message("user", ("Why?",)),), metadata={"respond": "speech"})

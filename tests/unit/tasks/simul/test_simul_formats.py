@@ -54,8 +54,9 @@ def test_a_row(folder: Path) -> None:
     assert stream.units == (Unit(0.5, 1.5, "espere", "wait", 1.2),)
     assert stream.audio.path == str(folder / "a.wav") and stream.metadata == {"topic": "x", "speaker": "m"}
     assert loaded.summary().endswith("s.jsonl: 1 sample")
-    (part,) = read_streams(lines(folder / "s.jsonl", row(start=1.0, duration=2.0))).samples
-    assert part.seconds == 2.0 and (part.audio.start, part.audio.duration) == (1.0, 2.0)
+    for ends in ({"duration": 2.0}, {"end": 3.0}):
+        (part,) = read_streams(lines(folder / "s.jsonl", row(start=1.0, **ends))).samples
+        assert part.seconds == 2.0 and (part.audio.start, part.audio.duration) == (1.0, 2.0)
     for units in ([], None):
         (bare,) = read_streams(lines(folder / "s.jsonl", row(units=units))).samples
         assert bare.units == () and bare.reference == ""
