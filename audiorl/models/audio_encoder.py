@@ -24,7 +24,7 @@ from audiorl.config import ModelConfig
 from audiorl.distributed.local import gpu_work
 from audiorl.models.attention import autocast, set_chunk_attention
 from audiorl.models.backbone import Backbone
-from audiorl.models.features import Features, check_extractor, to_weights
+from audiorl.models.features import HOP, Features, check_extractor, to_weights
 from tokenizers_audio.audio import prepare
 from tokenizers_audio.batches import encode_all
 from tokenizers_audio.protocol import AudioTokenizer
@@ -258,6 +258,9 @@ class AudioEncoder:
         total = 0.0
         for clip, features in zip(clips, self._features(clips, weight.device), strict=True):
             length = clip.context + seconds(clip) if limit else math.inf
+            mels, bins = features.get("input_features"), getattr(self.extractor, "feature_size", 0)
+            if limit and mels is not None and bins:  # what the encoder reads: Whisper pads a clip of a second to thirty
+                length = max(length, mels.numel() / bins * HOP / self._rate)
             total += length
             if not passes or total > limit:
                 passes.append([])

@@ -38,7 +38,7 @@ from audiorl.data.preferences import Judged, Pair
 from audiorl.distributed.local import Group
 from audiorl.errors import Interrupted
 from audiorl.models import AudioPolicy
-from audiorl.models.examples import Example, answer_example, experience
+from audiorl.models.examples import Example, answer_example, answer_logprobs, experience
 from audiorl.models.weights import read_tensors
 from audiorl.pictures import Picture
 from audiorl.run.folder import Run
@@ -118,15 +118,12 @@ def _kto_loss(
 ) -> tuple[list[list[int]], PackLoss]:
     policy, count = learner.policy, sum(learner.world.gather(len(items)))
     answers = [[experience(policy, i.answers[0], str(k))] for k, i in enumerate(items)]
-    others = [[experience(policy, i.answers[1])] for i in items]
-    drift = torch.zeros(len(items))
-    with torch.no_grad():  # before the update begins: ranks need not have equally many passes here
-        for places in group_packs(others, pass_tokens(config)):
-            part = [others[p][0] for p in places]
-            by_answer = _logprobs(policy, part)
-            check_finite(part, torch.cat(by_answer), "the log-prob")
-            drift[places] = sum_each([x.cpu() for x in by_answer]).float()
-    drifts, _ = learner.world.gather_list(drift.tolist())
+    others = [experience(policy, i.answers[1]) for i in items]
+    # Before the update begins: ranks need not have equally many passes here.
+    to_others = answer_logprobs(policy, others, pass_tokens(config))
+    if others:
+        check_finite(others, torch.cat(to_others), "the log-prob")
+    drifts, _ = learner.world.gather_list([float(x.sum()) for x in to_others])
     refs, _ = learner.world.gather_list([float(i.refs[1].sum()) for i in items])
     baseline = kto_baseline(torch.tensor(drifts), torch.tensor(refs)).to(policy.device)
 
