@@ -20,7 +20,7 @@ import sys
 import types
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import reduce
-from itertools import pairwise
+from itertools import pairwise, repeat
 from operator import or_
 from pathlib import Path
 from types import ModuleType
@@ -231,9 +231,7 @@ def shortened(default: Any, shown: Callable[[str], bool], prefix: str = "") -> A
             changed.append((name, type(values[name]), values[name]))
         elif group or not shown(path):
             changed.append((name, Annotated[type(value) if group else hints[name], Suppress], value))
-    fields = [
-        (name, hint, dataclasses.field(default_factory=lambda value=value: value)) for name, hint, value in changed
-    ]
+    fields = [(name, hint, dataclasses.field(default_factory=repeat(value).__next__)) for name, hint, value in changed]
     new = dataclasses.make_dataclass(
         kind.__name__, fields, bases=(kind,), frozen=True, namespace={"__doc__": kind.__doc__}
     )

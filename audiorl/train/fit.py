@@ -56,6 +56,17 @@ class FitWorker(Protocol):
         ...
 
 
+class Batches(Protocol):
+    """The fields that the loop reads of a trainer's config."""
+
+    @property
+    def steps(self) -> int: ...
+    @property
+    def batch_size(self) -> int: ...
+    @property
+    def save_every(self) -> int: ...
+
+
 PackLoss = Callable[[list[int]], tuple[Sequence[Experience], Tensor, Mapping[str, Tensor], Tensor | None]]
 """From the indices of items: their experiences; their loss, as its share of the mean over the batches of all ranks; its
 metrics, scalars that are added up over packs and ranks; and the log-probs of all sampled tokens."""
@@ -176,7 +187,7 @@ def fit(
     model: Saved,
     items: Sequence[T],
     run: Run,
-    config: FitConfig,
+    config: Batches,
     *,
     phase: str,
     seed: int,
@@ -232,7 +243,7 @@ def fit(
     run.finish(phase, {"steps": step, "seconds": run.seconds(phase)})
 
 
-def training_indices(items: Sequence[T], config: FitConfig, seed: int) -> list[int]:
+def training_indices(items: Sequence[T], config: Batches, seed: int) -> list[int]:
     """Return the ascending indices of the items that a phase will train on."""
     if config.steps * config.batch_size >= len(items):
         return list(range(len(items)))
