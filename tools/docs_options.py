@@ -69,19 +69,24 @@ def table(file: Path, name: str, prefix: str) -> str:
 
 
 def fields(file: Path, name: str) -> list[Row]:
-    """(field, type, default, docstring) of each public field. ValueError if the class is not there."""
+    """(field, type, default, docstring) of each public field; of a `FitConfig` also those that it inherits.
+
+    ValueError if the class is not there.
+    """
     body = ast.parse(file.read_text(encoding="utf-8")).body
     config = next((node for node in body if isinstance(node, ast.ClassDef) and node.name == name), None)
     if config is None:
         raise ValueError(f"{file}: no class {name}")
-    rows = []
+    rows: dict[str, Row] = {}
+    if any(ast.unparse(base) == "FitConfig" for base in config.bases):
+        rows = {row[0]: row for row in fields(ROOT / "audiorl/config/supervised.py", "FitConfig")}
     for node, after in zip(config.body, [*config.body[1:], None], strict=True):
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
             default = "required" if node.value is None else ast.unparse(node.value)
             kind = ast.unparse(node.annotation).replace(" | ", " or ")  # a pipe would end the cell
             nested = f"The options of `{kind}`." if re.fullmatch(r"\w+(Config|Options|Rewards)", kind) else ""
-            rows.append((node.target.id, kind, default, _docstring(after) or nested))
-    return rows
+            rows[node.target.id] = (node.target.id, kind, default, _docstring(after) or nested)
+    return list(rows.values())
 
 
 @cache

@@ -137,7 +137,7 @@ def test_json_list_parquet_arrow_and_saved_dataset_read_the_same(folder: Path) -
 
 
 def test_class_labels_are_read_by_their_names(folder: Path) -> None:
-    """Of a dataset in memory, a table and a saved dataset; where the names are A and B, an answer is an index."""
+    """Read a dataset in memory, a table and a saved dataset; where the names are A and B, an answer is an index."""
     from datasets import ClassLabel, Dataset, Features, Sequence, Value
 
     names = {"label": ClassLabel(names=["cat", "bird"]), "tags": Sequence(ClassLabel(names=["loud", "far"]))}
