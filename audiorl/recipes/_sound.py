@@ -111,10 +111,10 @@ def sounds_of(
             references_of(sample, "basic", config.language)
         if learned and "audio" not in sample.metadata and "after" not in sample.metadata:
             raise FieldError("audio", f"sample {sample.id!r}: no sound to learn; give its file")
-        if (clip := recording_of(sample)) is not None and not math.isclose(seconds(clip), duration_of(sample)):
-            held, asked_for = seconds(clip) * policy.frame_rate, policy.frames_of(duration_of(sample))
-            if math.ceil(held - 1e-6) < asked_for - 1:
-                raise FieldError("duration", f"{clip_name(clip)} lasts {seconds(clip):.2f} s, less than asked for")
+        if (clip := recording_of(sample)) is not None:
+            lasts = seconds(clip)
+            if math.ceil(lasts * policy.frame_rate - 1e-6) < policy.frames_of(duration_of(sample)) - 1:
+                raise FieldError("duration", f"{clip_name(clip)} lasts {lasts:.2f} s, less than asked for")
         if reward is not None:
             check_sample(reward, sample)
         return []
