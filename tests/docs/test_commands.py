@@ -127,6 +127,8 @@ def check(argv: Argv) -> None:
         for option in options_of(args):
             name = option.removeprefix("--").replace("-", "_")
             assert option in source or re.search(rf"^    {name}: ", source, re.MULTILINE), option
+        for handed_on in (word.split() for word in args if " " in word):  # options of the recipe that the script runs
+            assert set(options_of(handed_on)) <= option_names()
     elif program == "python" and args[:2] == ["-m", "audiorl.gpu_check"]:
         gpu_check().parse_args(args[2:])
     elif program == "python" and args[:2] == ["-m", "pytest"]:
@@ -202,7 +204,7 @@ def command_options(command: str) -> list[type]:
 
 
 def options_of(words: Sequence[str]) -> list[str]:
-    return [word.split("=")[0] for word in words if re.match(r"--[a-z]", word)]
+    return [word.split("=")[0] for word in words if re.match(r"--[a-z]\S*$", word)]
 
 
 # ------------------------------------------------------------------------------------------------------ options in text
