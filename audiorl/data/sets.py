@@ -13,7 +13,7 @@ import os
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import islice
@@ -126,8 +126,7 @@ def _compare_recordings(sets: Sets[T], held_out: Sets[T]) -> None:
     """Print how many held-out rows have a clip that is trained on, by what is in the files. See `split_held_out`."""
 
     def clips(of: Sets[T]) -> list[list[AudioClip]]:
-        rows = [getattr(item, "sample", item) for _, items in of for item in items]
-        return [list(row.audio) if isinstance(row, Sample) else [] for row in rows]
+        return [_clips(item) for _, items in of for item in items]
 
     @cache
     def glimpse(path: str | None) -> tuple[int, bytes] | None:
@@ -163,20 +162,31 @@ def _compare_recordings(sets: Sets[T], held_out: Sets[T]) -> None:
     )
 
 
+def _clips(item: Any) -> list[AudioClip]:
+    """Return the recordings that a row is about: those of its prompt, or the one that a flow makes, or a whole talk."""
+    row = getattr(item, "sample", item)
+    if isinstance(row, Sample):
+        found: Iterable[Any] = row.audio or (row.metadata.get("audio"), row.metadata.get("before"))
+        return [clip for clip in found if isinstance(clip, AudioClip)]
+    talk = getattr(row, "audio", None)  # the part that a stream is may lie anywhere in it
+    return [replace(talk, start=0.0, duration=None, context=0.0)] if isinstance(talk, AudioClip) else []
+
+
 def _recording(item: Any) -> str:
     """Return what tells a row's recording: `recording` in its metadata, else its first clip, else its id."""
-    sample = getattr(item, "sample", item)
-    if not isinstance(sample, Sample):
-        return identity(item)[0]
-    given = sample.metadata.get("recording")
-    return str(given) if given is not None else sample.audio[0].key if sample.audio else sample.id
+    row = getattr(item, "sample", item)
+    given = getattr(row, "metadata", {}).get("recording")
+    if given is not None:
+        return str(given)
+    clips = _clips(row) if isinstance(row, Sample) else []
+    return clips[0].key if clips else identity(row)[0]
 
 
 def stratified(sets: Sets[T], count: int, seed: int = 0) -> tuple[list[T], list[T]]:
     """(the other rows, `count` rows drawn of every set, task and frequent answer in proportion), in the data's order.
 
-    An answer of choice questions is frequent if its share of `count` is a row or more. Rows of one prompt stay
-    together: a few more than `count` may be drawn. Prints the counts.
+    An answer of choice questions is frequent if its share of `count` is a row or more. Rows of one prompt, and parts of
+    one talk, stay together: a few more than `count` may be drawn. Prints the counts.
     """
     rows = [(name, item) for name, items in sets for item in items]
     keys = []
@@ -198,8 +208,9 @@ def stratified(sets: Sets[T], count: int, seed: int = 0) -> tuple[list[T], list[
         quotas[i] += 1
     chosen_indices: set[int] = set()
     counts: dict[tuple[str, str], list[int]] = {}
+    together = [_recording(item) if hasattr(item, "target_language") else identity(item)[0] for _, item in rows]
     for (name, task, _), members, quota in zip(strata, strata.values(), quotas, strict=True):
-        chosen = draw({i: identity(rows[i][1])[0] for i in members}, quota, seed)
+        chosen = draw({i: together[i] for i in members}, quota, seed)
         chosen_indices |= chosen
         drawn_and_size = counts.setdefault((name, task), [0, 0])
         drawn_and_size[0] += len(chosen)
@@ -220,7 +231,7 @@ def _draw_order(items: Sequence[Any], seed: int) -> list[int]:
 
 
 def draw(id_of: Mapping[int, str], quota: float, seed: int) -> set[int]:
-    """Indices of at least `quota` rows, all of an id or none."""
+    """Return the indices of at least `quota` rows, all of an id or none."""
     members: dict[str, set[int]] = {}
     for i, id in id_of.items():
         members.setdefault(id, set()).add(i)

@@ -20,6 +20,8 @@ from audiorl.data.sets import parse_set, split_held_out, stratified
 from audiorl.recipes._common import ptx_examples, read_questions, supervised_turn, with_user_reward
 from audiorl.rewards import Repetition, StandardisedSum, WeightedSum
 from audiorl.run.metrics_log import read_metrics
+from audiorl.tasks.simul.streams import Stream, Unit, split_stream
+from audiorl.tasks.sound.rows import read_sounds
 from audiorl.types import Message, Sample
 
 LANGUAGES = bundled_set("bundled:languages/train")  # each sample's task is its language
@@ -64,6 +66,40 @@ def test_held_out_recordings_that_are_trained_on(tmp_path: Path, capsys: pytest.
     assert "1 of 2 held-out rows are about recordings that are trained on, such as 'again'" in capsys.readouterr().err
     split_held_out(sets, [("train.jsonl", [first, other])], None)
     assert "2 of 2 held-out rows are about recordings that are trained on" in capsys.readouterr().err
+
+
+def test_captions_of_one_sound_are_not_parted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A flow is asked without audio: the sound that it learns to make stands in the metadata."""
+    rows = [
+        {"id": f"{i}-{n}", "audio": u.clip.path, "caption": f"{u.text}, {n}"}
+        for i, u in enumerate(SPEECH[:20])
+        for n in "abc"
+    ]
+    (tmp_path / "sounds.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    sounds = read_sounds(tmp_path / "sounds.jsonl").samples
+    train, held_out = split_held_out([("sounds.jsonl", sounds)], [], 4)
+    assert len(held_out) == 4 and len(train) == 60 - 3 * len({s.id.split("-")[0] for s in held_out})
+    assert not {s.metadata["audio"].path for s in train} & {s.metadata["audio"].path for s in held_out}
+    capsys.readouterr()
+    split_held_out([("sounds.jsonl", sounds)], [("sounds.jsonl", sounds)], None)
+    assert "60 of 60 held-out rows are about recordings that are trained on" in capsys.readouterr().err
+
+
+def test_parts_of_one_talk_are_not_parted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    parts = []
+    for i in range(5):
+        (file := tmp_path / f"{i}.wav").write_bytes(bytes([i]))
+        units = tuple(Unit(start, start + 5.0, "b") for start in range(0, 60, 10))
+        talk = Stream(f"talk{i}", AudioClip(path=str(file), duration=60.0), 60.0, units, "en", "de")
+        parts += split_stream(talk, 20.0)
+    assert len(parts) == 15
+    train, held_out = split_held_out([("talks.jsonl", parts)], [], 3)
+    assert len(train) == 12 and len({part.audio.path for part in held_out}) == 1
+    capsys.readouterr()
+    split_held_out([("talks.jsonl", parts[1:])], [("talks.jsonl", parts[:1])], None)
+    assert (
+        "1 of 1 held-out rows are about recordings that are trained on, such as 'talk0@0.00'" in capsys.readouterr().err
+    )
 
 
 def test_the_draw_of_a_row_does_not_depend_on_the_order_or_on_other_tasks() -> None:
