@@ -154,7 +154,8 @@ class BuildQuestions:
 class BuildSums:
     """Write questions about spoken sequences of numbers with exact thoughts: train.jsonl, held_out.jsonl, unseen.jsonl.
 
-    The recordings of single number words are joined. Rows hold `numbers`, `thought`, `speaker` and `operation`.
+    The recordings of single number words are joined. No sequence of train.jsonl is in another file. Rows hold
+    `numbers`, `thought`, `speaker` and `operation`.
     """
 
     out: Positional[Path]
@@ -410,7 +411,9 @@ def run_sums(options: BuildSums) -> None:
     }
     for part, (name, (spoken, count)) in enumerate(sets.items()):
         if spoken:
-            made = spoken_numbers(spoken, count, options.lengths, options.operation, 3 * options.seed + part)
+            seed = 3 * options.seed + part
+            split: Literal["train", "test"] = "test" if part else "train"
+            made = spoken_numbers(spoken, count, options.lengths, options.operation, seed, split=split)
             speakers = len({w.speaker for w in spoken})
             print(f"{write_rows(made, options.out, name)}: {count} rows, {speakers} speakers")
 

@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import random
 import re
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
@@ -130,14 +132,17 @@ def spoken_numbers(
     change: Callable[[np.ndarray, np.random.Generator], np.ndarray] | None = None,
     written: bool = False,
     think: bool = True,
+    split: Literal["train", "test"] | None = None,
 ) -> list[Sample]:
     """Return `count` questions about sequences of the words, each by one speaker, who are drawn in turn.
 
     lengths: the shortest and the longest sequence. change: what is done to a recording, such as `augment`. written: the
-    words themselves in place of their recordings. think: ask for a thought before the answer. The metadata hold
-    `numbers`, `thought`, `operation`, `speaker`, `language`, `text` and `question`; the task is the length.
+    words themselves in place of their recordings. think: ask for a thought before the answer. split: a fourth of all
+    sequences is of the test, the others are to train on. The metadata hold `numbers`, `thought`, `operation`,
+    `speaker`, `language`, `text` and `question`; the task is the length.
 
-    Raises ValueError for lengths without a result: a difference of one number, no number twice.
+    Raises ValueError for lengths without a result: a difference of one number, no number twice; and where a split has
+    no sequence of these.
     """
     least = {"difference": 2, "twice": 3}.get(operation, 1)
     if operation not in QUESTIONS:
@@ -155,14 +160,21 @@ def spoken_numbers(
     for i in range(count):
         language, speaker = speakers[i % len(speakers)]
         own = by_speaker[language, speaker]
-        length = rng.randint(*lengths)
-        if operation == "twice":
-            if len(own) < length - 1:
-                raise ValueError(f"{speaker}: {len(own)} numbers are too few for {length} of which one comes twice")
-            numbers = rng.sample(sorted(own), length - 1)
-            numbers.insert(rng.randrange(length), rng.choice(numbers))
+        for _ in range(1000):
+            length = rng.randint(*lengths)
+            if operation == "twice":
+                if len(own) < length - 1:
+                    raise ValueError(f"{speaker}: {len(own)} numbers are too few for {length} of which one comes twice")
+                numbers = rng.sample(sorted(own), length - 1)
+                numbers.insert(rng.randrange(length), rng.choice(numbers))
+            else:
+                numbers = rng.choices(sorted(own), k=length)
+            if split is None or (zlib.crc32(repr(numbers).encode()) % 4 == 0) == (split == "test"):
+                break
         else:
-            numbers = rng.choices(sorted(own), k=length)
+            raise ValueError(
+                f"{speaker}: no sequence of {lengths[0]} to {lengths[1]} numbers is of the split {split!r}"
+            )
         text = " ".join(own[n][0].text for n in numbers)
         content: str | AudioClip = f"{text}\n"
         if not written:

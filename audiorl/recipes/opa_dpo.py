@@ -32,6 +32,7 @@ from audiorl.recipes._common import (
     rl_check,
     supervised_turn,
 )
+from audiorl.rewards.answers import extract_think
 from audiorl.rollout.hf import HFEngine
 from audiorl.run.folder import Run
 from audiorl.train.fit import training_indices
@@ -96,7 +97,11 @@ def main(config: OPADPOConfig, run: Run) -> None:
     with evaluate_around_training(run, policy, evaluation):
         engine, path = HFEngine(policy, config.sampling), run.dir / "answers" / "own.jsonl"
         rows = generate_all(engine, samples, path, batch_size=16, seed=config.seed)
-        examples, pairs = learned(samples, [str(row["text"]) for row in rows], revise)
+        examples, pairs = learned(samples, [str(row["text"]) for row in rows], revise, config.think)
+        if not examples:
+            raise ValueError(
+                "no answer to learn: none of the revised ones has a thought; give an --expert that writes it"
+            )
         # An answer may spell a reserved token in letters; learned as a text it would be that token.
         spelled = policy.prompts.reserved.search
         examples = [e for e in examples if not spelled(e.target)]
@@ -110,13 +115,17 @@ def main(config: OPADPOConfig, run: Run) -> None:
 
 
 def learned(
-    samples: Sequence[Sample], answers: Sequence[str], revise: Callable[[Sample, str], str]
+    samples: Sequence[Sample], answers: Sequence[str], revise: Callable[[Sample, str], str], think: bool = False
 ) -> tuple[list[Example], list[Pair]]:
-    """(gold and revised answers to learn, pairs that prefer them to the policy's own answers)."""
+    """(gold and revised answers to learn, pairs that prefer them to the policy's own answers).
+
+    think: leave out texts without a thought, which would teach not to think.
+    """
     examples, pairs = [], []
     for sample, answer in zip(samples, answers, strict=True):
         gold = f"<answer>{sample.references[0]}</answer>"
-        for text in dict.fromkeys((gold, revise(sample, answer))):
+        texts = dict.fromkeys((gold, revise(sample, answer)))
+        for text in [text for text in texts if not think or extract_think(text) is not None]:
             examples.append(Example(sample, text))
             if answer.strip() and text.strip() != answer.strip():
                 pairs.append(Pair(sample, text, answer))

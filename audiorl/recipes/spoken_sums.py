@@ -170,7 +170,10 @@ def sequences(
     noisy: bool = False,
     written: bool = False,
 ) -> list[Sample]:
-    """Return `count` questions; parts draw other sequences, those that are measured the same for every seed."""
+    """Return `count` questions; parts draw anew, those that are measured the same for every seed.
+
+    Short sequences come in several parts: what is new to the model is an unseen speaker, or the longer sequences.
+    """
     seed = part if part > 2 else 10 * (config.seed + 1) + part
     change = augment if noisy else None
     return spoken_numbers(words, count, config.lengths, config.operation, seed, change, written, config.think)

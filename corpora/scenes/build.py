@@ -183,7 +183,7 @@ def _rendered(event: Event, sound: SoundFile, layout: Layout) -> NDArray[np.floa
     """Return the sound of an event from its onset on, [T, channels]. All events of a scene at once cannot clip."""
     wave = sound.wave * np.float32(0.9 / layout.max_events * 10 ** (event.gain / 20))
     out = wave[:, None] if event.azimuth is None else placed(wave, event.azimuth, layout.rate)
-    room = round((layout.seconds - event.start) * layout.rate)
+    room = round(layout.seconds * layout.rate) - round(event.start * layout.rate)
     if len(out) > room:  # cut by the end of the scene: fade
         out = out[:room].copy()
         fade = min(layout.rate // 20, room)

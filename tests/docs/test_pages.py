@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import runpy
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,14 @@ def test_the_glossary_has_every_metric() -> None:
     }
     assert len(logged) > 30
     assert sorted(name for name in logged if f"`{name}`" not in glossary) == []
+
+
+def test_extras_are_those_of_the_package() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    listed = re.search(r"\| extra \| for \|\n(.*?)\n\n", (DOCS / "start.md").read_text(), re.DOTALL)
+    assert listed and set(re.findall(r"^\| `([\w-]+)`", listed[1], re.MULTILINE)) == set(extras)
+    named = {name for page in PAGES for name in re.findall(r"\bextra `([\w-]+)`", page.read_text())}
+    assert named <= set(extras)
 
 
 def test_tables_of_options_are_of_today() -> None:

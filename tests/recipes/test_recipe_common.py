@@ -17,6 +17,7 @@ from audiorl.config.recipe import RecipeConfig, RewardOptions
 from audiorl.data.bundled import bundled_set
 from audiorl.data.corpus import bundled_speech
 from audiorl.data.sets import parse_set, split_held_out, stratified
+from audiorl.recipes import opa_dpo
 from audiorl.recipes._common import ptx_examples, read_questions, supervised_turn, with_user_reward
 from audiorl.rewards import Repetition, StandardisedSum, WeightedSum
 from audiorl.run.metrics_log import read_metrics
@@ -66,6 +67,15 @@ def test_held_out_recordings_that_are_trained_on(tmp_path: Path, capsys: pytest.
     assert "1 of 2 held-out rows are about recordings that are trained on, such as 'again'" in capsys.readouterr().err
     split_held_out(sets, [("train.jsonl", [first, other])], None)
     assert "2 of 2 held-out rows are about recordings that are trained on" in capsys.readouterr().err
+
+
+def test_opa_dpo_keeps_the_thought() -> None:
+    sample = Sample("q", (Message("user", ("Which animal?",)),), references=("cat",))
+    own = ["<think>it meows</think><answer>dog</answer>", "<think>it meows</think><answer>cat</answer>", "a cat"]
+    examples, pairs = opa_dpo.learned([sample] * 3, own, opa_dpo.correct, think=True)
+    assert {e.target for e in examples} == {own[1]}
+    assert [(p.chosen, p.rejected) for p in pairs] == [(own[1], own[0])], "a right answer is no pair"
+    assert len(opa_dpo.learned([sample] * 3, own, opa_dpo.correct)[1]) == 4
 
 
 def test_captions_of_one_sound_are_not_parted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

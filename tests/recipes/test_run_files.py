@@ -28,8 +28,12 @@ def test_a_file_is_read_as_its_first_line_calls_it(file: Path, monkeypatch: pyte
         return
     options, rest = train.read([name, *words])
     options.runtime.check()
-    assert parse_config(load_recipe(name), rest) != parse_config(load_recipe(name), [])
+    config = parse_config(load_recipe(name), rest)
+    assert config != parse_config(load_recipe(name), [])
+    if hasattr(config, "think") and hasattr(config, "sampling"):
+        assert config.eval_tokens >= config.sampling.max_new_tokens, "answers are measured whole"
     readme = (file.parent / "README.md").read_text()
+    assert "/step_" not in readme and not any("/step_" in word for word in words), "of a run the newest is taken"
     assert f"--config {file.relative_to(ROOT)}" in readme or file.name == "qwen2.5-omni-7b.yaml"
     assert all(word in readme for word in ("**Data.**", "**Expected", "**Memory.**"))
 

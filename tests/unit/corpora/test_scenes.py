@@ -13,8 +13,9 @@ import soundfile
 
 from audiorl.tasks.sound.places import delay_of
 from audiorl.tasks.sound.rows import read_sounds
-from audiorl.tasks.sound.scenes import events_of, parse_thought
-from corpora.scenes.build import KINDS, SETS, Layout, build_scenes
+from audiorl.tasks.sound.scenes import Event, events_of, parse_thought
+from corpora.scenes.build import KINDS, SETS, Layout, Scene, build_scenes, mix
+from corpora.scenes.sounds import SoundFile
 from tests.support.scenes import LAYOUT, RATE, scenes, write_sounds
 
 
@@ -102,6 +103,16 @@ def test_edits_change_what_they_mask_and_nothing_else(corpus: Path) -> None:
         if edit.metadata["kind"] in ("inpaint", "extend"):
             assert not soundfile.read(edit.metadata["before"].path)[0][inside].any()
         assert [e.name for e in parse_thought(edit.metadata["thought"])] == [e.name for e in events_of(edit)]
+
+
+@pytest.mark.parametrize("rate", [8000, 11_025, 22_050])
+def test_a_sound_that_the_end_cuts_fits_at_any_rate(rate: int) -> None:
+    layout = Layout(seconds=4.0, rate=rate)
+    sound = SoundFile("bell", "bell.wav", "CC0-1.0", np.ones(4 * rate, np.float32))
+    for hundredths in range(100, 370):
+        start = hundredths / 100
+        scene = Scene("s", (Event("bell", start, 4.0, -10.0, 45.0, "bell.wav"),), (sound,))
+        assert mix(scene, layout).shape == (4 * rate, 2)
 
 
 @pytest.mark.parametrize(

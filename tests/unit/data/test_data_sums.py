@@ -83,6 +83,11 @@ def test_sequences_say_their_numbers() -> None:
     assert [s.metadata["numbers"] for s in spoken_numbers(words, 9, (3, 4), OPERATIONS[-1], seed=2)] != [
         s.metadata["numbers"] for s in samples
     ]
+    train, test = (
+        {tuple(s.metadata["numbers"]) for s in spoken_numbers(words, 200, seed=3, written=True, split=split)}
+        for split in ("train", "test")
+    )
+    assert not train & test and len(train) > 100 and len(test) > 50
     (written,) = spoken_numbers(words, 1, (2, 2), written=True)
     assert not written.audio and str(written.messages[0].content[0]).split() == written.metadata["text"].split()
 
@@ -118,6 +123,9 @@ def test_folders_of_recordings(tmp_path: Path) -> None:
 def test_questions_without_an_answer(operation: str, lengths: tuple[int, int], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         spoken_numbers(number_words("bundled"), 2, lengths, operation)
+    ones = [word for word in number_words("bundled") if word.value == 1]
+    with pytest.raises(ValueError, match=r"no sequence of 1 to 1 numbers is of the split '(train|test)'"):
+        [spoken_numbers(ones, 1, (1, 1), written=True, split=split) for split in ("train", "test")]
 
 
 @pytest.mark.parametrize("source", ["synthetic:0", "synthetic:x", "synthetic:100000"])
@@ -130,7 +138,7 @@ def test_rows_are_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     command = ["data", "build-sums", str(tmp_path / "out"), "--words", "bundled", "synthetic:1", "--train", "4"]
     stranger = number_words("synthetic:1")[0].speaker
     assert main([*command, "--held-out", "2", "--unseen", stranger]) == 0
-    made = spoken_numbers(number_words("bundled"), 4, seed=0)
+    made = spoken_numbers(number_words("bundled"), 4, seed=0, split="train")
     samples = read_samples(tmp_path / "out" / "train.jsonl").samples
     for given, read in zip(made, samples, strict=True):
         assert (read.messages[0].content[1], read.references) == (given.messages[0].content[1], given.references)
