@@ -130,7 +130,7 @@ def turns(stream: Stream, chunks: ChunkConfig = ChunkConfig(), lags: Sequence[in
     """Return the stream chunk by chunk with references. `lags`: by how many chunks each unit's reference is delayed.
 
     Units keep their order, and none is delayed past the last chunk. Text after the first unit begins with the
-    separating space, where the language has one.
+    separating space, where the language has one. The last turn ends with the stream, a dropped remainder included.
     """
     lags = lags or [0] * len(stream.units)
     ends = chunk_ends(stream.seconds, chunks.seconds)
@@ -141,14 +141,15 @@ def turns(stream: Stream, chunks: ChunkConfig = ChunkConfig(), lags: Sequence[in
         units_of_chunk[last].append(unit)
     space = separator(stream.target_language)
     out, start, begun = [], 0.0, False
-    for end, units in zip(ends, units_of_chunk, strict=True):
+    # Latencies stop at the first word that is not before the source's end, so the last turn may not end before it.
+    for end, read, units in zip(ends, [*ends[:-1], stream.seconds], units_of_chunk, strict=True):
         text = join_texts([u.target for u in units], stream.target_language)
         lengths = [u.target_seconds for u in units if u.target.strip()]
         spoken = None if not lengths or None in lengths else sum(x for x in lengths if x is not None)
         out.append(
             Turn(
                 audio=_part_of_clip(stream.audio, start, end - start, min(chunks.context, start)),
-                end=end,
+                end=read,
                 reference=space + text if begun and text else text,
                 source=join_texts([u.source for u in units], stream.source_language),
                 reference_seconds=spoken,

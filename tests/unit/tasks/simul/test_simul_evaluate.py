@@ -67,11 +67,20 @@ def test_a_word_at_which_the_policy_was_cut_off_is_open() -> None:
     assert instance_of(wrote(TALK, "uno dos", "", "", "", cut=(0,)), 0).delays == (1000, 2000)
     assert instance_of(wrote(TALK, "uno ", "dos", "", "x", cut=(0, 1, 3)), 0).delays == (1000, 4000)
     assert instance_of(wrote(TALK, "uno ", "dos", " ", "x", cut=(0, 1, 2)), 0).delays == (1000, 3000, 4000)
-    # 50 ms at the end are not heard; only then is it clear that nothing is added.
+    # 50 ms at the end are not heard; the last turn ends with them, and only then is it clear that nothing is added.
     rest = instance_of(wrote(stream(seconds=2.05), "a", " b c", cut=(1,)), 0)
-    assert rest.delays == (1000, 2000, 2050) and rest.elapsed == pytest.approx((1100, 2200, 2250))
+    assert rest.delays == (1000, 2050, 2050) and rest.elapsed == pytest.approx((1100, 2250, 2250))
     segments = wrote(TALK, "uno dos", "", "", "", cut=(0,)).segments
     assert [settled(segments[:n], "es") for n in (0, 1, 2)] == ["", "uno ", "uno dos"]
+
+
+@pytest.mark.parametrize("rest", [0.0, 0.05, 0.15])
+def test_what_is_said_last_is_late_by_the_source_whatever_remains_of_it(rest: float) -> None:
+    """Nine words after the last chunk: AL stops at the first of them, and nothing came before the source's end."""
+    late = stream(Unit(0.0, 1.9, "a b c d e f g h i"), seconds=2.0 + rest)
+    scores = measure([late], [wrote(late, *[""] * (1 + (rest > 0.1)), "a b c d e f g h i")])["scores"]
+    assert scores["AL"] == scores["LAAL"] == pytest.approx(2000 + 1000 * rest)
+    assert scores["YAAL"] is None and scores["EndOffset"] == 0
 
 
 def test_characters_of_languages_without_spaces_and_blanks() -> None:
