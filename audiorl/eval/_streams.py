@@ -27,7 +27,7 @@ from audiorl.data.rollout_rows import read_rollouts, rollout_row
 from audiorl.data.rows import write_json_lines
 from audiorl.eval._common import Judges, Row, generate_all
 from audiorl.eval.metrics.corpus import TRANSLATION, bootstrap_interval, estimate, ratio
-from audiorl.eval.metrics.latency import Unit, laal, latency_unit, reference_length, separator, split_words
+from audiorl.eval.metrics.latency import Unit, cut_text, laal, latency_unit, reference_length, split_words, tidy
 from audiorl.eval.metrics.longform import ReferenceSegment, chunks, soft_cuts
 from audiorl.eval.metrics.text import normalize
 from audiorl.models import AudioPolicy
@@ -111,7 +111,8 @@ def instance_of(rollout: Rollout, index: int, source: str = "") -> Instance:
     """
     sample = rollout.sample
     language = str(sample.metadata.get("target_language", ""))
-    final, turns = split_words(rollout.text, language), completed(rollout.segments, language)
+    words = zip(split_words(rollout.text, language), completed(rollout.segments, language), strict=True)
+    turns = [turn for word, turn in words if word.strip()]  # a blank that is no space is a character, but says nothing
     seconds = float(sample.metadata.get("seconds", sample.turns[-1].end))
     times: list[tuple[float, float]] = []
     computed = heard = 0.0
@@ -128,10 +129,10 @@ def instance_of(rollout: Rollout, index: int, source: str = "") -> Instance:
     times.append((seconds, seconds + computed))
     return Instance(
         index=index,
-        prediction=separator(language).join(final),
+        prediction=tidy(rollout.text, language),
         delays=tuple(1000 * times[turn][0] for turn in turns),
         elapsed=tuple(1000 * times[turn][1] for turn in turns),
-        prediction_length=len(final),
+        prediction_length=len(turns),
         reference=" ".join(sample.references) if sample.references else None,
         source=source or sample.id,
         source_length=1000 * seconds,
@@ -351,7 +352,7 @@ def measure_spoken(
 def said_in(seconds: float, text: str, language: str) -> str:
     """Return the beginning of a transcript that can be said in so many seconds."""
     words, most = split_words(text, language), math.ceil(MOST_PER_SECOND[latency_unit(language)] * seconds)
-    return text if len(words) <= most else separator(language).join(words[:most])
+    return text if len(words) <= most else tidy(cut_text(text, [words[:most]])[0], language)
 
 
 @dataclass(frozen=True)

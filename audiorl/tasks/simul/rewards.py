@@ -21,7 +21,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from audiorl.eval.metrics.latency import separator
+from audiorl.eval.metrics.latency import cut_text, tidy
 from audiorl.eval.metrics.text import units
 from audiorl.protocols import Reward
 from audiorl.rewards.combine import StandardisedSum, Term, WeightedSum
@@ -267,10 +267,10 @@ def _pieces(rollout: Rollout) -> list[tuple[Translation, float]]:
     ends = [turns[min(turn, len(turns) - 1)].end for turn in completed(rollout.segments, language)]
     pieces = units_like_references(rollout.text, [turn.reference.strip() for turn in wanted], language)
     rows, start = [], 0
-    for piece, turn in zip(pieces, wanted, strict=True):
+    for piece, text, turn in zip(pieces, cut_text(rollout.text, pieces), wanted, strict=True):
         waits = [max(0.0, end - turn.end) for end in ends[start : start + len(piece)]]
         start += len(piece)
-        pair = Translation(separator(language).join(piece), turn.reference.strip(), turn.source, language)
+        pair = Translation(tidy(text, language), turn.reference.strip(), turn.source, language)
         rows.append((pair, sum(waits) / len(waits) if waits else 0.0))
     return rows
 

@@ -15,7 +15,16 @@ from statistics import fmean
 
 from audiorl.eval.metrics import latency
 from audiorl.eval.metrics.corpus import translation_counts
-from audiorl.eval.metrics.latency import Unit, atd, latency_unit, reference_length, separator, split_words, yaal
+from audiorl.eval.metrics.latency import (
+    Unit,
+    atd,
+    cut_text,
+    join_texts,
+    latency_unit,
+    reference_length,
+    split_words,
+    yaal,
+)
 from audiorl.eval.metrics.longform import (
     ReferenceSegment,
     chunks,
@@ -81,7 +90,8 @@ def score(
     scores: dict[str, float] = {}
     if target_type == "text" or transcripts is not None:
         if streams is not None:
-            hypotheses = [separator(language).join(piece) for s in streams for piece in chunks(s.units, s.hard)]
+            cut = [cut_text(s.instance.prediction, chunks(s.units, s.hard)) for s in streams]
+            hypotheses = [piece.strip() for pieces in cut for piece in pieces]
             references = [segment.reference for s in streams for segment in s.segments]
         else:
             hypotheses = [i.prediction for i in instances] if transcripts is None else list(transcripts)
@@ -155,7 +165,7 @@ def _cut(instance: Instance, segments: Sequence[ReferenceSegment], language: str
     references = [split_words(segment.reference, language) for segment in segments]
     if not any(references):
         raise ValueError(f"instance {instance.index}: reference: empty in every segment; the output cannot be cut")
-    joined = separator(language).join(segment.reference for segment in segments)
+    joined = join_texts([segment.reference for segment in segments], language)
     instance = replace(instance, reference=instance.reference or joined)
     return _CutStream(instance, segments, units, mwer_cuts(references, units), soft_cuts(references, units, unit))
 

@@ -87,6 +87,12 @@ def test_characters_of_languages_without_spaces_and_blanks() -> None:
     spoken = stream(Unit(0, 2, "你好"), target="zh")
     instance = instance_of(wrote(spoken, "你", "", "好 吗", "", cut=(0,)), 0)
     assert (instance.prediction, instance.delays) == ("你好吗", (1000, 3000, 3000))
+    mixed = instance_of(wrote(spoken, "我用 Deep", " ", "Learning写　NumPy", "\n"), 0)
+    assert (mixed.prediction, mixed.prediction_length) == ("我用Deep Learning写NumPy", len(mixed.delays))
+    assert mixed.units("char") == list("我用DeepLearning写NumPy") and mixed.delays[5:7] == (1000, 3000)
+    latin = stream(Unit(0, 1, "我用 Deep Learning 写"), Unit(1, 2, "Python"), target="zh")
+    scores = measure([latin], [wrote(latin, "我用Deep Learning", "写Python", "", "")])["scores"]
+    assert (scores["BLEU"], scores["WordF1"]) == pytest.approx((100, 100))
     blanks = instance_of(wrote(TALK, " \n", "a\n\tb", "\xa0c\u2028", ""), 0)  # as SimulEval counts them
     assert (blanks.prediction, blanks.delays) == ("a b c", (2000, 2000, 3000))
 

@@ -111,6 +111,11 @@ def test_no_spaces_where_the_language_has_none() -> None:
     talk = stream(3.0, Unit(0, 0.5, "请稍等，"), Unit(0.6, 1.5, "再见。"), target="zh")
     assert [t.reference for t in turns(talk, ChunkConfig(1.0))] == ["请稍等，", "再见。", ""]
     assert talk.reference == "请稍等，再见。"
+    latin = stream(
+        4.0, *(Unit(k, k + 0.5, text) for k, text in enumerate(("我用 Python", "NumPy", "写。", "OK"))), target="zh"
+    )
+    assert [t.reference for t in turns(latin, ChunkConfig(1.0))] == ["我用 Python", " NumPy", "写。", "OK"]
+    assert latin.reference == "我用 Python NumPy写。OK"
 
 
 def test_units_without_a_translation_or_a_length_and_streams_without_units() -> None:
