@@ -30,6 +30,7 @@ from audiorl.eval.metrics.corpus import TRANSLATION, bootstrap_interval, estimat
 from audiorl.eval.metrics.latency import Unit, cut_text, laal, latency_unit, reference_length, split_words, tidy
 from audiorl.eval.metrics.longform import ReferenceSegment, chunks, soft_cuts
 from audiorl.eval.metrics.text import normalize
+from audiorl.languages import written_in
 from audiorl.models import AudioPolicy
 from audiorl.protocols import Ended, Request, Reward, RolloutEngine, Schedule
 from audiorl.rewards.combine import score_rollouts
@@ -52,7 +53,8 @@ SEGMENTS = "segments.yaml"
 DURATION_TOLERANCE = 0.2
 """A turn's speech may last so much longer or shorter than its reference, relative to it."""
 MOST_PER_SECOND: dict[Unit, int] = {"word": 5, "char": 12}
-"""Nobody says more. A recogniser that repeats itself for ever writes more; that is cut off."""
+"""Nobody says more; of scripts that spell, such as Thai's, twice as many characters. A recogniser that repeats itself
+for ever writes more; that is cut off."""
 RATE = 16_000
 """Hz of the sources for the speaker encoder."""
 
@@ -351,7 +353,9 @@ def measure_spoken(
 
 def said_in(seconds: float, text: str, language: str) -> str:
     """Return the beginning of a transcript that can be said in so many seconds."""
-    words, most = split_words(text, language), math.ceil(MOST_PER_SECOND[latency_unit(language)] * seconds)
+    words, unit = split_words(text, language), latency_unit(language)
+    spelled = unit == "char" and "han" not in written_in(language)
+    most = math.ceil(MOST_PER_SECOND[unit] * (1 + spelled) * seconds)
     return text if len(words) <= most else tidy(cut_text(text, [words[:most]])[0], language)
 
 

@@ -15,15 +15,15 @@ from collections.abc import Sequence
 from itertools import accumulate, groupby, takewhile
 from typing import Literal
 
-from audiorl.eval.metrics.text import join_unspaced
+from audiorl.eval.metrics.text import UNSPACED_SCRIPTS, join_unspaced
 from audiorl.languages import written_in
 
 Unit = Literal["word", "char"]
 
 
 def latency_unit(language: str) -> Unit:
-    """Return the unit of a target language's delays: "char" for Chinese and Japanese, else "word", also for ""."""
-    return "char" if language and "han" in written_in(language) else "word"
+    """Return the unit of a target language's delays: "char" for a script without spaces, else "word", also for ""."""
+    return "char" if language and not UNSPACED_SCRIPTS.isdisjoint(written_in(language)) else "word"
 
 
 def separator(language: str) -> str:
