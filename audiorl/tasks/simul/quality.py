@@ -109,8 +109,8 @@ NAMES |= {"semantic": "Semantic", "comet": "COMET", "bleurt": "BLEURT"}
 
 
 def bleu_tokenizer(language: str) -> str:
-    """Return SacreBLEU's tokenizer: "zh" for Chinese, "char" for other scripts without spaces, of which Japanese so needs
-    no MeCab, else "13a"."""
+    """Return SacreBLEU's tokenizer: "zh" for Chinese, "char" for other scripts without spaces (so Japanese needs no
+    MeCab), else "13a"."""
     if latency_unit(language) == "word":
         return "13a"
     return "zh" if written_in(language) == ("han",) else "char"

@@ -61,7 +61,7 @@ def score(
     speech output. With `segments` (long streams, text output) the text is cut at them: quality is that of the pieces,
     and StreamLAAL, LongYAAL and FLAL (a segment is a paragraph) are added, means over the segments of all streams.
     `language` is the target's code and decides on the unit (characters where its script has no spaces) and BLEU's
-    tokenizer. Speech output has no text: its quality needs `transcripts`, one per instance, and is left out without them.
+    tokenizer. Speech output has no text: its quality needs `transcripts`, one per instance, and is left out without.
     `sources` are source sentences for COMET, one per instance or segment; of written sources they are known.
     `use_reference_length=False` is SimulEval's --no-use-ref-len, which StreamLAAL and LongYAAL do not know.
     `cumulative_elapsed` says that elapsed times hold all computing since the start of the stream, as SimulEval logs
