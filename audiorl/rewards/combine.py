@@ -285,7 +285,7 @@ class StandardisedSum:
         return self._standardised(_rows(_columns(self.terms, rollouts, undefined=True)), rollouts)
 
     def as_one_batch(self, rollouts: Sequence[Rollout]) -> list[Rollout]:
-        """Return rollouts scored in several batches with scores standardised over all of them; no term is asked again."""
+        """Return rollouts of several batches with scores standardised over all of them; no term is asked again."""
         rows: list[tuple[Score, ...] | None] = []
         for score in (r.score for r in rollouts):
             assert score is not None
