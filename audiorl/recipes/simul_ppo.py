@@ -125,6 +125,7 @@ def tiny() -> SimulPPOConfig:
 def main(config: SimulPPOConfig, run: Run) -> None:
     if config.epochs != 1:
         raise ValueError("--epochs: the stages count steps; set --stage1.steps, --stage2.steps or --sft-epochs")
+    config.rewards.refuse_unused(SimulPPOConfig.rewards)
 
     @cache
     def parts() -> tuple[AudioPolicy, CodecSpeechDecoder | None]:
