@@ -46,7 +46,7 @@ from audiorl.tasks.simul.quality import (
     quality_counts,
 )
 from audiorl.tasks.simul.scoring import degeneracy, score
-from audiorl.tasks.simul.streams import ChunkConfig, Stream, completed, interpretation_sample
+from audiorl.tasks.simul.streams import ChunkConfig, Stream, chunk_ends, completed, interpretation_sample
 from audiorl.types import Rollout
 
 SEGMENTS = "segments.yaml"
@@ -70,8 +70,20 @@ def interpret(
 
     Emit times are comparable with a batch of one stream only: `sampling.max_batch_tokens` 1.
     """
-    engine = HFEngine(policy, replace(sampling, temperature=0.0))
+    sampling = sampling_of(schedule, replace(sampling, temperature=0.0), streams, chunks)
+    engine = HFEngine(policy, sampling)
     return engine.generate([Request(interpretation_sample(s, chunks), schedule=schedule) for s in streams])
+
+
+def sampling_of(
+    schedule: Schedule | None, sampling: SamplingConfig, streams: Sequence[Stream], chunks: ChunkConfig
+) -> SamplingConfig:
+    """Return the sampling, for a schedule that leaves the rest to the last turn with room for all turns in one."""
+    if schedule is None or schedule.review is not None:
+        return sampling
+    turns = max(len(chunk_ends(s.seconds, chunks.seconds)) for s in streams)
+    tokens, frames = (turns * most for most in (sampling.max_new_tokens, sampling.max_frames))
+    return replace(sampling, max_new_tokens=tokens, max_frames=frames)
 
 
 @dataclass
