@@ -49,13 +49,12 @@ class StreamRewards:
 
     def refuse_unused(self, defaults: StreamRewards) -> None:
         """Raise ValueError for an option other than its default that another one leaves without effect."""
-        unused = {"hinge": ("longest_wait", "waits")} if self.hinge is not None else {}
-        unused |= {"hpo": ("weights", "time", "guards", "longest_wait", "waits")} if self.hpo else {}
-        for cause, names in unused.items():
-            for name in names:
-                if getattr(self, name) != getattr(defaults, name):
-                    option = name.replace("_", "-")
-                    raise ValueError(f"--rewards.{option}: has no effect with --rewards.{cause}; leave one of them out")
+        unused = [("hinge", name) for name in ("longest_wait", "waits") if self.hinge is not None]
+        unused += [("hpo", name) for name in ("weights", "time", "guards", "longest_wait", "waits") if self.hpo]
+        for cause, name in unused:
+            if getattr(self, name) != getattr(defaults, name):
+                option = name.replace("_", "-")
+                raise ValueError(f"--rewards.{option}: has no effect with --rewards.{cause}; leave one of them out")
 
     def of_stages(
         self, frame_rate: float | None = None
