@@ -27,9 +27,10 @@ from audiorl.data.rollout_rows import read_rollouts, rollout_row
 from audiorl.data.rows import write_json_lines
 from audiorl.eval._common import Judges, Row, generate_all
 from audiorl.eval.metrics.corpus import TRANSLATION, bootstrap_interval, estimate, ratio
-from audiorl.eval.metrics.latency import Unit, laal, latency_unit, reference_length, separator, split_words
+from audiorl.eval.metrics.latency import Unit, cut_text, laal, latency_unit, reference_length, split_words, tidy
 from audiorl.eval.metrics.longform import ReferenceSegment, chunks, soft_cuts
 from audiorl.eval.metrics.text import normalize
+from audiorl.languages import written_in
 from audiorl.models import AudioPolicy
 from audiorl.protocols import Ended, Request, Reward, RolloutEngine, Schedule
 from audiorl.rewards.combine import score_rollouts
@@ -45,14 +46,15 @@ from audiorl.tasks.simul.quality import (
     quality_counts,
 )
 from audiorl.tasks.simul.scoring import degeneracy, score
-from audiorl.tasks.simul.streams import ChunkConfig, Stream, completed, interpretation_sample
+from audiorl.tasks.simul.streams import ChunkConfig, Stream, chunk_ends, completed, interpretation_sample
 from audiorl.types import Rollout
 
 SEGMENTS = "segments.yaml"
 DURATION_TOLERANCE = 0.2
 """A turn's speech may last so much longer or shorter than its reference, relative to it."""
 MOST_PER_SECOND: dict[Unit, int] = {"word": 5, "char": 12}
-"""Nobody says more. A recogniser that repeats itself for ever writes more; that is cut off."""
+"""Nobody says more; of scripts that spell, such as Thai's, twice as many characters. A recogniser that repeats itself
+for ever writes more; that is cut off."""
 RATE = 16_000
 """Hz of the sources for the speaker encoder."""
 
@@ -68,8 +70,20 @@ def interpret(
 
     Emit times are comparable with a batch of one stream only: `sampling.max_batch_tokens` 1.
     """
-    engine = HFEngine(policy, replace(sampling, temperature=0.0))
+    sampling = sampling_of(schedule, replace(sampling, temperature=0.0), streams, chunks)
+    engine = HFEngine(policy, sampling)
     return engine.generate([Request(interpretation_sample(s, chunks), schedule=schedule) for s in streams])
+
+
+def sampling_of(
+    schedule: Schedule | None, sampling: SamplingConfig, streams: Sequence[Stream], chunks: ChunkConfig
+) -> SamplingConfig:
+    """Return the sampling, for a schedule that leaves the rest to the last turn with room for all turns in one."""
+    if schedule is None or schedule.review is not None:
+        return sampling
+    turns = max(len(chunk_ends(s.seconds, chunks.seconds)) for s in streams)
+    tokens, frames = (turns * most for most in (sampling.max_new_tokens, sampling.max_frames))
+    return replace(sampling, max_new_tokens=tokens, max_frames=frames)
 
 
 @dataclass
@@ -111,7 +125,8 @@ def instance_of(rollout: Rollout, index: int, source: str = "") -> Instance:
     """
     sample = rollout.sample
     language = str(sample.metadata.get("target_language", ""))
-    final, turns = split_words(rollout.text, language), completed(rollout.segments, language)
+    words = zip(split_words(rollout.text, language), completed(rollout.segments, language), strict=True)
+    turns = [turn for word, turn in words if word.strip()]  # a blank that is no space is a character, but says nothing
     seconds = float(sample.metadata.get("seconds", sample.turns[-1].end))
     times: list[tuple[float, float]] = []
     computed = heard = 0.0
@@ -128,10 +143,10 @@ def instance_of(rollout: Rollout, index: int, source: str = "") -> Instance:
     times.append((seconds, seconds + computed))
     return Instance(
         index=index,
-        prediction=separator(language).join(final),
+        prediction=tidy(rollout.text, language),
         delays=tuple(1000 * times[turn][0] for turn in turns),
         elapsed=tuple(1000 * times[turn][1] for turn in turns),
-        prediction_length=len(final),
+        prediction_length=len(turns),
         reference=" ".join(sample.references) if sample.references else None,
         source=source or sample.id,
         source_length=1000 * seconds,
@@ -350,8 +365,10 @@ def measure_spoken(
 
 def said_in(seconds: float, text: str, language: str) -> str:
     """Return the beginning of a transcript that can be said in so many seconds."""
-    words, most = split_words(text, language), math.ceil(MOST_PER_SECOND[latency_unit(language)] * seconds)
-    return text if len(words) <= most else separator(language).join(words[:most])
+    words, unit = split_words(text, language), latency_unit(language)
+    spelled = unit == "char" and "han" not in written_in(language)
+    most = math.ceil(MOST_PER_SECOND[unit] * (1 + spelled) * seconds)
+    return text if len(words) <= most else tidy(cut_text(text, [words[:most]])[0], language)
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ from audiorl.tasks.simul.logs import read_log, read_types, write_speech_log
 from audiorl.tasks.simul.quality import Quality, bleu_tokenizer, default_quality
 from audiorl.tasks.simul.schedules import AlignAtt, EDAtt, LocalAgreement, Offline, Reviewed, WaitK, words_per_chunk
 from audiorl.tasks.simul.scoring import degeneracy, score
-from audiorl.tasks.simul.streams import ChunkConfig, Stream, interpretation_sample
+from audiorl.tasks.simul.streams import MIN_SECONDS, ChunkConfig, Stream, interpretation_sample
 from audiorl.tasks.simul.talks import match_segments, read_segments
 
 # What interpreting and drawing need is imported there: a log is scored without torch, transformers and matplotlib.
@@ -79,7 +79,8 @@ class SimulOptions:
     context: float = ChunkConfig().context
     """Seconds before a chunk that the audio encoder reads with it."""
     max_new_tokens: int = 48
-    """Most tokens after one chunk."""
+    """Most tokens after one chunk; with --schedule offline and wait-K, which write what is left after the last one, so
+    many for every chunk."""
     codec: str | None = None
     """The audio tokenizer of a model that speaks; by default the folder codec/ in or above the model's."""
     asr: str | None = None
@@ -91,7 +92,7 @@ class SimulOptions:
     audio_top_p: float = 0.9
     """Codes are sampled from the most probable ones whose probabilities sum to this."""
     max_frames: int = 250
-    """Most codec frames after one chunk."""
+    """Most codec frames after one chunk, as --max-new-tokens."""
     schedule: tuple[str, ...] = ("policy",)
     """What decides when to write: policy, offline, wait-K, local-agreement-N, alignatt-FRAMES, edatt-ALPHA[-FRAMES]
     (docs/simultaneous.md explains them). Several make as many operating points."""
@@ -249,14 +250,17 @@ def _engine(options: SimulOptions) -> HFEngine:
     given = [name for name in ("codec", "asr", "speaker") if getattr(options, name)]
     if policy.speech is None and given:
         raise ValueError(f"--{given[0]}: {options.model} writes text only; give a model that speaks")
-    sampling = SamplingConfig(
+    return HFEngine(policy, _sampling(options))
+
+
+def _sampling(options: SimulOptions) -> SamplingConfig:
+    return SamplingConfig(
         temperature=0.0,
         max_new_tokens=options.max_new_tokens,
         audio_temperature=options.audio_temperature,
         audio_top_p=options.audio_top_p,
         max_frames=options.max_frames,
     )
-    return HFEngine(policy, sampling)
 
 
 def streams_of(options: SimulOptions) -> tuple[list[Stream], int]:
@@ -331,28 +335,32 @@ def _operating_point(
     options: SimulOptions,
 ) -> Row:
     """Interpret the streams into `folder`; score those that have a reference, and what was said of them."""
-    from audiorl.eval._streams import SEGMENTS, interpret_into, measure_spoken, write_interpreted
+    from audiorl.eval._streams import SEGMENTS, interpret_into, measure_spoken, sampling_of, write_interpreted
     from audiorl.rollout.hf import HFEngine
     from audiorl.rollout.speech import CodecSpeechDecoder
 
     assert options.streams
+    sampling = sampling_of(schedule, _sampling(options), streams, chunks)
     settings = {
         "model": options.model,
         "streams": options.streams if options.streams.startswith("bundled:") else Path(options.streams).name,
         "chunk_seconds": chunks.seconds,
         "context": chunks.context,
-        "max_new_tokens": options.max_new_tokens,
+        "max_new_tokens": sampling.max_new_tokens,
         "schedule": None if schedule is None else repr(schedule),
         "batch_size": options.batch_size,
     }
     speech_decoder = None
-    if isinstance(engine, HFEngine) and engine.policy.speech is not None:
-        speech_decoder = CodecSpeechDecoder.of(engine.policy)
-        settings |= {name: getattr(options, name) for name in ("audio_temperature", "audio_top_p", "max_frames")}
+    if isinstance(engine, HFEngine):
+        engine = HFEngine(engine.policy, sampling)
+        if engine.policy.speech is not None:
+            speech_decoder = CodecSpeechDecoder.of(engine.policy)
+            settings |= {name: getattr(sampling, name) for name in ("audio_temperature", "audio_top_p", "max_frames")}
     check_settings(folder / SETTINGS, settings)
     # A chunk of silence first, or the first stream's times would hold what the first call of all takes.
-    silence = AudioClip(array=np.zeros(round(16_000 * chunks.seconds), np.float32), sample_rate=16_000)
-    silent = replace(streams[0], audio=silence, seconds=chunks.seconds, units=())
+    seconds = max(chunks.seconds, MIN_SECONDS)
+    silence = AudioClip(array=np.zeros(round(16_000 * seconds), np.float32), sample_rate=16_000)
+    silent = replace(streams[0], audio=silence, seconds=seconds, units=())
     engine.generate([Request(interpretation_sample(silent, chunks))])
     rollouts = interpret_into(folder / "rollouts.jsonl", engine, streams, chunks, schedule, options.batch_size)
     both = list(zip(streams, rollouts, strict=True))
@@ -375,7 +383,9 @@ def _operating_point(
         cumulative_elapsed=True,
     )
     scores = score_folder(scoring, folder) | {"skipped": skipped, "unscored": len(others)}
-    passes = [s.decoder_passes for r in rollouts for s in r.segments]
+    turns = [s for r in rollouts for s in r.segments]
+    scores["cut"] = float(np.mean([s.stop_reason == "length" for s in turns]))
+    passes = [s.decoder_passes for s in turns]
     if None not in passes:
         scores["DecoderPasses"] = float(np.mean(passes))  # type: ignore[arg-type]
     write_scores(folder, scores)

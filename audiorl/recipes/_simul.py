@@ -47,6 +47,15 @@ class StreamRewards:
     """Reward both stages by HPO instead: the quality of the stream, and promptness above `hinge` (0.5 where
     it is None). It wants the advantage `gdpo`, several rollouts of a stream, and the KL in the loss."""
 
+    def refuse_unused(self, defaults: StreamRewards) -> None:
+        """Raise ValueError for an option other than its default that another one leaves without effect."""
+        unused = [("hinge", name) for name in ("longest_wait", "waits") if self.hinge is not None]
+        unused += [("hpo", name) for name in ("weights", "time", "guards", "longest_wait", "waits") if self.hpo]
+        for cause, name in unused:
+            if getattr(self, name) != getattr(defaults, name):
+                option = name.replace("_", "-")
+                raise ValueError(f"--rewards.{option}: has no effect with --rewards.{cause}; leave one of them out")
+
     def of_stages(
         self, frame_rate: float | None = None
     ) -> tuple[StandardisedSum, StandardisedSum] | tuple[WeightedSum, WeightedSum]:
@@ -98,15 +107,17 @@ def train_stages(
 ) -> None:
     """Train `policy` in place, stage after stage.
 
-    The KL of all stages is measured from the policy as it is now, and an adaptive β starts at its last value of the
-    stage before. `supervised`: the examples of the ptx term. `speech_decoder`: of a policy that speaks.
+    The KL of all stages is measured from the policy as it is now, and an adaptive β starts at the last value of an
+    adaptive one before it; a `kl_beta` of 0 stays 0, no KL. `supervised`: the examples of the ptx term.
+    `speech_decoder`: of a policy that speaks.
     """
     start = policy.reference()
     beta: float | None = None
     samples = [interpretation_sample(s, chunks) for s in streams]
     for number, stage in enumerate(stages):
         config = stage.config
-        if beta is not None and config.kl.control != "fixed":
+        adaptive = config.kl_beta > 0 and config.kl.control != "fixed"
+        if beta is not None and adaptive:
             config = replace(config, kl_beta=beta)
         train_rl(
             policy,
@@ -123,5 +134,5 @@ def train_stages(
             reference=start,
             speech_decoder=speech_decoder,
         )
-        beta = run.result(stage.name)["kl_beta"]
+        beta = run.result(stage.name)["kl_beta"] if adaptive else None
         measure(stage.measured_as)

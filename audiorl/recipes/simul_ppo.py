@@ -96,8 +96,8 @@ class SimulPPOConfig(PtxOptions, RewardOptions, RecipeConfig):
     """Rewards of the stages. `reward_file` adds to both stages, standardised over the batch like the others."""
     stage1: RLConfig = PPO
     """PPO with the rewards of single turns."""
-    stage2: RLConfig = PPO
-    """PPO with the rewards of single turns and of the whole stream."""
+    stage2: RLConfig = replace(PPO, estimator=EstimatorConfig(gamma=1.0))
+    """PPO with the rewards of single turns and of the whole stream, which would not outlive a discount per token."""
     optim: OptimConfig = OptimConfig(lr=1e-6)
     """The policy's optimizer in both stages."""
     sampling: SamplingConfig = SamplingConfig(temperature=1.0, max_new_tokens=48, max_frames=250)
@@ -117,7 +117,7 @@ def tiny() -> SimulPPOConfig:
         model=ModelConfig(),
         sft=SFTConfig(batch_size=4, save_every=1),
         stage1=step,
-        stage2=step,
+        stage2=replace(step, estimator=SimulPPOConfig.stage2.estimator),
         sampling=SamplingConfig(max_new_tokens=4, max_frames=8),
     )
 
@@ -125,6 +125,7 @@ def tiny() -> SimulPPOConfig:
 def main(config: SimulPPOConfig, run: Run) -> None:
     if config.epochs != 1:
         raise ValueError("--epochs: the stages count steps; set --stage1.steps, --stage2.steps or --sft-epochs")
+    config.rewards.refuse_unused(SimulPPOConfig.rewards)
 
     @cache
     def parts() -> tuple[AudioPolicy, CodecSpeechDecoder | None]:

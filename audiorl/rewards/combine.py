@@ -282,7 +282,22 @@ class StandardisedSum:
         WeightedSum(self.terms).check(sample)
 
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Score | None]:
-        rows = _rows(_columns(self.terms, rollouts, undefined=True))
+        return self._standardised(_rows(_columns(self.terms, rollouts, undefined=True)), rollouts)
+
+    def as_one_batch(self, rollouts: Sequence[Rollout]) -> list[Rollout]:
+        """Return rollouts of several batches with scores standardised over all of them; no term is asked again."""
+        rows: list[tuple[Score, ...] | None] = []
+        for score in (r.score for r in rollouts):
+            assert score is not None
+            parts = [(score.parts[t.name], score.segment_parts.get(t.name)) for t in self.terms]
+            rows.append(tuple(Score(total, per_segment=values) for total, values in parts))
+        scores = self._standardised(rows, rollouts)
+        return [r.with_score(s) for r, s in zip(rollouts, scores, strict=True) if s is not None]
+
+    def _standardised(
+        self, rows: Sequence[tuple[Score, ...] | None], rollouts: Sequence[Rollout]
+    ) -> list[Score | None]:
+        """Return the scores of rollouts from those of the terms."""
         scored = [i for i, row in enumerate(rows) if row is not None]
         columns = list(zip(*(row for row in rows if row is not None), strict=True)) or [()] * len(self.terms)
         by_segment = any(score.per_segment is not None for column in columns for score in column)

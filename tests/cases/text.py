@@ -394,10 +394,18 @@ A21 = [
     value(
         "A21",
         "own",
-        "the latency unit of th, kor, Spanish, deu, fil",
-        lambda: {latency_unit(c) for c in ("th", "kor", "Spanish", "deu", "fil")},
+        "the latency unit of kor, Spanish, deu, fil",
+        lambda: {latency_unit(c) for c in ("kor", "Spanish", "deu", "fil")},
         {"word"},
         "right",
+    ),
+    value(
+        "A21",
+        "own",
+        "the latency unit of th, Lao, khm, Burmese",
+        lambda: {latency_unit(c) for c in ("th", "Lao", "khm", "Burmese")},
+        {"char"},
+        "{'word'}",
     ),
     value("A21", "own", "the latency unit of 'Klingonish'", lambda: latency_unit("Klingonish"), NOBODY, "word"),
     value(

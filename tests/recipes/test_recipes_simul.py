@@ -13,6 +13,7 @@ import pytest
 
 from audiorl.cli import main
 from audiorl.models import load_policy
+from audiorl.recipes._simul import StreamRewards
 from audiorl.run.metrics_log import read_metrics
 from audiorl.tasks.simul.bundled import bundled_streams
 from audiorl.tasks.simul.formats import write_streams
@@ -59,13 +60,43 @@ def test_simul_ppo_on_streams_of_a_file_interrupted_in_stage_two(
     assert any(not (p == start.trainable()[n]).all() for n, p in policy.trainable().items())
 
 
-@pytest.mark.parametrize("advantage", ["grpo", "time-index"])
-def test_simul_ppo_without_a_critic(tmp_path: Path, advantage: str) -> None:
+@pytest.mark.parametrize(
+    ("advantage", "betas", "start"),
+    [
+        ("grpo", ("--stage1.kl-beta", "0"), 0.1),
+        ("time-index", ("--stage1.kl.control", "fixed", "--stage1.kl-beta", "9", "--stage2.kl-beta", "0.2"), 0.2),
+    ],
+)
+def test_simul_ppo_without_a_critic(tmp_path: Path, advantage: str, betas: tuple[str, ...], start: float) -> None:
+    """Only an adaptive β that is not 0 goes on from stage 1 to stage 2, whose controller moves it by 10 % at most."""
     settings = {"advantage": advantage, "group-size": "2", "kl.place": "loss", "kl.kind": "k3"}
     options = [word for stage in STAGES for name, value in settings.items() for word in (f"--{stage}.{name}", value)]
-    run = train("simul_ppo", tmp_path / "run", *options, "--sft-epochs", "0", "--rewards.time", "True")
+    run = train("simul_ppo", tmp_path / "run", *options, *betas, "--sft-epochs", "0", "--rewards.time", "True")
     metrics = [m for m in read_metrics(run / "metrics.jsonl") if m["phase"] == "stage2"]
     assert all(m["grad_norm"] > 0 and "reward/time" in m for m in metrics)
+    assert metrics[0]["kl/beta"] == pytest.approx(start, rel=0.11)
+
+
+@pytest.mark.parametrize(
+    ("given", "fault"),
+    [
+        ({"hpo": True}, ""),
+        ({"hpo": True, "hinge": 0.7}, ""),
+        ({"hinge": 0.5, "weights": {"latency": 2.0}, "time": True}, ""),
+        ({"hpo": True, "weights": {"latency": 2.0}}, "--rewards.weights: has no effect with --rewards.hpo"),
+        ({"hpo": True, "time": True}, "--rewards.time: has no effect with --rewards.hpo"),
+        ({"hpo": True, "guards": False}, "--rewards.guards: has no effect with --rewards.hpo"),
+        ({"hinge": 0.5, "longest_wait": 2.0}, "--rewards.longest-wait: has no effect with --rewards.hinge"),
+        ({"hinge": 0.0, "waits": "available"}, "--rewards.waits: has no effect with --rewards.hinge"),
+    ],
+)
+def test_rewards_that_another_option_replaces(given: dict[str, Any], fault: str) -> None:
+    rewards = StreamRewards(**given)
+    if not fault:
+        rewards.refuse_unused(StreamRewards())
+        return
+    with pytest.raises(ValueError, match=fault):
+        rewards.refuse_unused(StreamRewards())
 
 
 def test_unknown_weights_and_streams_without_reference(
@@ -75,6 +106,8 @@ def test_unknown_weights_and_streams_without_reference(
     common = ["train", "simul-ppo", "--tiny", *out]
     assert main([*common, "--rewards.weights", "speed", "2"]) != 0
     assert "no reward is called 'speed'" in capsys.readouterr().err
+    assert main([*common, "--rewards.hpo", "True", "--rewards.waits", "available"]) != 0
+    assert "--rewards.waits: has no effect with --rewards.hpo" in capsys.readouterr().err
     rows = rows_of(streams)
     rows[1]["units"] = []
     bare = streams.parent / "bare.jsonl"

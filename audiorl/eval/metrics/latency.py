@@ -10,23 +10,42 @@ Silence has no latency: every function raises ValueError where no unit was writt
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Sequence
 from itertools import accumulate, groupby, takewhile
 from typing import Literal
 
+from audiorl.eval.metrics.text import UNSPACED_SCRIPTS, join_unspaced
 from audiorl.languages import written_in
 
 Unit = Literal["word", "char"]
 
 
 def latency_unit(language: str) -> Unit:
-    """Return the unit of a target language's delays: "char" for Chinese and Japanese, else "word", also for ""."""
-    return "char" if language and "han" in written_in(language) else "word"
+    """Return the unit of a target language's delays: "char" for a script without spaces, else "word", also for ""."""
+    return "char" if language and not UNSPACED_SCRIPTS.isdisjoint(written_in(language)) else "word"
 
 
 def separator(language: str) -> str:
     """Return what stands between two texts of a language: a space, or nothing where the unit is the character."""
     return "" if latency_unit(language) == "char" else " "
+
+
+def gap(before: str, after: str, language: str) -> str:
+    """Return what stands between two stripped texts of a language: a space, or nothing where one of them is empty.
+
+    Where the unit is the character, nothing stands beside a wide one or one of a script without spaces either.
+    """
+    if not (before and after):
+        return ""
+    wide = any(unicodedata.east_asian_width(c) in "WF" for c in (before[-1], after[0]))
+    return separator(language) or ("" if wide else join_unspaced(f"{before[-1]} {after[0]}")[1:-1])
+
+
+def tidy(text: str, language: str) -> str:
+    """Return the text with single spaces; where the unit is the character, none beside those written without spaces."""
+    text = " ".join(text.split())
+    return text if latency_unit(language) == "word" else join_unspaced(text)
 
 
 def text_units(text: str, unit: Unit) -> list[str]:
@@ -175,7 +194,22 @@ def check_delays(delays: Sequence[float], source_length: float = 1, target_lengt
 
 def join_texts(texts: Sequence[str], language: str) -> str:
     """Join texts of one language."""
-    return separator(language).join(t.strip() for t in texts if t.strip())
+    out = ""
+    for text in (t.strip() for t in texts):
+        out += gap(out, text, language) + text
+    return out
+
+
+def cut_text(text: str, pieces: Sequence[Sequence[str]]) -> list[str]:
+    """Return the text in pieces, each with the space before it, given the units of each in the order of the text."""
+    out, start = list[str](), 0
+    for piece in pieces:
+        end = start
+        for unit in piece:
+            end = text.index(unit, end) + len(unit)
+        out.append(text[start:end])
+        start = end
+    return out
 
 
 SPEECH_TOKEN = 300.0  # ms

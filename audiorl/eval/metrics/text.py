@@ -64,7 +64,8 @@ SCRIPTS: dict[str, str] = {
     "han": "\u3005\u3007\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003fa1f",
 }
 
-UNSPACED = "".join(SCRIPTS[s] for s in ("han", "kana", "thai", "lao", "myanmar", "khmer"))
+UNSPACED_SCRIPTS = {"han", "kana", "thai", "lao", "myanmar", "khmer"}
+UNSPACED = "".join(SCRIPTS[s] for s in sorted(UNSPACED_SCRIPTS))
 
 _UNIT = re.compile(rf"[{UNSPACED}]|[^\s{UNSPACED}]+")
 _SPACE_NEXT_TO_UNSPACED = re.compile(rf"(?<=[{UNSPACED}])\s+|\s+(?=[{UNSPACED}])")

@@ -24,6 +24,7 @@ import soundfile
 from msgspec import Meta, Struct, structs
 
 from audiorl.audio import AudioClip, AudioError, load_clip, probe
+from audiorl.audio import seconds as clip_seconds
 from audiorl.data.formats import ENDS, Style, audio_field, clip_of
 from audiorl.data.manifest import Loaded, Origin
 from audiorl.data.rows import BadRow, Row, of_macos, read_rows
@@ -96,15 +97,15 @@ def clauses(text: str) -> list[str]:
     ['Wait,', '3.5 minutes:', 'please hold…']
     """
     out: list[str] = []
-    at = 0
+    begin = at = 0
     for end in [*(match.end() for match in _CLAUSE.finditer(text)), len(text)]:
-        piece, at = text[at:end].strip(), end
-        if not piece:
-            continue
-        if out and not (_letters(piece) and _letters(out[-1])):
-            out[-1] = f"{out[-1]} {piece}"
-        else:
+        piece = text[at:end].strip()
+        if piece and out and not (_letters(piece) and _letters(out[-1])):
+            out[-1] = text[begin:end].strip()
+        elif piece:
             out.append(piece)
+            begin = at
+        at = end
     return out
 
 
@@ -262,7 +263,8 @@ def _unit(unit: UnitColumns, root: Path) -> Unit:
     held = unit.target_audio  # not opened
     clip = None if held is None else AudioClip(**{**structs.asdict(held), "path": str(root / held.path)})
     source, target, speaker = ((text or "").strip() for text in (unit.source, unit.target, unit.speaker))
-    return Unit(unit.start, unit.end, target, source, unit.target_seconds, clip, speaker)
+    seconds = held.duration if held is not None and unit.target_seconds is None else unit.target_seconds
+    return Unit(unit.start, unit.end, target, source, seconds, clip, speaker)
 
 
 def _pair(columns: StreamColumns) -> tuple[Unit, ...] | Unit:
@@ -288,11 +290,23 @@ def _stream(parsed: ParsedStream, by_id: dict[str, ParsedStream], check_audio: b
         declared = f"{parsed.seconds:g} s declared, but the audio has {seconds:.2f} s"
         raise FieldError(parsed.seconds_field, f"{declared}; correct it, or leave it out")
     units = (replace(parsed.units, end=seconds),) if isinstance(parsed.units, Unit) else parsed.units
+    if check_audio:
+        units = tuple(_timed(unit, f"{parsed.units_field}[{k}].target_audio") for k, unit in enumerate(units))
     languages = parsed.source_language, parsed.target_language
     try:
         return Stream(parsed.id, parsed.clip, seconds, units, *languages, parsed.metadata)
     except ValueError as error:
         raise FieldError(parsed.units_field if units and seconds >= 0.1 else parsed.field, str(error)) from error
+
+
+def _timed(unit: Unit, field: str) -> Unit:
+    """Return the unit with the duration of its spoken translation, from the recording's header where none is given."""
+    if unit.target_audio is None or unit.target_seconds is not None:
+        return unit
+    try:
+        return replace(unit, target_seconds=clip_seconds(unit.target_audio))
+    except AudioError as error:
+        raise FieldError(field, str(error)) from error
 
 
 def _measured_seconds(parsed: ParsedStream) -> float:

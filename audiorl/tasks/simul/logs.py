@@ -221,7 +221,7 @@ def _check(instance: Instance, where: str, counted: bool = True) -> None:
         if count not in (words, characters):
             raise ValueError(
                 f"{where}: delays: {count} for {words} words ({characters} characters) of prediction; give one delay "
-                "per word, or per character but spaces for Chinese and Japanese"
+                "per word, or per character but spaces for languages without spaces"
             )
         if (length := instance.prediction_length) != count:
             problem = f"{length}, but there are {count} delays; it is the number of units"

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from audiorl.eval.metrics.corpus import TRANSLATION, Score, ratio, translation_counts
 from audiorl.eval.metrics.latency import latency_unit, split_words
 from audiorl.eval.metrics.longform import chunks, mwer_cuts
-from audiorl.languages import language_code
+from audiorl.languages import language_code, written_in
 from audiorl.speech_models.sentence import INSTALL, installed_encoder
 
 Similarity = Callable[[str, str], float]
@@ -109,10 +109,11 @@ NAMES |= {"semantic": "Semantic", "comet": "COMET", "bleurt": "BLEURT"}
 
 
 def bleu_tokenizer(language: str) -> str:
-    """Return SacreBLEU's tokenizer: "zh" for Chinese, "char" for Japanese (needs no MeCab), else "13a"."""
+    """Return SacreBLEU's tokenizer: "zh" for Chinese, "char" for other scripts without spaces (so Japanese needs no
+    MeCab), else "13a"."""
     if latency_unit(language) == "word":
         return "13a"
-    return "char" if language_code(language) == "ja" else "zh"
+    return "zh" if written_in(language) == ("han",) else "char"
 
 
 def is_english(language: str) -> bool:

@@ -21,7 +21,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from audiorl.eval.metrics.latency import separator
+from audiorl.eval.metrics.latency import cut_text, tidy
 from audiorl.eval.metrics.text import units
 from audiorl.protocols import Reward
 from audiorl.rewards.combine import StandardisedSum, Term, WeightedSum
@@ -35,8 +35,6 @@ Weights = Mapping[str, float]
 Waits = Literal["silence", "available"]
 """What a translation waited, in segments: "silence" counts the silent turns right before it; "available" counts the
 turns since the oldest reference that had not been answered could be said, 0 when there was none."""
-CHARACTERS_PER_SECOND = 15.0
-"""How fast written text is spoken."""
 
 
 class TurnReward:
@@ -105,8 +103,8 @@ class _AskedQuality(TurnReward):
 class TimeCompliance(TurnReward):
     """r^c: 1 - min(1, |d - d*| / d*) for speech of d seconds; NaN where the reference's duration d* is not known.
 
-    Too long and too short cost the same. Shape reconstructed. d is the frames / `frame_rate`, of text its characters /
-    CHARACTERS_PER_SECOND.
+    Too long and too short cost the same. Shape reconstructed. d is the frames / `frame_rate`; text is as fast as its
+    reference, character by character, without spaces.
     """
 
     frame_rate: float = 25.0
@@ -115,7 +113,8 @@ class TimeCompliance(TurnReward):
         wanted = turn.reference_seconds or 0.0
         if not wanted > 0:
             return math.nan
-        seconds = len(segment.text) / CHARACTERS_PER_SECOND
+        written, reference = (len("".join(text.split())) for text in (segment.text, turn.reference))
+        seconds = wanted * written / max(reference, 1)
         if segment.codes is not None:
             seconds = spoken_frames(segment.codes) / self.frame_rate
         return 1.0 - min(1.0, abs(seconds - wanted) / max(wanted, 1e-3))
@@ -130,9 +129,12 @@ def spoken_frames(codes: Tensor) -> int:
 
 @dataclass(frozen=True)
 class FormatMatch(TurnReward):
-    """r^f: 1 where the whole of y_t matches the regular expression; 0 for a turn cut off at its token limit."""
+    """r^f: 1 where the whole of y_t matches the regular expression; 0 for a turn cut off at its token limit.
 
-    pattern: str = r"[^<>]*"
+    The default refuses tags; SPEAKER_MARK is none.
+    """
+
+    pattern: str = r"(?:[^<>]|(?<!>)>>(?!>))*"
 
     def value(self, segment: Segment, turn: Turn) -> float:
         return float(segment.stop_reason != "length" and re.fullmatch(self.pattern, segment.text) is not None)
@@ -186,13 +188,10 @@ class SequenceQuality:
     metric: Metric | Similarity = "chrf"
 
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
-        rows = [[pair for pair, _ in _pieces(r)] for r in rollouts]
-        values = iter(similarities(self.metric, [pair for pairs in rows for pair in pairs if pair.written]))
         scores = []
-        for pairs in rows:
-            qualities = [next(values) if pair.written else 0.0 for pair in pairs]
-            lengths = [len(pair.reference) for pair in pairs]
-            scores.append(Score(sum(n * q for n, q in zip(lengths, qualities, strict=True)) / sum(lengths)))
+        for pieces in _qualities(rollouts, self.metric):
+            total = sum(len(pair.reference) * quality for pair, quality, _ in pieces)
+            scores.append(Score(total / sum(len(pair.reference) for pair, _, _ in pieces)))
         return scores
 
 
@@ -248,16 +247,20 @@ class HingedPromptness:
             raise ValueError(f"HingedPromptness: longest is {self.longest}; give seconds above 0")
 
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
-        rows = [_pieces(r) for r in rollouts]
-        values = iter(similarities(self.metric, [pair for row in rows for pair, _ in row if pair.written]))
         scores = []
-        for row in rows:
-            earned = 0.0
-            for pair, wait in row:
-                if pair.written and next(values) >= self.threshold:
-                    earned += max(0.0, 1.0 - wait / self.longest)
-            scores.append(Score(earned / len(row)))
+        for pieces in _qualities(rollouts, self.metric):
+            waits = [wait for pair, quality, wait in pieces if pair.written and quality >= self.threshold]
+            scores.append(Score(sum(max(0.0, 1.0 - wait / self.longest) for wait in waits) / len(pieces)))
         return scores
+
+
+def _qualities(
+    rollouts: Sequence[Rollout], metric: Metric | Similarity
+) -> list[list[tuple[Translation, float, float]]]:
+    """Return the pieces of each rollout, their qualities, 0 of an empty one, and how many seconds each waited."""
+    rows = [_pieces(r) for r in rollouts]
+    values = iter(similarities(metric, [pair for row in rows for pair, _ in row if pair.written]))
+    return [[(pair, next(values) if pair.written else 0.0, wait) for pair, wait in row] for row in rows]
 
 
 def _pieces(rollout: Rollout) -> list[tuple[Translation, float]]:
@@ -267,10 +270,10 @@ def _pieces(rollout: Rollout) -> list[tuple[Translation, float]]:
     ends = [turns[min(turn, len(turns) - 1)].end for turn in completed(rollout.segments, language)]
     pieces = units_like_references(rollout.text, [turn.reference.strip() for turn in wanted], language)
     rows, start = [], 0
-    for piece, turn in zip(pieces, wanted, strict=True):
+    for piece, text, turn in zip(pieces, cut_text(rollout.text, pieces), wanted, strict=True):
         waits = [max(0.0, end - turn.end) for end in ends[start : start + len(piece)]]
         start += len(piece)
-        pair = Translation(separator(language).join(piece), turn.reference.strip(), turn.source, language)
+        pair = Translation(tidy(text, language), turn.reference.strip(), turn.source, language)
         rows.append((pair, sum(waits) / len(waits) if waits else 0.0))
     return rows
 

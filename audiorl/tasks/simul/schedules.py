@@ -15,7 +15,7 @@ from itertools import takewhile
 from math import ceil
 from typing import ClassVar
 
-from audiorl.eval.metrics.latency import separator, split_words
+from audiorl.eval.metrics.latency import cut_text, split_words, tidy
 from audiorl.protocols import Hypothesis, Review
 from audiorl.tasks.simul.streams import Stream
 from audiorl.types import Turn
@@ -162,16 +162,14 @@ def _before_first(stops: Sequence[bool]) -> int:
 
 def delay_references(turns: Sequence[Turn], schedule: WaitK) -> tuple[Turn, ...]:
     """Return the turns with their references moved to where the schedule writes them, to train a wait-k model."""
-    language, written = schedule.language, 0
-    words = split_words("".join(t.reference for t in turns), language)
-    out = []
-    for i, turn in enumerate(turns):
+    whole = tidy("".join(t.reference for t in turns), schedule.language)
+    words, pieces, written = split_words(whole, schedule.language), list[list[str]](), 0
+    for i in range(len(turns)):
         end = len(words) if i == len(turns) - 1 else min(max(schedule.due(i), written), len(words))
-        text = separator(language).join(words[written:end])
-        lead = separator(language) if written and text else ""
-        out.append(replace(turn, reference=lead + text, reference_seconds=None, source=""))
+        pieces.append(words[written:end])
         written = end
-    return tuple(out)
+    texts = cut_text(whole, pieces)
+    return tuple(replace(t, reference=x, reference_seconds=None, source="") for t, x in zip(turns, texts, strict=True))
 
 
 def words_per_chunk(streams: Sequence[Stream], chunk_seconds: float) -> float:

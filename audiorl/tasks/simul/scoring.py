@@ -15,7 +15,16 @@ from statistics import fmean
 
 from audiorl.eval.metrics import latency
 from audiorl.eval.metrics.corpus import translation_counts
-from audiorl.eval.metrics.latency import Unit, atd, latency_unit, reference_length, separator, split_words, yaal
+from audiorl.eval.metrics.latency import (
+    Unit,
+    atd,
+    cut_text,
+    join_texts,
+    latency_unit,
+    reference_length,
+    split_words,
+    yaal,
+)
 from audiorl.eval.metrics.longform import (
     ReferenceSegment,
     chunks,
@@ -51,8 +60,8 @@ def score(
     AL, LAAL, AP, DAL, ATD, StartOffset, EndOffset and NumChunks always; YAAL for text output; Discontinuity* for
     speech output. With `segments` (long streams, text output) the text is cut at them: quality is that of the pieces,
     and StreamLAAL, LongYAAL and FLAL (a segment is a paragraph) are added, means over the segments of all streams.
-    `language` is the target's code and decides on the unit (characters for Chinese and Japanese) and the tokenizer of
-    BLEU. Speech output has no text: its quality needs `transcripts`, one per instance, and is left out without them.
+    `language` is the target's code and decides on the unit (characters where its script has no spaces) and BLEU's
+    tokenizer. Speech output has no text: its quality needs `transcripts`, one per instance, and is left out without.
     `sources` are source sentences for COMET, one per instance or segment; of written sources they are known.
     `use_reference_length=False` is SimulEval's --no-use-ref-len, which StreamLAAL and LongYAAL do not know.
     `cumulative_elapsed` says that elapsed times hold all computing since the start of the stream, as SimulEval logs
@@ -81,7 +90,8 @@ def score(
     scores: dict[str, float] = {}
     if target_type == "text" or transcripts is not None:
         if streams is not None:
-            hypotheses = [separator(language).join(piece) for s in streams for piece in chunks(s.units, s.hard)]
+            cut = [cut_text(s.instance.prediction, chunks(s.units, s.hard)) for s in streams]
+            hypotheses = [piece.strip() for pieces in cut for piece in pieces]
             references = [segment.reference for s in streams for segment in s.segments]
         else:
             hypotheses = [i.prediction for i in instances] if transcripts is None else list(transcripts)
@@ -155,7 +165,7 @@ def _cut(instance: Instance, segments: Sequence[ReferenceSegment], language: str
     references = [split_words(segment.reference, language) for segment in segments]
     if not any(references):
         raise ValueError(f"instance {instance.index}: reference: empty in every segment; the output cannot be cut")
-    joined = separator(language).join(segment.reference for segment in segments)
+    joined = join_texts([segment.reference for segment in segments], language)
     instance = replace(instance, reference=instance.reference or joined)
     return _CutStream(instance, segments, units, mwer_cuts(references, units), soft_cuts(references, units, unit))
 

@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from audiorl.audio import AudioClip
 from audiorl.data.prompts import language_name
-from audiorl.eval.metrics.latency import join_texts, latency_unit, separator, split_words
+from audiorl.eval.metrics.latency import gap, join_texts, latency_unit, split_words
 from audiorl.types import Message, Sample, Segment, Turn
 
 MIN_SECONDS = 0.1
@@ -129,8 +129,8 @@ def chunk_ends(seconds: float, chunk: float) -> list[float]:
 def turns(stream: Stream, chunks: ChunkConfig = ChunkConfig(), lags: Sequence[int] = ()) -> tuple[Turn, ...]:
     """Return the stream chunk by chunk with references. `lags`: by how many chunks each unit's reference is delayed.
 
-    Units keep their order, and none is delayed past the last chunk. Text after the first unit begins with the
-    separating space, where the language has one.
+    Units keep their order, and none is delayed past the last chunk. Text after the first unit begins with the space
+    between them, where there is one. The last turn ends with the stream, a dropped remainder included.
     """
     lags = lags or [0] * len(stream.units)
     ends = chunk_ends(stream.seconds, chunks.seconds)
@@ -139,23 +139,23 @@ def turns(stream: Stream, chunks: ChunkConfig = ChunkConfig(), lags: Sequence[in
     for unit, ready, lag in zip(stream.units, _ready(stream, ends), lags, strict=True):
         last = max(last, min(ready + lag, len(ends) - 1))
         units_of_chunk[last].append(unit)
-    space = separator(stream.target_language)
-    out, start, begun = [], 0.0, False
-    for end, units in zip(ends, units_of_chunk, strict=True):
+    out, start, said = [], 0.0, ""
+    # Latencies stop at the first word that is not before the source's end, so the last turn may not end before it.
+    for end, read, units in zip(ends, [*ends[:-1], stream.seconds], units_of_chunk, strict=True):
         text = join_texts([u.target for u in units], stream.target_language)
         lengths = [u.target_seconds for u in units if u.target.strip()]
         spoken = None if not lengths or None in lengths else sum(x for x in lengths if x is not None)
         out.append(
             Turn(
                 audio=_part_of_clip(stream.audio, start, end - start, min(chunks.context, start)),
-                end=end,
-                reference=space + text if begun and text else text,
+                end=read,
+                reference=gap(said, text, stream.target_language) + text,
                 source=join_texts([u.source for u in units], stream.source_language),
                 reference_seconds=spoken,
                 speech=tuple(u.target_audio for u in units if u.target_audio is not None),
             )
         )
-        start, begun = end, begun or bool(text)
+        start, said = end, text or said
     return tuple(out)
 
 

@@ -203,23 +203,23 @@ def collect(
         if len(groups) >= config.sampled_prompts:
             break
     groups = groups or first_round
-    greedy: list[Score] = []
+    answers: list[Rollout] = []
     if config.advantage == "remax":
         requests = [Request(g[0].sample, 1, group_id=g[0].group_id, greedy=True) for g in groups]
         answers, began = engine.generate(requests), time.monotonic()
-        # What standardises over a batch compares them only with those of the same batch.
-        sampled = [r for g in groups for r in g] if isinstance(reward, StandardisedSum) else []
-        scores = score_rollouts(reward, [*sampled, *answers])
-        again, scores = iter(scores[: len(sampled)]), scores[len(sampled) :]
-        if sampled:
-            groups = [[r.with_score(new) for r in g if (new := next(again)) is not None] for g in groups]
+        scores = score_rollouts(reward, answers)
         reward_seconds += time.monotonic() - began
         skipped += sum(len(g) for g, s in zip(groups, scores, strict=True) if s is None)
         groups = [g for g, s in zip(groups, scores, strict=True) if s is not None]
-        greedy = [s for s in scores if s is not None]
+        answers = [a.with_score(s) for a, s in zip(answers, scores, strict=True) if s is not None]
     if not groups:
         raise ValueError(f"step {step + 1}: the reward skipped all of {skipped} rollouts; return a Score for some")
     rollouts = [r for group in groups for r in group]
+    if isinstance(reward, StandardisedSum) and (refilled or answers):
+        # Each call of the reward standardised over rollouts of its own, which do not compare with the others.
+        together = reward.as_one_batch([*rollouts, *answers])
+        rollouts, answers = together[: len(rollouts)], together[len(rollouts) :]
+    greedy = [a.score for a in answers if a.score is not None]
     return RolloutBatch(rollouts, greedy, dropped, refilled, skipped, reward_seconds, waiting, totals)
 
 
@@ -292,7 +292,7 @@ def step_metrics(batch: RolloutBatch, step: int, config: RLConfig) -> dict[str, 
             sets[str(r.sample.metadata[SET])].append(total)
     if rollouts[0].segments[0].flow is None:  # a flow samples a few steps, always as many
         out["response/length"] = _mean([r.num_sampled for r in rollouts])
-        out["response/cut"] = _mean([r.segments[-1].stop_reason == "length" for r in rollouts])
+        out["response/cut"] = _mean([s.stop_reason == "length" for r in rollouts for s in r.segments])
     if config.compares_groups:
         out["group/without_signal"] = _mean([not has_signal(group, config) for group in groups.values()])
     for name, values in sets.items():

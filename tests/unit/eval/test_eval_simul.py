@@ -209,7 +209,7 @@ def test_interprets_logs_and_scores(file: Path, tmp_path: Path, capsys) -> None:
     again = ["--score", str(tmp_path / "out"), "--language", "es", "--cumulative-elapsed"]
     again += ["--segments", str(tmp_path / "out" / "segments.yaml")]
     rescored = simulate(*again)
-    assert rescored == {k: v for k, v in scores.items() if k not in ("skipped", "unscored")}
+    assert rescored == {k: v for k, v in scores.items() if k not in ("skipped", "unscored", "cut")}
 
 
 def test_goes_on_where_it_stopped(file: Path, tmp_path: Path) -> None:
@@ -244,6 +244,11 @@ def test_operating_points(file: Path, tmp_path: Path, capsys) -> None:
     simulate(*argv, engine=Echo(silent=True))
     assert "nothing was written in chunk-1, chunk-2" in capsys.readouterr().out
     assert json.loads((tmp_path / "silent" / "chunk-1" / "scores.json").read_text())["StreamLAAL"] is None
+
+
+def test_chunks_may_be_shorter_than_any_stream(file: Path, tmp_path: Path) -> None:
+    """So the stream that warms up is longer than a chunk."""
+    assert simulate(*args(file, tmp_path / "out", "--chunk-seconds", "0.04"), engine=Echo())["instances"] == 2
 
 
 def test_schedules() -> None:
@@ -337,6 +342,14 @@ def test_several_schedules_of_one_model_make_one_picture(tmp_path: Path, monkeyp
     assert drawn == [["policy", "wait", "local-agreement", "alignatt", "edatt", "offline"]]
     assert (out / "tradeoff.png").read_bytes().startswith(b"\x89PNG")
     assert scores["alignatt/4"]["run"]["schedule"].startswith("Reviewed(review=AlignAtt(frames=4")
+    # The last of n turns has the room of all of them; this model writes until there is none.
+    (row,) = [json.loads(line) for line in (out / "offline" / "rollouts.jsonl").read_text().splitlines()]
+    *silent, last = row["segments"]
+    most = 3 * len(row["segments"])
+    assert scores["offline"]["run"]["max_new_tokens"] == scores["wait/2"]["run"]["max_new_tokens"] == most > 3
+    assert not any(s["text"] for s in silent) and (last["decoder_passes"], last["stop_reason"]) == (most, "length")
+    assert scores["offline"]["cut"] == 1 / len(row["segments"]) and scores["policy"]["cut"] == 1
+    assert scores["policy"]["run"]["max_new_tokens"] == 3
     assert scores["policy"]["DecoderPasses"] > 1 and scores["policy"]["run"]["schedule"] is None
     rows = [json.loads(line) for line in (out / "alignatt/4" / "rollouts.jsonl").read_text().splitlines()]
     passes = [s["decoder_passes"] for row in rows for s in row["segments"]]

@@ -71,6 +71,7 @@ def test_a_recogniser_that_repeats_itself_counts_as_far_as_anybody_could_speak()
     assert scores["ASR-Cut"] == 1 and scores["ASR-LengthRatio"] == (5 + 1) / 6
     assert transcripts == [judge.text] * 2
     assert [said_in(seconds, "好 " * 20, "zh") for seconds in (1, 0.1, 2)] == ["好" * 12, "好" * 2, "好 " * 20]
+    assert said_in(1, "用 Deep Learning 吧", "zh") == "用Deep Learnin" and said_in(1, "ก" * 30, "th") == "ก" * 24
 
 
 def test_voices_are_compared_with_other_streams_of_the_speaker() -> None:

@@ -89,7 +89,9 @@ def test_the_same_text_and_delays_as_our_own_run(driven: Path, folder: Path) -> 
     assert len(theirs) == 6
     for their, our in zip(theirs, ours, strict=True):
         assert their.prediction == our.prediction and len(our.delays) > 1
-        assert their.delays == pytest.approx(our.delays, abs=1e-6)
+        # SimulEval does not know before a rest that is not heard that the source ends; here the last turn ends with it.
+        end = our.source_length
+        assert [end if d > end - 100 else d for d in their.delays] == pytest.approx(our.delays, abs=1e-6)
         assert their.source_length == pytest.approx(our.source_length, abs=1e-6)
         assert their.reference == our.reference
         assert _computing(their)[-1] >= 0 and _computing(our) == sorted(_computing(our))

@@ -67,17 +67,32 @@ def test_a_word_at_which_the_policy_was_cut_off_is_open() -> None:
     assert instance_of(wrote(TALK, "uno dos", "", "", "", cut=(0,)), 0).delays == (1000, 2000)
     assert instance_of(wrote(TALK, "uno ", "dos", "", "x", cut=(0, 1, 3)), 0).delays == (1000, 4000)
     assert instance_of(wrote(TALK, "uno ", "dos", " ", "x", cut=(0, 1, 2)), 0).delays == (1000, 3000, 4000)
-    # 50 ms at the end are not heard; only then is it clear that nothing is added.
+    # 50 ms at the end are not heard; the last turn ends with them, and only then is it clear that nothing is added.
     rest = instance_of(wrote(stream(seconds=2.05), "a", " b c", cut=(1,)), 0)
-    assert rest.delays == (1000, 2000, 2050) and rest.elapsed == pytest.approx((1100, 2200, 2250))
+    assert rest.delays == (1000, 2050, 2050) and rest.elapsed == pytest.approx((1100, 2250, 2250))
     segments = wrote(TALK, "uno dos", "", "", "", cut=(0,)).segments
     assert [settled(segments[:n], "es") for n in (0, 1, 2)] == ["", "uno ", "uno dos"]
+
+
+@pytest.mark.parametrize("rest", [0.0, 0.05, 0.15])
+def test_what_is_said_last_is_late_by_the_source_whatever_remains_of_it(rest: float) -> None:
+    """Nine words after the last chunk: AL stops at the first of them, and nothing came before the source's end."""
+    late = stream(Unit(0.0, 1.9, "a b c d e f g h i"), seconds=2.0 + rest)
+    scores = measure([late], [wrote(late, *[""] * (1 + (rest > 0.1)), "a b c d e f g h i")])["scores"]
+    assert scores["AL"] == scores["LAAL"] == pytest.approx(2000 + 1000 * rest)
+    assert scores["YAAL"] is None and scores["EndOffset"] == 0
 
 
 def test_characters_of_languages_without_spaces_and_blanks() -> None:
     spoken = stream(Unit(0, 2, "你好"), target="zh")
     instance = instance_of(wrote(spoken, "你", "", "好 吗", "", cut=(0,)), 0)
     assert (instance.prediction, instance.delays) == ("你好吗", (1000, 3000, 3000))
+    mixed = instance_of(wrote(spoken, "我用 Deep", " ", "Learning写　NumPy", "\n"), 0)
+    assert (mixed.prediction, mixed.prediction_length) == ("我用Deep Learning写NumPy", len(mixed.delays))
+    assert mixed.units("char") == list("我用DeepLearning写NumPy") and mixed.delays[5:7] == (1000, 3000)
+    latin = stream(Unit(0, 1, "我用 Deep Learning 写"), Unit(1, 2, "Python"), target="zh")
+    scores = measure([latin], [wrote(latin, "我用Deep Learning", "写Python", "", "")])["scores"]
+    assert (scores["BLEU"], scores["WordF1"]) == pytest.approx((100, 100))
     blanks = instance_of(wrote(TALK, " \n", "a\n\tb", "\xa0c\u2028", ""), 0)  # as SimulEval counts them
     assert (blanks.prediction, blanks.delays) == ("a b c", (2000, 2000, 3000))
 

@@ -57,6 +57,12 @@ def test_a_row(folder: Path) -> None:
     for ends in ({"duration": 2.0}, {"end": 3.0}):
         (part,) = read_streams(lines(folder / "s.jsonl", row(start=1.0, **ends))).samples
         assert part.seconds == 2.0 and (part.audio.start, part.audio.duration) == (1.0, 2.0)
+    held = {"path": "a.wav", "start": 1.0}
+    for given, seconds in (({}, 4.0), ({"duration": 0.5}, 0.5), ({"duration": 0.5, "seconds": 2.0}, 2.0)):
+        audio = {**held, "duration": given.get("duration")}
+        unit = {**UNIT, "target_seconds": given.get("seconds"), "target_audio": audio}
+        (spoken,) = read_streams(lines(folder / "s.jsonl", row(units=[unit]))).samples
+        assert spoken.units[0].target_seconds == seconds
     for units in ([], None):
         (bare,) = read_streams(lines(folder / "s.jsonl", row(units=units))).samples
         assert bare.units == () and bare.reference == ""
@@ -130,6 +136,10 @@ UNIT = {"start": 0.5, "end": 1.5, "target": "x"}
         ({"units": [{**UNIT, "end": "x"}]}, r"field 'units\[0\]\.end': 'x' is not a time"),
         ({"units": [{**UNIT, "start": -1}]}, r"field 'units\[0\]\.start': -1 is not a time; give seconds, 0 or more"),
         ({"units": [{**UNIT, "speaker": 7}]}, r"field 'units\[0\]\.speaker': 7 is not a text"),
+        (
+            {"units": [{**UNIT, "target_audio": {"path": "no.wav"}}]},
+            r"field 'units\[0\]\.target_audio': .*no\.wav: missing",
+        ),
         ({"units": [{**UNIT, "end": 0.5}]}, "field 'units': stream 'a': unit 1 lasts from 0.5 to 0.5 s"),
         ({"units": [UNIT, UNIT]}, "field 'units': stream 'a': unit 2 begins at 0.5 s, before the previous one ends"),
         ({"units": [{**UNIT, "end": 6}]}, "field 'units': stream 'a': unit 1 ends at 6 s, after the audio's 5 s"),
@@ -255,6 +265,8 @@ def test_pairs_that_cannot_be_used(folder: Path, changes: dict[str, Any], said: 
         ("one clause", ["one clause"]),
         ("He said: “Stop!” Then he left.", ["He said:", "“Stop!”", "Then he left."]),
         ("你好，世界。再见！", ["你好，", "世界。", "再见！"]),
+        ("真的？！太好了。", ["真的？！", "太好了。"]),
+        ("What?!  Really? ", ["What?!", "Really?"]),
         ("مرحبا، كيف حالك؟", ["مرحبا،", "كيف حالك؟"]),
         ("... to leave , press 2 .", ["... to leave ,", "press 2 ."]),
         ("Well -- yes!! No?", ["Well -- yes!!", "No?"]),

@@ -121,17 +121,22 @@ def test_frames_are_counted_speech_by_speech() -> None:
 
 
 def test_time_compliance_of_codes_and_of_text() -> None:
-    """25 frames a second: 50 frames last 2 s, of 2.5 s: 1 - 0.5 / 2.5. 30 characters at 15 a second: 2 s, of 1 s."""
+    """25 frames a second: 50 frames last 2 s, of 2.5 s: 1 - 0.5 / 2.5. Of 4 characters in 2 s, 5 last 2.5 s."""
     coded = interpreted(("", "a"), ("", ""), lasts=(2.5, None), frames=50)
     total, values = of(TimeCompliance(), coded)
     assert values is not None and values[0] == pytest.approx(0.8) and math.isnan(values[1])
     assert total == pytest.approx(0.8)
-    assert of(TimeCompliance(), interpreted(("x" * 30, "a"), ("", "b"), lasts=(1.0, 4.0))) == (0, (0, 0))
+    assert of(TimeCompliance(), interpreted(("xx", "a"), ("", "b"), lasts=(1.0, 4.0))) == (0, (0, 0))
+    assert of(TimeCompliance(), interpreted(("a b cde", "ab cd"), lasts=(2.0,)))[0] == pytest.approx(0.75)
+    for text, language in (("我们明天去", "zh"), ("พรุ่งนี้", "th"), (" buenos días", "es")):
+        assert of(TimeCompliance(), interpreted((text.strip(), text), lasts=(1.6,), language=language))[0] == 1
     assert of(TimeCompliance(), interpreted(("x", "a"), lasts=(None,)))[0] == 0  # nowhere defined
 
 
 def test_format_by_turn() -> None:
     assert of(FormatMatch(), interpreted(("a", "a"), ("<b>", ""), ("", ""), ("c", ""), cut=(3,))) == (0.5, (1, 0, 1, 0))
+    marked = ((" >> sí", ">> sí"), ("no >>", ""), ("a>b", ""), (">>> a", ""), ("> a", ""), (">> a <b>", ""))
+    assert of(FormatMatch(), interpreted(*marked))[1] == (1, 1, 0, 0, 0, 0)
     assert of(FormatMatch(r"[a-z]+"), interpreted(("ab", "a"), ("A", "a"))) == (0.5, (1, 0))
 
 
@@ -168,6 +173,8 @@ def test_quality_of_the_sequence() -> None:
     assert of(SequenceQuality(equal), right)[0] == 1 and of(SequenceQuality(equal), silent)[0] == 0
     chinese = interpreted(("", "你好"), ("你好", "吗"), ("呢", ""), language="zh")
     assert of(SequenceQuality(equal), chinese)[0] == pytest.approx(2 / 3)
+    mixed = interpreted(("我用 Deep ", "我用 Deep Learning"), ("Learning 写　Python", "写 Python"), language="zh")
+    assert [of(SequenceQuality(metric), mixed)[0] for metric in ("word_f1", "bleu", "ter")] == pytest.approx([1, 1, 1])
     assert units_like_references("uno dos seis", ["uno dos", "tres"], "es") == [["uno", "dos"], ["seis"]]
     assert units_like_references("你好吗", ["你 好", "吗"], "zh") == [["你", "好"], ["吗"]]
 

@@ -57,6 +57,7 @@ def test_references_of_languages_without_spaces() -> None:
     talk = turns("你好吗", "", "我们 走", "")
     assert written(talk, WaitK(2, 2.0, "zh")) == ["", "你好", "吗我", "们走"]
     assert written(turns("", ""), WaitK(1, 2.0, "zh")) == ["", ""]
+    assert written(turns("用 A BC", ""), WaitK(1, 2.0, "zh")) == ["用A", " BC"]
 
 
 def test_words_per_chunk() -> None:

@@ -103,7 +103,7 @@ def test_characters_are_the_units_of_chinese() -> None:
     assert [bleu_tokenizer(x) for x in ("zh-Hans", "yue", "ja", "jpn", "de", "ar")] == ["zh"] * 2 + ["char"] * 2 + [
         "13a"
     ] * 2
-    assert latency_unit("ja") == "char"
+    assert latency_unit("ja") == "char" and [bleu_tokenizer(x) for x in ("th", "my")] == ["char"] * 2
     assert quality_score("bleu", ["今日は良い天気"], ["今日は良い天気"], "ja") == pytest.approx(100)
 
 

@@ -232,10 +232,42 @@ def test_remax_asks_one_greedy_answer_to_each_prompt() -> None:
     assert len(found.rollouts) == 6  # the greedy answers are not trained on
     settings = RLConfig(prompts_per_step=3, group_size=2, advantage="remax")
     found = collect(Engine(), SAMPLES, StandardisedSum.of(known=Known("a")), 0, settings, 0)
-    raw = [*(r.score.parts["known"] for r in found.rollouts if r.score), *[0.25] * 3]  # standardised together
-    totals = [*(r.score.total for r in found.rollouts if r.score), *(s.total for s in found.greedy)]
-    wanted = torch.tensor(raw) - torch.tensor(raw).mean()
-    torch.testing.assert_close(torch.tensor(totals), wanted / wanted.square().mean().sqrt(), rtol=1e-4, atol=1e-4)
+    assert [s.parts["known"] for s in found.greedy] == [0.25] * 3
+    assert_standardised_together(found)
+
+
+def assert_standardised_together(found: RolloutBatch) -> None:
+    scores = [*(r.score for r in found.rollouts if r.score), *found.greedy]
+    raw = torch.tensor([s.parts["known"] for s in scores])
+    wanted = (raw - raw.mean()) / (raw - raw.mean()).square().mean().sqrt()
+    torch.testing.assert_close(torch.tensor([s.total for s in scores]), wanted, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("by_turn", [False, True])
+def test_what_is_standardised_over_a_batch_is_so_over_the_rounds_of_dynamic_sampling(by_turn: bool) -> None:
+    """The first of three prompts has signal; of the others in their place all have. Nothing is scored twice."""
+    scored: list[str] = []
+
+    def reward(rollouts: Sequence[Rollout]) -> list[Score]:
+        scored.extend(f"{r.group_id} {r.index}" for r in rollouts)
+        known = Known("".join(set("abcdefgh") - set(first_round()[1:])))(rollouts)
+        return [Score(s.total, per_segment=(s.total,) if by_turn else None) for s in known]
+
+    settings = RLConfig(prompts_per_step=3, group_size=2, dynamic_sampling=2)
+    found = collect(Engine(), SAMPLES, StandardisedSum.of(known=reward), 0, settings, 0)
+    assert (found.dropped, found.refilled, len(found.rollouts)) == (2, 2, 6) and len(set(scored)) == len(scored) == 10
+    assert_standardised_together(found)
+    assert all((r.score.per_segment == (r.score.total,)) == by_turn for r in found.rollouts if r.score)
+
+
+def test_each_turn_at_its_token_limit_counts_as_cut() -> None:
+    ends = [("length", "eos"), ("length", "length"), ("eos", "eos")]
+    segment = Segment(torch.tensor([1]), torch.tensor([2]), torch.zeros(1), "x")
+    streams = [
+        Rollout(SAMPLES[0], tuple(replace(segment, stop_reason=end) for end in turns), "g", i, Score(0.0))  # type: ignore[arg-type]
+        for i, turns in enumerate(ends)
+    ]
+    assert step_metrics(RolloutBatch(streams, []), 0, RLConfig())["response/cut"] == 3 / 6
 
 
 def test_a_bad_score_names_its_sample() -> None:

@@ -18,6 +18,7 @@ import torch
 
 from audiorl.algos.experience import Experience
 from audiorl.config import CriticConfig, EstimatorConfig, KLConfig, KLKind, RLConfig, ScoreConfig
+from audiorl.recipes.simul_ppo import SimulPPOConfig
 from audiorl.train.rl.advantages import compute_advantages, mean_advantage, normalize_scores
 from audiorl.train.rl.collect import RolloutBatch, scored_experiences
 from audiorl.train.rl.minibatch import mini_batch_numbers, trained_by
@@ -113,6 +114,19 @@ def test_gae_by_hand() -> None:
     white = compute_advantages(batch, RLConfig(advantage="gae", estimator=EstimatorConfig(gamma=0.5, lam=0.5)), 0.0)
     assert_close([e.advantages[e.loss_mask].tolist() for e in white], whitened(expected))  # type: ignore[index]
     assert_close([e.returns[e.loss_mask].tolist() for e in white], returns)  # type: ignore[index]
+
+
+@pytest.mark.parametrize(("stage", "least", "most"), [("stage1", 0.0, 1e-3), ("stage2", 0.5, 1.0)])
+def test_what_a_stream_earns_at_its_end_reaches_the_turn_that_decides_it(stage: str, least: float, most: float) -> None:
+    """200 tokens before a reward of 1 on the last one, of which a perfect critic knows from there on."""
+    config = getattr(SimulPPOConfig(path="tiny"), stage)
+    gamma, decision, tokens = config.estimator.gamma, 40, 240
+    values = [0.0] * (decision + 1) + [gamma ** (tokens - 1 - t) for t in range(decision + 1, tokens)]
+    batch = filled([laid("a", ((1, tokens),), 1.0)], "values", [values])
+    plain = RLConfig(advantage=config.advantage, estimator=replace(config.estimator, whiten=False))
+    (found,) = compute_advantages(batch, plain, 0.0)
+    assert found.advantages is not None
+    assert least <= found.advantages[found.loss_mask][decision] <= most
 
 
 def test_the_order_of_experiences_does_not_matter() -> None:
