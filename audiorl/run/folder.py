@@ -200,8 +200,7 @@ class Run:
     def close(self) -> None:
         """Close the metrics log and the trackers, which send what they still hold, and unlock the folder."""
         self._closed = True
-        if self._saving is not None:  # the writing failed, on a full disk perhaps
-            shutil.rmtree(partial_folder(self._saving.folder), ignore_errors=True)
+        self.cancel_save()  # the writing failed, on a full disk perhaps
         with self._lock:
             self._log.close()
             for tracker in self._trackers:
@@ -309,8 +308,15 @@ class Run:
         """Begin a checkpoint after `step` of the run as it is now. Returns the empty folder for its files."""
         folder = self.dir / "checkpoints" / phase / f"step_{step:06d}"
         meta = {"phase": phase, "step": step, "seq": self._seq}
+        partial = begin_checkpoint(folder)
         self._saving = _Saving(folder, meta, self.seconds(phase), self._state.cpu_seconds.get(phase))
-        return begin_checkpoint(folder)
+        return partial
+
+    def cancel_save(self) -> None:
+        """Drop the checkpoint that was begun; the one before it remains."""
+        if self._saving is not None:
+            shutil.rmtree(partial_folder(self._saving.folder), ignore_errors=True)
+            self._saving = None
 
     @property
     def is_saving(self) -> bool:
