@@ -151,8 +151,8 @@ def _judge_run(given: Input, result: Any) -> Iterator[str]:
             yield f"seq {row['seq']!r}"
         if "grpo" in row["checkpoints"] and result["step"] != 4:
             yield f"the checkpoint at step {result['step']}"
-    first = max(result["seq"] - len(result["metrics"]), 0)  # later than 0 where the file was removed
-    if first and given.name != "metrics.jsonl":
+    first = result["seq"] - len(result["metrics"])
+    if first < 0 or (first and given.name != "metrics.jsonl"):  # without its first lines: an earlier file was removed
         yield f"{len(result['metrics'])} lines of metrics for seq {result['seq']}"
     for number, line in enumerate(result["metrics"], first):
         if type(line.get("seq")) is not int or line["seq"] != number:
