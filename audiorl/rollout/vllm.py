@@ -182,11 +182,15 @@ class VLLMEngine:
             # vLLM did not see the first part, in which a stop string may have begun.
             sampled, buffer = buffer, SegmentBuffer.from_segment(a.before)
             for id, logprob in zip(sampled.ids, sampled.logprobs, strict=True):
-                buffer.add(id, logprob)
+                buffer.ids.append(id)
+                buffer.logprobs.append(logprob)  # nan: unknown, see `_run`
                 if ends_with_stop_string(self._policy, buffer.ids, self.sampling.stop):
                     reason = "stop"
                     break
-        if reason == "length" and len(buffer.ids) < self.sampling.max_new_tokens:
+        a.buffer = buffer
+        longest = self._llm.vllm_config.model_config.max_model_len  # with the prompt; vLLM ends an answer there, too
+        room = len(buffer.ids) < min(self.sampling.max_new_tokens, longest - len(a.prompt))
+        if reason == "length" and room and a.reaches_limit():
             reason = "paused"
         return build_rollout(self._policy, a, buffer, reason, self.policy_version)
 
@@ -225,8 +229,11 @@ class VLLMEngine:
         audio: Sequence[AudioClip],
         own: Sequence[bool],
         max_tokens: int | None = None,
-    ) -> tuple[Any, Any]:
-        """Return a prompt and its sampling parameters as vLLM takes them. `own`: which tokens the policy wrote."""
+    ) -> tuple[str, Any, Any]:
+        """Return a sample's id, its prompt and its sampling parameters as vLLM takes them.
+
+        own: which tokens the policy wrote.
+        """
         from vllm import SamplingParams
         from vllm.inputs import mm_input, tokens_input
         from vllm.multimodal.inputs import MultiModalKwargsItems, PlaceholderRange
@@ -246,7 +253,7 @@ class VLLMEngine:
             detokenize=bool(config.stop),
         )
         if not audio:
-            return tokens_input(ids), params
+            return request.sample.id, tokens_input(ids), params
         features = [self._features(clip) for clip in audio]
         # A clip is its placeholder once per audio token, but for those that the policy wrote itself.
         free = [i for i, id in enumerate(ids) if id == self._policy.audio_token_id and not own[i]]
@@ -256,7 +263,8 @@ class VLLMEngine:
             at += tokens
         assert at == len(free)
         items = MultiModalKwargsItems({"audio": [item for item, _ in features]})
-        return mm_input(ids, items, {"audio": [clip.key for clip in audio]}, {"audio": places}), params
+        prompt = mm_input(ids, items, {"audio": [clip.key for clip in audio]}, {"audio": places})
+        return request.sample.id, prompt, params
 
     def _features(self, clip: AudioClip) -> tuple[Any, int]:
         """Return a clip as the model takes it, and the number of its audio tokens."""
@@ -274,18 +282,25 @@ class VLLMEngine:
 
     def _run(
         self,
-        inputs: Sequence[tuple[Any, Any]],
+        inputs: Sequence[tuple[str, Any, Any]],
         finished: Callable[[int, SegmentBuffer, StopReason], None] | None = None,
     ) -> list[tuple[SegmentBuffer, StopReason]]:
         """Return vLLM's output for each input; `finished` is called with its number as soon as it is there."""
         numbers: dict[str, int] = {}
-        for prompt, params in inputs:
-            name = str(self._num_inputs)
-            numbers[name] = len(numbers)
-            self._num_inputs += 1
-            self._llm.add_request(name, prompt, params, lora_request=self._lora_request)
         outputs: dict[int, tuple[SegmentBuffer, StopReason]] = {}
         try:
+            for sample, prompt, params in inputs:
+                name = str(self._num_inputs)
+                numbers[name] = len(numbers)
+                self._num_inputs += 1
+                try:
+                    self._llm.add_request(name, prompt, params, lora_request=self._lora_request)
+                except Exception as error:
+                    from vllm.exceptions import VLLMClientError
+
+                    if not isinstance(error, ValueError | VLLMClientError):
+                        raise
+                    raise ValueError(f"sample {sample!r}: {error}") from error
             while self._llm.has_unfinished_requests():
                 for out in self._llm.step():
                     if not out.finished:

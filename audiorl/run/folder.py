@@ -89,12 +89,10 @@ def newest_checkpoint(model: str | Path, phase: str | None = None) -> str:
 
 
 class _Saving(NamedTuple):
-    """A checkpoint that is being written, and the run as it was when that began."""
+    """A checkpoint that is being written, and how far the run was when that began."""
 
     folder: Path
-    meta: dict[str, Any]
-    seconds: float
-    cpu_seconds: float | None
+    meta: TrainerMeta
 
 
 class ComputeTime(NamedTuple):
@@ -200,8 +198,7 @@ class Run:
     def close(self) -> None:
         """Close the metrics log and the trackers, which send what they still hold, and unlock the folder."""
         self._closed = True
-        if self._saving is not None:  # the writing failed, on a full disk perhaps
-            shutil.rmtree(partial_folder(self._saving.folder), ignore_errors=True)
+        self.cancel_save()  # the writing failed, on a full disk perhaps
         with self._lock:
             self._log.close()
             for tracker in self._trackers:
@@ -218,6 +215,7 @@ class Run:
         """Remove the folder when nothing that took time is in it: no step, no checkpoint, no finished phase."""
         state = self._state
         if not (self._seq or state.finished or state.checkpoints or any((self.dir / "checkpoints").rglob("*"))):
+            self.close()  # before: trackers write what they still hold
             shutil.rmtree(self.dir)
 
     # -- phases ----------------------------------------------------------------------------------------------------
@@ -270,7 +268,8 @@ class Run:
                 raise ValueError(f"{lost} is missing, and there is no checkpoint before it; start the run again")
             print(f"{phase}: {lost.name} is gone; going on from {left[-1].name}", flush=True)
             self._state.checkpoints[phase] = str(left[-1].relative_to(self.dir))
-            self._seq = read_record(left[-1] / META, TrainerMeta).seq
+            meta = read_record(left[-1] / META, TrainerMeta)
+            self._state, self._seq = self._state_at(phase, meta), meta.seq
             self._log.close()
             self._log = MetricsLog(self.dir / "metrics.jsonl", self._seq)
             self._write_state()
@@ -308,9 +307,16 @@ class Run:
     def begin_save(self, phase: str, step: int) -> Path:
         """Begin a checkpoint after `step` of the run as it is now. Returns the empty folder for its files."""
         folder = self.dir / "checkpoints" / phase / f"step_{step:06d}"
-        meta = {"phase": phase, "step": step, "seq": self._seq}
-        self._saving = _Saving(folder, meta, self.seconds(phase), self._state.cpu_seconds.get(phase))
-        return begin_checkpoint(folder)
+        meta = TrainerMeta(phase, step, self._seq, self.seconds(phase), self._state.cpu_seconds.get(phase))
+        partial = begin_checkpoint(folder)
+        self._saving = _Saving(folder, meta)
+        return partial
+
+    def cancel_save(self) -> None:
+        """Drop the checkpoint that was begun; the one before it remains."""
+        if self._saving is not None:
+            shutil.rmtree(partial_folder(self._saving.folder), ignore_errors=True)
+            self._saving = None
 
     @property
     def is_saving(self) -> bool:
@@ -320,22 +326,27 @@ class Run:
     def end_save(self, files: Checksums) -> Path:
         """Make the checkpoint visible, of which all `files` are on the disk. Returns its folder."""
         assert self._saving is not None, "begin_save first"
-        folder, meta, seconds, cpu_seconds = self._saving
-        commit_checkpoint(folder, files, meta)
+        folder, meta = self._saving
+        commit_checkpoint(folder, files, msgspec.to_builtins(meta))
         self._saving = None
         self._log.sync()
-        phase = meta["phase"]
-        self._state.checkpoints[phase] = str(folder.relative_to(self.dir))
+        self._state.checkpoints[meta.phase] = str(folder.relative_to(self.dir))
         # What was logged since belongs to steps that a resumed run repeats.
-        state = msgspec.structs.replace(self._state, seq=meta["seq"], seconds=self._state.seconds | {phase: seconds})
-        state.cpu_seconds = {name: s for name, s in self._state.cpu_seconds.items() if name != phase}
-        if cpu_seconds is not None:
-            state.cpu_seconds[phase] = cpu_seconds
-        self._write_state(state)
+        self._write_state(self._state_at(meta.phase, meta))
         kept = read_record(self.dir / "config.json", RunConfig).config.get("keep_checkpoints", KEPT_CHECKPOINTS)
         for old in [*steps_in(folder.parent).values()][:-kept]:
             shutil.rmtree(old)
         return folder
+
+    def _state_at(self, phase: str, meta: TrainerMeta) -> RunState:
+        """Return the state with lines and seconds as they were when a checkpoint of the phase was begun."""
+        state = msgspec.structs.replace(self._state, seq=meta.seq)
+        if meta.seconds is not None:
+            state.seconds = state.seconds | {phase: meta.seconds}
+            state.cpu_seconds = {name: s for name, s in state.cpu_seconds.items() if name != phase}
+            if meta.cpu_seconds is not None:
+                state.cpu_seconds[phase] = meta.cpu_seconds
+        return state
 
     @property
     def asked_to_stop(self) -> bool:

@@ -73,7 +73,8 @@ class MetricsLog:
     """Appends to metrics.jsonl, flushed line by line.
 
     Opening an existing file drops the lines from `seq` on, which a resumed run writes again, and an incomplete last
-    line; "time" counts on from the last one that stays. Raises ValueError for a file that lacks earlier lines.
+    line; "time" counts on from the last one that stays. Raises ValueError for a file that lacks lines between its first
+    one and `seq`; it may begin later than 0, where an earlier file was removed.
     """
 
     def __init__(self, path: str | Path, seq: int):
@@ -102,16 +103,18 @@ class MetricsLog:
 def _truncate(path: Path, seq: int) -> float:
     """Drop the lines from `seq` on. Returns the latest "time" of those that stay."""
     kept: list[str] = []
+    first: int | None = None
     latest = 0.0
     for number, line, row in _metrics_lines(path):
         if not isinstance(row.get("seq"), int):
             raise ValueError(f'{path}:{number}: no integer "seq", cannot tell whether to keep this line')
+        first = row["seq"] if first is None else first
         if row["seq"] < seq:
-            if row["seq"] != len(kept):
-                raise ValueError(f"{path}:{number}: damaged: seq is {row['seq']} where {len(kept)} belongs")
+            if row["seq"] != first + len(kept):
+                raise ValueError(f"{path}:{number}: damaged: seq is {row['seq']} where {first + len(kept)} belongs")
             kept.append(line)
             latest = max(latest, float(row.get("time", 0.0)))
-    if len(kept) != seq:
+    if (first or 0) + len(kept) < seq:
         damage = f"damaged: {len(kept)} of the {seq} lines that the run has logged are there"
         raise ValueError(f"{path}: {damage}; restore the file, or remove it to go on without its history")
     temporary = path.with_name(path.name + ".tmp")

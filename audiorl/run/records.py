@@ -38,11 +38,14 @@ class RunState(msgspec.Struct):
 
 
 class TrainerMeta(msgspec.Struct, omit_defaults=True):
-    """trainer.json of a checkpoint."""
+    """trainer.json of a checkpoint: how far its phase was."""
 
     phase: str = ""
     step: Count = 0
     seq: Count = 0
+    seconds: float | None = None
+    cpu_seconds: float | None = None
+    """None where a step did not run on CPUs alone."""
 
 
 Manifest = dict[str, tuple[Count, Count]]

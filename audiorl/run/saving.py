@@ -189,11 +189,15 @@ def checkpoint(
         if save_more is not None:
             save_more(run.dir / "checkpoints" / phase)
         partial = run.begin_save(phase, done)
-        trainers.all(CheckpointedWorker.begin_save, str(partial.resolve()))
+        try:
+            trainers.all(CheckpointedWorker.begin_save, str(partial.resolve()))
+        except BaseException:  # a rank that did not begin has nothing to wait for
+            run.cancel_save()
+            raise
         trainers.saving()
     if run.is_saving:
         finish_save(run, trainers, wait=last)
-    if run.asked_to_stop:
+    if last and run.asked_to_stop:  # asked later than `last`: after the next step, which is saved then
         raise Interrupted(f"stopped after {phase} step {done}; continue with 'audiorl resume {run.dir}'")
 
 

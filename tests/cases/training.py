@@ -155,7 +155,7 @@ def vllm_logprobs(*logprobs: float | None) -> list[bool]:
     engine._llm = SimpleNamespace(
         add_request=lambda *a, **k: None, has_unfinished_requests=lambda: left, step=lambda: [left.pop()]
     )
-    ((buffer, _),) = engine._run([(None, None)])
+    ((buffer, _),) = engine._run([("s", None, None)])
     return buffer.fields()["logprobs"].isnan().tolist()  # type: ignore[no-any-return]
 
 

@@ -299,7 +299,9 @@ def step_metrics(batch: RolloutBatch, step: int, config: RLConfig) -> dict[str, 
         out |= {f"data/{name}/share": len(values) / len(totals), f"data/{name}/reward": _mean(values)}
     if batch.skipped:
         out["reward/skipped"] = batch.skipped / (batch.skipped + len(rollouts))
-    unknown = sum(int(s.logprobs[:, None].flatten(1).isnan().any(1).sum()) for r in rollouts for s in r.segments)
+    # A sound that is noised again has no log-probs.
+    sampled = [s for r in rollouts for s in r.segments if s.flow is None or s.flow.noise != "none"]
+    unknown = sum(int(s.logprobs[:, None].flatten(1).isnan().any(1).sum()) for s in sampled)
     if unknown:
         out["rollout/unknown_logprobs"] = unknown
     if config.dynamic_sampling:

@@ -99,7 +99,9 @@ class Workers:
         """Update the policy, and then critics in processes of their own towards the trainers' returns."""
         shares = split_groups(batch.experiences, self.trainers.size)
         outputs = self.trainers.each(Trainer.step, _train_batches(batch, shares, self.config))
-        metrics = {name: sum(output.metrics[name] for output in outputs) / len(outputs) for name in outputs[0].metrics}
+        names = dict.fromkeys(name for output in outputs for name in output.metrics)
+        # Not every rank has all of them: one without work for its GPU has no `time/gpu_busy`.
+        metrics = {name: sum(output.metrics.get(name, 0.0) for output in outputs) / len(outputs) for name in names}
         if self.critics is not None:
             returns = _in_order([output.returns for output in outputs], shares)
             returned = [e.replace(returns=r) for e, r in zip(batch.experiences, returns, strict=True)]

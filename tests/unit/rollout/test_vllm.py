@@ -181,6 +181,25 @@ def test_a_stop_string_across_the_pause_ends_the_answer(fresh: VLLMEngine, sampl
     assert (ended.segments[0].stop_reason, ended.segments[0].ids.tolist()) == ("stop", whole.ids[:end].tolist())
 
 
+def test_an_unknown_log_prob_after_the_pause_stays_unknown(
+    fresh: VLLMEngine, samples: list[Sample], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (whole,) = fresh.generate([Request(samples[0], greedy=True)])
+    first = fresh.generate([Request(samples[0], greedy=True, token_limit=5)])
+    step = fresh._llm.step
+
+    def without_the_first() -> Any:
+        outputs = step()
+        for answer in (out.outputs[0] for out in outputs if out.finished):
+            answer.logprobs[0][answer.token_ids[0]].logprob = None
+        return outputs
+
+    monkeypatch.setattr(fresh._llm, "step", without_the_first)
+    (ended,) = fresh.generate([Request(samples[0], greedy=True, paused=tuple(first))])
+    assert ids([ended]) == ids([whole])
+    assert ended.segments[0].logprobs.isnan().nonzero().flatten().tolist() == [5]
+
+
 def test_a_rollout_depends_on_its_seed_and_not_on_its_batch(fresh: VLLMEngine, samples: list[Sample]) -> None:
     together = ids(fresh.generate(requests(samples, n=3)))
     assert [x for r in requests(samples, n=3) for x in ids(fresh.generate([r]))] == together
@@ -335,19 +354,35 @@ def test_what_it_does_not_serve_is_refused(
         VLLMEngine(folder)
 
 
+def question(text: str) -> Sample:
+    return Sample(text[:5], (Message("user", (text,)),))
+
+
 def test_a_text_decoder(tmp_path: Path) -> None:
-    """After numba, whose library vLLM's search for kernels stumbles over."""
+    """After numba, whose library vLLM's search for kernels stumbles over. Then with too little room for its answers."""
     pytest.importorskip("llvmlite.binding")
     policy = lively(text.tiny(TEXTS, hidden=128, layers=2, vocab_size=400))
     policy.save(tmp_path)
     engine = VLLMEngine(tmp_path, SamplingConfig(max_new_tokens=8), VLLMConfig(max_model_len=256, kv_cache_mb=16))
     try:
-        asked = requests([Sample("q", (Message("user", ("Why?",)),))], n=3)
         for version in (1, 2):
-            rollouts = engine.generate(asked)
+            rollouts = engine.generate(requests([question("Why?")], n=3))
             torch.testing.assert_close(logprobs(rollouts), forced(policy, rollouts), atol=TOLERANCE, rtol=0)
             shake(policy, version)
             engine.update_weights(policy.weights(), version)
+        long = next(q for q in (question("Why?" * k) for k in range(256)) if len(policy.prompt(q)) > 250)
+        room = 256 - len(policy.prompt(long))
+        (whole,) = engine.generate([Request(long, greedy=True)])
+        assert (whole.num_sampled, whole.segments[0].stop_reason) == (room, "length")
+        for limit, reason in ((1, "paused"), (room - 1, "paused"), (room, "length"), (8, "length")):
+            first = engine.generate([Request(long, greedy=True, token_limit=limit)])
+            assert (first[0].num_sampled, first[0].segments[0].stop_reason) == (min(limit, room), reason)
+            if reason == "paused":
+                (ended,) = engine.generate([Request(long, greedy=True, paused=tuple(first))])
+                assert (ids([ended]), ended.segments[0].stop_reason) == (ids([whole]), "length")
+        with pytest.raises(ValueError, match=r"^sample 'Whole': .* longer than the maximum model length of 256"):
+            engine.generate(requests([question("Why?"), question("Whole pages. " * 40)]))
+        assert not engine._llm.has_unfinished_requests(), "those before it are not left in the engine"
     finally:
         engine.close()
 

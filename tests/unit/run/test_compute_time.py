@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from pathlib import Path
 
@@ -180,3 +181,20 @@ def test_what_was_computed_after_the_last_checkpoint_is_counted_once(tmp_path: P
     assert run.compute_time("p") == ComputeTime(2.0, "cpu")
     run.close()
     assert Run.open(run.dir).compute_time("p") == ComputeTime(1.0, "cpu"), "a resumed run repeats the second step"
+
+
+@pytest.mark.parametrize("cpu", [1.0, None])
+def test_what_was_computed_after_a_checkpoint_that_is_gone_is_taken_back(cpu: float | None, tmp_path: Path) -> None:
+    run = new_run(tmp_path / "run")
+    for step in (1, 2):
+        run.add_seconds("p", 2.0, cpu if step == 1 else None)
+        run.begin_save("p", step)
+        run.end_save({})
+    shutil.rmtree(run.checkpoint("p"))
+    run.close()
+    for _ in range(2):  # state.json says so, too
+        again = Run.open(run.dir)
+        again.last_checkpoint("p")
+        assert again.seconds("p") == 2.0
+        assert again.compute_time("p") == (ComputeTime(2.0, "wall") if cpu is None else ComputeTime(1.0, "cpu"))
+        again.close()

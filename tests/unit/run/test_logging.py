@@ -63,7 +63,10 @@ def test_opening_repairs_the_tail_before_appending(tmp_path, tail, seq):
 @pytest.mark.parametrize(
     ("lines", "seq", "message"),
     [
-        ('{"seq": 1}\n{"seq": 0}\n', 2, ":1: damaged: seq is 1 where 0 belongs"),
+        ('{"seq": 1}\n{"seq": 0}\n', 2, ":2: damaged: seq is 0 where 2 belongs"),
+        ('{"seq": 3}\n{"seq": 1}\n', 2, ":2: damaged: seq is 1 where 3 belongs"),
+        ('{"seq": 3}\n', 5, ": damaged: 1 of the 5 lines"),
+        ("", 1, ": damaged: 0 of the 1 lines"),
         ('{"seq": 0}\n{"step": 1}\n', 1, ':2: no integer "seq"'),
         ('{"seq": 0}\n', 2, ": damaged: 1 of the 2 lines"),
     ],
@@ -74,6 +77,16 @@ def test_lines_that_do_not_belong_together_are_damage(tmp_path, lines, seq, mess
     with pytest.raises(ValueError, match=f"^{path}{message}"):
         MetricsLog(path, seq)
     assert path.read_text() == lines
+
+
+def test_a_run_whose_file_was_removed_goes_on_without_its_history(tmp_path):
+    path = tmp_path / "m.jsonl"
+    for seq, left in ((5, [5, 6]), (5, [5, 6]), (7, [5, 6, 7, 8]), (3, [3, 4])):  # the last: a checkpoint was removed
+        log = MetricsLog(path, seq)
+        log.write({"seq": seq})
+        log.write({"seq": seq + 1})
+        log.close()
+        assert [row["seq"] for row in read_metrics(path)] == left
 
 
 def plain_console(width=200):

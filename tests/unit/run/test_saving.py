@@ -21,13 +21,22 @@ from audiorl.config import LoraConfig, ModelConfig, OptimConfig
 from audiorl.config.distributed import RuntimeConfig, set_current
 from audiorl.config.recipe import RecipeConfig
 from audiorl.distributed.local import LocalGroup, World
+from audiorl.errors import Interrupted
 from audiorl.models import AudioPolicy
 from audiorl.models.value import ValueModel
 from audiorl.run import checkpoint as checkpoints
 from audiorl.run import saving
-from audiorl.run.checkpoint import PIECES, StatePiece, read_range, read_state, save_state, state_file
+from audiorl.run.checkpoint import (
+    PIECES,
+    StatePiece,
+    partial_folder,
+    read_range,
+    read_state,
+    save_state,
+    state_file,
+)
 from audiorl.run.folder import Run
-from audiorl.run.saving import CheckpointWriter, checkpoint, finish_save, restore
+from audiorl.run.saving import CheckpointWriter, checkpoint, completing_saves, finish_save, restore
 from tests.conftest import make_omni, make_whisper
 from tests.support.checkpoints import load_checkpoint
 
@@ -172,11 +181,11 @@ class Counter:
         self.steps = read_state(Path(where))["progress"]["steps"].clone()
 
 
-def run_steps(folder: Path, steps: int, every: int = 1) -> Counter:
+def run_steps(folder: Path, steps: int, every: int = 1, trainers: LocalGroup | None = None) -> Counter:
     """As the training loops do."""
-    worker = Counter()
-    trainers = LocalGroup([worker])
-    with Run.open(folder) as run:
+    trainers = trainers or LocalGroup([Counter()])
+    worker: Counter = trainers.workers[0]
+    with Run.open(folder) as run, run.interruptible(), completing_saves(run, trainers):
         for done in range(restore(run, "sft", trainers) + 1, steps + 1):
             worker.step()
             run.log("sft", done, {"loss": 1.0 / done})
@@ -316,6 +325,57 @@ def test_what_stops_the_writing_is_raised_and_the_state_before_stays(
         run_steps(folder, 4)
     monkeypatch.undo()
     assert state_of(folder) == 2
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("step", [1, 2])
+@pytest.mark.parametrize("error", [FileExistsError, MemoryError])
+def test_what_stops_the_begin_of_a_checkpoint_is_raised_and_the_state_before_stays(
+    error: type[Exception], step: int, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    Run.create(folder, "sft", [], {"a": 1}).close()
+
+    class Full(Counter):
+        def begin_save(self, folder: str) -> None:
+            if error is MemoryError and int(self.steps[0]) == step:
+                raise MemoryError
+            super().begin_save(folder)
+
+    if error is FileExistsError:
+        partial = partial_folder(folder / f"checkpoints/sft/step_{step:06d}")
+        partial.parent.mkdir()
+        partial.touch()
+    with pytest.raises(error):
+        run_steps(folder, 4, trainers=LocalGroup([Full()]))
+    assert not any(f.is_dir() for f in (folder / "checkpoints/sft").glob(".*.partial"))
+    assert state_of(folder) == step - 1
+
+
+@pytest.mark.parametrize(("steps", "reached"), [(4, 2), (1, 1)])
+def test_a_run_that_is_stopped_while_a_checkpoint_is_begun_names_the_step_that_was_saved(
+    steps: int, reached: int, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    Run.create(folder, "sft", [], {"a": 1}).close()
+
+    class Asked(Counter):
+        """Asked to stop with the first checkpoint, whose files take until they are waited for."""
+
+        def begin_save(self, folder: str) -> None:
+            super().begin_save(folder)
+            if self.steps[0] == 1:
+                os.kill(os.getpid(), signal.SIGINT)
+
+        def saved_files(self, wait: bool) -> Any:
+            return super().saved_files(wait) if wait else None
+
+    class Ranks(LocalGroup):
+        answers_after_error = False  # as under torchrun
+
+    with pytest.raises(Interrupted, match=f"stopped after sft step {reached};"):
+        run_steps(folder, steps, trainers=Ranks([Asked()]))
+    assert state_of(folder) == reached
 
 
 def test_a_file_that_the_driver_cannot_see_is_an_error(tmp_path: Path) -> None:

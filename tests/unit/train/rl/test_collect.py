@@ -20,7 +20,7 @@ from audiorl.train.rl.advantages import compute_advantages, mean_advantage
 from audiorl.train.rl.collect import RolloutBatch, collect, scored_experiences, step_metrics
 from audiorl.train.rl.hooks import EQUAL_STEPS, EqualRewards, FinishedStep
 from audiorl.train.rl.trainer import TrainOutput
-from audiorl.types import Rollout, Sample, Score, Segment
+from audiorl.types import FlowPath, Rollout, Sample, Score, Segment
 
 SAMPLES = [Sample(name, ()) for name in "abcdefgh"]
 
@@ -121,6 +121,15 @@ def test_tokens_without_an_engines_logprob_are_counted() -> None:
     nothing = replace(text, ids=text.ids[:0], logprobs=text.logprobs[:0])
     rollouts = [replace(r, segments=(s, nothing)) for r, s in zip(found.rollouts, (text, speech), strict=False)]
     assert step_metrics(RolloutBatch(rollouts, []), 0, RLConfig())["rollout/unknown_logprobs"] == 3
+
+
+@pytest.mark.parametrize(("noise", "unknown"), [("none", None), ("dance", 3)])
+def test_a_sound_that_is_noised_again_has_no_log_probs_to_know(noise: str, unknown: int | None) -> None:
+    found, _ = run("")
+    flow = FlowPath(torch.zeros(2, 1, 1), (1.0, 0.0), None, noise, 0.5, 1.0)
+    segment = Segment(torch.tensor([1]), torch.arange(1), torch.tensor([math.nan]), flow=flow)
+    rollouts = [replace(r, segments=(segment,)) for r in found.rollouts[:3]]
+    assert step_metrics(RolloutBatch(rollouts, []), 0, RLConfig()).get("rollout/unknown_logprobs") == unknown
 
 
 @pytest.mark.parametrize("high", [0.500001, 0.5 + 3e-8])

@@ -1,4 +1,4 @@
-"""Where the driver's copy of the model is while trainers in other processes train."""
+"""Where the driver's copy of the model is while trainers in other processes train, and the metrics of a step."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ import pytest
 import torch
 
 from audiorl.config import RLConfig
+from audiorl.distributed.local import LocalGroup
+from audiorl.train.rl.minibatch import TrainBatch
 from audiorl.train.rl.processes import GroupEngine, Workers
+from audiorl.train.rl.trainer import TrainOutput
 
 
 class Model:
@@ -69,3 +72,22 @@ def test_a_model_that_the_first_trainer_trains_stays() -> None:
     with OWN.driver_on_cpu(policy), OWN.driver_on_gpu(policy):
         assert policy.device.type == "cuda"
     assert len(policy.model.places) == 1
+
+
+class Rank:
+    """A trainer that reports these metrics."""
+
+    def __init__(self, metrics: dict[str, float]) -> None:
+        self.metrics = metrics
+
+    def step(self, batch: TrainBatch) -> TrainOutput:
+        return TrainOutput(self.metrics, [], [])
+
+
+@pytest.mark.parametrize("busy_rank", [0, 1])
+def test_a_rank_without_work_for_its_gpu_was_busy_for_no_time(busy_rank: int) -> None:
+    group = LocalGroup(
+        [Rank({"loss": float(r), **({"time/gpu_busy": 3.0} if r == busy_rank else {})}) for r in range(2)]
+    )
+    output = Workers(RLConfig(), group, GroupEngine(group)).step(TrainBatch([]))
+    assert output.metrics == {"loss": 0.5, "time/gpu_busy": 1.5}
