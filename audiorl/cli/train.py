@@ -23,6 +23,7 @@ from audiorl.config import to_json
 from audiorl.config.distributed import RuntimeConfig
 from audiorl.options import HELP, LIST, RunFile, first_word, parse, parse_known, shortened, words_of
 from audiorl.recipes import _loader as loader
+from audiorl.run.records import write_json
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -187,6 +188,7 @@ def _train_seeds(out: Path, args: list[str], seeds: Sequence[int], going_on: Seq
     elif out.exists() and any(out.iterdir()):
         raise ValueError(f"{out} exists already; choose another --out")
     out.mkdir(parents=True, exist_ok=True)
+    write_json(record, state)  # first, so that a seed which is killed leaves what the same command continues
     running: list[subprocess.Popen[bytes]] = []
     # A terminal's Ctrl-C reaches the run too, which saves and ends; SIGTERM is passed on.
     handlers = {signal.SIGINT: lambda *_: None, signal.SIGTERM: lambda *_: running[-1].terminate()}
@@ -203,10 +205,12 @@ def _train_seeds(out: Path, args: list[str], seeds: Sequence[int], going_on: Seq
             running.append(subprocess.Popen([sys.executable, "-m", "audiorl", *command]))
             code = running[-1].wait()
             if code:
+                if not any(out.glob("seed_*")):
+                    record.unlink()
                 print(f"audiorl: seed {seed} ended with exit code {code}; the same command continues", file=sys.stderr)
                 return code
             state["finished"].append(seed)
-            record.write_text(json.dumps(state, indent=1) + "\n", encoding="utf-8")
+            write_json(record, state)
     finally:
         for s, handler in before.items():
             signal.signal(s, handler)
