@@ -134,6 +134,10 @@ def test_help_of_a_recipe_shows_its_options_and_those_of_the_command(capsys: pyt
     ):
         assert option in text
     assert "(default: tiny)" in text  # the path that tiny() sets
+    for words in (["--preset", "ppo"], ["--preset=ppo"], []):
+        with pytest.raises(SystemExit):
+            main(["train", "audio-qa", *words, "--help-all"])
+        assert ("(default: gae)" in capsys.readouterr().out) == bool(words)
 
 
 def option_classes(options: Any) -> Iterator[type]:
@@ -362,6 +366,7 @@ def test_shells_complete_commands_recipes_options_and_values(tmp_path: Path) -> 
         ("train mmau-grpo --rl.adv", ["--rl.advantage"]),
         ("train mmau-grpo --rl.aggregation tok", ["token-mean"]),
         ("train mmau-grpo --data ma", []),
+        ("train audio-qa --preset --lo", ["--log", "--lora"]),
         ("train codec --tokenizer.num-c", ["--tokenizer.num-codebooks"]),
         ("rewards s", ["score", "study", "serve"]),
         ("chat runs/x --ph", ["--phase"]),
