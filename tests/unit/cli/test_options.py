@@ -178,9 +178,9 @@ def test_a_file_that_is_missing_or_not_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="--config: name a YAML file"):
         read("--config")
     for twice in (["--config", "a", "--config=b"], ["--config", "a", "--seed", "1", "--config", "b"]):
-        with pytest.raises(ValueError, match="^--config: give one file$"):
+        with pytest.raises(ValueError, match=r"^--config: give one file$"):
             read(*twice)
-        with pytest.raises(ValueError, match="^--config: give one file$"):
+        with pytest.raises(ValueError, match=r"^--config: give one file$"):
             read_train(["quickstart", *twice])
     for content in (b"seed: 1\a\n", "seed: 1\n".encode("utf-16")):
         (tmp_path / "odd.yaml").write_bytes(content)
