@@ -34,11 +34,10 @@ from audiorl.options import names, with_values
 from audiorl.protocols import Reward
 from audiorl.recipes import audio_qa, dpo_audio_qa, sft_audio
 from audiorl.recipes._common import Given
-from audiorl.recipes._loader import IN_MEMORY
 from audiorl.rewards import FunctionReward
 from audiorl.run.folder import Run, newest_checkpoint
 from audiorl.run.metrics_log import read_metrics
-from audiorl.run.records import RunConfig, read_record
+from audiorl.run.records import FROM_PYTHON, IN_MEMORY, RunConfig, read_record
 
 Model = str | Path | AudioPolicy
 RewardFunction = Callable[..., Any]
@@ -207,7 +206,7 @@ def _train(
     held = {"the model": policy, "the reward": score, "data": [s for s in given["data"] if not isinstance(s, str)]}
     held["held-out data"] = [s for s in given["held_out"] if not isinstance(s, str)]
     memory = [part for part, value in held.items() if value]
-    argv = [IN_MEMORY, *memory] if memory else []
+    argv = [IN_MEMORY, *memory] if memory else [FROM_PYTHON]
     with Run.open(folder) if resume else Run.create(folder, str(recipe.__file__), argv, config) as run:
         if resume and read_record(folder / "config.json", RunConfig).config != to_json(config):
             raise ValueError(f"{folder}: the run has other options; give those that it began with")

@@ -407,6 +407,9 @@ _Loader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile("true$|True$|
 _Loader.add_implicit_resolver("tag:yaml.org,2002:float", _NUMBER, list("-+.0123456789"))
 
 
+TWO_FILES = "--config: give one file"
+
+
 class RunFile:
     """The options in a YAML file, with the line of each.
 
@@ -426,6 +429,8 @@ class RunFile:
         except yaml.MarkedYAMLError as error:
             line = error.problem_mark.line + 1 if error.problem_mark else 1
             raise ValueError(f"{path}:{line}: {error.problem}") from None
+        except (yaml.YAMLError, UnicodeDecodeError) as error:  # a character that no YAML file may have
+            raise ValueError(f"{path}: not a YAML file in UTF-8: {' '.join(str(error).split())}") from None
 
     def _mark(self, node: yaml.Node | None, place: Place) -> None:
         if not isinstance(node, yaml.MappingNode):
@@ -433,7 +438,7 @@ class RunFile:
                 return
             raise ValueError(f"{self.path}:1: give options, such as `seed: 1`, one a line")
         for key, value in node.value:
-            here = (*place, str(key.value))
+            here = (*place, str(key.value).replace("-", "_"))
             if here in self.lines:
                 raise ValueError(f"{self.path}:{key.start_mark.line + 1}: {'.'.join(here)} is given twice")
             self.lines[here] = key.start_mark.line + 1
@@ -441,7 +446,7 @@ class RunFile:
 
     def where(self, place: Place) -> str:
         """Return "FILE:LINE: " of an option or a group."""
-        return f"{self.path}:{self.lines.get(place, 1)}: "
+        return f"{self.path}:{self.lines.get(tuple(key.replace('-', '_') for key in place), 1)}: "
 
     def apply(self, default: T, leave_out: Sequence[str] = ()) -> T:
         """Return `default` with the file's values, but for the groups in `leave_out`."""
@@ -469,6 +474,8 @@ def _run_file_options(args: Sequence[str]) -> tuple[RunFile | None, bool, list[s
     words = [word for arg in args for word in (arg.split("=", 1) if arg.startswith("--config=") else [arg])]
     file, rest = None, [word for word in words if word not in ("--print-config", "--print_config")]
     show = len(rest) < len(words)
+    if rest.count("--config") > 1:
+        raise ValueError(TWO_FILES)
     if "--config" in rest:
         at = rest.index("--config")
         if at + 1 == len(rest):

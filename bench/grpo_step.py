@@ -1,6 +1,6 @@
 """One GRPO step against TRL's GRPOTrainer, and an update on audio prompts against its padded form.
 
-    python bench/grpo_step.py [--quick] [--only text|audio] [--threads 1]
+    python -m bench.grpo_step [--quick] [--only text|audio] [--threads 1]
 
 Text: a Qwen2 of 5.4 M parameters, 8 prompts x 8 samples x 64 tokens, float32 on the CPU, from asking for the samples
 to the optimizer's step. Each side is a process of its own that waits idle while another one works; they take turns, and
@@ -16,7 +16,7 @@ packages will do; without TRL only audiorl's side is timed::
     python -c "import sysconfig, pathlib; print(sysconfig.get_path('purelib'), pathlib.Path.cwd(), sep='\\n')" \\
         > $(/tmp/trl/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/project.pth
     /tmp/trl/bin/pip install --no-deps "trl>=1,<2"
-    /tmp/trl/bin/python bench/grpo_step.py
+    /tmp/trl/bin/python -m bench.grpo_step
 
 Audio: groups of 8 answers of 64 tokens to 20 s of speech, for the tiny Qwen2.5-Omni with Whisper tiny as its audio
 tower. `Trainer.step` on prepared experiences, against the usual form: the prompt repeated for every

@@ -11,7 +11,7 @@ from typing import Any
 
 from tyro.conf import Positional
 
-from audiorl.options import HELP, options_module, parse
+from audiorl.options import HELP, LIST, options_module, parse
 from audiorl.recipes._loader import find_script, listing, scripts
 
 
@@ -41,6 +41,8 @@ def main(args: list[str]) -> int:
         from audiorl.eval._common import run_evaluation
 
         run_evaluation(importlib.import_module(f"audiorl.eval.{file.stem}"), args[1:])
+        return 0
+    if LIST in args:  # a key that completes words runs no script
         return 0
     sys.argv = [str(file), *args[1:]]
     runpy.run_path(str(file), run_name="__main__")

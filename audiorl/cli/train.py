@@ -14,6 +14,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, make_dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -21,8 +22,9 @@ from tyro.conf import Positional, arg
 
 from audiorl.config import to_json
 from audiorl.config.distributed import RuntimeConfig
-from audiorl.options import HELP, LIST, RunFile, first_word, parse, parse_known, shortened, words_of
+from audiorl.options import HELP, LIST, TWO_FILES, RunFile, first_word, parse, parse_known, shortened, words_of
 from audiorl.recipes import _loader as loader
+from audiorl.run.records import write_json
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -107,6 +109,8 @@ def main(args: list[str]) -> int:
 def read(args: list[str]) -> tuple[TrainOptions, list[str]]:
     """Return the command's options, and the words that are left for `parse_config` of the recipe."""
     command, words = parse_known(TrainOptions, args, prog="audiorl train")
+    if sum(word.partition("=")[0] == "--config" for word in args) > 1:
+        raise ValueError(TWO_FILES)
     if command.config is not None:
         runtime = RunFile(command.config).group("runtime", RuntimeConfig())
         command, words = parse_known(
@@ -120,7 +124,9 @@ def read(args: list[str]) -> tuple[TrainOptions, list[str]]:
 def _help(args: list[str]) -> None:
     """Show options of the command and of the recipe together, the usual ones or with --help-all every one, and end."""
     recipe = loader.load_options(args[0])
-    start = loader.starting_words(args[0], tiny="--tiny" in args, full="--full" in args)
+    words = [word for arg in args for word in arg.split("=", 1)]
+    preset = next((name for word, name in pairwise(words) if word == "--preset" and not name.startswith("-")), None)
+    start = loader.starting_words(args[0], tiny="--tiny" in args, full="--full" in args, preset=preset)
     default = loader.default_config(recipe, start)
     every = {**words_of(TrainOptions), **words_of(type(default))}
     base, prog, about = TrainOptions, "audiorl train", recipe.__doc__ or ""
@@ -187,6 +193,7 @@ def _train_seeds(out: Path, args: list[str], seeds: Sequence[int], going_on: Seq
     elif out.exists() and any(out.iterdir()):
         raise ValueError(f"{out} exists already; choose another --out")
     out.mkdir(parents=True, exist_ok=True)
+    write_json(record, state)  # first, so that a seed which is killed leaves what the same command continues
     running: list[subprocess.Popen[bytes]] = []
     # A terminal's Ctrl-C reaches the run too, which saves and ends; SIGTERM is passed on.
     handlers = {signal.SIGINT: lambda *_: None, signal.SIGTERM: lambda *_: running[-1].terminate()}
@@ -203,10 +210,12 @@ def _train_seeds(out: Path, args: list[str], seeds: Sequence[int], going_on: Seq
             running.append(subprocess.Popen([sys.executable, "-m", "audiorl", *command]))
             code = running[-1].wait()
             if code:
+                if not any(out.glob("seed_*")):
+                    record.unlink()
                 print(f"audiorl: seed {seed} ended with exit code {code}; the same command continues", file=sys.stderr)
                 return code
             state["finished"].append(seed)
-            record.write_text(json.dumps(state, indent=1) + "\n", encoding="utf-8")
+            write_json(record, state)
     finally:
         for s, handler in before.items():
             signal.signal(s, handler)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from dataclasses import replace
 
@@ -23,7 +24,10 @@ from audiorl.rollout.hf import HFEngine
 from audiorl.train.rl.trainer import TrainBatch, Trainer
 from audiorl.types import Rollout
 
-PEAK_TFLOPS = {"H100": 989.0, "H200": 989.0, "A100": 312.0, "L40S": 362.0, "B200": 2250.0, "4090": 165.0, "L4": 121.0}
+PEAK_TFLOPS = {
+    "H100": 989.0, "H200": 989.0, "A100": 312.0, "L40S": 362.0, "B200": 2250.0, "4090": 165.0, "L40": 181.0,
+    "L4": 121.0,
+}  # fmt: skip
 """Dense bfloat16 TFLOP/s by a part of the GPU's name, from the vendor's data sheets (SXM where there are several)."""
 MFU_TARGET, DENSE_TARGET, MEMORY_TOLERANCE, SAME_ANSWERS, MOST_SYNCS = 0.4, 3.0, 0.25, 0.9, 3
 
@@ -35,7 +39,7 @@ def peak_flops(setup: Setup) -> tuple[float, str]:
     """Return the FLOP/s of the device in bfloat16 (of an unknown one those of a large product), and their source."""
     name = torch.cuda.get_device_name(setup.device) if setup.is_gpu else "CPU"
     for part, tflops in PEAK_TFLOPS.items():
-        if part in name:
+        if re.search(rf"{part}\b", name):
             return tflops * 1e12, f"{tflops:g} TFLOP/s nominal"
     width = 8192 if setup.is_gpu else 512
     a = torch.randn(width, width, device=setup.device, dtype=setup.dtype)

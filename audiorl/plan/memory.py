@@ -15,6 +15,7 @@ from typing import Any, Literal
 from audiorl.config import LoraConfig, ModelConfig, OptimConfig, RLConfig, SamplingConfig
 from audiorl.config.checks import pass_tokens
 from audiorl.config.distributed import RuntimeConfig
+from audiorl.models.audio_encoder import MIN_MS, PASS_SECONDS
 from audiorl.plan.models import ModelSize, Shape, Tower, size_of
 from audiorl.rollout.vllm import SERVED
 
@@ -73,7 +74,8 @@ class PlanOptions:
     clip_seconds: float = 20.0
     """Length of a prompt's audio, seconds."""
     clips: int = 8
-    """Clips that a rank encodes in an update; they count where the audio encoder is trained."""
+    """Clips that a rank encodes in an update: a trained audio encoder keeps all of them, one that is not as many as
+    fit into a pass of 120 seconds."""
     speech_share: float = 0.0
     """Fraction of the sampled tokens that are codec frames, in [0, 1]."""
     assume: Assumptions = field(default_factory=Assumptions)
@@ -258,15 +260,21 @@ def logits_bytes(predicted: int, vocabulary: int, c: int, gradient: bool, chunk:
     return min(logits, chunk) * (c + 8) + (4 * predicted + min(logits * c, keep) if gradient else 0)
 
 
+def clips_at_once(tower: Tower, seconds: float, clips: int) -> int:
+    """Count the clips of a pass through an audio encoder, as `AudioEncoder` fills it on a GPU."""
+    most = PASS_SECONDS / max(seconds, tower.window, MIN_MS / 1000)
+    return min(clips, max(int(most), 1)) if tower.together else 1
+
+
 def tower_bytes(tower: Tower, seconds: float, clips: int, c: int, trained: bool, checkpointing: bool) -> float:
-    """Count an audio encoder's activations. Frozen, it hears one clip at a time and keeps nothing; trained, it keeps
-    every clip of an update, because it is trained once at the end of it."""
-    frames = max(seconds, tower.window) * tower.frame_rate
+    """Count an audio encoder's activations. Frozen, it keeps nothing between passes of `clips_at_once`; trained, it
+    keeps every clip of an update, because it is trained once at the end of it."""
+    frames, at_once = max(seconds, tower.window) * tower.frame_rate, clips_at_once(tower, seconds, clips)
     layer, ends = frames * tower.kept, frames * tower.ends
     if not trained:
-        return c * (layer + ends)
+        return c * at_once * (layer + ends)
     if checkpointing:
-        return c * (clips * (frames * tower.hidden * tower.layers + ends) + layer)
+        return c * (clips * (frames * tower.hidden * tower.layers + ends) + at_once * layer)
     return c * clips * (tower.layers * layer + ends)
 
 
@@ -569,11 +577,12 @@ class _Planner:
         ]
         if shape.tower is not None:
             trained = o.model.audio == "full"
-            alone = tower_bytes(shape.tower, o.clip_seconds, 1, p.compute, False, False)
+            unkept = tower_bytes(shape.tower, o.clip_seconds, o.clips, p.compute, False, False)
             again = bool(o.model.gradient_checkpointing)
             encoder = tower_bytes(shape.tower, o.clip_seconds, o.clips, p.compute, trained, again)
-            how = f"{o.clips if trained else 1} x {o.clip_seconds:g} s"
-            parts.append(make_part("audio tower's activations", how, generate=alone, score=alone, backward=encoder))
+            clips = o.clips if trained else clips_at_once(shape.tower, o.clip_seconds, o.clips)
+            how = f"{clips} x {o.clip_seconds:g} s"
+            parts.append(make_part("audio tower's activations", how, generate=unkept, score=unkept, backward=encoder))
         kept = [phase in phases for phase in PHASES]
         return [Part(q.name, q.how, tuple(b * k for b, k in zip(q.bytes, kept, strict=True))) for q in parts]
 
@@ -625,7 +634,7 @@ class _Planner:
             needed += min(node, n) * (self._optimizer(trained, n, masters)[0] + 4 * (trained + size.adapters) / n)
         if r.engine == "vllm" and r.shares_gpus:
             sent = 2 * size.adapters if self.sends_adapter else 0
-            needed += self.precision.compute * (size.total - size.adapters + sent) * min(node, r.ranks)
+            needed += self.precision.compute * (size.total - size.adapters + sent) * min(node, r.engines or r.ranks)
         return needed
 
 

@@ -48,7 +48,8 @@ _UNKNOWN = "whose memory the plan does not know; watch that of a short run"
 class Tower:
     """An audio encoder: `frame_rate` frames a second; each clip is padded to `window` seconds, 0 where it is not.
 
-    kept, ends: numbers that a layer, and what comes before and after the layers, keep for each frame.
+    kept, ends: numbers that a layer, and what comes before and after the layers, keep for each frame. together: a pass
+    takes several clips.
     """
 
     layers: int
@@ -57,6 +58,7 @@ class Tower:
     window: float
     kept: float
     ends: float
+    together: bool
 
 
 @dataclass(frozen=True)
@@ -235,7 +237,8 @@ def _tower(policy: AudioPolicy) -> Tower | None:
         ends = 4 * width + 10 * encoder.num_mel_bins * encoder.subsampling_conv_channels // 3
     elif encoder.model_type == "moonshine":  # measured: convolutions over the waveform, 384 samples a frame
         kept, ends = 10 * width + 2 * inner, 22 * width + 384
-    return Tower(layers, width, rate, window, kept, ends)
+    together = encoder.model_type not in ("moonshine", "parakeet_encoder")
+    return Tower(layers, width, rate, window, kept, ends, together)
 
 
 def _shape(policy: AudioPolicy) -> Shape:

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
 ScriptKind = Literal["recipes", "eval"]
 _WORDS: dict[ScriptKind, str] = {"recipes": "recipe", "eval": "evaluation"}
-IN_MEMORY = "in memory:"
-"""The first of a run's arguments where Python gave what no file holds; the others name it."""
 PRESETS = {"mmau-grpo": ("audio-qa", "grpo"), "ppo-audio-qa": ("audio-qa", "ppo")}
 """Names of a recipe with one of its presets."""
 
@@ -242,7 +240,7 @@ def _followed() -> bool:
 
 def recorded_recipe(folder: Path, trusted: Sequence[str | Path] = ()) -> tuple[ModuleType, Any]:
     """Return the recipe of a saved run and its options. Raises ValueError for a Python file that is not trusted."""
-    from audiorl.run.records import RunConfig, read_record
+    from audiorl.run.records import IN_MEMORY, RunConfig, read_record
 
     saved = read_record(folder / "config.json", RunConfig)
     if saved.argv[:1] == [IN_MEMORY]:

@@ -5,6 +5,7 @@ assets/report.html holds the HTML.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -78,7 +79,9 @@ def experiment_page(folder: Path, runs: Sequence[RunContents]) -> str:
     differing = [name for name in settings[0] if len({str(held.get(name)) for held in settings}) > 1]
     missing = [f"one experiment: the runs differ in {name}" for name in differing if not name.endswith("seed")]
     missing += [f"{run.name}: {text}" for run in runs for text in run.missing if "eval/" not in text]
-    mean = RunContents(folder, runs[0].config, tuple(row for run in runs for row in run.metrics), evals)
+    rewards = charts.mean_series([run.metrics for run in ended], "reward/mean")
+    metrics = tuple({one.name: value} for one in rewards for value in one.y)
+    mean = RunContents(folder, runs[0].config, metrics, evals)
     linked = [(run.path.name, (run.path / "report.html").exists(), run.evals) for run in runs]
     order = [*summary.BASIC_ENTRIES, *(name for run in runs for name in run.evals)]
     entries = [name for name in dict.fromkeys(order) if any(name in run.evals for run in runs)]
@@ -120,7 +123,8 @@ def _settings(run: RunContents) -> Section:
 
 def _picture(run: RunContents) -> tuple[str, Markup] | None:
     """Draw the chart next to the headline: bars, for interpreters quality and latency; None without an evaluation."""
-    places, evaluations = summary.points(run.evals), summary.measures(run.evals)
+    places = summary.points(run.evals)
+    evaluations = [m for m in summary.measures(run.evals) if math.isfinite(m.value)]
     if len(places) > 1:
         figure = Figure(figsize=(5.0, 3.3))
         charts.draw_tradeoff(figure.add_axes((0.1, 0.13, 0.87, 0.84)), places, charts.PAGE)

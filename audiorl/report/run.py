@@ -19,7 +19,7 @@ from msgspec import Meta, Struct
 from audiorl.data.schema.types import Channel, Finite
 from audiorl.report.summary import Row, read_json_object
 from audiorl.run.metrics_log import numbered_rows, read_metrics
-from audiorl.run.records import RunConfig
+from audiorl.run.records import FROM_PYTHON, IN_MEMORY, RunConfig
 
 _Seconds = Annotated[float, Meta(ge=0, le=1e6)]
 _Share = Annotated[float, Meta(ge=0, le=1)]
@@ -151,10 +151,10 @@ class RunContents:
 
     @property
     def command(self) -> str:
-        """Command that started the run, quoted for a shell; "" where config.json does not tell it."""
-        if "recipe" not in self.config:
+        """Command that started the run, quoted for a shell; "" where config.json does not tell it, or Python did."""
+        options = list(map(str, self.config.get("argv") or ()))
+        if "recipe" not in self.config or options[:1] in ([FROM_PYTHON], [IN_MEMORY]):
             return ""
-        options = map(str, self.config.get("argv") or ())
         return shlex.join(["audiorl", "train", str(self.config["recipe"]), *options, "--out", str(self.path)])
 
 

@@ -15,6 +15,11 @@ from filelock import FileLock, Timeout
 Count = Annotated[int, msgspec.Meta(ge=0)]
 T = TypeVar("T")
 
+FROM_PYTHON = "in Python"
+"""The only one of a run's arguments where Python began it, which no command repeats."""
+IN_MEMORY = "in memory:"
+"""The first of a run's arguments where Python gave what no file holds; the others name it."""
+
 
 class RunConfig(msgspec.Struct):
     """config.json of a run: what was asked."""

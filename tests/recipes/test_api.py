@@ -19,6 +19,7 @@ from audiorl import api
 from audiorl.data.corpus import bundled_speech
 from audiorl.models.families.qwen_omni import tiny
 from audiorl.recipes._loader import resume
+from audiorl.report.run import load_run
 from audiorl.rewards import AnswerAccuracy
 from audiorl.types import Message, Rollout, Sample
 
@@ -78,6 +79,7 @@ def test_rows_a_policy_and_a_function_of_trl(tmp_path: Path) -> None:
     assert all(texts == {str} and of <= answers and levels <= set(range(6)) for _, texts, of, levels in calls)
     assert repr(result).endswith(f"on 2; {tmp_path / 'run'})")
     assert (tmp_path / "run" / "report.html").is_file() and (tmp_path / "run" / "checkpoints" / "grpo").is_dir()
+    assert load_run(tmp_path / "run").command == "", "no command repeats it"
     with pytest.raises(ValueError, match="exists already"):
         audiorl.train_grpo(policy, rows(4), reward, out=tmp_path / "run", **SHORT)
     with pytest.raises(
@@ -94,7 +96,7 @@ def test_rows_a_policy_and_a_function_of_trl(tmp_path: Path) -> None:
 def test_a_temporary_folder_goes_with_the_result() -> None:
     result = audiorl.train_dpo("tiny", "bundled", steps=1, batch_size=2, held_out_count=2, eval_tokens=4)
     folder = result.folder
-    assert folder.is_dir()
+    assert folder.is_dir() and load_run(folder).command == ""
     del result
     assert not folder.exists()
 

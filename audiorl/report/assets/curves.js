@@ -158,8 +158,7 @@ export const curves = (main) => {
     if (busy) { again = true; return; }
     busy = true;
     try {
-      const stale = shownRuns().filter((run) => !data[run] || data[run].epoch !== app.state.runs[run].epoch || data[run].rows.length !== app.state.runs[run].lines);
-      await Promise.all(stale.map(load));
+      await Promise.all(shownRuns().map(load));
       render();
       fill(results, await (await get("results", { runs: shownRuns().join(",") || "-1" })).text());
     } catch (error) { note.textContent = error.message; }

@@ -1,9 +1,9 @@
 // Rollouts, one rollout with its group, evaluations, labels. Their content comes from the server as HTML.
 import { app, element, fill, get, go, route, shownRuns } from "./app.js";
-const failed = (box, error) => box.replaceChildren(element("p", { class: "error", role: "alert" }, error.message));
+const failed = (box, error) => { box.listed = null; box.replaceChildren(element("p", { class: "error", role: "alert" }, error.message)); };
 const choice = (name, values, now, change, first) => element("select", { "aria-label": name, onchange: (e) => change(e.target.value) },
   ...(first ? [element("option", { value: "" }, first)] : []),
-  ...values.map((v) => element("option", { value: v, selected: String(v) === now }, String(v) || "(none)")));
+  ...values.map((v) => String(v) || "(none)").map((v) => element("option", { value: v, selected: v === now }, v)));
 
 export const rollouts = (main) => {
   const box = element("div", { class: "results" }), controls = element("div", { class: "controls" }), hints = element("p", { class: "hints" });
@@ -11,7 +11,7 @@ export const rollouts = (main) => {
   const given = () => Object.fromEntries(route().parameters);
   const set = (changes) => go("rollouts", { ...given(), page: "", ...changes });
   const field = element("input", { type: "search", placeholder: 'words, "a phrase", -without, reward>0.5, accuracy=1, task:…, prompt:…', "aria-label": "search" });
-  let waiting, current = 0, listed = "";
+  let waiting, current = 0;
   field.addEventListener("input", () => { clearTimeout(waiting); waiting = setTimeout(() => set({ q: field.value }), 180); });
   const build = () => {
     const now = given(), { fields, orders, task, phase, step } = app.state;
@@ -28,8 +28,8 @@ export const rollouts = (main) => {
     const ticket = ++current, now = given();
     try {
       const html = await (await get("rollouts", { ...now, runs: app.hidden.size ? shownRuns().join(",") || "-1" : "" })).text();
-      if (ticket === current && html !== listed) fill(box, listed = html);
-    } catch (error) { if (ticket === current) { failed(box, error); listed = ""; } }
+      if (ticket === current) fill(box, html);
+    } catch (error) { if (ticket === current) failed(box, error); }
   };
   const open = (event) => {
     const hit = event.target.closest("[data-rollout]");
@@ -95,14 +95,12 @@ export const evaluations = (main) => {
   };
   const set = (changes) => go("evaluations", { ...given(), page: "", ...changes });
   const side = (name, now) => element("select", { "aria-label": name, onchange: (e) => set({ [name]: e.target.value }) }, ...all().map(([place, text]) => element("option", { value: place, selected: place === now }, text)));
-  let listed = "";
   const reopen = async () => {
     if (!all().length) { box.replaceChildren(element("p", { class: "note" }, "no evaluation has finished yet")); return; }
     const now = given();
     controls.replaceChildren(side("left", now.left), "→", side("right", now.right), element("select", { "aria-label": "show", onchange: (e) => set({ show: e.target.value }) }, ...Object.entries(app.state.changes).map(([v, text]) => element("option", { value: v, selected: v === now.show }, text))));
     try {
-      const html = await (await get("evaluations", now)).text();
-      if (html !== listed) fill(box, listed = html);
+      fill(box, await (await get("evaluations", now)).text());
     } catch (error) { failed(box, error); }
   };
   box.addEventListener("click", (event) => {

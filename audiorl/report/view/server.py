@@ -209,7 +209,8 @@ def make_app(view: RunsView, token: str, cookie: str = "audiorl_view") -> FastAP
         task: str | None = None,
         phase: str | None = None,
     ) -> Response:
-        equal = {k: v for k, v in (("step", step), ("task", task), ("phase", phase)) if v is not None}
+        given = (("step", step), ("task", task), ("phase", phase))
+        equal = {k: "" if v == "(none)" else v for k, v in given if v is not None}
         numbers = None if runs is None else [int(n) for n in runs.split(",") if n]
         matches = view.index.search(q, order=order, page=max(0, page), runs=numbers, equal=equal)
         return HTMLResponse(fragments.rollout_list(view.index, matches, max(0, page), view.sound))

@@ -134,6 +134,10 @@ def test_help_of_a_recipe_shows_its_options_and_those_of_the_command(capsys: pyt
     ):
         assert option in text
     assert "(default: tiny)" in text  # the path that tiny() sets
+    for words in (["--preset", "ppo"], ["--preset=ppo"], []):
+        with pytest.raises(SystemExit):
+            main(["train", "audio-qa", *words, "--help-all"])
+        assert ("(default: gae)" in capsys.readouterr().out) == bool(words)
 
 
 def option_classes(options: Any) -> Iterator[type]:
@@ -263,6 +267,35 @@ def test_a_seed_goes_on_with_the_words_of_its_command(
     assert options.runtime == RuntimeConfig("torchrun", ranks=8, fsdp=True) and len(options.trust) == 2
 
 
+def test_a_first_seed_that_is_interrupted_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also where the command itself was killed; a folder in which no run began takes other options."""
+    words, out = ["sft-audio", "--tiny"], tmp_path / "out"
+    asked: list[list[str]] = []
+
+    class Process:
+        begins = False
+
+        def __init__(self, command: list[str]):
+            asked.append(command[3:])
+
+        def wait(self) -> int:
+            assert json.loads((out / "seeds.json").read_text())["finished"] == []
+            if self.begins:
+                (out / "seed_0").mkdir(exist_ok=True)
+                (out / "seed_0" / "state.json").write_text("{}")
+            return 130
+
+    monkeypatch.setattr("audiorl.cli.train.subprocess.Popen", Process)
+    seeds = ["--seeds", "0", "--out", str(out)]
+    assert main(["train", *words, "--lora", *seeds]) == 130 and not any(out.iterdir())
+    Process.begins = True
+    for begins in ("train", "resume"):
+        assert main(["train", *words, *seeds]) == 130, capsys.readouterr().err
+        assert asked[-1][0] == begins
+
+
 @pytest.mark.parametrize(
     ("words", "error", "code", "message"),
     [
@@ -325,18 +358,21 @@ def test_a_wrong_word_names_a_near_one(words: str, hint: str, capsys: pytest.Cap
     assert hint in capsys.readouterr().err.splitlines()[0]
 
 
-def test_shells_complete_commands_recipes_options_and_values(capsys: pytest.CaptureFixture[str]) -> None:
+def test_shells_complete_commands_recipes_options_and_values(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("print('--mine')\n")
     for words, expected in (
         ("tra", ["train"]),
         ("train mmau", ["mmau-grpo"]),
         ("train mmau-grpo --rl.adv", ["--rl.advantage"]),
         ("train mmau-grpo --rl.aggregation tok", ["token-mean"]),
         ("train mmau-grpo --data ma", []),
+        ("train audio-qa --preset --lo", ["--log", "--lora"]),
         ("train codec --tokenizer.num-c", ["--tokenizer.num-codebooks"]),
         ("rewards s", ["score", "study", "serve"]),
         ("chat runs/x --ph", ["--phase"]),
         ("eval mm", ["mmau"]),
         ("eval asr --no-th", ["--no-think"]),
+        (f"eval {tmp_path}/mine.py --m", []),  # is not run
         ("nothing --o", []),
     ):
         assert completions(words.split()) == expected, words

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from audiorl.cli.train import read as read_train
 from audiorl.config import LoraConfig, ModelConfig, RLConfig, require_finite, torch_device
 from audiorl.config.recipe import RecipeConfig
 from audiorl.options import RunFile, parse, parse_known
@@ -159,6 +160,8 @@ def test_a_file_lies_between_defaults_and_the_command_line(file: Path, capsys: p
         ("rl: 3", 1, "rl is a group of options, not 3"),
         ("rl:\n  group_size: 0", 1, "group_size is 0; it must be at least 1"),
         ("seed: 1\nseed: 2", 2, "seed is given twice"),
+        ("rl: {group-size: 4,\n  group_size: 8}", 2, "rl.group_size is given twice"),
+        ("rl:\n  group-size: eight", 2, "rl.group-size: expected int, got str, given 'eight'"),
         ("seed: [1\nlora: 2", 2, "expected ',' or ']'"),
         ("- seed", 1, "give options"),
     ],
@@ -174,6 +177,17 @@ def test_a_file_that_is_missing_or_not_named(tmp_path: Path) -> None:
         read("--config", "nowhere")
     with pytest.raises(ValueError, match="--config: name a YAML file"):
         read("--config")
+    for twice in (["--config", "a", "--config=b"], ["--config", "a", "--seed", "1", "--config", "b"]):
+        with pytest.raises(ValueError, match=r"^--config: give one file$"):
+            read(*twice)
+        with pytest.raises(ValueError, match=r"^--config: give one file$"):
+            read_train(["quickstart", *twice])
+    for content in (b"seed: 1\a\n", "seed: 1\n".encode("utf-16")):
+        (tmp_path / "odd.yaml").write_bytes(content)
+        with pytest.raises(
+            ValueError, match=rf"^{tmp_path}/odd.yaml: not a YAML file in UTF-8: .*(#x0007|0xff)[^\n]*$"
+        ):
+            read("--config", str(tmp_path / "odd.yaml"))
     (tmp_path / "empty.yaml").write_text("# nothing\n")
     assert read(f"--config={tmp_path}/empty.yaml") == ThinkingConfig()
 

@@ -50,6 +50,15 @@ def test_without_a_gpu_it_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     assert "packed update" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("name", "tflops"),
+    [("L4", 121), ("L40", 181), ("L40S", 362), ("A100-SXM4-80GB", 312), ("H100 80GB HBM3", 989), ("GH200 480GB", 989)],
+)
+def test_a_gpu_is_known_by_its_whole_name(name: str, tflops: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"NVIDIA {name}")
+    assert speed.peak_flops(Setup(torch.device("cuda"), PRETEND_SCALE))[0] == tflops * 1e12
+
+
 def uncausal(query: Tensor, key: Tensor, value: Tensor, segments: Segments, scale: float | None = None) -> Tensor:
     return sdpa(query, key, value, replace(segments, causal=False), scale)
 

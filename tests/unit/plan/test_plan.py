@@ -24,6 +24,7 @@ from audiorl.config import DistillConfig, LoraConfig, ModelConfig, OptimConfig, 
 from audiorl.config.distributed import RuntimeConfig
 from audiorl.data.corpus import bundled_speech
 from audiorl.models import AudioPolicy, load_policy
+from audiorl.models.audio_encoder import PASS_SECONDS
 from audiorl.models.families import generic, higgs, qwen_omni
 from audiorl.models.families import text as text_decoder
 from audiorl.models.families.qwen_omni import Qwen3Omni
@@ -42,6 +43,7 @@ from audiorl.plan.memory import (
     PlanOptions,
     Precision,
     changed,
+    clips_at_once,
     decoder_bytes,
     kv_bytes_per_token,
     largest_pass,
@@ -50,7 +52,7 @@ from audiorl.plan.memory import (
     packed_row,
     tower_bytes,
 )
-from audiorl.plan.models import RELEASED, ModelSize, Shape, count, size_of, skeleton
+from audiorl.plan.models import RELEASED, ModelSize, Shape, Tower, count, size_of, skeleton
 from audiorl.train.rl.trainer import TrainBatch, Trainer
 from tests.conftest import RECOGNISERS, TEXTS, make_dual_omni, make_omni, make_qwen2_audio, make_text, make_whisper
 from tests.support import tiny_families
@@ -373,6 +375,29 @@ def test_the_tower_keeps_what_is_estimated(family: str) -> None:
     assert measured == pytest.approx(tower_bytes(tower, seconds, len(clips), 4, True, False), rel=0.25)
 
 
+@pytest.mark.parametrize("family", ["omni", "moonshine"])
+def test_a_frozen_tower_takes_what_its_pass_does(family: str) -> None:
+    """Several clips as on a GPU, where a family encodes them together; what a layer frees early is counted, too."""
+    policy = qwen_omni.tiny(TEXTS, hidden=64, layers=1, vocab_size=400) if family == "omni" else FAMILIES[family]()
+    clips = [u.clip for u in bundled_speech(min_seconds=2.0, max_seconds=4.0)[:8]]
+    seconds = sum(c.load().shape[-1] for c in clips) / 16_000 / len(clips)
+    policy.audio.pass_seconds = PASS_SECONDS
+    with Allocated() as held:
+        policy.encode_audio(clips)
+    tower = count(policy).shape.tower
+    assert tower is not None and clips_at_once(tower, seconds, 8) == (8 if family == "omni" else 1)
+    assert 0.35 < held.peak / tower_bytes(tower, seconds, len(clips), 4, False, False) < 1.1
+
+
+def test_clips_of_a_pass() -> None:
+    whisper, omni = (Tower(2, 8, 50.0, window, 1.0, 1.0, True) for window in (30.0, 0.0))
+    for tower, seconds, at_once in ((whisper, 5.0, 4), (omni, 5.0, 8), (omni, 20.0, 6), (omni, 200.0, 1), (omni, 0, 8)):
+        assert clips_at_once(tower, seconds, 8) == at_once
+    # 50 frames a second: of a layer and its ends 2 numbers, of kept inputs 8 in each of 2 layers and the ends.
+    assert tower_bytes(omni, 20.0, 8, 2, False, False) == 2 * 6 * 1000 * 2
+    assert tower_bytes(omni, 20.0, 8, 2, True, True) == 2 * 1000 * (8 * (8 * 2 + 1) + 6)
+
+
 def test_logits_by_hand() -> None:
     # A tile of 50,000 in 2 + 4 + 4 bytes, 4 bytes a row, and what is kept: all logits, or as many as allowed.
     assert logits_bytes(100, 1000, 2, True, chunk=50_000, keep=10**9) == 500_000 + 400 + 200_000
@@ -417,6 +442,8 @@ def test_a_colocated_engine_sleeps_and_holds_a_sent_adapter_twice(lora: Any) -> 
     assert (max(parts["engine's adapter"].values()) if sent else None) == (2 * 2 * 50 if sent else None)
     assert ("engine's adapter" in parts) == sent and ("weight sync" in parts) != sent
     assert plan.host == 1400 + (2 * 2 * 50 if sent else 0)
+    two = replace(runtime, kind="ray", ranks=4, engines=2, placement="colocated")
+    assert make_plan(size, replace(options, runtime=two)).host == 2 * plan.host, "not every trainer has an engine"
 
 
 def test_references_teachers_and_critics() -> None:

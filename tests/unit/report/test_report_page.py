@@ -48,6 +48,15 @@ def test_sounds_are_heard_beside_the_recording_before_and_after(run_dir):
     assert "1.25" in shown and "0.125" not in shown and "7.25" in shown and "CER" not in shown
 
 
+def test_a_number_that_is_not_finite_has_no_bar(run_dir):
+    entries = {"before": {"loss": float("inf")}, "after": {"loss": 2.0}}
+    (run_dir / "eval.json").write_text(json.dumps(entries))
+    text, _ = report(run_dir)
+    assert "fell from inf to 2" in text
+    (run_dir / "eval.json").write_text(json.dumps({"before": entries["before"]}))
+    assert "Held-out loss, before: inf" in report(run_dir)[0]
+
+
 def test_the_table_marks_what_got_worse(run_dir):
     evals = json.loads((run_dir / "eval.json").read_text())
     evals["before"]["by_task"] |= {"English": {"accuracy": 0.95, "n": 40}}
@@ -170,6 +179,20 @@ def test_seeds_are_shown_as_one_experiment(tmp_path):
     (run / "config.json").write_text(json.dumps(config | {"recipe": "other"}))
     with pytest.raises(ValueError, match="exp: name one run folder: its runs are of several recipes, other, think_qa"):
         report(tmp_path / "exp")
+
+
+@pytest.mark.parametrize("slope", [0.0, 0.02])
+def test_the_reward_of_several_seeds_is_that_of_their_mean(tmp_path, slope):
+    """Seeds that train at other levels of the reward are no rise from the first to the last."""
+    for seed in range(3):
+        run = write_run(tmp_path / "exp" / f"seed_{seed}")
+        steps = [{"seq": i, "phase": "grpo", "step": i, "reward/mean": seed + slope * i} for i in range(20)]
+        write_lines(run / "metrics.jsonl", steps)
+        before = {"accuracy": 0.5, "n": 9, "outside": ["accuracy"]}
+        (run / "eval.json").write_text(json.dumps({"before": before, "after": before | {"accuracy": 0.4 + seed / 10}}))
+    rise = "The mean reward rose by +0.3 (+0.261 to +0.339)"  # ± 1.96 · 0.02 · sqrt(2 · 2.5 / 5)
+    text, _ = report(tmp_path / "exp")
+    assert [rise in text, "mean reward rose" in text] == [slope > 0] * 2
 
 
 # ----------------------------------------------------------------------------------------------------------- audio

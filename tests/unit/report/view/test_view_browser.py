@@ -27,6 +27,9 @@ ROOT = Path(__file__).parents[4]
 
 
 def test_curves_and_rollouts_of_two_runs(run_dir: Path, recorded: Path) -> None:
+    row = rollout("no task", 0, 0.0, 0.0)
+    row["sample"]["task"] = ""
+    write_lines(run_dir / "rollouts/step_000011.jsonl", [row])
     with view_process(run_dir, recorded) as (address, _), browser_page(address) as page:
         page.wait_for_selector(".chart[data-metric='reward/mean'] canvas")
         first = page.locator(".chart[data-metric='reward/mean']")
@@ -56,16 +59,24 @@ def test_curves_and_rollouts_of_two_runs(run_dir: Path, recorded: Path) -> None:
 
         page.click("nav >> text=Rollouts")
         page.wait_for_selector(".hit")
-        assert "100 rollouts" in page.locator(".count").inner_text()
+        assert "101 rollouts" in page.locator(".count").inner_text()
         page.fill("input[aria-label=search]", "spanish reward>2")
-        until(lambda: not page.locator(".count").inner_text().startswith("100"))
+        until(lambda: not page.locator(".count").inner_text().startswith("101"))
         shown = page.locator(".hit .written").all_inner_texts()
         assert shown and all("Spanish" in text for text in shown)
         page.fill("input[aria-label=search]", "nonsense>1")
         page.wait_for_selector(".error")
         assert "no field or reward part is called nonsense" in page.locator(".error").inner_text()
-        page.fill("input[aria-label=search]", "in the middle")
+        page.fill("input[aria-label=search]", "spanish reward>2")
+        until(lambda: page.locator(".hit .written").all_inner_texts() == shown)
+        page.fill("input[aria-label=search]", "")
+        until(lambda: "101 rollouts" in page.locator(".count").inner_text())
+        page.select_option("[aria-label=task]", "(none)")
         until(lambda: page.locator(".hit").count() == 1)
+        assert page.locator("[aria-label=task]").input_value() == "(none)"
+        page.select_option("[aria-label=task]", "all tasks")
+        page.fill("input[aria-label=search]", "in the middle")
+        until(lambda: "in the middle" in "".join(page.locator(".hit .written").all_inner_texts()))
         page.click(".hit .written")
         page.wait_for_selector(".member.chosen")
         page.go_back()
@@ -76,6 +87,19 @@ def test_curves_and_rollouts_of_two_runs(run_dir: Path, recorded: Path) -> None:
         assert page.locator("ins").first.inner_text() == "then"
         page.click(".run >> text=recorded")
         assert page.locator(".run[aria-pressed=false]").count() == 1
+
+
+def test_the_final_evaluation_appears_in_the_curves(run_dir: Path) -> None:
+    after, written = (run_dir / name for name in ("eval/after.jsonl", "eval.json"))
+    rows, entries = after.read_text(), json.loads(written.read_text())
+    after.unlink()
+    written.write_text(json.dumps({"before": entries["before"]}))
+    with view_process(run_dir) as (address, _), browser_page(address) as page:
+        values = page.locator(".chart[data-metric='eval/accuracy'] .u-value")
+        until(lambda: values.all_inner_texts() == ["", "0.69", "0.41"])
+        after.write_text(rows)
+        written.write_text(json.dumps(entries))
+        until(lambda: values.all_inner_texts() == ["", "0.7", "0.45"])
 
 
 def test_sound_plays_and_its_cursor_moves(recorded: Path) -> None:
