@@ -151,10 +151,10 @@ def test_a_judge_in_a_file_allows_failures_as_a_share_of_the_step(tmp_path: Path
             scores = early.reward(rollouts)
         totals = [s and s.total for s in scores]
         assert totals == [s and s.total for s in reward(rollouts)] == [None, *(len(r.text) / 8 for r in rollouts[1:])]
-        with pytest.raises(JudgeError, match=r"0\.05\.py', OpenAIJudge: .* 1 of 12 rollouts could not be judged"):
-            with EarlyScores(load_reward(tmp_path / "0.05.py")) as early:
-                early.add(groups[0])
-                early.reward(rollouts)
+        message = r"0\.05\.py', OpenAIJudge: .* 1 of 12 rollouts could not be judged"
+        with EarlyScores(load_reward(tmp_path / "0.05.py")) as early, pytest.raises(JudgeError, match=message):
+            early.add(groups[0])
+            early.reward(rollouts)
 
 
 def test_an_answer_that_was_sampled_again_is_scored_again() -> None:
