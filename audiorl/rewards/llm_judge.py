@@ -49,8 +49,16 @@ class RecordedSpeech(SpeechDecoder):
     sample_rate: int = 24_000
 
     def waveform(self, rollout: Rollout) -> Waveform | None:
-        """Return the recording, float32 [T]; None where there is none."""
-        return None if rollout.spoken_audio is None else rollout.spoken_audio.load(self.sample_rate)
+        """Return the recording, float32 [T]; None where nothing was said. Raises ValueError for speech not recorded."""
+        if rollout.spoken_audio is not None:
+            return rollout.spoken_audio.load(self.sample_rate)
+        # No more rows than codebooks may be silence: a delay pattern that ends at once, or a talker's row that stops.
+        if any(s.codes is not None and int((s.codes[:, 0] >= 0).sum()) > s.codes.shape[1] for s in rollout.segments):
+            raise ValueError(
+                f"sample {rollout.name}: has codec frames and no recording; give speech_decoder=, a "
+                "CodecSpeechDecoder, or score recorded rollouts"
+            )
+        return None
 
 
 @dataclass(frozen=True)
