@@ -270,8 +270,16 @@ def test_pairs_against_the_reference(make_rollout) -> None:
         assert "Right answers" not in text_of(server.bodies[0])
         with pytest.raises(ValueError, match=r"'clip-7' \(group g, answer 0\) has no reference"):
             judge([make_rollout("a")])
-        with pytest.raises(ValueError, match="the only answer of its group"):
-            PairwiseJudge(endpoint, PROMPT)([make_rollout("a")])
+
+
+def test_an_answer_alone_in_its_group_is_compared_with_the_reference(make_rollout) -> None:
+    server = ChatServer(letters)
+    alone = [replace(make_rollout("abcd", references=("abc",)), group_id="h"), make_rollout("a", id="clip-9")]
+    alone[1] = replace(alone[1], group_id="i")
+    with judging(server) as endpoint:
+        scores = PairwiseJudge(endpoint, PROMPT)([*rollouts_of(make_rollout, "a", "ab"), *alone])
+        assert [s and s.total for s in scores] == [0.0, 1.0, 1.0, None] and len(server.bodies) == 4
+        assert PairwiseJudge(endpoint, PROMPT, max_failed=0.0)(alone[1:]) == [None]
 
 
 def test_pairs_with_failures_do_not_count(make_rollout) -> None:
