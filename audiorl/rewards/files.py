@@ -183,13 +183,25 @@ class FileReward:
         return bool(getattr(self.reward, "by_group", False))
 
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Score | None]:
-        if isinstance(self.reward, FunctionReward):  # it names file, function and sample itself
-            return check_scores(self.path, self.reward(rollouts), rollouts)
+        return check_scores(self.path, self._call(self.reward, rollouts), rollouts, undefined=True)
+
+    def begin(self, rollouts: Sequence[Rollout]) -> Sequence[Any]:
+        """Return what the reward's own `begin` gives for a group, for `finish`; without one, its scores."""
+        begin = getattr(self.reward, "begin", None)
+        return self(rollouts) if begin is None else self._call(begin, rollouts)
+
+    def finish(self, rollouts: Sequence[Rollout], values: Sequence[Any]) -> list[Score | None]:
+        """Return the scores of a step by what `begin` gave for each rollout."""
+        finish = getattr(self.reward, "finish", None)
+        scores = values if finish is None else self._call(finish, rollouts, values)
+        return check_scores(self.path, scores, rollouts, undefined=True)
+
+    def _call(self, function: Callable[..., Any], rollouts: Sequence[Rollout], *arguments: Any) -> Any:
+        if isinstance(function, FunctionReward):  # it names file, function and sample itself
+            return function(rollouts)
         with naming(f"reward file {self.path!r}, {type(self.reward).__name__}"):
-            scores: Any = self.reward(tuple(rollouts))
-            if inspect.iscoroutine(scores):
-                scores = run_async(scores)
-        return check_scores(self.path, scores, rollouts)
+            given = function(tuple(rollouts), *arguments)
+            return run_async(given) if inspect.iscoroutine(given) else given
 
 
 def as_reward(reward: Any, name: str = "") -> Reward:

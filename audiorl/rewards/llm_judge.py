@@ -49,8 +49,16 @@ class RecordedSpeech(SpeechDecoder):
     sample_rate: int = 24_000
 
     def waveform(self, rollout: Rollout) -> Waveform | None:
-        """Return the recording, float32 [T]; None where there is none."""
-        return None if rollout.spoken_audio is None else rollout.spoken_audio.load(self.sample_rate)
+        """Return the recording, float32 [T]; None where nothing was said. Raises ValueError for speech not recorded."""
+        if rollout.spoken_audio is not None:
+            return rollout.spoken_audio.load(self.sample_rate)
+        # No more rows than codebooks may be silence: a delay pattern that ends at once, or a talker's row that stops.
+        if any(s.codes is not None and int((s.codes[:, 0] >= 0).sum()) > s.codes.shape[1] for s in rollout.segments):
+            raise ValueError(
+                f"sample {rollout.name}: has codec frames and no recording; give speech_decoder=, a "
+                "CodecSpeechDecoder, or score recorded rollouts"
+            )
+        return None
 
 
 @dataclass(frozen=True)
@@ -196,14 +204,15 @@ class PairwiseJudge:
     Each comparison is asked twice, with A and B swapped, since judges prefer a position: a win in one order and a loss
     in the other is a tie. A comparison with a failed order does not count; a rollout without any is skipped. Parts:
     `consistent` (the share of comparisons with the same winner in both orders) and those of OpenAIJudge's costs; a
-    comparison's cost counts for both answers. Raises ValueError for a sample without reference or a group of one,
-    JudgeError as OpenAIJudge.
+    comparison's cost counts for both answers. Raises ValueError for a sample without the reference that `against` asks
+    for, JudgeError as OpenAIJudge.
     """
 
     endpoint: ChatEndpoint
     prompt: JudgePrompt
     against: Literal["group", "reference"] = "group"
-    """What an answer is compared with: other answers to the prompt, or the sample's first reference."""
+    """What an answer is compared with: other answers to the prompt, or the sample's first reference. The only answer of
+    a group, such as a greedy one, is compared with the reference either way, and skipped where there is none."""
     opponents: int | None = None
     """Next answers of the group, in a circle, that each is compared with; None: all."""
     max_failed: float = 0.1
@@ -248,11 +257,10 @@ class PairwiseJudge:
         groups: dict[str, list[int]] = {}
         for i, r in enumerate(rollouts):
             groups.setdefault(r.group_id, []).append(i)
-        pairs: dict[tuple[int, int], None] = {}
+        pairs: dict[tuple[int, int | None], None] = {}
         for _, group in sorted(groups.items()):
-            if len(group) < 2:
-                name = rollouts[group[0]].name
-                raise ValueError(f"PairwiseJudge: {name} is the only answer of its group; use against='reference'")
+            if len(group) == 1 and rollouts[group[0]].sample.references:
+                pairs[group[0], None] = None
             for distance in range(1, min(self.opponents or len(group), len(group) - 1) + 1):
                 for place, i in enumerate(group):
                     j = group[(place + distance) % len(group)]
@@ -280,7 +288,7 @@ def _check_failures(
     max_failed: float,
 ) -> None:
     """Raise JudgeError where more rollouts are skipped than allowed."""
-    skipped = [i for i, score in enumerate(scores) if score is None]
+    skipped = [i for i, score in enumerate(scores) if score is None and votes[i]]  # no votes: nothing to compare with
     if len(skipped) > max_failed * len(rollouts):
         failure = next(vote.failure for vote in votes[skipped[0]] if vote.failure)
         raise JudgeError(

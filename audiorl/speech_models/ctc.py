@@ -6,6 +6,7 @@ Shapes: T frames of a clip, V labels with the blank, S labels of a text.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -155,6 +156,9 @@ class CTCHead:
         return values
 
 
+_INNER_APOSTROPHE = re.compile(r"(?<=[^\W\d_])['‘’ʼ′](?=[^\W\d_])")
+_KEPT = "\ue000"
+"""A character of private use, which normalisers leave alone."""
 MIN_SAMPLES = 1600
 """Samples (0.1 s) to which shorter clips are padded with silence: the convolutions need some."""
 
@@ -199,8 +203,10 @@ class CTC(ModelFolder, CTCHead):
         return text
 
     def words(self, text: str) -> list[tuple[str, list[int]]]:
-        words = normalize(text, "basic").split()
         vocabulary = self.parts[2].get_vocab()
+        if "'" in vocabulary:  # the normaliser parts a word at it, which the head writes as one
+            text = _INNER_APOSTROPHE.sub(_KEPT, text)
+        words = normalize(text, "basic").replace(_KEPT, "'").split()
         capitals = not any(label.islower() and len(label) == 1 for label in vocabulary)
         spelled = [word.upper() if capitals else word for word in words]
         if unknown := sorted({c for word in spelled for c in word} - set(vocabulary)):

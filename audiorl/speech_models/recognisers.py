@@ -45,7 +45,7 @@ class WhisperRecogniser(ModelFolder):
     language: str | None = None
     device: str = "auto"
     batch_size: int = 8
-    max_new_tokens: int = 200
+    max_new_tokens: int = 444
     task: Literal["transcribe", "translate"] = "transcribe"
     numerals: bool = True
 
@@ -134,9 +134,12 @@ class WhisperRecogniser(ModelFolder):
         tokenizer.set_prefix_tokens(language=self.language, task=self.task if self.multilingual else None)
         waves = resampled(waveforms, sample_rate, extractor.sampling_rate)
         values = [-math.inf] * len(waves)
-        for batch in batches_by_length(waves, self.batch_size):
+        encoded = [torch.tensor(tokenizer(text).input_ids) for text in said]
+        most = model.config.max_target_positions
+        fitting = [w if len(row) - 1 <= most else w[:0] for w, row in zip(waves, encoded, strict=True)]
+        for batch in batches_by_length(fitting, self.batch_size):
             features = self._features([waves[i] for i in batch])
-            rows = [torch.tensor(tokenizer(said[i]).input_ids) for i in batch]
+            rows = [encoded[i] for i in batch]
             ids_NL = pad_sequence(rows, batch_first=True, padding_value=tokenizer.eos_token_id).to(model.device)
             logits_NLV = model(input_features=features, decoder_input_ids=ids_NL[:, :-1]).logits.float()
             logprobs_NL = logits_NLV.log_softmax(-1).gather(-1, ids_NL[:, 1:, None])[..., 0]

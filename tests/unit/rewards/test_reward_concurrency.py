@@ -13,7 +13,7 @@ import torch
 from audiorl.config import RLConfig, SamplingConfig
 from audiorl.errors import RewardError
 from audiorl.protocols import Ended, Request, Reward
-from audiorl.rewards import RemoteReward, StandardisedSum, WeightedSum, load_reward
+from audiorl.rewards import JudgeError, RemoteReward, StandardisedSum, WeightedSum, load_reward
 from audiorl.rewards.combine import score_rollouts
 from audiorl.rewards.concurrency import EarlyScores, begins_early
 from audiorl.rewards.files import FunctionReward
@@ -21,6 +21,8 @@ from audiorl.rollout.hf import HFEngine
 from audiorl.train.rl.collect import collect
 from audiorl.types import Rollout, Sample, Score, Segment
 from tests.conftest import make_omni
+from tests.support.chat_servers import ChatServer
+from tests.support.reward_servers import serving
 
 SAMPLES = [Sample(name, ()) for name in "abcd"]
 CONFIG = RLConfig(prompts_per_step=4, group_size=2)
@@ -126,6 +128,33 @@ def test_scores_are_those_of_one_call(reward: Reward) -> None:
             early.add(group)
         scores = score_rollouts(early.reward, rollouts)
     assert scores == score_rollouts(reward, rollouts) and any(s is None for s in scores)
+
+
+JUDGE_FILE = """
+from audiorl.rewards import ChatEndpoint, JudgePrompt, OpenAIJudge
+reward = OpenAIJudge(ChatEndpoint('rule', {url!r}, backoff=0, tries=1), JudgePrompt('good?'), max_failed={share})
+"""
+
+
+def test_a_judge_in_a_file_allows_failures_as_a_share_of_the_step(tmp_path: Path) -> None:
+    """One verdict of 12 fails: less than 0.1 of the step, more than 0.1 of its group."""
+    groups = groups_of(3)
+    rollouts = [r for group in groups for r in group]
+    server = ChatServer(lambda answers: 70.0 if not answers[0] else 1.0 + len(answers[0]) / 2)
+    with serving(server.app) as url:
+        for share in (0.1, 0.05):
+            (tmp_path / f"{share}.py").write_text(JUDGE_FILE.format(url=f"{url}/v1", share=share))
+        reward = load_reward(tmp_path / "0.1.py")
+        with EarlyScores(reward) as early:
+            for group in groups:
+                early.add(group)
+            scores = early.reward(rollouts)
+        totals = [s and s.total for s in scores]
+        assert totals == [s and s.total for s in reward(rollouts)] == [None, *(len(r.text) / 8 for r in rollouts[1:])]
+        message = r"0\.05\.py', OpenAIJudge: .* 1 of 12 rollouts could not be judged"
+        with EarlyScores(load_reward(tmp_path / "0.05.py")) as early, pytest.raises(JudgeError, match=message):
+            early.add(groups[0])
+            early.reward(rollouts)
 
 
 def test_an_answer_that_was_sampled_again_is_scored_again() -> None:

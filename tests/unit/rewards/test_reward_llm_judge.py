@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import soundfile
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from starlette.responses import JSONResponse, Response
@@ -34,6 +35,7 @@ from audiorl.types import Message, Rollout, Sample
 from tests.conftest import make_omni
 from tests.support.chat_servers import FAULTS, KINDS, ChatServer, text_of
 from tests.support.reward_servers import serving
+from tests.support.step_codec import said
 
 PROMPT = JudgePrompt("5: many letters. 1: none.")
 ENDPOINT = ChatEndpoint("m")
@@ -93,6 +95,19 @@ def test_audio_is_sent_as_wav_and_a_transcript_in_its_place(make_rollout) -> Non
     assert [(len(wave), rate) for wave, rate in waves] == [(16_000, 16_000), (8_000, 16_000)]
     assert np.abs(waves[0][0] - clip.load(16_000)).max() < 1e-3
     assert "[audio: a tone]" in text_of(server.bodies[1])
+
+
+def test_speech_that_was_not_recorded_is_not_silence(make_rollout) -> None:
+    prompt = replace(PROMPT, audio="answer")
+    spoken, silent = (replace(make_rollout("hi"), segments=(segment,)) for segment in (said(0.0, 1, 2), said(0.0)))
+    at_once = replace(said(0.0, 1), codes=torch.tensor([[5, 4], [5, 5], [-1, -1]]))
+    ended = replace(silent, segments=(at_once,))
+    for rollout in (silent, ended):
+        assert prompt.answer(rollout)[-1] == "It said nothing aloud."
+    recorded = replace(spoken, spoken_audio=AudioClip(array=np.ones(2400, np.float32), sample_rate=24_000))
+    assert prompt.answer(recorded)[-2] == "Its speech:"
+    with pytest.raises(ValueError, match=r"'clip-7' \(group g, answer 0\): has codec frames .* give speech_decoder="):
+        prompt.answer(spoken)
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -255,8 +270,16 @@ def test_pairs_against_the_reference(make_rollout) -> None:
         assert "Right answers" not in text_of(server.bodies[0])
         with pytest.raises(ValueError, match=r"'clip-7' \(group g, answer 0\) has no reference"):
             judge([make_rollout("a")])
-        with pytest.raises(ValueError, match="the only answer of its group"):
-            PairwiseJudge(endpoint, PROMPT)([make_rollout("a")])
+
+
+def test_an_answer_alone_in_its_group_is_compared_with_the_reference(make_rollout) -> None:
+    server = ChatServer(letters)
+    alone = [replace(make_rollout("abcd", references=("abc",)), group_id="h"), make_rollout("a", id="clip-9")]
+    alone[1] = replace(alone[1], group_id="i")
+    with judging(server) as endpoint:
+        scores = PairwiseJudge(endpoint, PROMPT)([*rollouts_of(make_rollout, "a", "ab"), *alone])
+        assert [s and s.total for s in scores] == [0.0, 1.0, 1.0, None] and len(server.bodies) == 4
+        assert PairwiseJudge(endpoint, PROMPT, max_failed=0.0)(alone[1:]) == [None]
 
 
 def test_pairs_with_failures_do_not_count(make_rollout) -> None:

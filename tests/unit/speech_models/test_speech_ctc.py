@@ -126,6 +126,21 @@ def test_the_text_that_is_said_is_the_most_probable(judge: CharacterCTC, ctc_fol
         recogniser.log_probabilities(wavs[:1], RATE, ["…"])
 
 
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("I don’t know.", ["i", "don't", "know"]),
+        ("'L'homme' d'en-bas (l'an)", ["l'homme", "d'en", "bas"]),
+        ("Rock 'n' roll, rock'n'roll", ["rock", "n", "roll", "rock'n'roll"]),
+    ],
+)
+def test_an_apostrophe_in_a_word_has_its_label(ctc_folder: Path, text: str, words: list[str]) -> None:
+    recogniser = CTC(str(ctc_folder), "cpu")
+    labels = recogniser.parts[2].get_vocab()
+    found = recogniser.words(text)
+    assert found == [(word, [labels[letter] for letter in word]) for word in words]
+
+
 def test_a_text_that_does_not_fit_shares_the_clip() -> None:
     assert ctc_path(torch.zeros(3, 3), [2, 2, 1], blank=0) is None  # two equal labels need a blank between them
     words = align_words(

@@ -17,6 +17,7 @@ from transformers import (
     AutoModelForCTC,
     AutoTokenizer,
     Wav2Vec2FeatureExtractor,
+    WhisperConfig,
     WhisperFeatureExtractor,
     WhisperForConditionalGeneration,
     WhisperTokenizer,
@@ -24,7 +25,7 @@ from transformers import (
 
 from audiorl.speech_models import load_recogniser, load_speech_detector
 from audiorl.speech_models.ctc import CTC, frames
-from audiorl.speech_models.recognisers import FasterWhisper, WhisperRecogniser
+from audiorl.speech_models.recognisers import PROMPT, FasterWhisper, WhisperRecogniser
 from tests.support.speech_models import save_whisper
 
 RATE = 16_000
@@ -75,6 +76,20 @@ def test_whisper_scores_texts_as_transformers_does(whisper_folder: Path, clips: 
         WhisperRecogniser(str(whisper_folder)).log_probabilities(clips[:1], RATE, ["hola"])
     with pytest.raises(ValueError, match="has no words"):
         recogniser.log_probabilities(clips[:1], RATE, [" "])
+
+
+def test_a_text_longer_than_whisper_writes_has_no_probability(whisper_folder: Path, clips: list[np.ndarray]) -> None:
+    """It has 32 tokens: 4 before the text, the space, 27 letters; the end is only predicted."""
+    recogniser = load_recogniser(whisper_folder, language="es")
+    assert isinstance(recogniser, WhisperRecogniser)
+    (fits,) = recogniser.log_probabilities(clips[:1], RATE, ["a" * 27])
+    values = recogniser.log_probabilities([*clips[:2], clips[0]], RATE, ["a" * 28, "a" * 300, "a" * 27])
+    assert values == [-math.inf, -math.inf, pytest.approx(fits, rel=1e-4)] and math.isfinite(fits)
+
+
+def test_whisper_writes_as_much_as_it_can() -> None:
+    """Half a minute of Hindi or Thai has 300 tokens and more."""
+    assert WhisperRecogniser("whisper").max_new_tokens == WhisperConfig().max_target_positions - PROMPT
 
 
 @pytest.mark.parametrize(("device", "parts"), [("auto", ("auto", 0)), ("cuda", ("cuda", 0)), ("cuda:1", ("cuda", 1))])
