@@ -327,4 +327,4 @@ def _load_optimizer(
 ) -> None:
     for n, p in parameters.items():
         own = {k: state[f"{k}.{n}"] for k in ("step", "exp_avg", "exp_avg_sq") if f"{k}.{n}" in state}
-        optimizer.state[p] = {k: v.clone() if k == "step" else v.to(p.device).clone() for k, v in own.items()}
+        optimizer.state[p] = {k: v.to(p.device, copy=True) for k, v in own.items()}
