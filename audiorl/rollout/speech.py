@@ -5,8 +5,8 @@
 
 Codebook k of a frame is sampled k steps late (`tokenizers_audio.delay`), so a frame is complete Q steps after it began.
 Blocks of complete frames go through the codec's stream, whose output, end to end, is that of `CodecSpeechDecoder` up
-to the rounding of float32. The first block is ready after Q + block_frames steps and the look-ahead of the codec's
-decoder, however long the text is.
+to the rounding of float32; Qwen3-Omni's decoder reads only 25 frames before a block (`TalkerDecoder`). The first block
+is ready after Q + block_frames steps and the look-ahead of the codec's decoder, however long the text is.
 
 Shapes: T samples, Q codebooks, F frames.
 """

@@ -250,6 +250,12 @@ class UnifiedTokenizer(nn.Module):
         if self.mels is None:
             raise ValueError("only a tokenizer whose decoder says log-mels has a beginning of its own")
         hop, late = self.config.hop, self.config.lookahead
+        frames, lacking = wav.shape[-1] // hop, max(late, 1)
+        if frames <= lacking:
+            seconds = (lacking + 1) * hop / self.config.sample_rate
+            raise ValueError(
+                f"crops of {frames} frames are too short; give at least {seconds:g} s (codec.crop_seconds)"
+            )
         _, past, ahead = self.blocks
         principal_components(self.patch_encoder.map, self.patch_encoder.patches(wav, None).flatten(0, 1), generator)
         self.fuse.weight.zero_()
@@ -260,7 +266,7 @@ class UnifiedTokenizer(nn.Module):
         _, target_mels = self._compared(torch.zeros(0), wav)
         wanted = target_mels.unflatten(2, (-1, self.patch_decoder.steps)).permute(0, 2, 3, 1).flatten(2)
         # The last frames lack what comes after them.
-        ends = wav.shape[-1] // hop - max(late, 1)
+        ends = frames - lacking
         least_squares(self.patch_decoder.map, pairs[:, :ends].flatten(0, 1), wanted[:, :ends].flatten(0, 1))
         return latents.transpose(1, 2).flatten(0, 1)
 

@@ -82,7 +82,7 @@ class TrainConfig:
     mel_bands: tuple[int, ...] = MEL_BANDS
     """Mel bands for each of `mel_windows`."""
     quantize_after: int = 0
-    """First steps without quantisation, in which a small network finds its way sooner."""
+    """First steps without quantisation, in which a small network finds its way sooner; codebooks start after them."""
     start_vectors: int = 8192
     """Vectors that the k-means start waits for, and clusters."""
     ema_decay: float = 0.99
@@ -113,7 +113,8 @@ class TrainConfig:
 
 
 class CodecTrainer:
-    """Trains `tokenizer` in place. `trained` says that its codebooks are worth keeping: no k-means start."""
+    """Trains `tokenizer` in place. `trained` says that its codebooks are worth keeping: no k-means start, unless
+    `quantize_after` asks for steps without codes."""
 
     def __init__(self, tokenizer: UnifiedTokenizer, config: TrainConfig, seed: int = 0, trained: bool = False):
         self.tokenizer, self.config, self.seed = tokenizer, config, seed
@@ -122,7 +123,7 @@ class CodecTrainer:
             p.requires_grad_(True)
         self.steps_done = 0
         self.codebooks = CodebookTrainer(tokenizer.quantizer, config.ema_decay, config.revive_below)
-        self.quantizing = trained
+        self.quantizing = trained and not config.quantize_after
         self.latents = torch.zeros(0, tokenizer.config.codebook_dim, device=device)  # for the k-means start
         self.spectral = SpectralLoss(
             tokenizer.sample_rate, config.stft_windows, config.mel_windows, config.mel_bands
@@ -146,11 +147,13 @@ class CodecTrainer:
             take_from_first(self.codebooks.counts, self.codebooks.sums)
 
     def begin(self, wav: Tensor) -> None:
-        """Start a decoder that says log-mels, and the codebooks, from [B, T] samples, the same on all ranks."""
+        """Start a decoder that says log-mels from [B, T] samples, the same on all ranks; the codebooks, too, unless
+        the first steps are without them."""
         latents = self.tokenizer.begin(wav.to(self.tokenizer.device), self._random("start"))
-        order = torch.randperm(len(latents), generator=self._random("start"))[: self.config.start_vectors]
-        self.codebooks.start(latents[order.to(latents.device)], self._random("start"))
-        self.quantizing = True
+        if not self.config.quantize_after:
+            order = torch.randperm(len(latents), generator=self._random("start"))[: self.config.start_vectors]
+            self.codebooks.start(latents[order.to(latents.device)], self._random("start"))
+            self.quantizing = True
         self.share_weights()
 
     def step(self, wav: Tensor) -> dict[str, float]:
@@ -327,4 +330,4 @@ def _load_optimizer(
 ) -> None:
     for n, p in parameters.items():
         own = {k: state[f"{k}.{n}"] for k in ("step", "exp_avg", "exp_avg_sq") if f"{k}.{n}" in state}
-        optimizer.state[p] = {k: v.clone() if k == "step" else v.to(p.device).clone() for k, v in own.items()}
+        optimizer.state[p] = {k: v.to(p.device, copy=True) for k, v in own.items()}

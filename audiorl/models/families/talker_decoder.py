@@ -23,8 +23,9 @@ from audiorl.models.weights import naming_damage, silent_transformers, tensors_o
 class TalkerDecoder(nn.Module):
     """The decoder of an Omni checkpoint from codes to sound, as a codec that cannot encode.
 
-    Qwen3-Omni's decodes in chunks of 300 frames after 25 of context, as transformers does; its streams decode what
-    arrives after the same context. Qwen2.5-Omni's makes a whole speech from noise that is the same each time, in a
+    Qwen3-Omni's decodes in chunks of 300 frames after 25 of context, as transformers does, which loses the last
+    samples of each chunk; its streams decode what arrives after the same context and lose them at the end only.
+    Qwen2.5-Omni's makes a whole speech from noise that is the same each time, in a
     voice: a stream of it gives all at its end.
     """
 
@@ -112,6 +113,7 @@ class TalkerStream:
 
     def __init__(self, decoder: TalkerDecoder):
         self._decoder, self._codes = decoder, torch.zeros(decoder.num_codebooks, 0, dtype=torch.long)
+        self._owed = 0
 
     def encode(self, wav: Tensor) -> Tensor:
         return self._decoder.encode(wav)
@@ -124,13 +126,16 @@ class TalkerStream:
         if not self._decoder.in_blocks:
             self._codes = torch.cat([self._codes, codes], 1)
             return torch.zeros(0)
-        context = self._codes[:, -25:]
+        hop, context = self._decoder.hop, self._codes[:, -25:]
         self._codes = torch.cat([context, codes], 1)
         wave = self._decoder.decode(self._codes[None])[0]
-        return wave[context.shape[1] * self._decoder.hop :]
+        # Code2Wav cuts the last samples off, which need the frame after them: they come with the next block.
+        start = context.shape[1] * hop - self._owed
+        self._owed = self._codes.shape[1] * hop - len(wave)
+        return wave[start:]
 
     def flush(self) -> Tensor:
         """[T''] what is left."""
-        codes, self._codes = self._codes, self._codes[:, :0]
+        codes, self._codes, self._owed = self._codes, self._codes[:, :0], 0
         said = self._decoder.in_blocks or not codes.shape[1]
         return torch.zeros(0) if said else self._decoder.decode(codes[None])[0]

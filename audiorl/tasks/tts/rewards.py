@@ -194,7 +194,7 @@ class SpeakerSimilarity:
 class Duration:
     """min / max of the duration of the speech and of `reference(sample)` seconds: 0.5 for double or half.
 
-    No speech scores 0, and 1 against a reference of 0 s. `parts` hold the seconds.
+    No speech, or silence only, is 0 s: it scores 0, and 1 against a reference of 0 s. `parts` hold the seconds.
     """
 
     models: SpeechModels
@@ -202,8 +202,9 @@ class Duration:
 
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
         scores = []
-        for rollout, wav in zip(rollouts, self.models.waveforms(rollouts), strict=True):
-            seconds = len(wav) / self.models.sample_rate
+        waves, heard = self.models.waveforms(rollouts), self.models.have_speech(rollouts)
+        for rollout, wav, speaks in zip(rollouts, waves, heard, strict=True):
+            seconds = len(wav) / self.models.sample_rate if speaks else 0.0
             scores.append(Score(duration_ratio(seconds, self.reference(rollout.sample)), {"seconds": seconds}))
         return scores
 

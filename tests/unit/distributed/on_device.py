@@ -50,8 +50,10 @@ from tests.support.data_trainers import contrasted, pairs_of, referenced
 from tests.support.experiences import batch_of, with_advantage
 from tests.support.pretend_device import pretend_device, register, to_device
 from tests.support.streams import stream
+from tests.support.unified_codec import clips, tiny_training
 from tests.support.unified_codec import tiny as tiny_codec
 from tokenizers_audio.batches import decode_all, encode_all
+from tokenizers_audio.unified.train import CodecTrainer
 
 register()
 SPOKEN = [speech_sample("spoken", "Good morning."), Sample("written", (Message("user", ("Who speaks?",)),))]
@@ -408,3 +410,18 @@ def test_a_codec_on_the_device_gives_the_codes_and_the_sound_of_the_host() -> No
         for there, here in zip(decode_all(codec, codes), sounds, strict=True):
             assert there.device.type == "cpu"
             torch.testing.assert_close(there, here)
+
+
+def test_a_resumed_codec_training_has_its_state_on_the_device() -> None:
+    """The fused optimizer asks it of the count of steps, too."""
+    config = tiny_training(start_vectors=8, adversarial_after=0)
+    host = CodecTrainer(tiny_codec(), config)
+    host.step(clips(2, 4))
+    with pretend_device():
+        tokenizer = tiny_codec()
+        to_device(tokenizer)
+        resumed = CodecTrainer(tokenizer, config)
+        resumed.load(host.state(), "here")
+        for optimizer in (resumed.generator, resumed.judge):
+            states = [value for own in optimizer.state.values() for value in own.values()]
+            assert states and all(value.device.type == "pretend" for value in states)

@@ -79,6 +79,24 @@ def test_the_k_means_start_waits_for_its_time_and_its_vectors() -> None:
     torch.testing.assert_close(kept.quantizer.codebooks, before, rtol=0, atol=1e-4)
 
 
+@pytest.mark.parametrize("trained", [False, True])
+def test_a_tokenizer_with_a_beginning_waits_for_its_codebooks_too(trained: bool) -> None:
+    trainer = CodecTrainer(tiny(phases="peaks"), tiny_training(start_vectors=8, quantize_after=2), trained=trained)
+    if not trained:
+        trainer.begin(clips(4, 12))
+    assert [trainer.step(batch(k))["quantizing"] for k in range(3)] == [0, 0, 1]
+
+
+def test_a_tokenizer_does_not_begin_with_crops_without_a_frame_to_learn_from() -> None:
+    tokenizer = tiny(phases="peaks")
+    before = weights(tokenizer)
+    with pytest.raises(ValueError, match=r"crops of 1 frames .* at least 0.08 s \(codec.crop_seconds\)"):
+        tokenizer.begin(clips(4, 1), torch.Generator())
+    assert same(weights(tokenizer), before)
+    tokenizer.begin(clips(4, 2), torch.Generator())
+    assert all(bool(w.isfinite().all()) for w in tokenizer.state_dict().values())
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("stop", [2, 6])  # before the codebooks and the discriminator join, and after
 def test_a_resumed_training_ends_with_the_same_bits(tmp_path: Path, stop: int) -> None:

@@ -123,12 +123,13 @@ def test_saying_nothing_never_pays() -> None:
     models = SpeechModels(Said({**SILENT, "loud": tone(1.0)}), judge, judge, judge)
     clip = AudioClip(array=tone(1.0), sample_rate=RATE)
     *quiet, loud = (rollout(id, "hello", text="hello", clips=[clip], reference_seconds=1.0) for id in (*SILENT, "loud"))
-    plain = (Intelligibility, SpeakerSimilarity, NotSilent, NotClipped, Finished, PredictedMOS)
+    plain = (Intelligibility, SpeakerSimilarity, Duration, NotSilent, NotClipped, Finished, PredictedMOS)
     for reward in (Intelligibility(models, against="text"), *(kind(models) for kind in plain)):
         assert totals(reward, quiet) == [0.0] * 4, reward
         assert totals(reward, [loud])[0] > 0.5, reward
     assert judge.calls == [1, 1, 1, 1]  # the clip of reference is one of the four; silence was never judged
-    assert totals(Duration(models), [*quiet, loud]) == [0.0, 0.0, 1.0, 1.0, 1.0]
+    unheard = [replace(r, sample=replace(r.sample, metadata={"reference_seconds": 0.0})) for r in (*quiet, loud)]
+    assert totals(Duration(models), unheard) == [1.0, 1.0, 1.0, 1.0, 0.0]  # nothing was to be said
 
 
 def test_speaker_similarity_is_the_cosine() -> None:
