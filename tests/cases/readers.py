@@ -313,6 +313,7 @@ FOLDERS = [
                  mode="w:gz"), Refused("the members of 'a' stand apart")),
     Case("A20", "own", "a key that is the beginning of another one",
          archive(("a.txt", "one"), ("a.wav", SPOKEN), ("a_b.txt", "two"), ("a_b.wav", SPOKEN)), ["one", "two"]),
+    Case("A20", "own", "a recording called a.aiff", archive(("a.aiff", SPOKEN), ("a.txt", "one")), ["one"]),
     Case("A20", "own", "two recordings under one key", archive(("a.flac", SPOKEN), ("a.wav", SPOKEN), ("a.txt", "one")),
          Refused("two recordings of 'a'")),
     Case("A20", "own", "texts with a BOM in a tar",
