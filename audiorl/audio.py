@@ -33,6 +33,8 @@ if TYPE_CHECKING:  # decoders are imported where they are used: importing a type
     import av
     import soundfile
 
+AUDIO_SUFFIXES = (".flac", ".wav", ".opus", ".ogg", ".mp3", ".m4a", ".aac", ".webm", ".aiff", ".g722")
+"""Suffixes of recordings, by preference where only one is read."""
 MAX_SECONDS = 600.0
 """Longest selection that `load_clip` decodes, unless told otherwise; an hour of audio as a prompt is a mistake."""
 SLACK = 0.1

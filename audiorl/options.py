@@ -1,7 +1,7 @@
 """Options: dataclasses filled from the command line (by tyro), from YAML run files, and from values in Python.
 
-Booleans are written as flags or with a value; an option that was renamed is refused with its new name. A run file sets
-options by name, nested as the dataclasses are, and the command line overrides it::
+Booleans are written as flags or with a value. A run file sets options by name, nested as the dataclasses are, and the
+command line overrides it::
 
     path: Qwen/Qwen2.5-Omni-3B
     data: [avqa/train_qa.json:5000]
@@ -20,7 +20,7 @@ import sys
 import types
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import reduce
-from itertools import pairwise, repeat
+from itertools import repeat
 from operator import or_
 from pathlib import Path
 from types import ModuleType
@@ -41,23 +41,6 @@ HELP = ("-h", "--help", "--help-all", LIST)
 Place = tuple[str, ...]
 """The keys that lead to a value of nested options, such as ("rl", "group_size")."""
 
-RENAMED = {"grpo": "rl", "ppo": "rl", "grpo-optim": "rl-optim", "kl-in": "kl.place", "engine-cap": "tis-cap"}
-"""Former names of options, or of groups of them, and what they are now: parts of the path, such as "grpo"."""
-for _group, _before, _members in (
-    ("kl", "kl-", "kind control target horizon gain"),
-    ("estimator", "advantage-", "std eps"),
-    ("estimator", "", "gamma lam step-gamma whiten"),
-    ("scores", "score-", "clip normalize"),
-    ("loss-options", "", "dual-clip ratio-cap cov-fraction cov-low cov-high cov-coef sapo-positive sapo-negative"),
-    ("loss-options", "", "frame-ratio codebook-weights"),
-    ("generation", "", "overlap partial-tokens"),
-    ("ptx", "ptx-", "coef batch"),
-    ("listening", "audio-check-", "every prompts"),
-):
-    RENAMED |= {f"{_before}{member}": f"{_group}.{member}" for member in _members.split()}
-    RENAMED |= {f"no-{_before}{member}": f"{_group}.no-{member}" for member in _members.split()}
-RENAMED |= {"audio-check": "listening.action", "audio-check-min": "listening.min-gain"}
-RENAMED |= {"sampling.compile": "sampling.cuda-graphs", "sampling.no-compile": "sampling.no-cuda-graphs"}
 OTHER_TOOLS = {
     "model": ("path",), "model-name-or-path": ("path",), "dataset": ("data",), "dataset-name": ("data",),
     "output-dir": ("out",), "report-to": ("log",), "num-train-epochs": ("epochs",),
@@ -73,12 +56,6 @@ OTHER_TOOLS = {
     "resume-from-checkpoint": ("path",),
 }  # fmt: skip
 """Names that TRL and ms-swift have for options, and those here, of which a recipe has some."""
-RENAMED_VALUES = {
-    "advantage": {"group": "grpo", "mean-relative": "maxrl", "decoupled": "gdpo", "leave-one-out": "rloo"},
-    "loss": {"clip": "ppo"},
-}
-"""Former values by the last part of the option's path."""
-
 
 _PARTS: dict[tuple[Path, str], tuple[ModuleType, set[int]]] = {}
 """By file and its text: what `options_module` ran of it, and which statements these are."""
@@ -179,7 +156,7 @@ def parse(
     run_file: `--config FILE` reads a run file between the two, and `--print-config` prints all options as one and ends.
     elsewhere: groups of the file that are not read here. quiet: do not print what overrides the file. also: options
     that are read elsewhere, see `check_names`. Help and errors of tyro end in SystemExit. Raises ValueError for an
-    option that does not exist or was renamed, and naming file and line for a run file that does not fit.
+    option that does not exist, and naming file and line for a run file that does not fit.
     """
     if LIST in args:
         print("\n".join(" ".join([word, *values]) for word, values in words_of(options).items()))
@@ -254,7 +231,7 @@ def first_word(args: Sequence[str], missing: str) -> None:
 
 
 def check_names(options: Any, args: Sequence[str], also: Sequence[str] = ()) -> None:
-    """Raise ValueError for an option that does not exist, naming near ones, and for an option or value with a new name.
+    """Raise ValueError for an option that does not exist, naming near ones.
 
     also: options that are read elsewhere, which a wrong one may have meant.
     """
@@ -264,8 +241,6 @@ def check_names(options: Any, args: Sequence[str], also: Sequence[str] = ()) -> 
     for given in (arg.partition("=")[0].replace("_", "-") for arg in args if re.match(r"--[a-zA-Z]", arg)):
         if given in existing or given.startswith(("--tyro", *open_ended)):  # a key of a dictionary is an option
             continue
-        if new := new_name(given):
-            raise ValueError(f"{given} is now {new}")
         known, name = [*existing, *also], given.removeprefix("--")
         leaves = {word.rpartition(".")[2].removeprefix("--"): word for word in reversed(known)}
         meant = [f"--{other}" for other in OTHER_TOOLS.get(name, ()) if f"--{other}" in known]
@@ -274,9 +249,6 @@ def check_names(options: Any, args: Sequence[str], also: Sequence[str] = ()) -> 
         meant = meant or [leaves[leaf] for leaf in difflib.get_close_matches(name.rpartition(".")[2], leaves, 3, 0.7)]
         hint = f"; did you mean {' or '.join(meant)}?" if meant else "; --help lists the options"
         raise ValueError(f"no option is called {given}{hint}")
-    for option, value in pairwise(word for arg in args for word in arg.split("=", 1)):
-        if new := RENAMED_VALUES.get(option.rpartition(".")[2].lstrip("-"), {}).get(value):
-            raise ValueError(f"{option.lstrip('-')} {value} is now called {new}")
 
 
 def words_of(options: Any) -> dict[str, list[str]]:
@@ -304,16 +276,6 @@ def words_of(options: Any) -> dict[str, list[str]]:
 def _negated(path: str) -> str:
     group, dot, name = path.rpartition(".")
     return f"--{group}{dot}no-{name}"
-
-
-def new_name(option: str) -> str | None:
-    """Return the name now of "grpo.kl-beta" or "--grpo.kl-beta"; None if it was not renamed."""
-    dashes, path = option[: len(option) - len(option.lstrip("-"))], f".{option.lstrip('-')}."
-    renamed = path
-    for old, new in RENAMED.items():
-        if f".{old}." in renamed and f".{new}." not in renamed:  # "estimator.gamma" holds "gamma"
-            renamed = renamed.replace(f".{old}.", f".{new}.")
-    return None if renamed == path else dashes + renamed.strip(".")
 
 
 def names(options: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -366,8 +328,6 @@ def with_values(default: T, values: Mapping[str, Any], where: Callable[[Place], 
         here, name = (*place, key), key.replace("-", "_")
         if name not in kinds:
             prefix = "".join(f"{part}." for part in place)
-            if new := new_name(f"{prefix}{key}".replace("_", "-")):
-                raise ValueError(f"{where(here)}{prefix}{key} is now {new.replace('-', '_')}")
             paths = [path.replace("-", "_") for path, _ in names(type(default))]
             leaves = [path for path in paths if path.rpartition(".")[2] == key]
             near = leaves or difflib.get_close_matches(key, paths, 3) or difflib.get_close_matches(key, paths, 1, 0)

@@ -1,4 +1,4 @@
-"""Inputs from public bug reports: for each its source, the right value, what came before the mend and what comes now.
+"""Inputs from public bug reports: for each its source, the right value and what comes out.
 
 python tools/cases.py           a Markdown table, and the number of cases that are not right (the exit code is 1 then)
 python tools/cases.py A6 A14    of some kinds
@@ -26,13 +26,13 @@ def main(kinds: list[str]) -> int:
 
     cases = [case for case in all_cases() if not kinds or case.kind in kinds]
     wrong = 0
-    print("| kind | source | input | right | before | now | |\n| --- | --- | --- | --- | --- | --- | --- |")
+    print("| kind | source | input | right | now | |\n| --- | --- | --- | --- | --- | --- |")
     for case in cases:
         with tempfile.TemporaryDirectory() as folder, redirect_stdout(sys.stderr):  # tables of commands that cases run
             outcome = case.outcome(Path(folder))
         held = case.holds(outcome)
         wrong += not held
-        columns = (case.kind, case.source, case.given, case.right, case.before, outcome, "" if held else "WRONG")
+        columns = (case.kind, case.source, case.given, case.right, outcome, "" if held else "WRONG")
         print(f"| {' | '.join(map(cell, columns))} |", flush=True)
     print(f"\n{len(cases)} inputs of {len({case.kind for case in cases})} kinds, {wrong} not right")
     return int(wrong > 0)

@@ -6,14 +6,13 @@ Shapes: B rollouts, K reward terms, N sampled tokens of all sequences in a mini-
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from audiorl.algos.advantages import centre_groups, group_relative, identity
-from audiorl.algos.losses import Loss, LossInputs, bounded, check_shapes, ppo_clip_loss, ratio_sums, sequence_means
+from audiorl.algos.losses import Loss, LossInputs, check_shapes, ratio_sums, sequence_means
 
 # -- advantages --------------------------------------------------------------------------------------------------------
 
@@ -123,56 +122,3 @@ def dppo_loss(
     ratio = log_ratio.exp().clamp(max=cap).masked_fill(too_far, 0.0)
     loss = -(x.weights * ratio * x.advantages * x.logprobs).sum()
     return loss, ratio_sums(log_ratio, too_far, x.weights)
-
-
-def covariances(logprobs: Tensor, advantages: Tensor) -> Tensor:
-    """Return each token's share of the covariance of log-prob and advantage, whose sum drives the entropy down: [N] ->
-    [N].
-
-    (A - mean A)·(logprob - mean logprob); Cui et al. 2025, arXiv 2505.22617, eq. 10.
-    """
-    return (advantages - advantages.mean()) * (logprobs - logprobs.mean())
-
-
-def clip_cov_tokens(covariance: Tensor, fraction: float, low: float, high: float, seed: int) -> Tensor:
-    """Clip-Cov's choice [N] bool: at random, `fraction` of all tokens, at least one, with `low` < covariance < `high`.
-
-    Source: arXiv 2505.22617, eq. 11.
-    """
-    eligible = ((covariance > low) & (covariance < high)).nonzero().squeeze(-1).cpu()
-    count = max(int(fraction * len(covariance)), 1)
-    order = torch.randperm(len(eligible), generator=torch.Generator().manual_seed(seed))
-    return _chosen(covariance, eligible[order[:count]])
-
-
-def kl_cov_tokens(covariance: Tensor, fraction: float) -> Tensor:
-    """KL-Cov's choice [N] bool: the `fraction` of tokens with the largest covariance, at least one.
-
-    Source: arXiv 2505.22617, eq. 13.
-    """
-    count = min(max(int(fraction * len(covariance)), 1), len(covariance))
-    return _chosen(covariance, covariance.topk(count).indices)
-
-
-def _chosen(like: Tensor, indices: Tensor) -> Tensor:
-    chosen = torch.zeros(len(like), dtype=torch.bool, device=like.device)
-    chosen[indices.to(like.device)] = True
-    return chosen
-
-
-def clip_cov_loss(x: LossInputs, clip_low: float = 0.2, clip_high: float = 0.2) -> Loss:
-    """Clip-Cov (arXiv 2505.22617, eq. 12): PPO's clipped surrogate without the tokens that `clip_cov_tokens` chose."""
-    _, sums = ppo_clip_loss(x, clip_low, clip_high)
-    loss, of_others = ppo_clip_loss(replace(x, weights=x.weights.masked_fill(x.chosen, 0.0)), clip_low, clip_high)
-    return loss, sums | {"clip_frac": of_others["clip_frac"] + (x.weights * x.chosen).sum()}
-
-
-def kl_cov_loss(x: LossInputs, coef: float = 1.0) -> Loss:
-    """KL-Cov (arXiv 2505.22617, eq. 14): -ratio·A, plus coef·|log ratio| at the tokens that `kl_cov_tokens` chose.
-
-    Nothing is clipped. At ratio 1, and so in the first update of a step, the penalty has no gradient.
-    """
-    log_ratio = x.log_ratio
-    ratio = bounded(log_ratio, (x.advantages == 0) | (x.weights == 0)).exp()
-    loss = (x.weights * (coef * x.chosen * log_ratio.abs() - ratio * x.advantages)).sum()
-    return loss, ratio_sums(log_ratio, torch.zeros_like(x.weights), x.weights)

@@ -46,8 +46,6 @@ class LossInputs:
     weights: Tensor  # [N] from `token_weights`; 0 where an action does not count
     sequence: Tensor = NONE
     """[N] int64, on the CPU: the sequence of each action, from 0; no sequence is split over two calls."""
-    chosen: Tensor = NONE
-    """[N] bool: the actions that Clip-Cov or KL-Cov chose among those of the mini-batch; none with other losses."""
 
     def __post_init__(self) -> None:
         tensors = {name: x for name, x in vars(self).items() if x is not NONE}

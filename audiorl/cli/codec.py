@@ -129,7 +129,7 @@ def _load(options: EncodeOptions | DecodeOptions) -> AudioTokenizer:
 
 def _files(paths: tuple[str, ...]) -> Iterator[tuple[str, Path]]:
     """(id, file): the name without its ending, for a folder's files the path below it."""
-    from audiorl.data.recordings import AUDIO_SUFFIXES
+    from audiorl.audio import AUDIO_SUFFIXES
     from audiorl.data.rows import files_below
 
     if not paths:

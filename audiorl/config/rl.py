@@ -17,8 +17,7 @@ GROUP_ADVANTAGES = ("grpo", "rloo", "process", "step-index", "time-index", "rein
 """Estimators that compare the rollouts of a prompt."""
 ADVANTAGES = (*GROUP_ADVANTAGES, "gae", "reinforce", "reinforce++", "remax", "none")
 LOSSES = (
-    "ppo", "gspo", "cispo", "reinforce", "gmpo", "sapo", "dppo-tv", "dppo-kl", "clip-cov", "kl-cov", "guard",
-    "raft", "nft", "crpo",
+    "ppo", "gspo", "cispo", "reinforce", "gmpo", "sapo", "dppo-tv", "dppo-kl", "guard", "raft", "nft", "crpo",
 )  # fmt: skip
 GROUP_LOSSES = ("raft", "crpo")
 """Losses of the best, or of the best and the worst rollout of each group alone."""
@@ -125,14 +124,6 @@ class LossOptions:
     """`ppo`: bound c > 1 of the loss of tokens with negative advantage, -c·A (dual-clip PPO); None: no bound."""
     ratio_cap: float = 5.0
     """`cispo` and `dppo`: upper bound of the ratio."""
-    cov_fraction: float = 2e-4
-    """Share of a mini-batch's tokens that `clip-cov` leaves out, or that `kl-cov` holds back."""
-    cov_low: float = 1.0
-    """Covariance of log-prob and advantage above which `clip-cov` may leave a token out."""
-    cov_high: float = 5.0
-    """Covariance below which it may."""
-    cov_coef: float = 1.0
-    """Weight of the penalty of `kl-cov`."""
     sapo_positive: float = 1.0
     """τ of `sapo` for tokens with positive advantage: how fast their gradient falls off with the ratio."""
     sapo_negative: float = 1.05
@@ -147,17 +138,12 @@ class LossOptions:
     """`crpo`: β of DPO, for losses that are means over the numbers of a sound."""
 
     def __post_init__(self) -> None:
-        positive = ("ratio_cap", "sapo_positive", "sapo_negative", "cov_fraction", "nft_beta", "crpo_beta")
-        require_ranges(self, positive=positive, not_negative=("cov_coef",), prefix="loss_options.")
+        positive = ("ratio_cap", "sapo_positive", "sapo_negative", "nft_beta", "crpo_beta")
+        require_ranges(self, positive=positive, prefix="loss_options.")
         if self.dual_clip is not None:
             require(self.dual_clip > 1, "loss_options.dual_clip", self.dual_clip, "greater than 1")
-        require(self.cov_fraction <= 1, "loss_options.cov_fraction", self.cov_fraction, "at most 1")
         weights = self.codebook_weights
         refuse(
-            (
-                self.cov_low >= self.cov_high,
-                f"loss_options: cov_low {self.cov_low:g} must lie below cov_high {self.cov_high:g}",
-            ),
             (
                 weights and (self.frame_ratio != "code" or min(weights) < 0),
                 "loss_options.codebook_weights are numbers of at least 0, with loss_options.frame_ratio 'code'",
@@ -283,9 +269,9 @@ class RLConfig:
     loss: str = "ppo"
     """The surrogate: `ppo` (clipped ratios), `gspo` (wants much narrower clips: its authors use 3e-4 and 4e-4), `cispo`
     (reads loss_options.ratio_cap) or `reinforce`, the plain policy gradient without a ratio; or FILE.py:FUNCTION, a
-    function of a `LossInputs`. Experimental: `gmpo` (clips log ratios; its authors use 0.4 and 0.4), `sapo`, `dppo-tv`
-    and `dppo-kl` (`clip_low` and `clip_high` bound the change of a token's probability, or the KL; its authors cap
-    ratios at 20), `clip-cov` and `kl-cov`. Without a gradient of the policy: `raft`, supervised training on the best of
+    function of a `LossInputs`. Experimental: `gmpo` (clips log ratios; its authors use 0.4 and 0.4), `sapo`, `dppo-tv`,
+    `dppo-kl` (`clip_low` and `clip_high` bound the change of a token's probability, or the KL; its authors cap ratios
+    at 20). Without a gradient of the policy: `raft`, supervised training on the best of
     each group. Of flows `guard` (GRPO-Guard), and with sampling.noisy none `nft` (DiffusionNFT) and `crpo` (DPO of the
     best and the worst of each group), too."""
     clip_low: float = 0.2

@@ -23,7 +23,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from audiorl.audio import AudioClip, AudioError, probe
+from audiorl.audio import AUDIO_SUFFIXES, AudioClip, AudioError, probe
 from audiorl.data.rows import (
     AnyRow,
     BadRow,
@@ -38,8 +38,6 @@ from audiorl.data.rows import (
 from audiorl.data.schema import FieldError, check, parse_json
 from audiorl.data.schema.manifests import Cut, CutSource, CutSupervision, WenetSpeechRecording, WenetSpeechSegment
 
-AUDIO_SUFFIXES = (".flac", ".wav", ".opus", ".ogg", ".mp3")
-SOUNDS = (*AUDIO_SUFFIXES, ".m4a", ".webm", ".aac")
 MAX_MEMBER = 2**32
 """Bytes of a member: those that a WAV file can have."""
 MAX_TEXT = 2**20
@@ -230,7 +228,7 @@ def webdataset_rows(path: Path) -> Iterator[AnyRow]:
     number, key, data, fault = 0, None, dict[str, Any](), None
 
     def finished() -> AnyRow:
-        missing = f"no audio file for {data['id']!r}; name one of {', '.join(SOUNDS)} after its key"
+        missing = f"no audio file for {data['id']!r}; name one of {', '.join(AUDIO_SUFFIXES)} after its key"
         error = fault or (None if "audio" in data else FieldError("audio", missing))
         row = Row(str(path), number, data)
         return row if error is None else BadRow.of(row, error)
@@ -262,10 +260,10 @@ def _divided(member: str) -> tuple[str, str]:
 
 def _member_columns(stem: str, suffix: str, content: bytes) -> dict[str, Any]:
     """Return what a member adds to its row."""
-    if suffix in SOUNDS:
+    if suffix in AUDIO_SUFFIXES:
         return {"audio": str(stored(content, suffix))}
     field = suffix.removeprefix(".")
-    if suffix.endswith(SOUNDS):
+    if suffix.endswith(AUDIO_SUFFIXES):
         message = f"the key ends at its first dot, {stem!r}, and the rest names no audio; leave dots out of keys"
         raise FieldError(field, message)
     if len(content) > MAX_TEXT:
@@ -327,7 +325,7 @@ def shar_rows(folder: Path) -> Iterator[AnyRow]:
         if not tar.is_file():
             raise ValueError(f"{tar}: missing; {cuts.name} needs its recordings")
         members = ((PurePosixPath(name), content) for name, content in _members(tar))
-        sounds = ((name, stored(content, name.suffix)) for name, content in members if name.suffix in SOUNDS)
+        sounds = ((name, stored(content, name.suffix)) for name, content in members if name.suffix in AUDIO_SUFFIXES)
         held: dict[PurePosixPath, Path] = {}
         for row in read_rows(cuts):
             if isinstance(row, BadRow):

@@ -21,8 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from audiorl.audio import AudioClip
-from audiorl.data.containers import AUDIO_SUFFIXES
+from audiorl.audio import AUDIO_SUFFIXES, AudioClip
 from audiorl.data.hotwords import checked_hotwords
 from audiorl.data.prompts import asr_prompt, choice_question, how_to_answer, open_question
 from audiorl.data.rows import AnyRow, BadRow, LeftOut, Row, stored
@@ -90,7 +89,7 @@ def avqa(row: Row, style: Style) -> Sample:
     if columns.video_name is not None:
         data.setdefault("recording", columns.video_name)
         if data.get("audio_path") is None:
-            files = (columns.video_name + suffix for suffix in (*AUDIO_SUFFIXES, ".m4a", ".mp4", ".webm", ".mkv"))
+            files = (columns.video_name + suffix for suffix in (*AUDIO_SUFFIXES, ".mp4", ".mkv"))
             there = (file for file in files if (style.root / file).exists())
             data["audio_path"] = next(there, f"{columns.video_name}.wav")
         if columns.question_text is not None:

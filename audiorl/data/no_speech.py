@@ -13,9 +13,8 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from audiorl.audio import AudioClip, seconds
+from audiorl.audio import AUDIO_SUFFIXES, AudioClip, seconds
 from audiorl.data.augment import add_noise
-from audiorl.data.containers import AUDIO_SUFFIXES
 from audiorl.data.prompts import asr_prompt
 from audiorl.data.rows import files_below
 from audiorl.types import Sample

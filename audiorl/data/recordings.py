@@ -21,12 +21,11 @@ from typing import Literal
 
 import numpy as np
 
-from audiorl.audio import AudioClip, AudioError, load_clip, name, probe, seconds
+from audiorl.audio import AUDIO_SUFFIXES, AudioClip, AudioError, load_clip, name, probe, seconds
 from audiorl.data.formats import Style, audio_field, clip_of
 from audiorl.data.rows import BadRow, Row, files_below, read_rows
 from audiorl.data.schema import FieldError
 
-AUDIO_SUFFIXES = (".wav", ".flac", ".opus", ".ogg", ".mp3", ".m4a", ".aiff", ".webm")
 SHORTEST = 0.1
 """Seconds; shorter recordings are left out."""
 SILENT = 1e-3

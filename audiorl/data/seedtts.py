@@ -25,8 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from audiorl.audio import AudioClip
-from audiorl.data.recordings import AUDIO_SUFFIXES
+from audiorl.audio import AUDIO_SUFFIXES, AudioClip
 from audiorl.data.rows import BadRow, read_checked
 from audiorl.data.schema import check
 from audiorl.data.schema.results import ConversationRow

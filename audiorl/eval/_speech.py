@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from audiorl.audio import AudioClip, write_wav
+from audiorl.audio import AUDIO_SUFFIXES, AudioClip, write_wav
 from audiorl.config import SamplingConfig
 from audiorl.data.rows import file_below, write_json_lines
 from audiorl.eval._common import (
@@ -45,8 +45,6 @@ from tokenizers_audio import load as load_codec
 RATE = 16_000
 """Hz at which reference recordings are read."""
 ROWS = "generated.jsonl"
-SUFFIXES = (".wav", ".flac", ".ogg", ".opus", ".mp3")
-"""Suffixes of recordings that a system generated, by preference."""
 Speak = Callable[[AudioPolicy, Sequence[Sample], SamplingConfig], list[Rollout]]
 
 
@@ -85,8 +83,8 @@ def load_with_codec(
 
 
 def recording_of(folder: Path, name: str) -> AudioClip | None:
-    """Return the recording of a text, NAME.wav or with another of SUFFIXES; None where there is no file."""
-    return next((AudioClip(path=str(p)) for s in SUFFIXES if (p := folder / f"{name}{s}").is_file()), None)
+    """Return the recording of a text, NAME.wav or with another of AUDIO_SUFFIXES; None where there is no file."""
+    return next((AudioClip(path=str(p)) for s in AUDIO_SUFFIXES if (p := folder / f"{name}{s}").is_file()), None)
 
 
 def generate_speech(

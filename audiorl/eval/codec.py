@@ -29,7 +29,7 @@ import soxr
 import torch
 
 import tokenizers_audio
-from audiorl.audio import AudioClip, AudioError, probe
+from audiorl.audio import AUDIO_SUFFIXES, AudioClip, AudioError, probe
 from audiorl.config import torch_device
 from audiorl.config.checks import refuse
 from audiorl.data.corpus import bundled_speech, split_by_key
@@ -57,7 +57,6 @@ from tokenizers_audio.protocol import AudioTokenizer
 ORIGINAL = "original"
 HELD_OUT = 0.1
 """Share of the bundled recordings that codecs are not trained on, as in audiorl/recipes/codec.py."""
-SUFFIXES = (".wav", ".flac", ".ogg", ".opus", ".mp3", ".m4a", ".aiff", ".webm", ".g722")
 PLAYED = 12
 """Recordings that the page plays."""
 _COLUMNS = {
@@ -208,7 +207,7 @@ def _listed(audio: str) -> Iterator[CodecRecording]:
     if not path.exists():
         raise ValueError(f"{audio}: missing; give bundled, a folder of audio files, or a manifest")
     if path.is_dir() and not files_below(path, ".trans.txt"):
-        for file in files_below(path, *SUFFIXES):
+        for file in files_below(path, *AUDIO_SUFFIXES):
             text = file.with_suffix(".txt")
             said = text.read_text(encoding="utf-8-sig").strip() if text.is_file() else None
             yield CodecRecording(str(file.relative_to(path)), AudioClip(path=str(file)), said or None)

@@ -13,31 +13,15 @@ from typing import Any
 
 import numpy as np
 
-from audiorl.audio import AudioClip, load_clip, probe, seconds, wav_bytes
-from audiorl.data.containers import SOUNDS, is_kaldi, is_shar
+from audiorl.audio import AUDIO_SUFFIXES, AudioClip, load_clip, probe, seconds, wav_bytes
+from audiorl.data.containers import is_kaldi, is_shar
 from audiorl.data.formats import Style, audio_field, clip_of
 from audiorl.data.manifest import Format, read_values
-from audiorl.data.recordings import AUDIO_SUFFIXES
 from audiorl.data.rows import Row, stored
 from audiorl.types import Message, Sample
 
-_OTHERS = (
-    ".aif",
-    ".au",
-    ".amr",
-    ".caf",
-    ".gsm",
-    ".g722",
-    ".mka",
-    ".mkv",
-    ".mov",
-    ".mp4",
-    ".oga",
-    ".w64",
-    ".wma",
-    ".wv",
-)
-SUFFIXES = tuple(sorted({*AUDIO_SUFFIXES, *SOUNDS, *_OTHERS}))
+_OTHERS = (".aif", ".au", ".amr", ".caf", ".gsm", ".mka", ".mkv", ".mov", ".mp4", ".oga", ".w64", ".wma", ".wv")
+SUFFIXES = tuple(sorted((*AUDIO_SUFFIXES, *_OTHERS)))
 RATE = 16_000
 """Hz of what the models get."""
 IN_MEMORY = 900.0

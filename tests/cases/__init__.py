@@ -35,8 +35,6 @@ class Case:
     """Return what audiorl makes of the input; its argument is an empty folder."""
     right: Any
     """A value, compared to 1e-6, or `Refused`."""
-    before: str
-    """What came before the kind was mended; "right" where the input shows what must stay."""
 
     def outcome(self, folder: Path) -> Any:
         """Return the value, or `Refused` with the message of the error."""

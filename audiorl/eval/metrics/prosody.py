@@ -3,12 +3,12 @@
 Rewards of intelligibility alone make speech monotone (arXiv 2509.18531): no error rate sees the melody go.
 
 Waveforms are mono float [T]. F0, the fundamental frequency, comes every 10 ms in Hz [N], NaN where there is no voice;
-value i belongs to the time i · `HOP_SECONDS`. `bench/prosody.py` compares the two ways to find it.
+value i belongs to the time i · `HOP_SECONDS`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,6 @@ import numpy as np
 import soxr
 from numpy.typing import NDArray
 
-from audiorl.errors import install
 from audiorl.eval.metrics.speech import FRAME_SECONDS, frame_levels
 
 # -- F0 ----------------------------------------------------------------------------------------------------------------
@@ -36,23 +35,6 @@ _NEAR = 0.05  # a shorter period is preferred to twice its length where its diff
 _JUMP = 2.0  # semitones between neighbouring frames that part two runs of voice
 _SHORTEST_RUN = 5  # frames
 _BLOCK = 2000  # frames at a time, which bounds the memory
-
-
-def pyin(wav: NDArray[Any], sample_rate: int) -> NDArray[np.float64]:
-    """Find F0 by librosa's slower pYIN. Raises ImportError without librosa. Source: Mauch and Dixon 2014."""
-    try:
-        import librosa
-    except ImportError as error:
-        raise ImportError(f"the pitch by pYIN needs librosa: {install('speech')}") from error
-    f0, _, _ = librosa.pyin(
-        np.asarray(wav, np.float64),
-        fmin=LOWEST,
-        fmax=HIGHEST,
-        sr=sample_rate,
-        frame_length=1 << (sample_rate // 20).bit_length(),
-        hop_length=sample_rate // 100,
-    )
-    return np.asarray(f0, np.float64)
 
 
 def yin(wav: NDArray[Any], sample_rate: int) -> NDArray[np.float64]:
@@ -147,19 +129,16 @@ class Prosody:
     """How many such pauses there are."""
 
 
-def prosody(
-    wav: NDArray[Any], sample_rate: int, f0: Callable[[NDArray[Any], int], NDArray[np.float64]] = yin
-) -> Prosody | None:
+def prosody(wav: NDArray[Any], sample_rate: int) -> Prosody | None:
     """Measure a recording; None for silence and for less than 0.1 s of voice.
 
-    The measures do not change with the recording's level. `f0`: `yin` or `pyin`. Raises ValueError for samples that are
-    not finite.
+    The measures do not change with the recording's level. Raises ValueError for samples that are not finite.
     """
     levels = frame_levels(wav, sample_rate)
     (sounding,) = np.nonzero(levels >= max(levels.max(initial=-np.inf) - SILENT, QUIETEST))
     if not len(sounding):
         return None
-    hertz = voiced_f0(wav, sample_rate, f0)
+    hertz = voiced_f0(wav, sample_rate)
     hertz = hertz[~np.isnan(hertz)]
     if len(hertz) * HOP_SECONDS < LEAST_VOICE:
         return None
@@ -178,15 +157,13 @@ def prosody(
     )
 
 
-def voiced_f0(
-    wav: NDArray[Any], sample_rate: int, f0: Callable[[NDArray[Any], int], NDArray[np.float64]] = yin
-) -> NDArray[np.float64]:
+def voiced_f0(wav: NDArray[Any], sample_rate: int) -> NDArray[np.float64]:
     """Find F0 in Hz every 10 ms, NaN where there is no voice, in silence and where the pitch is not this speaker's.
 
     A speaker's pitch lies between 0.6 times the first and 2 times the third quartile, which leaves out frames that are
     an octave off: the idea of Hirst (De Looze and Hirst 2008), whose 0.75 and 1.5 would also cut off wild melodies.
     """
-    hertz = f0(wav, sample_rate)
+    hertz = yin(wav, sample_rate)
     if not len(hertz):
         return hertz
     levels = frame_levels(wav, sample_rate)

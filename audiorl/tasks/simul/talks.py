@@ -21,7 +21,7 @@ from typing import Annotated, Any
 import yaml
 from msgspec import Meta, Struct
 
-from audiorl.audio import AudioClip
+from audiorl.audio import AUDIO_SUFFIXES, AudioClip
 from audiorl.data.rows import BadRow, read_rows
 from audiorl.data.schema import FieldError, check, check_characters, check_language
 from audiorl.data.schema.types import AnyText, Milliseconds, Name, Seconds, Text
@@ -32,7 +32,6 @@ from audiorl.tasks.simul.streams import Unit
 
 MAX_DEPTH = 100
 """Lists and objects within each other; segmentations have two."""
-SUFFIXES = (".wav", ".flac", ".mp3", ".m4a", ".opus", ".ogg")
 OVERLAP = 1.0
 """Seconds by which annotated units may overlap: up to 0.5 s in RealSI."""
 
@@ -177,7 +176,7 @@ def realsi(path: Path, document: Any, defaults: StreamDefaults) -> Iterator[Pars
                 number,
                 "vid",
                 about.vid,
-                _recording(path, defaults.root, "audio", about.vid, SUFFIXES),
+                _recording(path, defaults.root, "audio", about.vid, AUDIO_SUFFIXES),
                 tuple(units),
                 None if about.duration is None else about.duration / 1000,
                 defaults.language(source, "source_language"),

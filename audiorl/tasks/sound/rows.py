@@ -30,8 +30,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from audiorl.audio import AudioError, load_clip, probe, seconds
-from audiorl.data.containers import SOUNDS
+from audiorl.audio import AUDIO_SUFFIXES, AudioError, load_clip, probe, seconds
 from audiorl.data.formats import AUDIO_FIELDS, Style, audio_field, clip_of
 from audiorl.data.manifest import Format, Loaded, read_values
 from audiorl.data.rows import Row, files_below
@@ -41,7 +40,7 @@ from audiorl.tasks.sound.scenes import check_mask, events_of, write_thought
 from audiorl.tasks.tts.prompts import expected_seconds
 from audiorl.types import Message, Sample
 
-SUFFIXES = (*SOUNDS, ".mp4", ".mkv")
+SUFFIXES = (*AUDIO_SUFFIXES, ".mp4", ".mkv")
 """Files that hold a sound."""
 CLIPS = ("before", "after", "prompt_audio")
 NOT_KEPT = (*AUDIO_FIELDS, *CLIPS, "id", "task", "caption", "text", "video")

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 
 import torch
@@ -103,8 +102,7 @@ class CriticWorker(CheckpointedWorker):
 
     def __init__(self, trunk: AudioPolicy, config: RLConfig, world: World):
         self._writer = CheckpointWriter(trunk, world, "trainer-critic")
-        # Clip-Cov and KL-Cov choose tokens for the policy's loss, from advantages that are not here.
-        self.given, self.config = config, with_pass_tokens(replace(config, loss="ppo"), trunk, config.critic.optim)
+        self.given, self.config = config, with_pass_tokens(config, trunk, config.critic.optim)
         self.world = world
         self.critic = Critic(ValueModel(trunk), config.critic, config.critic.optim, updates_of(config), world)
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from audiorl.algos.experience import NoisySteps, PolicyOutput
-from audiorl.algos.experimental import clip_cov_loss, dppo_loss, gmpo_loss, kl_cov_loss, sapo_loss
+from audiorl.algos.experimental import dppo_loss, gmpo_loss, sapo_loss
 from audiorl.algos.flow import crpo_loss, guard_loss, nft_loss
 from audiorl.algos.losses import (
     Loss,
@@ -41,8 +41,6 @@ LOSSES: dict[str, Callable[[LossInputs, RLConfig], Loss]] = {
     "sapo": lambda x, c: sapo_loss(x, c.loss_options.sapo_positive, c.loss_options.sapo_negative),
     "dppo-tv": lambda x, c: dppo_loss(x, c.clip_low, c.clip_high, "tv", c.loss_options.ratio_cap),
     "dppo-kl": lambda x, c: dppo_loss(x, c.clip_low, c.clip_high, "kl", c.loss_options.ratio_cap),
-    "clip-cov": lambda x, c: clip_cov_loss(x, c.clip_low, c.clip_high),
-    "kl-cov": lambda x, c: kl_cov_loss(x, c.loss_options.cov_coef),
     "raft": lambda x, c: reinforce_loss(replace(x, advantages=torch.ones_like(x.advantages))),
 }
 """`RLConfig.loss` by name."""
@@ -92,9 +90,7 @@ def _surrogate(
     """
     assert micro.advantages is not None
     options, mean_weights = config.loss_options, micro.mean_weights
-    inputs = LossInputs(
-        sum_codebooks(logprobs), sum_codebooks(old), micro.advantages, weights, micro.sequence, micro.chosen
-    )
+    inputs = LossInputs(sum_codebooks(logprobs), sum_codebooks(old), micro.advantages, weights, micro.sequence)
     if micro.code_mask is not None and options.frame_ratio == "code":
         rows, codes = micro.code_mask.nonzero(as_tuple=True)
         on_device, codes = (x.to(logprobs.device, non_blocking=True) for x in (rows, codes))
@@ -118,7 +114,6 @@ def _surrogate(
             micro.advantages[on_device],
             weights,
             micro.sequence[rows],
-            micro.chosen[on_device],
         )
 
     def loss_of(x: LossInputs) -> Loss:

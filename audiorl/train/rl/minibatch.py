@@ -14,7 +14,6 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from audiorl.algos.experience import Experience, PackedBatch
-from audiorl.algos.experimental import clip_cov_tokens, covariances, kl_cov_tokens
 from audiorl.algos.flow import best_and_worst
 from audiorl.algos.losses import token_weights
 from audiorl.algos.packing import micro_batches, pack_experiences
@@ -58,7 +57,6 @@ class MicroBatch:
     """[N]: the weight of each token in the loss, by `RLConfig.aggregation`: losses are weighted sums."""
     mean_weights: Tensor
     """[N]: the weights under which sums over all micro-batches are plain means over the tokens of the mini-batch."""
-    chosen: Tensor  # [N] bool: the tokens that Clip-Cov leaves out, or KL-Cov holds back; none with other losses
     sequence: Tensor  # [N] int64, on the CPU: which of the experiences each token belongs to
     is_frame: Tensor  # [N] bool, on the CPU: which tokens are codec frames
     code_mask: Tensor | None
@@ -82,27 +80,18 @@ class MicroBatch:
 
 
 class MiniBatch:
-    """One rank's experiences of one update. Weights come from the counts of all ranks (a collective call).
+    """One rank's experiences of one update. Weights come from the counts of all ranks (a collective call)."""
 
-    `seed` makes Clip-Cov's choice of tokens reproducible.
-    """
-
-    def __init__(
-        self, experiences: Sequence[Experience], config: RLConfig, max_tokens: int, world: World, seed: int = 0
-    ):
+    def __init__(self, experiences: Sequence[Experience], config: RLConfig, max_tokens: int, world: World):
         assert len({e.old_logprobs is None for e in experiences}) < 2, "old log-probs for all experiences, or for none"
         self.experiences, self._config = experiences, config
         self._lengths = counts(experiences)
         self._frame_counts = frame_counts(experiences, world)
         lengths_of_all, own = world.gather_list(self._lengths)
-        chosen = torch.zeros(sum(self._lengths), dtype=torch.bool)
-        if config.loss in ("clip-cov", "kl-cov"):
-            chosen = choose_by_covariance(experiences, config, world, seed)
         streams = {name: gather(experiences, name) if experiences else None for name in STREAMS}
         self._flat: dict[str, Tensor] = {name: flat for name, flat in streams.items() if flat is not None}
         for name, aggregation in (("loss_weights", config.aggregation), ("mean_weights", "token-mean")):
             self._flat[name] = repeat_each(token_weights(lengths_of_all, aggregation, max_tokens)[own], self._lengths)
-        self._flat["chosen"] = chosen
         self.divide(pass_tokens(config))
 
     def divide(self, tokens: int) -> None:
@@ -138,9 +127,7 @@ class MiniBatch:
             )
 
 
-def mini_batches_of(
-    batch: TrainBatch, config: RLConfig, max_tokens: int, world: World, seed: int = 0
-) -> list[MiniBatch]:
+def mini_batches_of(batch: TrainBatch, config: RLConfig, max_tokens: int, world: World) -> list[MiniBatch]:
     """Return the mini-batches of a rank's share of a step; as many as the rank with the most has."""
     numbers = batch.mini_batches
     if numbers is None:
@@ -149,7 +136,7 @@ def mini_batches_of(
     members: list[list[Experience]] = [[] for _ in range(count)]
     for e, number in zip(batch.experiences, numbers, strict=True):
         members[number].append(e)
-    return [MiniBatch(part, config, max_tokens, world, seed) for part in members]
+    return [MiniBatch(part, config, max_tokens, world) for part in members]
 
 
 def trained_by(config: RLConfig, experiences: Sequence[Experience]) -> list[int]:
@@ -176,30 +163,6 @@ def mini_batch_numbers(config: RLConfig, experiences: Sequence[Experience]) -> l
 def updates_of(config: RLConfig, skipped: int = 0) -> int:
     """Return the optimizer updates of a phase after its first `skipped` steps."""
     return max(config.steps - skipped, 0) * config.epochs * config.mini_batches
-
-
-def choose_by_covariance(experiences: Sequence[Experience], config: RLConfig, world: World, seed: int) -> Tensor:
-    """Return the choice of Clip-Cov or KL-Cov among the tokens of all ranks, [N] bool for this rank's sampled tokens.
-
-    Covariances are those of the log-probs before the update: the policy's own where several updates need them, else the
-    engine's. The choice so depends neither on micro-batches nor on ranks.
-    """
-    pairs: list[tuple[float, float]] = []
-    if experiences:
-        old, rollout, advantages = (gather(experiences, n) for n in ("old_logprobs", "rollout_logprobs", "advantages"))
-        logprobs = rollout if old is None else old
-        assert logprobs is not None and advantages is not None
-        # A token whose log-prob the engine does not know (nan) counts as one at the mean.
-        logprobs_N = sum_codebooks(logprobs)
-        logprobs_N = torch.where(logprobs_N.isnan(), logprobs_N.nanmean(), logprobs_N).nan_to_num(nan=0.0)
-        pairs = list(zip(logprobs_N.tolist(), advantages.tolist(), strict=True))
-    tokens, own = world.gather_list(pairs)
-    if not tokens:
-        return torch.zeros(0, dtype=torch.bool)
-    covariance, o = covariances(*torch.tensor(tokens, dtype=torch.float64).unbind(1)), config.loss_options
-    if config.loss == "clip-cov":
-        return clip_cov_tokens(covariance, o.cov_fraction, o.cov_low, o.cov_high, seed)[own]
-    return kl_cov_tokens(covariance, o.cov_fraction)[own]
 
 
 # -- codec frames ------------------------------------------------------------------------------------------------------

@@ -175,7 +175,7 @@ class Trainer:
         totals: dict[str, float] = defaultdict(float)
         mini_batches: list[MiniBatch] = []
         if self._optimizers():
-            mini_batches = mini_batches_of(batch, config, self.max_tokens, self.world, self.steps)
+            mini_batches = mini_batches_of(batch, config, self.max_tokens, self.world)
         for update, mini_batch in enumerate(mini_batches * config.epochs):
             norms, means = within_memory(self, partial(self._passes, mini_batch, batch, update, record))
             for name, value in self._update(norms, means).items():

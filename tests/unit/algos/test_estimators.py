@@ -19,14 +19,9 @@ from audiorl.algos.advantages import (
     whiten,
 )
 from audiorl.algos.experimental import (
-    clip_cov_loss,
-    clip_cov_tokens,
-    covariances,
     dppo_loss,
     gdpo,
     gmpo_loss,
-    kl_cov_loss,
-    kl_cov_tokens,
     maxrl,
     remax,
     sapo_loss,
@@ -297,46 +292,16 @@ def test_dppo_by_hand() -> None:
     )
 
 
-def test_tokens_chosen_by_covariance() -> None:
-    logprobs = torch.tensor([-4.0, -2.0, -2.0, 0.0])
-    advantages = torch.tensor([-2.0, 0.0, 0.0, 2.0])
-    covariance = covariances(logprobs, advantages)
-    assert covariance.tolist() == [4, 0, 0, 4]
-    assert kl_cov_tokens(covariance + torch.tensor([1.0, 0, 0, 0]), 0.25).tolist() == [True, False, False, False]
-    assert clip_cov_tokens(covariance, 0.5, 1.0, 5.0, seed=0).tolist() == [True, False, False, True]
-    assert not clip_cov_tokens(covariance, 0.5, 4.5, 5.0, seed=0).any()
-    one_of_two = [clip_cov_tokens(covariance, 0.25, 1.0, 5.0, seed).tolist() for seed in range(8)]
-    assert {sum(c) for c in one_of_two} == {1} and len({tuple(c) for c in one_of_two}) == 2
-
-
-def test_losses_on_chosen_tokens_by_hand() -> None:
-    ratio = torch.tensor([1.5, 0.5, 1.1], dtype=torch.float64)
-    lp = ratio.log().requires_grad_(True)
-    advantages = torch.tensor([1.0, -2.0, 1.0], dtype=torch.float64)
-    weights = torch.full((3,), 0.5, dtype=torch.float64)
-    chosen = torch.tensor([False, True, True])
-    old = torch.zeros(3, dtype=torch.float64)
-    x = LossInputs(lp, old, advantages, weights, chosen=chosen)
-    loss, sums = clip_cov_loss(x, 0.2, 0.2)
-    assert loss.item() == pytest.approx(-0.5 * 1.2) and sums["clip_frac"].item() == pytest.approx(1.5)
-    loss, _ = kl_cov_loss(x, coef=3.0)
-    penalty = 3.0 * (abs(math.log(0.5)) + math.log(1.1))
-    assert loss.item() == pytest.approx(0.5 * (-1.5 + 2 * 0.5 - 1.1 + penalty))
-    loss.backward()
-    expected = [-0.5 * 1.5, 0.5 * (2 * 0.5 - 3.0), 0.5 * (-1.1 + 3.0)]
-    torch.testing.assert_close(lp.grad, torch.tensor(expected, dtype=torch.float64))
-
-
 def test_first_update_has_one_gradient_whatever_the_loss() -> None:
-    """At ratio 1, clip, CISPO, SAPO, DPPO, KL-Cov and (for equal lengths' weights) GSPO and GMPO are all REINFORCE."""
+    """At ratio 1, clip, CISPO, SAPO, DPPO and (for equal lengths' weights) GSPO and GMPO are all REINFORCE."""
     g = torch.Generator().manual_seed(0)
     lp = torch.randn(6, generator=g)
     sequence = torch.tensor([0, 0, 0, 1, 1, 1])
     advantages = torch.randn(2, generator=g)[sequence]
     grads = []
-    for loss in (ppo_clip_loss, cispo_loss, sapo_loss, dppo_loss, kl_cov_loss, gspo_loss, gmpo_loss):
-        x, weights, chosen = lp.clone().requires_grad_(True), torch.full((6,), 1 / 6), torch.ones(6, dtype=torch.bool)
-        loss(LossInputs(x, lp, advantages, weights, sequence, chosen))[0].backward()
+    for loss in (ppo_clip_loss, cispo_loss, sapo_loss, dppo_loss, gspo_loss, gmpo_loss):
+        x = lp.clone().requires_grad_(True)
+        loss(LossInputs(x, lp, advantages, torch.full((6,), 1 / 6), sequence))[0].backward()
         grads.append(x.grad)
     for grad in grads[1:]:
         torch.testing.assert_close(grad, grads[0])

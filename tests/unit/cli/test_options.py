@@ -1,4 +1,4 @@
-"""Options from the command line, from run files and from values: booleans, renamed options, what does not fit."""
+"""Options from the command line, from run files and from values: booleans, what does not fit."""
 
 from __future__ import annotations
 
@@ -49,22 +49,6 @@ def test_what_one_class_does_not_have_is_left_for_another() -> None:
 
     rest = ["--lora", "True", "--data", "a", "b", "--model.lora.rank", "4"]
     assert parse_known(Command, [*rest[:2], "--tiny", "True", *rest[2:]], prog="x") == (Command(tiny=True), rest)
-
-
-@pytest.mark.parametrize(
-    ("given", "now"),
-    [
-        (["--grpo.kl-beta", "0"], "--grpo.kl-beta is now --rl.kl-beta"),
-        (["--ppo.critic.coef=3"], "--ppo.critic.coef is now --rl.critic.coef"),
-        (["--grpo.gamma", "0"], "--grpo.gamma is now --rl.estimator.gamma"),
-        (["--rl.audio-check-min", "0"], "--rl.audio-check-min is now --rl.listening.min-gain"),
-        (["--rl.no-whiten"], "--rl.no-whiten is now --rl.estimator.no-whiten"),
-        (["--rl.advantage", "leave-one-out"], "rl.advantage leave-one-out is now called rloo"),
-    ],
-)
-def test_an_old_name_gives_the_new_one(given: list[str], now: str) -> None:
-    with pytest.raises(ValueError, match=f"^{now}$"):
-        read(*given)
 
 
 @pytest.mark.parametrize(
@@ -152,7 +136,6 @@ def test_a_file_lies_between_defaults_and_the_command_line(file: Path, capsys: p
         ("lr: 1", 1, "no option is called lr; near ones: "),
         ("group_size: 3", 1, "no option is called group_size; near ones: rl.group_size"),
         ("rl:\n  kl_betta: 1", 2, "no option is called rl.kl_betta; near ones: rl.kl_beta"),
-        ("seed: 1\ngrpo: {kl_beta: 1}", 2, "grpo is now rl"),
         ("rl:\n\n  group_size: eight", 3, "rl.group_size: expected int, got str, given 'eight'"),
         ("think: 1", 1, "think: expected bool, got int, given 1"),
         ("data: a.jsonl", 1, "data: expected array, got str, given 'a.jsonl'"),

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from audiorl.data.corpus import bundled_speech
-from audiorl.eval.metrics.prosody import Prosody, pitch_steps, prosody, pyin, yin
+from audiorl.eval.metrics.prosody import Prosody, pitch_steps, prosody, yin
 from tests.support.prosody import glide, harmonics, melody_scaled
 
 RATE = 16_000
@@ -40,9 +40,9 @@ def test_high_and_low_voices_in_noise() -> None:
 
 @pytest.mark.slow  # pYIN
 def test_yin_agrees_with_pyin_on_speech() -> None:
-    pytest.importorskip("librosa")
+    librosa = pytest.importorskip("librosa")
     wav = next(u.clip.load(RATE) for u in bundled_speech(("en",), min_seconds=0.8))
-    fast, slow = yin(wav, RATE), pyin(wav, RATE)
+    fast, slow = yin(wav, RATE), librosa.pyin(wav, fmin=65, fmax=500, sr=RATE, frame_length=1024, hop_length=160)[0]
     assert len(fast) == len(slow)
     both = ~np.isnan(fast) & ~np.isnan(slow)
     assert both.mean() > 0.4

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from audiorl.algos.experience import PackedBatch
-from audiorl.config import CriticConfig, KLConfig, LossOptions, OptimConfig, RLConfig
+from audiorl.config import CriticConfig, KLConfig, OptimConfig, RLConfig
 from audiorl.config.distributed import RuntimeConfig, set_current
 from audiorl.distributed.local import LocalGroup, World
 from audiorl.run.checkpoint import read_state, save_checkpoint
@@ -32,8 +32,6 @@ CONFIG = RLConfig(
     epochs=2,
     mini_batches=2,
     advantage="gae",
-    loss="kl-cov",
-    loss_options=LossOptions(cov_fraction=0.2),
     kl=KLConfig(place="reward", kind="k1", control="log-space"),
     kl_beta=0.1,
     ema_decay=0.7,
