@@ -117,7 +117,11 @@ class TensorBoard(Tracker):
         from torch.utils.tensorboard import SummaryWriter
 
         self._config, self.folder = config, folder / "tensorboard"
-        self._writer = SummaryWriter(str(self.folder), purge_step=seq or None)
+        self._writer = SummaryWriter(str(self.folder), purge_step=seq)
+
+    def write_evaluation(self, seq: int, name: str, entry: Mapping[str, Any]) -> None:
+        """Log an entry of eval.json before line `seq`, from which on a resumed run purges what is there."""
+        self.log_evaluation(seq - 1, evaluated({name: entry}))
 
     def log(self, row: Mapping[str, Any], metrics: dict[str, float]) -> None:
         self.log_evaluation(row["seq"], metrics)

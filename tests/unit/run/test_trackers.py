@@ -150,6 +150,37 @@ def test_tensorboard(run: Run) -> None:
     assert line in text.tensor_proto.string_val[0].decode().splitlines()
 
 
+def test_tensorboard_shows_steps_before_the_first_checkpoint_once(run: Run) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    for values in ([0.5, 0.75], [0.6, 0.8, 0.9]):
+        run.track(["tensorboard"])
+        if not run.finished("before"):
+            evaluate(run, "before", 0.25)
+        for step, value in enumerate(values):
+            run.log("grpo", step, {"reward/mean": value})
+        run.close()
+        run = Run.open(run.dir)
+    events = EventAccumulator(str(run.dir / "tensorboard"))
+    events.Reload()
+    curve = events.Scalars("reward/mean")
+    assert [e.step for e in curve] == [0, 1, 2] and [e.value for e in curve] == pytest.approx([0.6, 0.8, 0.9])
+    assert [e.value for e in events.Scalars("eval/before/accuracy")] == [0.25]
+
+
+@pytest.mark.parametrize("name", ["tensorboard", pytest.param("mlflow", marks=pytest.mark.slow)])
+def test_a_mistake_in_the_data_leaves_no_folder(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    with pytest.raises(ValueError, match="row 3"), Run.create(tmp_path / "run", "recipe.py", [], {}) as run:
+        run.track([name])
+        try:
+            raise ValueError("row 3")
+        except ValueError:
+            run.discard_if_empty()
+            raise
+    Run.create(tmp_path / "run", "recipe.py", [], {}).close()
+
+
 @pytest.mark.slow
 def test_wandb(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     from wandb.proto.wandb_internal_pb2 import Record
