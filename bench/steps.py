@@ -1,15 +1,22 @@
-"""CPU seconds of training steps of this checkout against another one.
+"""CPU seconds of training steps or of decoding of this checkout against another one.
 
     git worktree add /tmp/before COMMIT
-    python bench/steps.py --against /tmp/before     # without it: this checkout alone, once
+    python bench/steps.py train --against /tmp/before     # or decode; without --against: this checkout alone, once
 
 Each side is a process of its own on one thread; they take turns, and the table gives medians of CPU seconds (user +
-system) of a step and of the ratios of neighbours. Both must end with the same losses to 1e-3.
+system) and of the ratios of neighbours. Both must end with the same losses to 1e-3, and sample the same tokens.
 
-`small`: the update of GRPO on 6 answers of 12 tokens, a Qwen2 of width 128 with 2 layers. `sft`: 24 examples, and
-`short sft`: 2 examples, the tiny Qwen2.5-Omni of the quickstart on human speech. `grpo`: the update on 16 prompts x 8
-answers of 4 to 32 tokens, with the reference's pass. `ppo, shared critic`: the same answers with the KL in the reward
-and a critic on the policy's trunk. `rollout`: 16 prompts x 8 answers of up to 32 tokens.
+Of `train`, `small`: the update of GRPO on 6 answers of 12 tokens, a Qwen2 of width 128 with 2 layers. `sft`: 24
+examples, and `short sft`: 2 examples, the tiny Qwen2.5-Omni of the quickstart on human speech. `grpo`: the update on 16
+prompts x 8 answers of 4 to 32 tokens, with the reference's pass. `ppo, shared critic`: the same answers with the KL in
+the reward and a critic on the policy's trunk. `rollout`: 16 prompts x 8 answers of up to 32 tokens.
+
+Of `decode`, `decode`: 8 prompts of about 280 tokens x 8 samples of up to 96 tokens. `single`: one sample of each of 64
+such prompts. `update`: `Trainer.step` on the rollouts of `decode`. The decoder is a Qwen2 with 4 query heads for 2
+heads of keys. `ending` and `full`: 8 prompts of 547 tokens x 8 samples of up to 512 tokens, together 64 x 1059, which
+is more than the default of `sampling.max_batch_tokens` (65,536). Answers of `ending` end after random numbers of
+tokens, those of `full` take all 512; of both also decoder calls after the prompts, rows times calls, and the peak of
+the cache.
 """
 
 from __future__ import annotations
@@ -29,10 +36,11 @@ from rich.console import Console
 from rich.table import Table
 
 STEPS = 3
+WORDS = "What is said here? Which language is it, and who speaks? yes no why English Spanish French "
 
 
-def child() -> None:
-    """Measure every case once and print CPU seconds a step and last losses as JSON."""
+def train() -> dict[str, Any]:
+    """Return CPU seconds a step and the last loss of every case."""
     import torch
 
     from audiorl.algos.experience import Experience
@@ -49,7 +57,7 @@ def child() -> None:
     from audiorl.types import Message, Sample
 
     torch.set_num_threads(1)
-    numbers: dict[str, float] = {}
+    numbers: dict[str, Any] = {}
 
     def timed(name: str, step: Callable[[], Any]) -> Any:
         seconds = []
@@ -110,41 +118,143 @@ def child() -> None:
     critic = CriticConfig(shared=True)
     ppo = {"advantage": "gae", "kl": KLConfig(place="reward"), "kl_beta": 0.01, "critic": critic}
     update("ppo, shared critic", omni(), experiences, **ppo)
-    print(json.dumps(numbers))
+    return numbers
 
 
-def measure(checkout: Path) -> dict[str, float]:
+def decode() -> dict[str, Any]:
+    """Return CPU seconds, and what the cache held."""
+    import torch
+
+    from audiorl.algos.experience import Experience
+    from audiorl.config import OptimConfig, RLConfig, SamplingConfig
+    from audiorl.models.families import text
+    from audiorl.protocols import Request
+    from audiorl.rollout.hf import HFEngine
+    from audiorl.train.rl.trainer import TrainBatch, Trainer
+    from audiorl.types import Message, Rollout, Sample
+
+    torch.set_num_threads(1)
+
+    def model(hidden: int, layers: int, vocabulary: int, stop: float) -> Any:
+        policy = text.tiny([WORDS * 20], hidden=hidden, layers=layers, vocab_size=vocabulary)
+        head = policy.backbone.head(policy.model)
+        likely = torch.zeros(head.weight.shape[0])
+        likely[list(policy.stop_ids)] = stop
+        head.register_forward_hook(lambda module, args, out: out + likely)
+        return policy
+
+    def ask(policy: Any, tokens: int, prompts: int = 8, samples_each: int = 8) -> list[Request]:
+        words = WORDS.split()
+        samples = []
+        for i in range(prompts):
+            count = tokens
+            while True:  # the longest prompt of at most `tokens` tokens
+                sample = Sample(
+                    f"{i}", (Message("user", (" ".join(words[(i + k) % len(words)] for k in range(count)),)),)
+                )
+                if len(policy.prompt(sample).ids) <= tokens:
+                    break
+                count -= 1
+            samples.append(sample)
+        return [Request(sample, samples_each, seed=1, group_id=sample.id) for sample in samples]
+
+    LONG = SamplingConfig(max_new_tokens=512)
+
+    def timed(run: Callable[[], Any]) -> tuple[float, Any]:
+        before = time.process_time()
+        result = run()
+        return time.process_time() - before, result
+
+    def lengths(rollouts: list[Rollout]) -> list[int]:
+        return [r.num_sampled for r in rollouts]
+
+    policy = model(256, 4, 2000, 2.0)
+    engine, requests = HFEngine(policy, SamplingConfig(max_new_tokens=96)), ask(policy, 280)
+    engine.generate(requests[:1])
+    seconds, rollouts = timed(lambda: engine.generate(requests))
+    experiences = []
+    for k, rollout in enumerate(rollouts):
+        e = Experience.from_rollout(rollout)
+        experiences.append(e.replace(advantages=torch.where(e.loss_mask, 1.0 if k % 2 else -1.0, 0.0)))
+    config = RLConfig(steps=4, prompts_per_step=8, group_size=8, kl_beta=0.0, micro_batch_tokens=2048)
+    trainer = Trainer(policy, config, OptimConfig(lr=1e-4), 1.0, 96)
+    trainer.step(TrainBatch(experiences))
+    update, _ = timed(lambda: trainer.step(TrainBatch(experiences)))
+
+    def cache_bytes(arguments: dict[str, Any]) -> int:
+        layers = arguments["past_key_values"].layers
+        tensors = [b for layer in layers for b in getattr(layer, "buffers", (layer.keys, layer.values))]
+        prompts = arguments.get("prompts")
+        tensors += [] if prompts is None else [*prompts.keys, *prompts.values]
+        return sum(x.numel() * x.element_size() for x in tensors)
+
+    singles = ask(policy, 280, 64, 1)
+    single, alone = timed(lambda: engine.generate(singles))
+    numbers: dict[str, Any] = {"decode": seconds, "single": single, "update": update}
+    sampled = [*rollouts, *alone]
+    for name, stop in (("ending", 0.0), ("full", -1e9)):
+        small = model(32, 1, 400, stop)
+        long_prompts = ask(small, 547)
+        calls: list[tuple[int, int]] = []
+        small.backbone.decoder(small.model).register_forward_pre_hook(
+            lambda module, args, kwargs, calls=calls: (
+                calls.append((kwargs["inputs_embeds"].shape[0], cache_bytes(kwargs)))
+                if kwargs["inputs_embeds"].shape[1] == 1
+                else None
+            ),
+            with_kwargs=True,
+        )
+        seconds, many = timed(
+            lambda small=small, long_prompts=long_prompts: HFEngine(small, LONG).generate(long_prompts)
+        )
+        numbers |= {
+            f"{name}, calls": len(calls),
+            f"{name}, rows": sum(rows for rows, _ in calls),
+            name: seconds,
+            f"{name}, cache in MB": max(size for _, size in calls) / 1e6,
+            f"{name}, tokens": sum(lengths(many)),
+        }
+        sampled += many
+    numbers["prompt, tokens"] = max(len(r.segments[0].prompt_ids) for r in many)
+    numbers["all, ids"] = hash(tuple(tuple(r.segments[0].ids.tolist()) for r in sampled))
+    return numbers
+
+
+def measure(checkout: Path, what: str) -> dict[str, Any]:
     environment = {**os.environ, "PYTHONPATH": str(checkout), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    command = [sys.executable, str(Path(__file__).resolve()), "--child"]
+    command = [sys.executable, str(Path(__file__).resolve()), what, "--child"]
     out = subprocess.run(command, env=environment, cwd=checkout, check=True, stdout=subprocess.PIPE, text=True).stdout
-    numbers: dict[str, float] = json.loads(out.splitlines()[-1])
+    numbers: dict[str, Any] = json.loads(out.splitlines()[-1])
     return numbers
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("train", "decode"))
     parser.add_argument("--against", type=Path, help="another checkout")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
-        child()
+        print(json.dumps(train() if options.what == "train" else decode()))
         return
     here = Path(__file__).resolve().parents[1]
     if options.against is None:
-        for name, number in measure(here).items():
-            print(f"{name}: {number:.4f}")
+        for name, number in measure(here, options.what).items():
+            print(f"{name}: {number:.5g}")
         return
-    pairs = [(measure(options.against.resolve()), measure(here)) for _ in range(options.rounds)]
-    table = Table("CPU s a step", "before", "now", "now / before")
+    pairs = [
+        (measure(options.against.resolve(), options.what), measure(here, options.what)) for _ in range(options.rounds)
+    ]
+    table = Table("CPU s a step, unless it says otherwise", "before", "now", "now / before")
     for name in pairs[0][0]:
         before, now = ([side[name] for side in sides] for sides in zip(*pairs, strict=True))
-        if name.endswith(", loss"):
+        if name.endswith((", loss", ", ids", ", tokens")):
             assert abs(before[0] - now[0]) < 1e-3, f"{name}: {before[0]} before, {now[0]} now"
             continue
         ratios = [b / a for a, b in zip(before, now, strict=True)]
         spread = f"{statistics.median(ratios):.2f} ({min(ratios):.2f}-{max(ratios):.2f})"
-        table.add_row(name, f"{statistics.median(before):.4f}", f"{statistics.median(now):.4f}", spread)
+        table.add_row(name, f"{statistics.median(before):.4g}", f"{statistics.median(now):.4g}", spread)
     Console().print(table)
 
 

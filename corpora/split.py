@@ -83,17 +83,14 @@ def split(
     measured = [u for u in unseen if selection.refuses(u) is None]
     for name, part in (("training", train), ("held-out", people), ("unseen", measured)):
         if not part and (name != "unseen" or unseen):
-            raise ValueError(f"no {name} utterances are left, of {len(utterances)}: {_reasons(left_out)}")
+            reasons = ", ".join(f"{count} {reason}" for reason, count in left_out.most_common()) or "none left out"
+            raise ValueError(f"no {name} utterances are left, of {len(utterances)}: {reasons}")
     return Split(train, people, measured, left_out)
 
 
 def _texts(u: Utterance) -> list[str]:
     """Return what is said, and what it means in English, as texts are compared."""
     return [normalised(text) for text in (u.text, u.translation) if text.strip()]
-
-
-def _reasons(left_out: Counter[str]) -> str:
-    return ", ".join(f"{count} {reason}" for reason, count in left_out.most_common()) or "none left out"
 
 
 def write_rows(path: Path, utterances: Iterable[Utterance]) -> None:

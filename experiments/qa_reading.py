@@ -54,7 +54,9 @@ def reading_questions(forms: Mapping[str, Sequence[Sample]], count: int, seed: i
         else:
             choices = [" ".join(_new_word(rng) for _ in range(rng.randint(1, 3))) for _ in range(4)]
         answer = rng.choice(choices)
-        words = _misspelled(answer, rng) if rng.random() < MISSPELLED else answer
+        words = answer
+        if rng.random() < MISSPELLED:
+            words = "".join(letter for letter in answer if rng.random() >= DROPPED) or answer
         request = next(part for part in source.messages[-1].content if isinstance(part, str))
         messages = choice_question(placeholder, request.split("\n")[0], choices, "<think>" in request)
         sample = replace(
@@ -66,7 +68,3 @@ def reading_questions(forms: Mapping[str, Sequence[Sample]], count: int, seed: i
 
 def _new_word(rng: random.Random) -> str:
     return "".join(rng.choice("bcdfghklmnprstvwz") + rng.choice("aeiou") for _ in range(rng.randint(2, 4)))
-
-
-def _misspelled(text: str, rng: random.Random) -> str:
-    return "".join(letter for letter in text if rng.random() >= DROPPED) or text

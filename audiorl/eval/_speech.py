@@ -83,7 +83,7 @@ def load_with_codec(
 
 
 def recording_of(folder: Path, name: str) -> AudioClip | None:
-    """Return the recording of a text, NAME.wav or with another of AUDIO_SUFFIXES; None where there is no file."""
+    """Return the recording of a text, NAME with one of AUDIO_SUFFIXES; None where there is no file."""
     return next((AudioClip(path=str(p)) for s in AUDIO_SUFFIXES if (p := folder / f"{name}{s}").is_file()), None)
 
 

@@ -113,7 +113,8 @@ def _source(row: Row, style: Style, format: Format) -> tuple[Sample, Source]:
         clip = AudioClip(path=str(_stored(clip)), start=clip.start, duration=clip.duration)
     number = f"{Path(row.file).name}:{row.number}"
     id = str(given).strip() if given not in (None, "") else number
-    columns = {name: value for name, value in row.data.items() if name not in WRITTEN and _is_plain(value)}
+    plain = str | int | float | bool
+    columns = {name: value for name, value in row.data.items() if name not in WRITTEN and isinstance(value, plain)}
     return Sample(id, (Message("user", (clip,)),)), Source(id, clip, columns)
 
 
@@ -121,10 +122,6 @@ def _stored(clip: AudioClip) -> Path:
     """Return a mono file for an array inside a manifest, of which the clip may select a part."""
     rate = probe(clip).sample_rate
     return stored(wav_bytes(load_clip(replace(clip, start=0.0, duration=None), rate), rate), ".wav")
-
-
-def _is_plain(value: Any) -> bool:
-    return isinstance(value, str | int | float | bool)
 
 
 @dataclass(frozen=True, eq=False)

@@ -53,10 +53,6 @@ def _armelle_licence(root: Path) -> str:
     return text.partition("License:\n")[2].partition("The Debian packaging")[0].strip() + "\n"
 
 
-def _menardi_licence(root: Path) -> str:
-    return licence_paragraph(root / "usr/share/doc/asterisk-prompt-it-menardi/copyright", "CC-SA-BY-3.0")
-
-
 INTRODUCTIONS = {
     "asterisk-es-co": "Prompts for Asterisk in Colombian Spanish, packaged by Debian as asterisk-prompt-es-co.",
     "asterisk-fr-armelle": "Prompts for Asterisk in French, packaged by Debian as asterisk-prompt-fr-armelle.",
@@ -72,7 +68,7 @@ VOICES = (
         "Recorded by Marco Menardi and his wife Paola Dal Zot (the voice); the recordings, their updates and further "
         "voices are at http://www.voip.ammdomus.it. (c) 2006-2011.",
         ("asterisk-prompt-it-menardi-wav", "asterisk-prompt-it-menardi"),
-        _menardi_licence,
+        lambda root: licence_paragraph(root / "usr/share/doc/asterisk-prompt-it-menardi/copyright", "CC-SA-BY-3.0"),
     ),
     _voice(
         "asterisk-es-co",

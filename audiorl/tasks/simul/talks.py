@@ -176,7 +176,7 @@ def realsi(path: Path, document: Any, defaults: StreamDefaults) -> Iterator[Pars
                 number,
                 "vid",
                 about.vid,
-                _recording(path, defaults.root, "audio", about.vid, AUDIO_SUFFIXES),
+                _recording(path, defaults.root, "audio", about.vid, (".wav", *AUDIO_SUFFIXES)),
                 tuple(units),
                 None if about.duration is None else about.duration / 1000,
                 defaults.language(source, "source_language"),
