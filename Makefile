@@ -18,7 +18,7 @@ SEED ?= 0
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: quickstart install install-all test test-slow test-all lint format docs audit check-base bench report clean
+.PHONY: quickstart install install-all test test-slow test-all lint format docs audit check-base report clean
 
 quickstart: $(VENV)/.base
 	$(VENV)/bin/audiorl train quickstart --seed $(SEED) --unseen unseen_speakers --out $(OUT)
@@ -87,9 +87,6 @@ check-base:
 	build/base/bin/python -m pip install --quiet $(CONSTRAINTS) .
 	build/base/bin/python -m pip check
 	cd build/base && bin/audiorl train quickstart --tiny --out run && bin/audiorl eval mmau --help && bin/audiorl doctor
-
-bench: install-all
-	for script in bench/*.py; do echo "== $$script"; $(PY) $$script || exit 1; done
 
 report: install
 	$(VENV)/bin/audiorl report $(OUT)

@@ -270,9 +270,9 @@ def compare_text(args: argparse.Namespace, beta: float, console: Console) -> Non
 
 
 def _child(args: argparse.Namespace, kind: str, beta: float) -> subprocess.Popen[str]:
-    command = [sys.executable, __file__, "--side", kind, "--beta", str(beta), "--prompt", str(args.prompt)]
+    command = [sys.executable, "-m", "bench.grpo_step", "--side", kind, "--beta", str(beta)]
     command += ["--threads", str(args.threads), "--steps", str(args.warmup + args.repeats)]
-    command += ["--micro-batch-tokens", str(args.micro_batch_tokens)]
+    command += ["--prompt", str(args.prompt), "--micro-batch-tokens", str(args.micro_batch_tokens)]
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
