@@ -108,7 +108,7 @@ def _check(where: str, score: Any, rollout: Rollout, undefined: bool) -> None:
 def _is_finite(what: str, value: Any) -> bool:
     try:
         return math.isfinite(value)
-    except (TypeError, RuntimeError, OverflowError):  # tensors of several values raise RuntimeError
+    except (TypeError, ValueError, RuntimeError, OverflowError):  # tensors of several values raise any of these
         raise ValueError(f"{what} is {value!r}, expected a number") from None
 
 
