@@ -28,7 +28,7 @@ def identifiers() -> dict[str, tuple[str, Callable[[], Identify]]]:
     """By name: the distribution, and how the function that identifies is made."""
 
     def py3langid() -> Identify:
-        return lambda text: identify(text, CANDIDATES)
+        return lambda text: identify(text, CANDIDATES)[0]
 
     def lingua(low: bool) -> Identify:
         from lingua import IsoCode639_1, LanguageDetectorBuilder

@@ -58,7 +58,8 @@ def extract_think(text: str) -> str | None:
     'a dog'
     """
     before, closed, _ = _with_plain_tags(text).partition("</think>")
-    return before.rpartition("<think>")[2].strip() if closed else None
+    head, opened, inner = before.partition("<think>")  # a second one would hide what stands before it
+    return (inner if opened else head).strip() if closed else None
 
 
 def strip_tags(text: str) -> str:

@@ -88,7 +88,7 @@ def _check(where: str, score: Any, rollout: Rollout, undefined: bool) -> None:
     if not isinstance(score, Score):
         raise ValueError(f"{where}: returned {type(score).__name__}, expected Score or None")
     for name, value in {"total": score.total, **{f"part {name!r}": v for name, v in score.parts.items()}}.items():
-        if not math.isfinite(value):
+        if not _is_finite(f"{where}: {name}", value):
             raise ValueError(f"{where}: {name} is {value}")
     for name, count in (("per_segment", len(rollout.segments)), ("per_token", rollout.num_sampled)):
         values = getattr(score, name)
@@ -97,12 +97,19 @@ def _check(where: str, score: Any, rollout: Rollout, undefined: bool) -> None:
         if len(values) != count:
             raise ValueError(f"{where}: {name} has {len(values)} values, the rollout has {count}")
         may_be_nan = undefined and name == "per_segment"
-        if not all(math.isfinite(v) or (may_be_nan and math.isnan(v)) for v in values):
+        if not all(_is_finite(f"{where}: {name}", v) or (may_be_nan and math.isnan(v)) for v in values):
             raise ValueError(f"{where}: {name} holds a value that is not finite")
     if score.step_ends is not None and score.per_token is None:
         raise ValueError(f"{where}: step_ends without per_token; give both, or neither")
     if score.step_ends and not 0 <= min(score.step_ends) <= max(score.step_ends) < rollout.num_sampled:
         raise ValueError(f"{where}: step_ends {list(score.step_ends)}; the rollout has {rollout.num_sampled} tokens")
+
+
+def _is_finite(what: str, value: Any) -> bool:
+    try:
+        return math.isfinite(value)
+    except (TypeError, ValueError, RuntimeError, OverflowError):  # tensors of several values raise any of these
+        raise ValueError(f"{what} is {value!r}, expected a number") from None
 
 
 @dataclass(frozen=True)

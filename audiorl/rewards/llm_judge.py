@@ -127,7 +127,7 @@ class JudgePrompt:
 
 def quoted(text: str) -> str:
     """Return an answer between tags, which it cannot close itself."""
-    closed = re.sub(r"<(/?answer)", r"< \1", text)
+    closed = re.sub(r"<\s*(/?)\s*(answer)", r"< \1\2", text, flags=re.IGNORECASE)
     return f"<answer>\n{closed}\n</answer>"
 
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import inspect
 import json
 import logging
 import os
@@ -44,6 +45,7 @@ from audiorl.data.serialization import (
     serialize_scores,
 )
 from audiorl.rewards.combine import check_scores
+from audiorl.rewards.concurrency import run_async
 from audiorl.rewards.files import FileReward, load_reward
 from audiorl.rewards.http import checked_token, is_loopback
 from audiorl.rewards.remote import TOKEN_ENV
@@ -229,6 +231,8 @@ def _scored(served: FileReward, options: RewardServerConfig, body: bytes) -> lis
         raise Refused(413, f"{len(rollouts)} rollouts, at most {options.max_batch}; send smaller batches (batch_size)")
     try:
         given = served.reward(rollouts)
+        if inspect.iscoroutine(given):
+            given = run_async(given)
     except Exception as error:
         log.exception("the reward of %s raised", served.path)  # the traceback stays here; the client gets the message
         message = f"reward {served.path!r} raised {type(error).__name__}: {' '.join(str(error).split())[:500]}"

@@ -246,7 +246,8 @@ class Renamed:
 @dataclass(frozen=True)
 class CLAP(ModelFolder):
     """CLAP of transformers: the similarity of a sound and a text. As a tagger, a class is as probable as the softmax of
-    its texts among those of all classes. Source: Wu et al. 2023, arXiv 2211.06687."""
+    its texts among those of all classes. A clip that is longer than the model's is heard in windows, whose vectors are
+    averaged; a model with fusion sees it as a whole and three crops. Source: Wu et al. 2023, arXiv 2211.06687."""
 
     classes: Mapping[str, Sequence[str]]
     device: str = "auto"
@@ -270,7 +271,13 @@ class CLAP(ModelFolder):
         require_samples(waves)
         rows = []
         for wav in waves:  # one at a time: longer clips are fused differently
-            inputs = extractor(wav, sampling_rate=extractor.sampling_rate, return_tensors="pt").to(model.device)
+            parts = [wav] if extractor.truncation == "fusion" else _windows(wav, extractor.nb_max_samples)
+            state = np.random.get_state()
+            np.random.seed(0)  # the extractor draws the crops that it fuses from numpy's global generator
+            try:
+                inputs = extractor(parts, sampling_rate=extractor.sampling_rate, return_tensors="pt").to(model.device)
+            finally:
+                np.random.set_state(state)
             features = inputs["input_features"].to(model.dtype)
             rows.append(_unit(model.get_audio_features(features, is_longer=inputs.get("is_longer"))))
         return _stacked(rows, model.config.projection_dim)
@@ -294,7 +301,16 @@ class CLAP(ModelFolder):
         return np.asarray(torch.from_numpy(logits).softmax(-1).numpy(), np.float32)
 
 
+def _windows(wav: Wave, size: int) -> list[Wave]:
+    """Return the fewest windows of at most `size` samples that hold the whole clip, equally far apart."""
+    starts = np.linspace(0, max(len(wav) - size, 0), -(-len(wav) // size)).astype(int)
+    return [wav[start : start + size] for start in starts]
+
+
 def _unit(features: Any) -> NDArray[np.float32]:
-    """Return one vector at length 1. transformers 5 returns an output with pooler_output, earlier ones a tensor."""
-    vector = getattr(features, "pooler_output", features)[0].float()
-    return np.asarray(nn.functional.normalize(vector, dim=-1).cpu().numpy())
+    """Return the mean direction of the vectors [W, D], of length 1.
+
+    transformers 5 returns an output with pooler_output, earlier ones a tensor.
+    """
+    vectors = nn.functional.normalize(getattr(features, "pooler_output", features).float(), dim=-1)
+    return np.asarray(nn.functional.normalize(vectors.mean(0), dim=-1).cpu().numpy())

@@ -54,7 +54,7 @@ def _drift(rollout: Rollout) -> float:
     if not isinstance(language, str) or not language:
         if sum(script_counts(gold).values()) < 20:
             return math.nan
-        language = identify(gold, LANGUAGES)
+        language = identify(gold, LANGUAGES)[0]
     try:
         return 1.0 - LanguageConsistency(language).value(strip_tags(rollout.text), language)
     except ValueError:  # a language that the identifier does not know

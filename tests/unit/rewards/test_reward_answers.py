@@ -51,6 +51,7 @@ def test_extract_answer(text: str, answer: str | None) -> None:
         ("<think> a dog </think><answer>B</answer>", "a dog"),
         ("opened by the prompt</think><answer>B</answer>", "opened by the prompt"),
         ("<think></think>", ""),
+        ("<think>many words<think>ok</think><answer>B</answer>", "many words<think>ok"),
         ("<think>never closed <answer>B</answer>", None),
         ("<answer>B</answer>", None),
     ],

@@ -3,6 +3,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import pytest
+import torch
 
 from audiorl.data.serialization import VERSION, deserialize_scores, serialize_scores
 from audiorl.rewards import AnswerAccuracy, Gated, StandardisedSum, Term, ThinkFormat, WeightedSum, check_scores
@@ -64,6 +65,10 @@ def test_fine_grained_values_add_up_and_outcomes_land_on_the_last_place(make_rol
         (Score(float("nan")), "reward 'bad', sample 'clip-7': total is nan"),
         (Score(0.0, {"x": float("inf")}), "reward 'bad', sample 'clip-7': part 'x' is inf"),
         (0.5, "reward 'bad', sample 'clip-7': returned float, expected Score"),
+        (Score("0.5"), "reward 'bad', sample 'clip-7': total is '0.5', expected a number"),
+        (Score(torch.ones(2)), r"total is tensor\(\[1., 1.\]\), expected a number"),
+        (Score(0.0, {"x": None}), "part 'x' is None, expected a number"),
+        (Score(0.0, per_segment=("a",)), "per_segment is 'a', expected a number"),
         (Score(0.0, per_segment=(1.0, 2.0)), "per_segment has 2 values, the rollout has 1"),
         (Score(0.0, per_token=(1.0, float("nan"))), "per_token holds a value that is not finite"),
     ],

@@ -102,6 +102,22 @@ def test_none_skips_a_rollout(tmp_path, make_rollout) -> None:
 
 
 @pytest.mark.parametrize(
+    "source",
+    ["def reward(rollouts):\n    ", "class Mine:\n    def __call__(self, rollouts): "],
+)
+def test_a_segment_may_have_no_value(tmp_path, make_rollout, source: str) -> None:
+    returned = "return [Score(1.0, per_segment=(float('nan'), len(r.text))) for r in rollouts]\n"
+    made = "reward = Mine()\n" if "Mine" in source else ""
+    reward = load_reward(write(tmp_path, f"from audiorl.types import Score\n{source}{returned}{made}"))
+    rollouts = [make_rollout("a", "b"), make_rollout("a", "bcd")]
+    assert [s.per_segment for s in StandardisedSum.of(mine=reward)(rollouts)] == [(0.0, -1.0), (0.0, 1.0)]
+    with pytest.raises(
+        ValueError, match="reward 'mine', sample 'clip-7': per_segment holds"
+    ):
+        WeightedSum.of(mine=reward)(rollouts)
+
+
+@pytest.mark.parametrize(
     ("source", "kind", "message"),
     [
         (

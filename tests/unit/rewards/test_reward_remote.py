@@ -411,6 +411,21 @@ def test_limits(reward_file: Callable[[str], Path]) -> None:
         assert (response.status_code, response.json()["error"]) == (422, error)
 
 
+def test_an_object_whose_call_is_asynchronous(reward_file: Callable[[str], Path]) -> None:
+    file = reward_file("""
+        from audiorl.types import Score
+
+        class Judge:
+            async def __call__(self, rollouts):
+                return [Score(float(len(r.text))) for r in rollouts]
+
+        reward = Judge()
+        """)
+    rollouts = texts("a", "abc")
+    with serving(app_of(file)) as url:
+        assert remote(url)(rollouts) == load_reward(file)(rollouts) == [Score(1.0), Score(3.0)]
+
+
 def test_a_reward_that_raises(reward_file: Callable[[str], Path]) -> None:
     """A ValueError speaks of the rollouts and is not asked for again; anything else is."""
     calls: list[int] = []

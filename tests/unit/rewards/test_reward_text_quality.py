@@ -99,6 +99,15 @@ def test_only_the_right_language_scores_one(text: str, language: str) -> None:
         ("狗 dog", "en", {}, 0.75),
         (DE, "en", {"languages": ("en", "zh")}, 1.0),  # nothing that shares the script to confuse it with
         (RU, "ru", {"languages": ("ru", "uk", "bg")}, 1.0),
+        ("acoustic guitar, piano, violin", "en", {}, 1.0),  # whose words other languages share
+        ("piano concerto in C minor", "en", {}, 1.0),
+        ("Female opera soprano aria", "en", {}, 1.0),
+        ("a solo saxophone melody", "en", {}, 1.0),
+        ("C# major chord progression", "en", {}, 1.0),
+        ("El perro ladra en el jardín", "en", {}, 0.0),
+        ("Il pianoforte suona una melodia", "en", {}, 0.0),
+        ("Le chien aboie dans la rue", "en", {}, 0.0),
+        ("Ein Hund bellt im Garten", "en", {}, 0.0),
     ],
 )
 def test_short_and_mixed_texts(text: str, target: str, options, expected: float) -> None:

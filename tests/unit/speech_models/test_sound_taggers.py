@@ -82,21 +82,42 @@ def test_a_class_is_as_probable_as_the_most_probable_of_its_labels() -> None:
         Renamed.of(tagger, {"cow": ["neigh"]})
 
 
-def test_clap_of_a_local_folder_scores_sounds_with_texts(tmp_path: Path) -> None:
+def save_clap(folder: Path, fused: bool = False) -> Path:
+    """A random CLAP that hears a second at a time."""
     torch.manual_seed(0)
     tokenizer = tiny_tokenizer(["a bell", "a cow, a moo", "The sound of"], 300)
     text = dict(vocab_size=len(tokenizer), hidden_size=16, num_hidden_layers=1, num_attention_heads=2)
     text |= dict(intermediate_size=16, max_position_embeddings=64, pad_token_id=1)
+    bands = 64 if fused else 16  # the extractor shrinks a long clip to 64
     audio = dict(hidden_size=8, patch_embeds_hidden_size=4, depths=[1, 1], num_attention_heads=[1, 1], spec_size=64)
     audio |= dict(
-        num_mel_bins=16, window_size=4, num_hidden_layers=2, patch_size=4, patch_stride=[4, 4], enable_fusion=False
+        num_mel_bins=bands, window_size=4, num_hidden_layers=2, patch_size=4, patch_stride=[4, 4], enable_fusion=fused
     )
     model = ClapModel(ClapConfig(text_config=text, audio_config=audio, projection_dim=8)).eval()
-    model.save_pretrained(tmp_path)
-    features = ClapFeatureExtractor(feature_size=16, sampling_rate=RATE, max_length_s=1, truncation="rand_trunc")
-    features.save_pretrained(tmp_path)
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer.backend_tokenizer, pad_token="<pad>").save_pretrained(tmp_path)
-    clap = load_tagger(tmp_path, {"bell": ["a bell"], "cow": ["a cow", "a moo"]})
+    model.save_pretrained(folder)
+    truncation = "fusion" if fused else "rand_trunc"
+    features = ClapFeatureExtractor(feature_size=bands, sampling_rate=RATE, max_length_s=1, truncation=truncation)
+    features.save_pretrained(folder)
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer.backend_tokenizer, pad_token="<pad>").save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_clap_hears_the_whole_of_a_long_clip_always_the_same(tmp_path: Path, fused: bool) -> None:
+    clap = CLAP(str(save_clap(tmp_path, fused)), {})
+    wav = np.concatenate([tone(200 + 300 * k, 0.5) for k in range(6)])
+    before = np.random.get_state()[1].copy()
+    first, again = (clap.embed([wav], RATE)[0] for _ in range(2))
+    assert np.array_equal(first, again) and np.array_equal(before, np.random.get_state()[1])
+    assert np.linalg.norm(first) == pytest.approx(1, abs=1e-5)
+    if not fused:
+        parts = clap.embed([wav[i * RATE : (i + 1) * RATE] for i in range(3)], RATE).mean(0)
+        assert first == pytest.approx(parts / np.linalg.norm(parts), abs=1e-5)
+        assert clap.embed([wav[:RATE]], RATE)[0] != pytest.approx(first, abs=1e-4)
+
+
+def test_clap_of_a_local_folder_scores_sounds_with_texts(tmp_path: Path) -> None:
+    clap = load_tagger(save_clap(tmp_path), {"bell": ["a bell"], "cow": ["a cow", "a moo"]})
     assert isinstance(clap, CLAP) and clap.labels == ("bell", "cow")
     waves = [tone(440), tone(900)]
     tags = clap.tag(waves, RATE)
