@@ -115,7 +115,7 @@ def main(config: OmniGRPOConfig, run: Run) -> None:
     thinker, talker = check.policy(), talker_of()
     decoder = CodecSpeechDecoder.of(talker)
     options = replace(config.speech, asr=tiny_part(parts, "asr", config.speech.asr))
-    spoken_reward = speech_reward(options, decoder, (), config.language)
+    spoken_reward = speech_reward(options, decoder, (), config.language, "speech")
     evaluation = Evaluation(reward, held_out, config.eval_tokens)
     judges = Judges.load(config.judge, None, config.language)
     said = texts_to_say(config, talker, held_out, [""] * len(held_out))
