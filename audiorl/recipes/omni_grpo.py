@@ -194,7 +194,7 @@ def texts_to_say(
         for text in (own, *sample.references[:1]):
             try:
                 prompt = speech_sample(sample.id, text)
-                talker.prompts.check(prompt, config.talker_sampling.max_frames or 0)
+                talker.prompts.check(prompt, config.talker_sampling.max_frames)
                 references_of(prompt, config.speech.normalizer, config.language)
             except ValueError as error:
                 why = error

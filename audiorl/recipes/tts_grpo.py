@@ -75,8 +75,8 @@ def main(config: TTSGRPOConfig, run: Run) -> None:
     understood = config.rewards.normalizer if config.rewards.asks_asr else None
     check = RowCheck(
         policy_of,
-        new_tokens=sampling.max_new_tokens + (sampling.max_frames or 0),
-        eval_tokens=sampling.max_new_tokens + (sampling.max_frames or 0),
+        new_tokens=sampling.max_frames,
+        eval_tokens=sampling.max_frames,
         trained=lambda u: [spoken_text(u, config, understood)],
         measured=lambda u: [spoken_text(u, config, None if config.judge is None else config.normalizer)],
     )

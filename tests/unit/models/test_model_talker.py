@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -22,7 +23,8 @@ from audiorl.audio import AudioClip
 from audiorl.config import LoraConfig, ModelConfig, OptimConfig, PreferenceConfig, SamplingConfig, SFTConfig
 from audiorl.data.preferences import Pair
 from audiorl.models import load_policy, load_weights
-from audiorl.models.examples import Example, answer_logprobs, experience
+from audiorl.models.audio_encoder import ClipCodes
+from audiorl.models.examples import Example, answer_logprobs, check_example, experience
 from audiorl.models.export import export
 from audiorl.models.families import talker
 from audiorl.models.families.talker import TalkerPolicy
@@ -332,6 +334,23 @@ def test_speech_is_streamed_and_learned_from_a_codec_of_the_same_codes(
     assert learned.codes is not None and torch.equal(learned.codes[len(prompt) : -1], frames.T)
     assert learned.codes[-1].tolist() == [CODES, -1, -1] and int(learned.loss_mask.sum()) == frames.shape[1] + 1
     assert -answer_logprobs(policy, [learned])[0].mean() < 3 * 3.5  # three codebooks of 16
+
+
+@pytest.mark.parametrize("generation", GENERATIONS)
+def test_the_check_counts_the_rows_of_a_talker(generation: Generation, checkpoints: dict[Generation, Path]) -> None:
+    policy = load(checkpoints[generation])
+    codec = UnifiedTokenizer(replace(TINY_CODEC, num_codebooks=policy.speech.codebooks))
+    policy._clip_codes = ClipCodes(codec, 0)
+    example = Example(sample(), speech=(AudioClip(array=np.zeros(10_000, np.float32), sample_rate=24_000),))
+    length, frames = len(experience(policy, example)), 11
+    config = policy.backbone.decoder(policy.model).config
+    for most in (length, length - 1):
+        config.max_position_embeddings = most
+        for use in (check_example, experience):
+            with nullcontext() if most == length else pytest.raises(ValueError, match=f"reads at most {most}"):
+                use(policy, example)
+        with nullcontext() if most == length else pytest.raises(ValueError, match="12 may be written"):
+            policy.prompts.check(sample(), frames)
 
 
 @pytest.mark.parametrize("generation", GENERATIONS)
