@@ -28,6 +28,7 @@ from audiorl.models.examples import Example, answer_logprobs, check_example, exp
 from audiorl.models.export import export
 from audiorl.models.families import talker
 from audiorl.models.families.talker import TalkerPolicy
+from audiorl.models.families.talker_decoder import TalkerDecoder
 from audiorl.models.weights import silent_transformers
 from audiorl.protocols import Request
 from audiorl.recipes._speech import TINY_CODEC
@@ -325,8 +326,10 @@ def test_speech_is_streamed_and_learned_from_a_codec_of_the_same_codes(
     assert len(engine.speech(engine.generate([Request(sample())])[0]).blocks) == len(blocks)
 
     codec = UnifiedTokenizer(replace(TINY_CODEC, num_codebooks=3))
-    with pytest.raises(ValueError, match=r"is recorded|codes of .*, not of"):
-        policy.set_codec(codec)
+    with pytest.raises(ValueError, match="they do not belong together"):
+        policy.set_codec(UnifiedTokenizer(TINY_CODEC))
+    load(checkpoints["qwen3"], codec).save(tmp_path / "taught")
+    assert isinstance(load(tmp_path / "taught").codec, TalkerDecoder)  # that of the whole checkpoint again
     policy = load(checkpoints["qwen3"], codec)
     clip = AudioClip(array=torch.randn(8000).numpy() * 0.1, sample_rate=16000)
     learned = experience(policy, Example(sample(), speech=(clip,)))
