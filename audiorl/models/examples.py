@@ -60,7 +60,7 @@ def check_example(policy: AudioPolicy, example: Example) -> None:
     """Raise FieldError where `experience` would refuse the example, as far as texts and headers tell."""
     turns, speaks = example.sample.turns, policy.speech is not None
     answers = [turn.reference for turn in turns] if turns else [example.target]
-    speech = [clip for turn in turns if speaks for clip in turn.speech] if turns else example.speech
+    speech = [turn.speech for turn in turns if speaks] if turns else [example.speech]
     prefix = policy.backbone.answer_prefix
     policy.prompts.check(example.sample, answers=[prefix + answer for answer in answers], speech=speech)
     if turns:

@@ -53,6 +53,7 @@ from audiorl.models.speech import (
     CODEC_KEY,
     FrameLayout,
     Routing,
+    TalkerLayout,
     add_branch,
     add_speech_tokens,
     by_codebook,
@@ -337,18 +338,21 @@ class AudioPolicy(nn.Module):
     def set_codec(self, codec: AudioTokenizer) -> None:
         """Set the codec of the model's codes, which moves to the model's device. The first is recorded in its config.
 
-        Raises ValueError for a model that writes text only, for another geometry and for a codec of another identity.
+        A talker's is not: the whole checkpoint has a decoder of its codes, which a codec that encodes has not the
+        identity of. Raises ValueError for a model that writes text only, for another geometry and for a codec of
+        another identity.
         """
         if self.speech is None:
             raise ValueError("the model writes text only; dualize it before it gets a codec")
         self.speech.check(codec)
-        recorded = getattr(self.model.config, CODEC_KEY, None)
+        recorded = None if isinstance(self.speech, TalkerLayout) else getattr(self.model.config, CODEC_KEY, None)
         if recorded not in (None, codec.identity):
             raise ValueError(
                 f"the model speaks in codes of {recorded}, not of {codec.identity}; to train it for another codec, "
                 f'take "{CODEC_KEY}" out of its config.json'
             )
-        setattr(self.model.config, CODEC_KEY, codec.identity)
+        if not isinstance(self.speech, TalkerLayout):
+            setattr(self.model.config, CODEC_KEY, codec.identity)
         if isinstance(codec, nn.Module):
             codec.to(self.device)
         self._clip_codes = ClipCodes(codec, self.config.audio_cache_mb * 2**20)

@@ -98,18 +98,27 @@ class PromptEncoder:
         return Prompt(ids, codes, tuple(clips), images=tuple(p for p in pieces if isinstance(p, Picture)))
 
     def check(
-        self, sample: Sample, new_tokens: int = 0, answers: Sequence[str] = (), speech: Sequence[AudioClip] = ()
+        self,
+        sample: Sample,
+        new_tokens: int = 0,
+        answers: Sequence[str] = (),
+        speech: Sequence[Sequence[AudioClip]] = (),
     ) -> None:
         """Raise FieldError for a sample that `encode` refuses, or that has no room for what is written after it.
 
-        That is `new_tokens`, or `answers` to be learned and recordings of `speech`. It takes lengths from the clips'
+        That is `new_tokens`, of a spoken answer codec frames, or `answers` to be learned and of each that is spoken the
+        recordings of its `speech`. It takes lengths from the clips'
         headers and encodes nothing. `field` is "audio", "prompt", "answer" or a column that the message is about.
         """
         frames = 0
 
+        def rows(clips: Sequence[AudioClip]) -> int:
+            rate = self.codec().frame_rate
+            return self._layout.rows(sum(math.ceil(seconds(clip) * rate) for clip in clips))
+
         def spoken(clip: AudioClip) -> str:
             nonlocal frames
-            frames += math.ceil(seconds(clip) * self.codec().frame_rate) + self._layout.codebooks
+            frames += rows([clip])
             return self._token(self._layout.begin_id) + self._token(self._layout.end_id)
 
         try:
@@ -123,8 +132,10 @@ class PromptEncoder:
             raise FieldError(field, str(error).removeprefix(f"sample {sample.id!r}: ")) from error
         try:
             audio = sum(self.audio.expected_tokens(p) for p in pieces if isinstance(p, AudioClip))
-            for clip in speech if self.speech is not None else ():
-                spoken(clip)
+            opened = self.speech is not None and wants_speech(sample)
+            for clips in speech if self.speech is not None else ():
+                # What opens and closes speech within an answer; a prompt opens it, and then its end is the turn's.
+                frames += rows(clips) + 2 * (not opened) if clips else 0
         except ValueError as error:
             raise FieldError("audio", str(error)) from error
         try:
@@ -135,12 +146,14 @@ class PromptEncoder:
             self.check_learned(answer)
         if self.max_tokens is None:
             return
-        text = "".join(p for p in pieces if isinstance(p, str))
+        if new_tokens and opened:
+            new_tokens = self._layout.rows(new_tokens) + 1
+        texts = [p for p in pieces if isinstance(p, str)]
         others = frames + seen + (audio if self.counts_audio else 0)
         # A token has a byte or more of the normalised text, which in NFC is at most three times as long.
-        if 3 * sum(len(t.encode()) for t in (text, *answers)) + others + new_tokens <= self.max_tokens:
+        if 3 * sum(len(t.encode()) for t in (*texts, *answers)) + others + new_tokens <= self.max_tokens:
             return
-        prompt = len(self._ids(text)) + others
+        prompt = self._count(texts) + others
         longest = max((p for m in sample.messages for p in m.content if isinstance(p, str)), key=len, default="")
         in_audio = others > prompt - others
         field = "prompt" if not in_audio else "images" if 2 * seen > others else "audio"
@@ -163,7 +176,7 @@ class PromptEncoder:
             what = f"its prompt has {prompt} tokens and the transcript or answer to learn {learned}, {reads}"
             raise FieldError("answer", f"{what}; shorten the transcript or answer, or divide the recording", holding)
         what = f"its prompt has {prompt} tokens and {new_tokens} may be written after it, {reads}"
-        options = "--sampling.max-new-tokens, of held-out rows --eval-tokens"
+        options = "--sampling.max-new-tokens, of speech --sampling.max-frames, of held-out rows --eval-tokens"
         raise FieldError("prompt", f"{what}; shorten the text, or let fewer be written ({options})", holding)
 
     def check_learned(self, text: str) -> None:
@@ -178,6 +191,10 @@ class PromptEncoder:
 
     def _ids(self, text: str) -> Tensor:
         return torch.tensor(self.tokenizer.encode(text, add_special_tokens=False), dtype=torch.long)
+
+    def _count(self, texts: Sequence[str]) -> int:
+        """Return how many tokens the text of a prompt has."""
+        return len(self._ids("".join(texts)))
 
     def _token(self, id: int) -> str:
         return str(self.tokenizer.convert_ids_to_tokens(id))

@@ -75,6 +75,10 @@ class FrameLayout:
         """Rows from a frame's first code until the frame is complete."""
         return self.codebooks
 
+    def rows(self, frames: int) -> int:
+        """Return how many rows speech of so many codec frames has before the one that closes it."""
+        return frames + self.delay + 1
+
     def tokens(self, codes: Tensor, text: Tensor | None = None) -> SpeechTokens:
         """Lay speech [Q, F] out as its frames and `end_id`; the caller writes `begin_id` before it.
 
@@ -145,6 +149,9 @@ class TalkerLayout(FrameLayout):
     @property
     def delay(self) -> int:
         return 0
+
+    def rows(self, frames: int) -> int:
+        return frames
 
     @property
     def codes(self) -> int:

@@ -87,9 +87,9 @@ class RowCheck:
     reward: Reward | None = None
     """Asked about what is prompted; see `audiorl.protocols.Reward`."""
     new_tokens: int = 0
-    """Most tokens that are written after a training prompt."""
+    """Most tokens that are written after a training prompt, of a spoken answer codec frames."""
     eval_tokens: int = 0
-    """Most tokens that are written after a held-out prompt."""
+    """Most tokens that are written after a held-out prompt, likewise."""
     trained: Callable[[Any], Iterable[Sample | Example]] = of_row
     """The prompts and the examples to learn that training makes of a row; it may raise ValueError itself."""
     measured: Callable[[Any], Iterable[Sample | Example]] = of_row

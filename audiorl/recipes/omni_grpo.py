@@ -115,7 +115,7 @@ def main(config: OmniGRPOConfig, run: Run) -> None:
     thinker, talker = check.policy(), talker_of()
     decoder = CodecSpeechDecoder.of(talker)
     options = replace(config.speech, asr=tiny_part(parts, "asr", config.speech.asr))
-    spoken_reward = speech_reward(options, decoder, (), config.language)
+    spoken_reward = speech_reward(options, decoder, (), config.language, "speech")
     evaluation = Evaluation(reward, held_out, config.eval_tokens)
     judges = Judges.load(config.judge, None, config.language)
     said = texts_to_say(config, talker, held_out, [""] * len(held_out))
@@ -194,7 +194,7 @@ def texts_to_say(
         for text in (own, *sample.references[:1]):
             try:
                 prompt = speech_sample(sample.id, text)
-                talker.prompts.check(prompt, config.talker_sampling.max_frames or 0)
+                talker.prompts.check(prompt, config.talker_sampling.max_frames)
                 references_of(prompt, config.speech.normalizer, config.language)
             except ValueError as error:
                 why = error

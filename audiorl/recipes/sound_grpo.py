@@ -85,7 +85,7 @@ def speech_terms(config: SoundGRPOConfig, rate: int, samples: Sequence[Sample], 
         if task == "enhance" and config.sdr_weight and "audio" not in sample.metadata:
             raise ValueError(f"sample {sample.id!r}: no clean audio to compare with; give it, or --sdr-weight 0")
     parts = {name: tiny_part(folder, name, getattr(options, name)) for name in ("asr", "speaker")}
-    terms = speech_reward(replace(options, **parts), RecordedSpeech(rate), samples, config.language).terms
+    terms = speech_reward(replace(options, **parts), RecordedSpeech(rate), samples, config.language, "speech").terms
     sdr = Term("sdr", SignalToDistortion(RecordedSpeech(rate)), config.sdr_weight)
     return (sdr, *terms) if task == "enhance" and config.sdr_weight else terms
 

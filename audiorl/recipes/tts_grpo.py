@@ -1,7 +1,7 @@
 """Reinforcement learning of a model that speaks, on how its speech is understood, in whose voice and how long it is.
 
     audiorl train tts-grpo --out runs/tts --model.dtype bfloat16 --lora True \\
-        --data seedtts_testset/en/meta.lst --rewards.quality 0.3
+        --data LibriTTS/train.jsonl --held-out LibriTTS/test.jsonl --clone True --rewards.quality 0.3
     audiorl train tts-grpo --out runs/mine --path runs/voice/checkpoints/sft/step_001000 \\
         --codec runs/codec/codec --data texts.txt --voice anna.wav --voice-text "Good morning." \\
         --rewards.asr judges/whisper-tiny.en --rewards.speaker judges/speaker --judge judges/whisper-base
@@ -75,8 +75,8 @@ def main(config: TTSGRPOConfig, run: Run) -> None:
     understood = config.rewards.normalizer if config.rewards.asks_asr else None
     check = RowCheck(
         policy_of,
-        new_tokens=sampling.max_new_tokens + (sampling.max_frames or 0),
-        eval_tokens=sampling.max_new_tokens + (sampling.max_frames or 0),
+        new_tokens=sampling.max_frames,
+        eval_tokens=sampling.max_frames,
         trained=lambda u: [spoken_text(u, config, understood)],
         measured=lambda u: [spoken_text(u, config, None if config.judge is None else config.normalizer)],
     )

@@ -194,7 +194,7 @@ def max_rows(policy: AudioPolicy, config: SamplingConfig, spoken: bool = False) 
     """Count the most tokens and frames of an answer or a turn; `spoken`: of one that is speech from the start."""
     if policy.speech is None:
         return config.max_new_tokens
-    one_speech = config.max_frames + policy.speech.delay + 2
+    one_speech = policy.speech.rows(config.max_frames) + 1
     if spoken:
         return one_speech
     # Every token may open speech, which an `end_id` closes; one speech without frames ends the turn.

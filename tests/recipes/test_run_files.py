@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import json
 import shlex
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 
 import pytest
+import yaml
 
 from audiorl.cli import main, train
+from audiorl.data.sets import parse_set
 from audiorl.eval._common import options_type
 from audiorl.options import parse
 from audiorl.recipes._loader import load_recipe, parse_config
+from audiorl.rewards.llm_judge import RecordedSpeech
+from audiorl.tasks.tts.prompts import utterance_sample
+from audiorl.tasks.tts.rewards import speech_reward
+from audiorl.tasks.tts.texts import read_utterances
 
 ROOT = Path(__file__).parents[2]
 FILES = [*sorted((ROOT / "recipes").rglob("*.yaml")), *sorted((ROOT / "eval").rglob("*.yaml"))]
@@ -36,6 +43,24 @@ def test_a_file_is_read_as_its_first_line_calls_it(file: Path, monkeypatch: pyte
     assert "/step_" not in readme and not any("/step_" in word for word in words), "of a run the newest is taken"
     assert f"--config {file.relative_to(ROOT)}" in readme or file.name == "qwen2.5-omni-7b.yaml"
     assert all(word in readme for word in ("**Data.**", "**Expected", "**Memory.**"))
+    measured = [line for line in readme.replace("\\\n", " ").splitlines() if line.startswith("audiorl eval")]
+    trained_on = yaml.safe_load(file.read_text()).get("data", [])
+    assert not {parse_set(name)[0] for name in trained_on} & {word for line in measured for word in shlex.split(line)}
+
+
+SPEAKING = [file for file in FILES if "train tts-grpo" in file.read_text().splitlines()[0]]
+
+
+@pytest.mark.parametrize("file", SPEAKING, ids=lambda file: f"{file.parent.name}/{file.name}")
+def test_texts_of_lines_are_rewarded_as_the_file_says(file: Path, tmp_path: Path) -> None:
+    _, rest = train.read(["tts-grpo", "--config", str(file), "--out", str(tmp_path / "run")])
+    config = parse_config(load_recipe("tts-grpo"), rest)
+    if not all(name.endswith(".txt") for name in config.data):
+        pytest.skip("its texts have recordings")
+    (tmp_path / "texts.txt").write_text("Good morning.\nWho speaks?\n")
+    samples = [utterance_sample(u) for u in read_utterances(tmp_path / "texts.txt").samples]
+    unheard = replace(config.rewards, understood=0.0)  # loads no recogniser
+    assert speech_reward(unheard, RecordedSpeech(), samples).terms
 
 
 def test_one_of_them_trains(

@@ -236,6 +236,10 @@ class TalkerPrompts(PromptEncoder):
             raise ValueError(f"{name}{str(error).removeprefix(name)}") from error
         return prompt
 
+    def _count(self, texts: Sequence[str]) -> int:
+        *before, text = texts
+        return len(self.of_ids(self._ids("".join(before)), self._ids(text), self.voice))
+
     def of_ids(self, read: Tensor, text: Tensor, voice: str) -> Prompt:
         """Return the prompt of a conversation read [R], which ends where the assistant begins, and the text [1 + K]."""
         ids, begin = self.talker.rows(read, text[:1], voice)

@@ -345,10 +345,15 @@ class SpeechRewards:
 
 
 def speech_reward(
-    options: SpeechRewards, voice: SpeechDecoder, samples: Sequence[Sample], language: str | None = None
+    options: SpeechRewards,
+    voice: SpeechDecoder,
+    samples: Sequence[Sample],
+    language: str | None = None,
+    group: str = "rewards",
 ) -> WeightedSum:
     """Return the weighted sum of the rewards in `options`, with `language` for a multilingual recogniser.
 
+    group: what the recipe calls `options` on its command line.
     Raises ValueError naming a sample without a reference that they need or with a text that `asr` cannot use, and for
     prosody where none has a recording.
     """
@@ -359,7 +364,8 @@ def speech_reward(
                 if getattr(o, name):
                     look(sample)
             except ValueError as error:
-                raise ValueError(f"{error}; give it prompt_audio or a recording, or --rewards.{name} 0") from error
+                what = "give it audio, its recording, or a voice to imitate, which a talker does not take"
+                raise ValueError(f"{error}; {what}, or --{group}.{name} 0") from error
     models = SpeechModels(
         voice,
         recogniser=load_recogniser(o.asr, language) if o.asks_asr else None,
@@ -381,8 +387,8 @@ def speech_reward(
         clips = {clip.key: clip for sample in samples if (clip := own_recording(sample)) is not None}
         if not clips:
             raise ValueError(
-                "rewards.prosody: no text has a recording, whose pitch, level and pauses are the usual ones; give "
-                "texts audio or prompt_audio, or --rewards.prosody 0"
+                f"{group}.prosody: no text has a recording, whose pitch, level and pauses are the usual ones; give "
+                f"texts audio or prompt_audio, or --{group}.prosody 0"
             )
         rewards["prosody"] = ProsodyRange(models, prosody_norm(list(clips.values()), models.sample_rate))
     if o.gate is not None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -12,13 +14,18 @@ from transformers import HiggsAudioV2ForConditionalGeneration
 
 from audiorl.algos.experience import Experience
 from audiorl.algos.packing import pack_experiences
-from audiorl.config import ModelConfig
+from audiorl.audio import AudioClip
+from audiorl.config import ModelConfig, SamplingConfig
 from audiorl.data.corpus import Utterance
 from audiorl.models import AudioPolicy, FrameLayout, load_policy, load_weights
+from audiorl.models.examples import Example, check_example, experience
 from audiorl.models.families import higgs
+from audiorl.protocols import Request
+from audiorl.rollout.hf import HFEngine
 from audiorl.types import Message, Sample
 from tests.conftest import TEXTS
 from tests.support.speaking_models import CODES, codec, experiences, laid_out
+from tokenizers_audio import AudioTokenizer
 
 __all__ = ["codec"]
 
@@ -210,3 +217,34 @@ def test_the_codec_of_a_model_stays_its_codec(policy: AudioPolicy, codec, tmp_pa
     codec_b = type("Other", (), {"num_codebooks": 4, "codebook_size": 64, "identity": "another", "sample_rate": 1})()
     with pytest.raises(ValueError, match="not of another"):
         loaded.set_codec(codec_b)
+
+
+def test_the_check_counts_what_is_laid_out_to_the_row(codec: AudioTokenizer) -> None:
+    """Prompts with a voice, answers of one and of two recordings, opened by the prompt or after text."""
+    policy = tiny()
+    policy.set_codec(codec)
+    one, two = (AudioClip(array=np.zeros(n, np.float32), sample_rate=24_000) for n in (10_000, 20_001))
+    voice = (Message("user", ("Good morning.",)), Message("assistant", (two,)))
+    asked, opened = Message("user", ("Who speaks?",)), {"respond": "speech"}
+    decoder = policy.backbone.decoder(policy.model)
+    for example in (
+        Example(Sample("opened", (asked,), metadata=opened), speech=(one,)),
+        Example(Sample("two", (*voice, asked), metadata=opened), speech=(one, two)),
+        Example(Sample("after", (asked,)), "Good morning.", (one, two)),
+        Example(Sample("text", (*voice, asked)), "Good morning."),
+    ):
+        decoder.config.max_position_embeddings = 4096
+        length = len(experience(policy, example))
+        for most in (length, length - 1):
+            decoder.config.max_position_embeddings = most
+            for refuses in (check_example, experience):
+                with nullcontext() if most == length else pytest.raises(ValueError, match=f"reads at most {most}"):
+                    refuses(policy, example)
+    decoder.config.max_position_embeddings = 4096
+    sample, sampling = Sample("said", (asked,), metadata=opened), SamplingConfig(max_frames=6)
+    longest = max(len(r.segments[0].ids) for r in HFEngine(policy, sampling).generate([Request(sample, 4)]))
+    decoder.config.max_position_embeddings = most = len(policy.prompt(sample)) + longest
+    policy.prompts.check(sample, sampling.max_frames)
+    decoder.config.max_position_embeddings = most - 1
+    with pytest.raises(ValueError, match=f"{longest} may be written.*--sampling.max-frames"):
+        policy.prompts.check(sample, sampling.max_frames)

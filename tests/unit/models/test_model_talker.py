@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -22,10 +23,12 @@ from audiorl.audio import AudioClip
 from audiorl.config import LoraConfig, ModelConfig, OptimConfig, PreferenceConfig, SamplingConfig, SFTConfig
 from audiorl.data.preferences import Pair
 from audiorl.models import load_policy, load_weights
-from audiorl.models.examples import Example, answer_logprobs, experience
+from audiorl.models.audio_encoder import ClipCodes
+from audiorl.models.examples import Example, answer_logprobs, check_example, experience
 from audiorl.models.export import export
 from audiorl.models.families import talker
 from audiorl.models.families.talker import TalkerPolicy
+from audiorl.models.families.talker_decoder import TalkerDecoder
 from audiorl.models.weights import silent_transformers
 from audiorl.protocols import Request
 from audiorl.recipes._speech import TINY_CODEC
@@ -323,8 +326,10 @@ def test_speech_is_streamed_and_learned_from_a_codec_of_the_same_codes(
     assert len(engine.speech(engine.generate([Request(sample())])[0]).blocks) == len(blocks)
 
     codec = UnifiedTokenizer(replace(TINY_CODEC, num_codebooks=3))
-    with pytest.raises(ValueError, match=r"is recorded|codes of .*, not of"):
-        policy.set_codec(codec)
+    with pytest.raises(ValueError, match="they do not belong together"):
+        policy.set_codec(UnifiedTokenizer(TINY_CODEC))
+    load(checkpoints["qwen3"], codec).save(tmp_path / "taught")
+    assert isinstance(load(tmp_path / "taught").codec, TalkerDecoder)  # that of the whole checkpoint again
     policy = load(checkpoints["qwen3"], codec)
     clip = AudioClip(array=torch.randn(8000).numpy() * 0.1, sample_rate=16000)
     learned = experience(policy, Example(sample(), speech=(clip,)))
@@ -332,6 +337,23 @@ def test_speech_is_streamed_and_learned_from_a_codec_of_the_same_codes(
     assert learned.codes is not None and torch.equal(learned.codes[len(prompt) : -1], frames.T)
     assert learned.codes[-1].tolist() == [CODES, -1, -1] and int(learned.loss_mask.sum()) == frames.shape[1] + 1
     assert -answer_logprobs(policy, [learned])[0].mean() < 3 * 3.5  # three codebooks of 16
+
+
+@pytest.mark.parametrize("generation", GENERATIONS)
+def test_the_check_counts_the_rows_of_a_talker(generation: Generation, checkpoints: dict[Generation, Path]) -> None:
+    policy = load(checkpoints[generation])
+    codec = UnifiedTokenizer(replace(TINY_CODEC, num_codebooks=policy.speech.codebooks))
+    policy._clip_codes = ClipCodes(codec, 0)
+    example = Example(sample(), speech=(AudioClip(array=np.zeros(10_000, np.float32), sample_rate=24_000),))
+    length, frames = len(experience(policy, example)), 11
+    config = policy.backbone.decoder(policy.model).config
+    for most in (length, length - 1):
+        config.max_position_embeddings = most
+        for use in (check_example, experience):
+            with nullcontext() if most == length else pytest.raises(ValueError, match=f"reads at most {most}"):
+                use(policy, example)
+        with nullcontext() if most == length else pytest.raises(ValueError, match="12 may be written"):
+            policy.prompts.check(sample(), frames)
 
 
 @pytest.mark.parametrize("generation", GENERATIONS)
