@@ -80,7 +80,7 @@ def experiment_page(folder: Path, runs: Sequence[RunContents]) -> str:
     missing = [f"one experiment: the runs differ in {name}" for name in differing if not name.endswith("seed")]
     missing += [f"{run.name}: {text}" for run in runs for text in run.missing if "eval/" not in text]
     rewards = charts.mean_series([run.metrics for run in ended], "reward/mean")
-    metrics = tuple({one.name: value} for one in rewards for value in one.y)
+    metrics: tuple[Row, ...] = tuple({one.name: value} for one in rewards for value in one.y)
     mean = RunContents(folder, runs[0].config, metrics, evals)
     linked = [(run.path.name, (run.path / "report.html").exists(), run.evals) for run in runs]
     order = [*summary.BASIC_ENTRIES, *(name for run in runs for name in run.evals)]
