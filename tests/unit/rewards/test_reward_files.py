@@ -111,9 +111,7 @@ def test_a_segment_may_have_no_value(tmp_path, make_rollout, source: str) -> Non
     reward = load_reward(write(tmp_path, f"from audiorl.types import Score\n{source}{returned}{made}"))
     rollouts = [make_rollout("a", "b"), make_rollout("a", "bcd")]
     assert [s.per_segment for s in StandardisedSum.of(mine=reward)(rollouts)] == [(0.0, -1.0), (0.0, 1.0)]
-    with pytest.raises(
-        ValueError, match="reward 'mine', sample 'clip-7': per_segment holds"
-    ):
+    with pytest.raises(ValueError, match="reward 'mine', sample 'clip-7': per_segment holds"):
         WeightedSum.of(mine=reward)(rollouts)
 
 
