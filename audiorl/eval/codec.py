@@ -251,7 +251,7 @@ def through(codec: AudioTokenizer, wav: np.ndarray, device: str) -> tuple[torch.
         start = time.perf_counter()
         out = work()
         if device != "cpu":
-            torch.cuda.synchronize()  # work on a GPU has only been queued so far
+            torch.cuda.synchronize(device)  # work on a GPU has only been queued so far
         return out, time.perf_counter() - start
 
     codes, encoding = timed(lambda: codec.encode(given))

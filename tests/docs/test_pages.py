@@ -7,6 +7,7 @@ import re
 import runpy
 import tomllib
 from pathlib import Path
+from pkgutil import resolve_name
 
 import pytest
 import yaml
@@ -88,6 +89,13 @@ def test_files_exist(page: Path) -> None:
     places = "audiorl|bench|corpora|docs|experiments|tests|tokenizers_audio|tools"
     named = re.findall(rf"`((?:{places})/[\w./-]+)`", page.read_text())
     assert [name for name in named if not (ROOT / name).exists()] == []
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md"], ids=lambda p: str(p.relative_to(ROOT)))
+def test_names_can_be_imported(page: Path) -> None:
+    named = re.findall(r"`((?:audiorl|corpora|tokenizers_audio)(?:\.\w+)+)[`(]", page.read_text())
+    for name in {name for name in named if not name.endswith(".py")}:
+        resolve_name(name)
 
 
 def test_architecture_names_every_room() -> None:

@@ -182,3 +182,18 @@ def test_bad_input(models: Path, folder: Path, tmp_path: Path, capsys) -> None:
     (folder / "stereo_48k.wav").write_bytes((folder / "stereo 48k.wav").read_bytes())
     with pytest.raises(ValueError, match="share a file name"):
         codec.main(options(models, folder, "dac"))
+
+
+def test_time_ends_when_the_device_of_the_codec_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Elsewhere:
+        def encode(self, wav: torch.Tensor) -> torch.Tensor:
+            assert wav.device.type == "meta"
+            return torch.zeros(1, 2, 3, dtype=torch.long)
+
+        def decode(self, codes: torch.Tensor) -> torch.Tensor:
+            return torch.zeros(1, 8)
+
+    waited: list[Any] = []
+    monkeypatch.setattr(torch.cuda, "synchronize", waited.append)
+    codec.through(Elsewhere(), np.zeros(8, np.float32), "meta")  # type: ignore[arg-type]
+    assert waited == ["meta", "meta"]
