@@ -55,6 +55,13 @@ def first_drawn(given: str, items: Sequence[T], count: int, seed: int, usable: C
     return [items[i] for i in sorted(chosen)]
 
 
+def spread(items: Sequence[T], count: int | None) -> list[T]:
+    """Return at most `count` items, evenly spaced; None: all."""
+    if count is None or count >= len(items):
+        return list(items)
+    return [items[i * len(items) // count] for i in range(count)]
+
+
 HELD_OUT = 200
 """Rows that are held out of a large set where nothing else is said."""
 SET = "data_set"

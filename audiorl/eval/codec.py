@@ -35,6 +35,7 @@ from audiorl.config.checks import refuse
 from audiorl.data.corpus import bundled_speech, split_by_key
 from audiorl.data.manifest import read_samples
 from audiorl.data.rows import files_below
+from audiorl.data.sets import spread
 from audiorl.eval._common import (
     JudgeOptions,
     Judges,
@@ -137,7 +138,7 @@ def main(options: CodecOptions) -> Row:
         scores["codecs"][name] = {**own, **errors(results[name])}
     head, table = summary(scores)
     cards = []
-    for recording in _thinned(recordings, PLAYED):
+    for recording in spread(recordings, PLAYED):
         takes = []
         for system, rows in results.items():
             row = rows[recording.id]
@@ -177,7 +178,7 @@ def recordings_of(options: CodecOptions) -> list[CodecRecording]:
     """Read the recordings; those that cannot be decoded are named on stderr and left out."""
     recordings: dict[str, CodecRecording] = {}
     skipped = 0
-    for recording in _thinned(list(_listed(options.audio)), options.limit):
+    for recording in spread(list(_listed(options.audio)), options.limit):
         try:
             recording.clip.load(probe(recording.clip).sample_rate)
         except AudioError as error:
@@ -216,12 +217,6 @@ def _listed(audio: str) -> Iterator[CodecRecording]:
         language = sample.metadata.get("language")
         said = sample.references[0] if sample.references else None
         yield CodecRecording(sample.id, sample.audio[0], said, language if isinstance(language, str) else None)
-
-
-def _thinned(recordings: list[CodecRecording], limit: int | None) -> list[CodecRecording]:
-    if limit is None or limit >= len(recordings):
-        return recordings
-    return [recordings[i * len(recordings) // limit] for i in range(limit)]
 
 
 def load_codecs(options: CodecOptions) -> dict[str, AudioTokenizer]:

@@ -338,9 +338,8 @@ class AudioPolicy(nn.Module):
     def set_codec(self, codec: AudioTokenizer) -> None:
         """Set the codec of the model's codes, which moves to the model's device. The first is recorded in its config.
 
-        A talker's is not: the whole checkpoint has a decoder of its codes, which a codec that encodes has not the
-        identity of. Raises ValueError for a model that writes text only, for another geometry and for a codec of
-        another identity.
+        A talker's is not: its codes have a decoder in the whole checkpoint, and a codec that encodes is another one.
+        Raises ValueError for a model that writes text only, for another geometry and for a codec of another identity.
         """
         if self.speech is None:
             raise ValueError("the model writes text only; dualize it before it gets a codec")

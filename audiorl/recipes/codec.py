@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, TypeVar
+from typing import Literal
 
 import torch
 
@@ -26,6 +26,7 @@ from audiorl.audio import AudioClip
 from audiorl.audio import name as clip_name
 from audiorl.data.corpus import bundled_speech, split_by_key
 from audiorl.data.recordings import Recordings, read_recordings
+from audiorl.data.sets import spread
 from audiorl.distributed.torchrun import local_device
 from audiorl.report import write_report
 from audiorl.run.folder import Run
@@ -35,7 +36,6 @@ from tokenizers_audio.unified import load as load_tokenizer
 from tokenizers_audio.unified.semantic import load_speech_model
 from tokenizers_audio.unified.train import TrainConfig
 
-T = TypeVar("T")
 HELD_OUT = 0.1
 """Share of the bundled recordings that is measured and not trained on; audiorl/eval/codec.py measures on the same."""
 
@@ -158,7 +158,7 @@ def read(config: CodecRecipeConfig) -> tuple[Recordings, list[AudioClip], list[s
     choice = [(clip, "") for clip in (files(config.held_out) if config.held_out else found).clips]
     if "bundled" in (config.held_out or config.data):
         choice = [(u.clip, u.text) for u in test if 0.5 <= u.duration <= 8] + choice
-    held_out = _spread(choice, config.held_out_count)
+    held_out = spread(choice, config.held_out_count)
     keys = {clip.key for clip, _ in held_out}
     kept = [i for i, clip in enumerate(found.clips) if clip.key not in keys]
     if config.held_out and (twice := [clip_name(clip) for clip in found.clips if clip.key in keys]):
@@ -170,8 +170,3 @@ def read(config: CodecRecipeConfig) -> tuple[Recordings, list[AudioClip], list[s
     if "bundled" in config.data:
         recordings += Recordings(tuple(u.clip for u in train), tuple(u.duration for u in train))
     return recordings, [clip for clip, _ in held_out], [text for _, text in held_out]
-
-
-def _spread(items: Sequence[T], count: int) -> list[T]:
-    """Return at most `count` items, evenly spaced."""
-    return [items[i * len(items) // count] for i in range(count)] if len(items) > count else list(items)
