@@ -122,8 +122,9 @@ def check(argv: Argv) -> None:
         extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
         for extra in re.findall(r"\[([\w,-]+)\]", " ".join(args)):
             assert set(extra.split(",")) <= set(extras)
-    elif program in ("python", "python3") and args[0].endswith(".py"):
-        source = (ROOT / args[0]).read_text()
+    elif program in ("python", "python3") and (args[0].endswith(".py") or args[1].startswith("bench.")):
+        script = args[0] if args[0].endswith(".py") else f"{args[1].replace('.', '/')}.py"
+        source = (ROOT / script).read_text()
         for option in options_of(args):
             name = option.removeprefix("--").replace("-", "_")
             assert option in source or re.search(rf"^    {name}: ", source, re.MULTILINE), option

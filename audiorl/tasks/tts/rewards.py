@@ -364,7 +364,7 @@ def speech_reward(
                 if getattr(o, name):
                     look(sample)
             except ValueError as error:
-                what = "give it audio, its recording, or a voice to imitate, which a talker does not take"
+                what = "give it a recording in audio, or a voice in prompt_audio (not for a talker)"
                 raise ValueError(f"{error}; {what}, or --{group}.{name} 0") from error
     models = SpeechModels(
         voice,

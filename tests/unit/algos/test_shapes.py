@@ -19,7 +19,7 @@ N, Q = 3, 3  # equal, so that [N] - [N, Q] would broadcast without an error
     ("function", "inputs"),
     [
         (kl_estimate, 2),
-        (losses.LossInputs, 6),
+        (losses.LossInputs, 5),
         (losses.tis_weights, 2),
         (losses.value_loss, 4),
         (experimental.remax, 2),

@@ -194,7 +194,7 @@ def test_rewards_without_a_reference_are_refused_before_training(
     ):
         with pytest.raises(ValueError, match=message):
             speech_reward(SpeechRewards(asr=str(parts / "asr"), **weights), voice, plain)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"a talker does not take, or --speech\.similarity 0"):
+    with pytest.raises(ValueError, match=r"not for a talker\), or --speech\.similarity 0"):
         speech_reward(SpeechRewards(asr=str(parts / "asr")), voice, plain, group="speech")
     options = SpeechRewards(asr=str(parts / "asr"), similarity=0, duration=0)
     assert len(speech_reward(options, voice, plain).terms) == 4
