@@ -118,6 +118,11 @@ def split_held_out(sets: Sets[T], held_out: Sets[T], count: int | None, seed: in
         rest, measured_rows = stratified(sets, count, seed)
         measured_recordings = {_recording(item) for item in measured_rows}
         training = {id(item) for item in rest if _recording(item) not in measured_recordings}
+        if not training and hasattr(rest[0] if rest else None, "target_language"):
+            print(
+                "audiorl: held out are parts of the one talk that is trained on; they measure memory", file=sys.stderr
+            )
+            training = {id(item) for item in rest}
         if len(training) < len(rest):
             print(f"left out of training: {len(rest) - len(training)} rows about held-out recordings", flush=True)
         sets = [(name, [item for item in items if id(item) in training]) for name, items in sets]
@@ -185,8 +190,14 @@ def _recording(item: Any) -> str:
     given = getattr(row, "metadata", {}).get("recording")
     if given is not None:
         return str(given)
-    clips = _clips(row) if isinstance(row, Sample) else []
+    clips = _clips(row)
     return clips[0].key if clips else identity(row)[0]
+
+
+def _several_talks(sets: Sets[Any]) -> bool:
+    """Tell whether the rows are streams of two recordings at least. Parts of one talk can only be held out singly."""
+    streams = [item for _, items in sets for item in items if hasattr(item, "target_language")]
+    return len({_recording(item) for item in streams}) > 1
 
 
 def stratified(sets: Sets[T], count: int, seed: int = 0) -> tuple[list[T], list[T]]:
@@ -215,7 +226,10 @@ def stratified(sets: Sets[T], count: int, seed: int = 0) -> tuple[list[T], list[
         quotas[i] += 1
     chosen_indices: set[int] = set()
     counts: dict[tuple[str, str], list[int]] = {}
-    together = [_recording(item) if hasattr(item, "target_language") else identity(item)[0] for _, item in rows]
+    first: dict[str, str] = {}  # parts of a talk are drawn by the id of the first one
+    together = [identity(item)[0] for _, item in rows]
+    if _several_talks(sets):
+        together = [first.setdefault(_recording(item), id) for (_, item), id in zip(rows, together, strict=True)]
     for (name, task, _), members, quota in zip(strata, strata.values(), quotas, strict=True):
         chosen = draw({i: together[i] for i in members}, quota, seed)
         chosen_indices |= chosen

@@ -21,7 +21,7 @@ from simulstream.server.speech_processors import SpeechProcessor
 from simulstream.server.speech_processors.incremental_output import IncrementalOutput
 
 from audiorl.config import ModelConfig, SamplingConfig
-from audiorl.eval.metrics.latency import separator, split_words
+from audiorl.eval.metrics.latency import cut_text, separator, split_words, tidy
 from audiorl.models import AudioPolicy, load_policy
 from audiorl.run.folder import newest_checkpoint
 from audiorl.tasks.simul.live import Interpreter
@@ -83,7 +83,10 @@ class InterpreterProcessor(SpeechProcessor):  # type: ignore[misc]
 
     def _output(self, text: str) -> IncrementalOutput:
         """Return what is new in `text`, everything that stands so far, and the words that it takes back."""
+        text = tidy(text, self._target)
         before, self._written = self._written, split_words(text, self._target)
+        if not separator(self._target):  # characters hold the spaces before them
+            self._written = cut_text(text, [[unit] for unit in self._written])
         same = 0
         while same < min(len(before), len(self._written)) and before[same] == self._written[same]:
             same += 1

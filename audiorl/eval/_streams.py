@@ -147,7 +147,7 @@ def instance_of(rollout: Rollout, index: int, source: str = "") -> Instance:
         delays=tuple(1000 * times[turn][0] for turn in turns),
         elapsed=tuple(1000 * times[turn][1] for turn in turns),
         prediction_length=len(turns),
-        reference=" ".join(sample.references) if sample.references else None,
+        reference=tidy(" ".join(sample.references), language) if sample.references else None,
         source=source or sample.id,
         source_length=1000 * seconds,
     )

@@ -346,22 +346,24 @@ def _operating_point(
         "streams": options.streams if options.streams.startswith("bundled:") else Path(options.streams).name,
         "chunk_seconds": chunks.seconds,
         "context": chunks.context,
-        "max_new_tokens": sampling.max_new_tokens,
+        "max_new_tokens": options.max_new_tokens,
         "schedule": None if schedule is None else repr(schedule),
         "batch_size": options.batch_size,
     }
+    if sampling != _sampling(options):
+        settings["room"] = "all turns"
     speech_decoder = None
-    if isinstance(engine, HFEngine):
-        engine = HFEngine(engine.policy, sampling)
-        if engine.policy.speech is not None:
-            speech_decoder = CodecSpeechDecoder.of(engine.policy)
-            settings |= {name: getattr(sampling, name) for name in ("audio_temperature", "audio_top_p", "max_frames")}
+    if isinstance(engine, HFEngine) and engine.policy.speech is not None:
+        speech_decoder = CodecSpeechDecoder.of(engine.policy)
+        settings |= {name: getattr(options, name) for name in ("audio_temperature", "audio_top_p", "max_frames")}
     check_settings(folder / SETTINGS, settings)
     # A chunk of silence first, or the first stream's times would hold what the first call of all takes.
     seconds = max(chunks.seconds, MIN_SECONDS)
     silence = AudioClip(array=np.zeros(round(16_000 * seconds), np.float32), sample_rate=16_000)
     silent = replace(streams[0], audio=silence, seconds=seconds, units=())
     engine.generate([Request(interpretation_sample(silent, chunks))])
+    if isinstance(engine, HFEngine):
+        engine = HFEngine(engine.policy, sampling)
     rollouts = interpret_into(folder / "rollouts.jsonl", engine, streams, chunks, schedule, options.batch_size)
     both = list(zip(streams, rollouts, strict=True))
     scored, others = ([pair for pair in both if bool(pair[0].reference) == wanted] for wanted in (True, False))

@@ -52,8 +52,9 @@ class RecordedSpeech(SpeechDecoder):
         """Return the recording, float32 [T]; None where nothing was said. Raises ValueError for speech not recorded."""
         if rollout.spoken_audio is not None:
             return rollout.spoken_audio.load(self.sample_rate)
-        # No more rows than codebooks may be silence: a delay pattern that ends at once, or a talker's row that stops.
-        if any(s.codes is not None and int((s.codes[:, 0] >= 0).sum()) > s.codes.shape[1] for s in rollout.segments):
+        # Q + 1 rows may be silence: a delay pattern that ends at once. A talker's speech has a row more than frames.
+        codes = [s.codes for s in rollout.segments if s.codes is not None]
+        if any(int((rows[:, 0] >= 0).sum()) > rows.shape[1] + 1 for rows in codes):
             raise ValueError(
                 f"sample {rollout.name}: has codec frames and no recording; give speech_decoder=, a "
                 "CodecSpeechDecoder, or score recorded rollouts"

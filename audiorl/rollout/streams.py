@@ -189,7 +189,9 @@ class StreamDecoder:
         batches: list[list[StreamInputs]] = []
         count = longest = 0
         for one in [stream_inputs(self.policy, r) for r in requests]:
-            length = len(one.prompt) + sum(map(len, one.chunks)) + len(one.chunks) * most // 4
+            schedule = one.request.schedule
+            at_end = schedule is not None and schedule.review is None  # the sampling has room for all in the last turn
+            length = len(one.prompt) + sum(map(len, one.chunks)) + (1 if at_end else len(one.chunks)) * most // 4
             if not batches or (count + one.request.n) * max(longest, length) > self.sampling.max_batch_tokens:
                 batches.append([])
                 count = longest = 0

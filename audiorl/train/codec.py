@@ -146,7 +146,8 @@ def train_codec(
     held_out: Sequence[AudioClip] = (),
     trained: bool = False,
 ) -> None:
-    """Train `tokenizer` in place, from the phase's last checkpoint on. `trained` keeps the codebooks it comes with.
+    """Train `tokenizer` in place, from the phase's last checkpoint on. `trained` keeps the codebooks it comes with,
+    unless `quantize_after` asks for steps without codes.
 
     Under torchrun every rank trains on its part of each batch.
     """

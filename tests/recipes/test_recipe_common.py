@@ -110,6 +110,8 @@ def test_parts_of_one_talk_are_not_parted(tmp_path: Path, capsys: pytest.Capture
     assert (
         "1 of 1 held-out rows are about recordings that are trained on, such as 'talk0@0.00'" in capsys.readouterr().err
     )
+    train, held_out = split_held_out([("talk.jsonl", parts[:3])], [], 1)
+    assert len(train) == 2 and "parts of the one talk that is trained on" in capsys.readouterr().err
 
 
 def test_the_draw_of_a_row_does_not_depend_on_the_order_or_on_other_tasks() -> None:

@@ -31,21 +31,26 @@ def separator(language: str) -> str:
     return "" if latency_unit(language) == "char" else " "
 
 
+def _writes_spaces(language: str) -> bool:
+    """Tell whether a language writes spaces: Thai and its like part clauses by them, Chinese and Japanese nothing."""
+    return not language or {"han", "kana"}.isdisjoint(written_in(language))
+
+
 def gap(before: str, after: str, language: str) -> str:
     """Return what stands between two stripped texts of a language: a space, or nothing where one of them is empty.
 
-    Where the unit is the character, nothing stands beside a wide one or one of a script without spaces either.
+    In Chinese and Japanese nothing stands beside a wide character either.
     """
     if not (before and after):
         return ""
     wide = any(unicodedata.east_asian_width(c) in "WF" for c in (before[-1], after[0]))
-    return separator(language) or ("" if wide else join_unspaced(f"{before[-1]} {after[0]}")[1:-1])
+    return "" if wide and not _writes_spaces(language) else " "
 
 
 def tidy(text: str, language: str) -> str:
-    """Return the text with single spaces; where the unit is the character, none beside those written without spaces."""
+    """Return the text with single spaces, in Chinese and Japanese none beside their characters."""
     text = " ".join(text.split())
-    return text if latency_unit(language) == "word" else join_unspaced(text)
+    return text if _writes_spaces(language) else join_unspaced(text)
 
 
 def text_units(text: str, unit: Unit) -> list[str]:

@@ -126,6 +126,8 @@ class TalkerStream:
         if not self._decoder.in_blocks:
             self._codes = torch.cat([self._codes, codes], 1)
             return torch.zeros(0)
+        if codes.shape[1] > 275:  # with the frames before them the 300 that it decodes at once
+            return torch.cat([self.decode(part) for part in codes.split(275, 1)])
         hop, context = self._decoder.hop, self._codes[:, -25:]
         self._codes = torch.cat([context, codes], 1)
         wave = self._decoder.decode(self._codes[None])[0]

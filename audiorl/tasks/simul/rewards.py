@@ -273,7 +273,7 @@ def _pieces(rollout: Rollout) -> list[tuple[Translation, float]]:
     for piece, text, turn in zip(pieces, cut_text(rollout.text, pieces), wanted, strict=True):
         waits = [max(0.0, end - turn.end) for end in ends[start : start + len(piece)]]
         start += len(piece)
-        pair = Translation(tidy(text, language), turn.reference.strip(), turn.source, language)
+        pair = Translation(tidy(text, language), tidy(turn.reference, language), turn.source, language)
         rows.append((pair, sum(waits) / len(waits) if waits else 0.0))
     return rows
 

@@ -252,8 +252,7 @@ def completed(segments: Sequence[Segment], language: str) -> list[int]:
 
 
 def split_stream(stream: Stream, max_seconds: float) -> list[Stream]:
-    """Return the stream in parts of at most `max_seconds`, cut where units begin; a part from START on is ID@START, and
-    its metadata names the stream as the `recording`.
+    """Return the stream in parts of at most `max_seconds`, cut where units begin; a part from START on is ID@START.
 
     Audio before the first unit is left out, and audio after the last unit of a part beyond `max_seconds`. A unit that
     is longer than that makes a longer part. A stream without units, or short enough, is returned unchanged.
@@ -275,9 +274,7 @@ def split_stream(stream: Stream, max_seconds: float) -> list[Stream]:
         seconds, begin = round(end - start, 6), stream.audio.start + round(start, 6)
         units = tuple(replace(u, start=round(u.start - start, 6), end=round(u.end - start, 6)) for u in group)
         audio = replace(stream.audio, start=begin, duration=seconds, context=0.0)
-        about = {"recording": stream.id, **stream.metadata}
-        id = f"{stream.id}@{start:.2f}"
-        out.append(replace(stream, id=id, audio=audio, seconds=seconds, units=units, metadata=about))
+        out.append(replace(stream, id=f"{stream.id}@{start:.2f}", audio=audio, seconds=seconds, units=units))
     return out
 
 

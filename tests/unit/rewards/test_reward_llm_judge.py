@@ -103,7 +103,7 @@ def test_audio_is_sent_as_wav_and_a_transcript_in_its_place(make_rollout) -> Non
 def test_speech_that_was_not_recorded_is_not_silence(make_rollout) -> None:
     prompt = replace(PROMPT, audio="answer")
     spoken, silent = (replace(make_rollout("hi"), segments=(segment,)) for segment in (said(0.0, 1, 2), said(0.0)))
-    at_once = replace(said(0.0, 1), codes=torch.tensor([[5, 4], [5, 5], [-1, -1]]))
+    at_once = replace(said(0.0, 1), codes=torch.tensor([[4, 4], [5, 4], [5, 5], [-1, -1]]))
     ended = replace(silent, segments=(at_once,))
     for rollout in (silent, ended):
         assert prompt.answer(rollout)[-1] == "It said nothing aloud."

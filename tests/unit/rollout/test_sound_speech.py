@@ -169,7 +169,7 @@ GATED = SpeechRewards(asr="tiny", speaker="tiny", understood=0, gate=0.3)
     ([speech_sound("e", "enhance", "", {"audio": clip()})], {}, "sample 'e' has no reference transcript"),
     ([tts()], {"judge": "tiny"}, "--judge tiny: the reward asks it, too"),
     ([tts()], {"judge": "tiny", "speech": GATED}, "--judge tiny: the reward asks it, too"),
-    ([speech_sound("t", "tts", "hm", {"duration": 1.0})], {}, "give it a recording in audio, or a voice in prompt_audio"),
+    ([speech_sound("t", "tts", "hm", {"duration": 1.0})], {}, "a recording in audio, or a voice in prompt_audio"),
 ])  # fmt: skip
 def test_rows_that_the_rewards_cannot_score_are_refused(
     samples: list[Sample], options: dict[str, Any], message: str, tmp_path: Path

@@ -175,6 +175,8 @@ def test_quality_of_the_sequence() -> None:
     assert of(SequenceQuality(equal), chinese)[0] == pytest.approx(2 / 3)
     mixed = interpreted(("我用 Deep ", "我用 Deep Learning"), ("Learning 写　Python", "写 Python"), language="zh")
     assert [of(SequenceQuality(metric), mixed)[0] for metric in ("word_f1", "bleu", "ter")] == pytest.approx([1, 1, 1])
+    thai = interpreted(("สวัสดีครับ ผมชื่อ", "สวัสดีครับ ผมชื่อ"), (" สมชาย", "สมชาย"), language="th")
+    assert of(SequenceQuality("ter"), thai)[0] == pytest.approx(1)
     assert units_like_references("uno dos seis", ["uno dos", "tres"], "es") == [["uno", "dos"], ["seis"]]
     assert units_like_references("你好吗", ["你 好", "吗"], "zh") == [["你", "好"], ["吗"]]
 

@@ -116,6 +116,8 @@ def test_no_spaces_where_the_language_has_none() -> None:
     )
     assert [t.reference for t in turns(latin, ChunkConfig(1.0))] == ["我用 Python", " NumPy", "写。", "OK"]
     assert latin.reference == "我用 Python NumPy写。OK"
+    thai = stream(3.0, Unit(0, 0.5, "ผมชื่อ John"), Unit(0.6, 1.5, "ขอบคุณ มาก"), target="th")
+    assert thai.reference == "ผมชื่อ John ขอบคุณ มาก", "a space parts clauses"
 
 
 def test_units_without_a_translation_or_a_length_and_streams_without_units() -> None:
