@@ -299,6 +299,11 @@ def test_a_stream_of_blocks_has_every_sample_of_a_recording_of_300_frames(
     again = stream.decode(codes[:, :1])
     assert torch.equal(again, decoder.decode(codes[None, :, :1])[0])  # nothing of the speech before it
 
+    codes = torch.randint(0, CODES, (decoder.num_codebooks, 580), generator=torch.Generator().manual_seed(1))
+    small, large = (torch.cat([*map(decoder.streaming().decode, codes.split(n, 1))]) for n in (145, 290))
+    assert len(small) == len(large)
+    torch.testing.assert_close(large, small, rtol=0, atol=float(small.abs().max()) / 100)
+
 
 def test_speech_is_streamed_and_learned_from_a_codec_of_the_same_codes(
     checkpoints: dict[Generation, Path], tmp_path: Path
