@@ -28,10 +28,12 @@ IN_MEMORY = 900.0
 """Seconds up to which a recording is decoded once for all stages; of longer ones every part is decoded when needed."""
 WRITTEN = (
     "id", "key", "audio", "audio_path", "audio_filepath", "audio_id", "start", "offset", "end", "end_time", "duration",
-    "text", "transcript", "sentence", "language", "lang", "speaker", "question", "choices", "answer", "task",
-    "sample_rate", "sampling_rate", "channel", "channel_selector",
+    "text", "transcript", "transcription", "sentence", "translation", "language", "lang", "speaker", "question",
+    "choices", "answer", "rationale", "task", "clean_audio", "image", "images", "sample_rate", "sampling_rate",
+    "channel", "channel_selector",
 )  # fmt: skip
-"""Columns of an input manifest that do not pass into the rows: those that the rows have themselves, and questions."""
+"""Columns of an input manifest that do not pass into the rows: those that the rows have themselves, questions, and
+what belongs to the whole recording, such as its translation."""
 
 Span = tuple[float, float]
 """Start and end in seconds, counted from the start of the recording."""
@@ -61,9 +63,10 @@ class Source:
         return mark
 
 
-def list_sources(inputs: Sequence[str]) -> tuple[list[Source], list[dict[str, Any]], Counter[str]]:
+def list_sources(inputs: Sequence[str], out: Path) -> tuple[list[Source], list[dict[str, Any]], Counter[str]]:
     """(recordings in order, each once; rows that cannot be used, as {"id", "reason", "detail"}; files of a folder that
-    are not audio, by their suffix). Raises ValueError for an input that is not there or holds no recording."""
+    are not audio, by their suffix). What lies below `out` is no input. Raises ValueError for an input that is not there
+    or holds no recording."""
     sources: dict[str, Source] = {}
     unusable: list[dict[str, Any]] = []
     others: Counter[str] = Counter()
@@ -72,7 +75,7 @@ def list_sources(inputs: Sequence[str]) -> tuple[list[Source], list[dict[str, An
         if not file.exists() and not path.startswith("hf://"):
             raise ValueError(f"{path}: missing; check the path")
         if file.is_dir() and not (is_kaldi(file) or is_shar(file) or (file / "state.json").exists()):
-            listed = list(_files(file, others))
+            listed = list(_files(file, out, others))
             if not listed:
                 raise ValueError(f"{path}: no audio files below it ({', '.join(SUFFIXES)})")
         elif file.suffix.lower() in SUFFIXES:
@@ -95,9 +98,12 @@ def list_sources(inputs: Sequence[str]) -> tuple[list[Source], list[dict[str, An
     return list(sources.values()), unusable, others
 
 
-def _files(folder: Path, others: Counter[str]) -> Iterator[Source]:
-    """Yield the audio files below a folder, sorted; hidden files and folders are left out."""
+def _files(folder: Path, out: Path, others: Counter[str]) -> Iterator[Source]:
+    """Yield the audio files below a folder, sorted; those below `out`, hidden files and folders are left out."""
+    out = out.resolve()
     for file in sorted(folder.rglob("*")):
+        if out in file.resolve().parents:  # clips of an earlier run
+            continue
         if any(part.startswith(".") for part in file.relative_to(folder).parts) or not file.is_file():
             continue
         if file.suffix.lower() in SUFFIXES:

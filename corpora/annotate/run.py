@@ -44,7 +44,7 @@ def run(options: Annotate) -> Rows:
     """
     options.check()
     check_installed(options)
-    sources, unusable, others = list_sources(options.inputs)
+    sources, unusable, others = list_sources(options.inputs, options.out)
     out = options.out
     if out.exists() and (not out.is_dir() or (any(out.iterdir()) and not (out / STAGES).is_dir())):
         raise ValueError(f"--out {out}: not empty, and not written by this command; name a new folder")

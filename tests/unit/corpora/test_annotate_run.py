@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -146,6 +147,15 @@ def test_a_second_run_computes_nothing_and_writes_the_same(options: Options, jud
     first, count = (options().out / "manifest.jsonl").read_bytes(), calls(judge)
     run(options())
     assert calls(judge) == count and (options().out / "manifest.jsonl").read_bytes() == first
+
+
+def test_clips_of_the_first_run_are_no_input_of_the_second(options: Options, folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path / "in")
+    settings = options(inputs=(str(tmp_path / "in"),), out=tmp_path / "in" / "out", cut=True)
+    run(settings)
+    first = manifest(settings)
+    run(settings)
+    assert manifest(settings) == first and json.loads((settings.out / "annotate.json").read_text())["recordings"] == 2
 
 
 @pytest.mark.slow
@@ -309,8 +319,10 @@ def test_unusable_recordings_are_named_and_the_rest_goes_on(
 
 
 def test_manifests_of_known_formats_are_inputs(folder: Path, options: Options, tmp_path: Path) -> None:
+    whole = dict.fromkeys(("translation", "transcription", "rationale", "clean_audio", "image"), "of the recording")
     rows = [
-        {"id": "one", "audio": str(folder / "a.flac"), "start": 0.5, "duration": 4.0, "room": "kitchen", "text": "old"},
+        {"id": "one", "audio": str(folder / "a.flac"), "start": 0.5, "duration": 4.0, "room": "kitchen", "text": "old"}
+        | whole,
         {"id": "two", "audio": "missing.wav"},
         {"id": "three"},
     ]
@@ -319,6 +331,7 @@ def test_manifests_of_known_formats_are_inputs(folder: Path, options: Options, t
     run(settings)
     first = manifest(settings)[0]
     assert first["id"] == f"one@{first['start']:.3f}" and first["room"] == "kitchen" and first["text"] != "old"
+    assert not first.keys() & whole.keys()
     assert all(row["start"] >= 0.5 and row["start"] + row["duration"] <= 4.5 for row in manifest(settings))
     assert sorted(reasons(settings)) == ["row of the manifest", "unusable audio"]
 
