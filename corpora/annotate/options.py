@@ -34,7 +34,7 @@ class Annotate:
     transcripts, and this gives them with a single recogniser."""
     language: str | None = None
     """Code of the language of all recordings. By default the first multilingual Whisper of asr identifies it, or
-    py3langid from the text of the first recogniser where there is none."""
+    py3langid from the text of the first recogniser, among the languages that it transcribes, where there is none."""
     one_language: bool = False
     """Each recording is in one language: the probabilities of its segments are averaged, weighted by their length."""
     threshold: float = 0.5

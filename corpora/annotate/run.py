@@ -129,7 +129,7 @@ def _language_and_transcripts(options: Annotate, named: Sequence[NamedRecogniser
     own = of(first, after_language=False)
     return [
         own[0],
-        LanguageOfText(own[0].name, options.one_language),
+        LanguageOfText(own[0].name, options.one_language, first.languages),
         *own[1:],
         *(step for recogniser in others for step in of(recogniser)),
     ]

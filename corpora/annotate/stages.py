@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from audiorl.eval.metrics.speech import clipped_share, frame_levels, level, silent_share
+from audiorl.languages import language_code
 from audiorl.speech_models import QualityModel, SpeechDetector
 from corpora.annotate.recognisers import BATCH, Captioner, NamedRecogniser, files_mark
 from corpora.annotate.recordings import RATE, Recording, Span
@@ -184,6 +185,8 @@ class LanguageOfText:
     transcripts: str
     """The name of the stage that wrote them."""
     one_language: bool
+    languages: tuple[str, ...] | None = None
+    """Those that the recogniser transcribes, the only ones to choose among; None: all that there are."""
     name: str = "language"
 
     @property
@@ -192,21 +195,28 @@ class LanguageOfText:
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        return {"one_language": self.one_language}
+        return {"one_language": self.one_language, "languages": self.languages and list(self.languages)}
 
     def __call__(self, recording: Recording) -> list[tuple[str, float]]:
         texts = recording.results[self.transcripts]
         if self.one_language:
             texts = [" ".join(texts)] * len(texts)
-        result = [_identifier().classify(text) for text in texts]
+        codes = self.languages and tuple(sorted(set(map(language_code, self.languages))))
+        if codes and len(codes) == 1:
+            return [(codes[0], 1.0)] * len(texts)
+        result = [_identifier(codes).classify(text) for text in texts]
         return [(code, round(float(probability), 4)) for code, probability in result]
 
 
 @functools.cache
-def _identifier() -> Any:
+def _identifier(languages: tuple[str, ...] | None) -> Any:
     from py3langid.langid import MODEL_FILE, LanguageIdentifier
 
-    return LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
+    identifier = LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
+    if unknown := set(languages or ()) - set(identifier.labels):
+        raise ValueError(f"annotate: py3langid does not identify {', '.join(sorted(unknown))}; give --language")
+    identifier.set_languages(languages)
+    return identifier
 
 
 # -- quality -----------------------------------------------------------------------------------------------------------

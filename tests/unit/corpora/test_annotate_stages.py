@@ -119,6 +119,11 @@ def test_the_language_of_a_text(folder: Path) -> None:
     assert [code for code, _ in LanguageOfText("transcripts x", False)(one)] == ["en", "es"]
     same = LanguageOfText("transcripts x", True)(one)
     assert same[0] == same[1]
+    one.results["transcripts x"] = ["da", ""]  # of all languages Indonesian and Serbian
+    assert {code for code, _ in LanguageOfText("transcripts x", False, ("es", "English"))(one)} <= {"en", "es"}
+    assert LanguageOfText("transcripts x", False, ("en",))(one) == [("en", 1.0)] * 2
+    with pytest.raises(ValueError, match="py3langid does not identify aeb; give --language"):
+        LanguageOfText("transcripts x", False, ("aeb", "en"))(one)
 
 
 def test_the_transcript_that_the_others_agree_with_most() -> None:
