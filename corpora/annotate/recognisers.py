@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from audiorl.audio import AudioClip, AudioError
 from audiorl.data.prompts import asr_prompt, open_question
 from audiorl.errors import install
 from audiorl.languages import language_code
@@ -120,9 +121,7 @@ class Captioner:
         return [(extract_answer(text) or strip_tags(text)).strip() for text in texts]
 
 
-def clip_of(wav: Waveform, rate: int) -> Any:
-    from audiorl.audio import AudioClip
-
+def clip_of(wav: Waveform, rate: int) -> AudioClip:
     return AudioClip(array=wav, sample_rate=rate)
 
 
@@ -133,8 +132,11 @@ def greedy(path: str, device: str) -> RolloutEngine:
 
 
 def answers(engine: RolloutEngine, prompts: Sequence[tuple[Message, ...]]) -> list[str]:
-    """Return the text of one rollout for each prompt."""
-    return [r.text for r in engine.generate([Request(Sample(str(i), p)) for i, p in enumerate(prompts)])]
+    """Return the text of one rollout for each prompt. Raises AudioError for a prompt that the model cannot read."""
+    try:
+        return [r.text for r in engine.generate([Request(Sample(str(i), p)) for i, p in enumerate(prompts)])]
+    except ValueError as error:
+        raise AudioError(str(error)) from error
 
 
 def recognisers(asr: Sequence[str], language: str | None, device: str) -> list[NamedRecogniser]:

@@ -6,6 +6,7 @@ import math
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from audiorl.audio import AUDIO_SUFFIXES, AudioClip, load_clip, probe, seconds, wav_bytes
+from audiorl.audio import AUDIO_SUFFIXES, AudioClip, AudioError, load_clip, probe, seconds, wav_bytes
 from audiorl.data.containers import is_kaldi, is_shar
 from audiorl.data.formats import Style, audio_field, clip_of
 from audiorl.data.manifest import Format, read_values
@@ -163,6 +164,14 @@ class Recording:
     def native(self, span: Span) -> np.ndarray:
         """[T] at the file's own rate of a part."""
         return load_clip(self.part(span), self.rate)
+
+    @contextmanager
+    def naming(self, spans: Sequence[Span]) -> Iterator[None]:
+        """Name the recording and the part that holds these spans in the AudioError of a model that hears them."""
+        try:
+            yield
+        except AudioError as error:
+            raise AudioError(f"{self.source.id}, {spans[0][0]:g} to {spans[-1][1]:g} s: {error}") from error
 
     def part(self, span: Span) -> AudioClip:
         start, end = span

@@ -96,8 +96,11 @@ def check_installed(options: Annotate) -> None:
 def stages(options: Annotate) -> list[Stage]:
     """Return the stages of these options in order. Raises ValueError for models that cannot be loaded here."""
     named = recognisers(options.asr, options.language, options.device)
+    longest = options.max_seconds
+    if any(recogniser.is_policy for recogniser in named):  # many read 30 s and refuse more; slow speech is longer
+        longest = min(longest, 30.0 * min(options.speeds))
     steps: list[Stage] = [
-        SpeechSegments(load_speech_detector(), options.threshold, options.pause, options.max_seconds, options.padding)
+        SpeechSegments(load_speech_detector(), options.threshold, options.pause, longest, options.padding)
     ]
     steps += _language_and_transcripts(options, named)
     steps.append(Quality(load_quality_model(options.quality) if options.quality != "none" else None))

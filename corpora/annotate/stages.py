@@ -318,5 +318,8 @@ class Captions:
         spans = recording.results[self.spans]
         texts: list[str] = []
         for start in range(0, len(spans), BATCH):
-            texts += self.captioner.describe([recording.read(s) for s in spans[start : start + BATCH]], RATE)
+            batch = spans[start : start + BATCH]
+            waves = [recording.read(span) for span in batch]
+            with recording.naming(batch):
+                texts += self.captioner.describe(waves, RATE)
         return texts

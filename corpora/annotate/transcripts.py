@@ -63,7 +63,8 @@ class Transcripts:
             batch = covered[start : start + BATCH]
             waves = [at_speed(recording.read(spans[i]), self.speed) for i in batch]
             languages = [code for i in batch if (code := codes[i]) is not None]
-            written = self.recogniser.transcribe(waves, RATE, languages or None)
+            with recording.naming([spans[i] for i in batch]):
+                written = self.recogniser.transcribe(waves, RATE, languages or None)
             for i, text in zip(batch, written, strict=True):
                 texts[i] = " ".join(text.split())
         return texts

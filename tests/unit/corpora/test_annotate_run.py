@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import time
 from collections.abc import Callable
@@ -14,17 +15,21 @@ import numpy as np
 import pytest
 import soundfile
 
-from audiorl.audio import AudioClip, probe
+from audiorl.audio import AudioClip, AudioError, probe
 from audiorl.data.corpus import Utterance, corpus
 from audiorl.data.manifest import read_samples
 from audiorl.errors import Interrupted
 from audiorl.eval.metrics.text import word_errors
+from audiorl.models.families import qwen2_audio
 from audiorl.tasks.tts.texts import read_utterances
 from corpora import cli
 from corpora.annotate import store
 from corpora.annotate.options import Annotate
-from corpora.annotate.run import run
-from tests.conftest import make_omni
+from corpora.annotate.recognisers import Captioner
+from corpora.annotate.recordings import Recording, Source
+from corpora.annotate.run import run, stages
+from corpora.annotate.stages import Captions
+from tests.conftest import TEXTS, make_omni
 from tests.support import forks
 from tests.support.annotation import RATE, calls, joined, spans_of
 from tests.support.speech_models import save_whisper, save_xvector
@@ -316,6 +321,28 @@ def test_unusable_recordings_are_named_and_the_rest_goes_on(
     assert {Path(row["audio"]).name for row in manifest(settings, "sounds.jsonl")} >= {"music.wav"}
     said = capsys.readouterr()
     assert "3 no speech, 2 unusable audio" in said.out and "broken.flac" in said.err
+
+
+def test_a_recording_that_a_policy_refuses_is_named_and_the_rest_goes_on(
+    options: Options, judge: Path, folder: Path, english: list[Utterance], tmp_path: Path
+) -> None:
+    (tmp_path / "in").mkdir()
+    shutil.copy(folder / "a.flac", tmp_path / "in")
+    soundfile.write(tmp_path / "in" / "brief.wav", english[0].clip.load(RATE)[: RATE // 2], RATE)
+    policy = str(tmp_path / "policy")
+    qwen2_audio.tiny(TEXTS, layers=2, vocab_size=400, window=1).save(policy)
+    settings = options(inputs=(str(tmp_path / "in"),), asr=(str(judge), policy), padding=0.0)
+    run(settings)
+    assert [Path(row["audio"]).name for row in manifest(settings)] == ["brief.wav"]
+    (left_out,) = manifest(settings, "left_out.jsonl")
+    assert left_out["reason"] == "unusable audio"
+    assert re.match(r".*a\.flac, [\d.]+ to [\d.]+ s: .*longer than the 1 s that qwen2_audio enc", left_out["detail"])
+    with pytest.raises(AudioError, match=r"a\.flac, 0\.5 to 2 s: .*longer than the 1 s"):
+        Captions(Captioner(policy, "Describe it."))(Recording(
+            Source("a.flac", AudioClip(path=str(folder / "a.flac"))), {"segments": [(0.5, 2.0)]}
+        ))  # fmt: skip
+    slow = stages(options(asr=(policy,), speeds=(1.0, 0.8)))[0]
+    assert (slow.settings["max_seconds"], stages(options())[0].settings["max_seconds"]) == (24.0, 30.0)
 
 
 def test_manifests_of_known_formats_are_inputs(folder: Path, options: Options, tmp_path: Path) -> None:
