@@ -23,8 +23,6 @@ from audiorl.speech_models.loading import POCKETSPHINX, model_type
 from audiorl.speech_models.protocol import Waveform
 from audiorl.types import Message, Sample
 
-POLICIES = ("qwen2_5_omni", "qwen2_5_omni_thinker", "qwen3_omni_moe", "qwen3_omni_moe_thinker", "qwen2_audio")
-"""The model_type of speech models that are asked for a transcript by a prompt."""
 MAX_NEW_TOKENS = 256
 BATCH = 8
 """Segments that a model gets at once."""
@@ -46,9 +44,10 @@ class NamedRecogniser:
 
     @property
     def is_policy(self) -> bool:
+        """Whether audiorl trains it, so that a prompt asks for the transcript. Whisper has a recogniser of its own."""
         if self.path == POCKETSPHINX or (Path(self.path) / "model.bin").is_file():
             return False
-        return is_adapter(self.path) or model_type(self.path) in POLICIES
+        return is_adapter(self.path) or _is_trained(model_type(self.path))
 
     @cached_property
     def model(self) -> Any:
@@ -119,6 +118,17 @@ class Captioner:
         prompts = [open_question(clip_of(wav, sample_rate), self.prompt, think=False) for wav in waveforms]
         texts = answers(self.engine, prompts)
         return [(extract_answer(text) or strip_tags(text)).strip() for text in texts]
+
+
+def _is_trained(kind: str) -> bool:
+    from audiorl.models.families import RECOGNISER_TYPES, audio_llm, generic
+
+    if kind in RECOGNISER_TYPES:
+        return kind != "whisper"
+    try:
+        return bool(generic.model_class(kind, audio_llm(kind)))
+    except ValueError:
+        return False
 
 
 def clip_of(wav: Waveform, rate: int) -> AudioClip:

@@ -21,11 +21,13 @@ from audiorl.data.manifest import read_samples
 from audiorl.errors import Interrupted
 from audiorl.eval.metrics.text import word_errors
 from audiorl.models.families import qwen2_audio
+from audiorl.speech_models.loading import GE2E
+from audiorl.speech_models.protocol import CHARACTER_CTC
 from audiorl.tasks.tts.texts import read_utterances
 from corpora import cli
 from corpora.annotate import store
 from corpora.annotate.options import Annotate
-from corpora.annotate.recognisers import Captioner
+from corpora.annotate.recognisers import Captioner, NamedRecogniser
 from corpora.annotate.recordings import Recording, Source
 from corpora.annotate.run import run, stages
 from corpora.annotate.stages import Captions
@@ -142,6 +144,18 @@ def test_a_policy_of_audiorl_is_a_recogniser(options: Options, tmp_path: Path) -
     run(settings)
     texts = [row["transcripts"][str(tmp_path / "policy")] for row in manifest(settings)]
     assert texts and all(isinstance(text, str) for text in texts)
+
+
+def test_model_types_that_audiorl_trains_are_policies(tmp_path: Path) -> None:
+    def is_policy(kind: str) -> bool:
+        (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}))
+        return NamedRecogniser(str(tmp_path), None).is_policy
+
+    page = (Path(__file__).parents[3] / "docs" / "models.md").read_text()
+    trained = re.findall(r"^\|[^|]+\| `(\w+)` \| \d+ \|", page, re.MULTILINE)
+    assert len(trained) > 15 and [kind for kind in trained if not is_policy(kind)] == ["whisper"]
+    assert is_policy("qwen2_5_omni_thinker") and is_policy("qwen3_omni_moe_thinker")
+    assert not any(map(is_policy, ("wav2vec2", "wavlm", "parakeet_ctc", CHARACTER_CTC, GE2E)))
 
 
 # ------------------------------------------------------------------------------------------------------------- resuming
