@@ -90,7 +90,10 @@ class PromptEncoder:
             self.check_length(len(ids) - audio)
         except ValueError as error:
             name = f"sample {sample.id!r}: "
-            raise ValueError(f"{name}{str(error).removeprefix(name)}") from error
+            what = f"{name}{str(error).removeprefix(name)}"
+            if isinstance(error, FieldError):
+                raise FieldError(error.field, what, error.holding) from error
+            raise ValueError(what) from error
         codes = None
         if self.speech is not None and frames:
             codes = torch.full((len(ids), self.speech.codebooks), -1)

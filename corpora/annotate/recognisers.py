@@ -13,6 +13,7 @@ from typing import Any
 
 from audiorl.audio import AudioClip, AudioError
 from audiorl.data.prompts import asr_prompt, open_question
+from audiorl.data.schema import FieldError
 from audiorl.errors import install
 from audiorl.languages import language_code
 from audiorl.models.lora import is_adapter
@@ -70,7 +71,7 @@ class NamedRecogniser:
             language is None or self.languages is None or language_code(language) in map(language_code, self.languages)
         )
 
-    def transcribe(self, waves: Sequence[Waveform], rate: int, languages: Sequence[str] | None) -> list[str]:
+    def transcribe(self, waves: Sequence[Waveform], rate: int, languages: Sequence[str] | None) -> list[str | None]:
         if languages is not None and self.takes_languages:
             return list(self.model.transcribe(waves, rate, languages=languages))
         return list(self.model.transcribe(waves, rate))
@@ -93,13 +94,20 @@ class PolicyRecogniser:
 
     def transcribe(
         self, waveforms: Sequence[Waveform], sample_rate: int, languages: Sequence[str] | None = None
-    ) -> list[str]:
+    ) -> list[str | None]:
+        """Return the transcripts, None in a language that the model does not transcribe."""
         codes = languages or [""] * len(waveforms)
         prompts = [
             asr_prompt(clip_of(wav, sample_rate), code) for wav, code in zip(waveforms, codes, strict=True) if len(wav)
         ]
-        texts = iter(answers(self.engine, prompts))
-        return [next(texts).strip() if len(wav) else "" for wav in waveforms]
+        texts = iter(self._written(prompts))
+        return [next(texts) if len(wav) else "" for wav in waveforms]
+
+    def _written(self, prompts: Sequence[tuple[Message, ...]]) -> list[str | None]:
+        try:
+            return [text.strip() for text in answers(self.engine, prompts)]
+        except FieldError:
+            return [None] if len(prompts) == 1 else [self._written([prompt])[0] for prompt in prompts]
 
 
 @dataclass(frozen=True)
@@ -142,10 +150,13 @@ def greedy(path: str, device: str) -> RolloutEngine:
 
 
 def answers(engine: RolloutEngine, prompts: Sequence[tuple[Message, ...]]) -> list[str]:
-    """Return the text of one rollout for each prompt. Raises AudioError for a prompt that the model cannot read."""
+    """Return the text of one rollout for each prompt. Raises AudioError for a prompt that the model cannot read,
+    FieldError for its language."""
     try:
         return [r.text for r in engine.generate([Request(Sample(str(i), p)) for i, p in enumerate(prompts)])]
     except ValueError as error:
+        if isinstance(error, FieldError) and error.field == "language":
+            raise
         raise AudioError(str(error)) from error
 
 

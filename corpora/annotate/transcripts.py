@@ -66,7 +66,7 @@ class Transcripts:
             with recording.naming([spans[i] for i in batch]):
                 written = self.recogniser.transcribe(waves, RATE, languages or None)
             for i, text in zip(batch, written, strict=True):
-                texts[i] = " ".join(text.split())
+                texts[i] = text and " ".join(text.split())
         return texts
 
 

@@ -39,6 +39,8 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 from audiorl.audio import AudioClip
 from audiorl.config import ModelConfig
 from audiorl.data.prompts import language_name, transcript_request
+from audiorl.data.schema import FieldError
+from audiorl.languages import language_code
 from audiorl.models.backbone import Backbone
 from audiorl.models.families import audio_llm
 from audiorl.models.features import HOP, Features, log_mels
@@ -412,7 +414,18 @@ class Qwen3ASR(AudioLLM):
                 m = Message("user", tuple(c for c in m.content if isinstance(c, AudioClip)))
             turns += [m] if m.role != "system" else []
         pieces = super().chat([*([Message("system", ("\n".join(context),))] if context else []), *turns])
-        return [*pieces, f"language {language_name(language)}<asr_text>"] if language else pieces
+        return [*pieces, f"language {self.name_of(language)}<asr_text>"] if language else pieces
+
+    def name_of(self, language: str) -> str:
+        """Return what the model calls a language. Raises FieldError for one that it does not transcribe."""
+        from transformers.models.qwen3_asr.processing_qwen3_asr import LANGUAGE_CODE_TO_NAME as NAMES
+
+        code = language_code(language)
+        code = "fil" if code == "tl" else code
+        if code not in NAMES:
+            what = f"{self.name} transcribes no {language_name(language)}, but {', '.join(sorted(NAMES))}"
+            raise FieldError("language", f"{what}; leave the row or its language out")
+        return NAMES[code]
 
 
 _NAMES: Mapping[str, str] = {

@@ -27,13 +27,14 @@ from audiorl.tasks.tts.texts import read_utterances
 from corpora import cli
 from corpora.annotate import store
 from corpora.annotate.options import Annotate
-from corpora.annotate.recognisers import Captioner, NamedRecogniser
+from corpora.annotate.recognisers import Captioner, NamedRecogniser, PolicyRecogniser
 from corpora.annotate.recordings import Recording, Source
 from corpora.annotate.run import run, stages
 from corpora.annotate.stages import Captions
 from tests.conftest import TEXTS, make_omni
 from tests.support import forks
 from tests.support.annotation import RATE, calls, joined, spans_of
+from tests.support.families import folder_of
 from tests.support.speech_models import save_whisper, save_xvector
 
 Options = Callable[..., Annotate]
@@ -144,6 +145,12 @@ def test_a_policy_of_audiorl_is_a_recogniser(options: Options, tmp_path: Path) -
     run(settings)
     texts = [row["transcripts"][str(tmp_path / "policy")] for row in manifest(settings)]
     assert texts and all(isinstance(text, str) for text in texts)
+
+
+def test_a_policy_transcribes_its_languages_only(english: list[Utterance]) -> None:
+    waves = [english[0].clip.load(RATE)[: RATE // 2]] * 3
+    texts = PolicyRecogniser(str(folder_of("qwen3_asr"))).transcribe(waves, RATE, ["en", "uk", "fa"])
+    assert [type(text) for text in texts] == [str, type(None), str]
 
 
 def test_model_types_that_audiorl_trains_are_policies(tmp_path: Path) -> None:

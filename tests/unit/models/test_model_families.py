@@ -21,6 +21,7 @@ from transformers import AutoProcessor
 from audiorl.algos.experience import Experience
 from audiorl.config import LoraConfig, ModelConfig, SamplingConfig
 from audiorl.data.prompts import asr_prompt
+from audiorl.data.schema import FieldError
 from audiorl.models import AudioPolicy, load_policy
 from audiorl.models.families import fun_asr, granite
 from audiorl.protocols import Request
@@ -351,6 +352,13 @@ def test_prompts_that_a_family_cannot_write(tmp_path: Path) -> None:
     asked_for = policy.prompt(Sample("a", asr_prompt(clip, "en")))
     assert policy.tokenizer.decode(asked_for.ids).endswith("<|im_start|>assistant\nlanguage English<asr_text>")
     assert "Transcribe" not in policy.tokenizer.decode(asked_for.ids)
+    own = {"fa": "Persian", "yue": "Cantonese", "mk": "Macedonian", "ms": "Malay", "tl": "Filipino", "fil": "Filipino"}
+    for code, name in {**own, "Farsi": "Persian", "zh-CN": "Chinese"}.items():
+        ids = policy.prompt(Sample("a", asr_prompt(clip, code))).ids
+        assert policy.tokenizer.decode(ids).endswith(f"\nlanguage {name}<asr_text>")
+    with pytest.raises(FieldError, match=r"sample 'a': qwen3_asr transcribes no Ukrainian, but ar, .*; leave") as info:
+        policy.prompt(Sample("a", asr_prompt(clip, "uk")))
+    assert info.value.field == "language"
     folder = copied("qwen3_asr", tmp_path / "model")
     (folder / "chat_template.jinja").write_text(CONTEXT_ONLY)
     policy = load_policy(folder)
