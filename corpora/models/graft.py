@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from tokenizers import Tokenizer
 from torch import Tensor, nn
 from transformers import (
     AutoConfig,
@@ -195,8 +196,11 @@ def with_processor_names(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokeni
     """
     if tokenizer.is_fast:
         backend = json.loads(tokenizer.backend_tokenizer.to_str())
-        if (backend.get("post_processor") or {}).get("type") == "TemplateProcessing":
-            tokenizer.backend_tokenizer.post_processor = None
+        after = backend["post_processor"] or {"type": "Sequence", "processors": []}
+        steps = after["processors"] if after["type"] == "Sequence" else [after]
+        steps = [step for step in steps if step["type"] != "TemplateProcessing"]
+        backend["post_processor"] = {"type": "Sequence", "processors": steps} if steps else None
+        tokenizer.backend_tokenizer.post_processor = Tokenizer.from_str(json.dumps(backend)).post_processor
     tokenizer.chat_template = None  # the family's is written when the model is saved
     with tempfile.TemporaryDirectory() as folder:
         tokenizer.save_pretrained(folder)

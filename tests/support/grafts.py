@@ -35,8 +35,11 @@ SIZE = dict(
 TEMPLATE = "{% for m in messages %}<s>{{ m['content'] }}{% endfor %}"
 
 
-def tokenizer(template: str | None = TEMPLATE) -> PreTrainedTokenizerFast:
-    """A byte-level BPE without any token of a speech model, which puts <s> in front of every text, as Llama's do."""
+def tokenizer(template: str | None = TEMPLATE, sequence: bool = False) -> PreTrainedTokenizerFast:
+    """A byte-level BPE without any token of a speech model, which puts <s> in front of every text, as Llama's do.
+
+    With `sequence` by the second of two steps, as Llama 3's does.
+    """
     backend = Tokenizer(BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
@@ -47,21 +50,29 @@ def tokenizer(template: str | None = TEMPLATE) -> PreTrainedTokenizerFast:
         show_progress=False,
     )
     backend.train_from_iterator(TEXTS, trainer)
-    backend.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    begin = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    steps = [processors.ByteLevel(trim_offsets=False), begin]
+    backend.post_processor = processors.Sequence(steps) if sequence else begin
     made = PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>", eos_token="</s>")
     made.chat_template = template
     return made
 
 
 def save_llm(
-    folder: Path, kind: str = "llama", *, tied: bool = True, template: str | None = TEMPLATE, **changes: Any
+    folder: Path,
+    kind: str = "llama",
+    *,
+    tied: bool = True,
+    template: str | None = TEMPLATE,
+    sequence: bool = False,
+    **changes: Any,
 ) -> Path:
     """A random text model whose every weight matters, with its tokenizer.
 
     Its vocabulary has one row more than the tokenizer: transformers gives Qwen2's another token when it is loaded.
     """
     model_class, config_class = CLASSES[kind]
-    made = tokenizer(template)
+    made = tokenizer(template, sequence)
     sizes = {**SIZE, "vocab_size": len(made) + 1, "tie_word_embeddings": tied, **changes}
     torch.manual_seed(0)
     model = model_class(config_class(**sizes))

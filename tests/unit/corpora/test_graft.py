@@ -95,10 +95,11 @@ def test_unused_rows_of_the_vocabulary_are_used_first(whisper: Path, tmp_path: P
     assert len(padded.backbone.decoder(padded.model).embed_tokens.weight) == vocabulary + 20
 
 
-def test_transformers_reads_the_folder_with_its_processor(whisper: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("sequence", [False, True])
+def test_transformers_reads_the_folder_with_its_processor(sequence: bool, whisper: Path, tmp_path: Path) -> None:
     from transformers import AutoProcessor
 
-    graft(save_llm(tmp_path / "llm"), whisper, "qwen2-audio").save(tmp_path / "out")
+    graft(save_llm(tmp_path / "llm", sequence=sequence), whisper, "qwen2-audio").save(tmp_path / "out")
     processor = AutoProcessor.from_pretrained(tmp_path / "out")
     policy = load_policy(tmp_path / "out")
     sample = ask(AudioClip(array=np.zeros(16_000, np.float32), sample_rate=16_000))
