@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import logging
 import re
 import threading
@@ -68,11 +69,30 @@ def strip_tags(text: str) -> str:
 
 
 def final_text(text: str) -> str:
-    """Return the `<answer>` text, else what follows the thinking; "" when the thinking never ends."""
+    """Return the `<answer>` text, else what follows the thinking; "" when the thinking never ends.
+
+    Of a recogniser's response it is the transcript: what follows Qwen3-ASR's `<asr_text>`, and the contents of
+    VibeVoice-ASR's list of segments.
+
+    >>> final_text("language English<asr_text>good morning")
+    'good morning'
+    """
     answer, rest = extract_answer(text), after_think(text)
     if answer is not None:
         return answer
-    return "" if "<think>" in rest else strip_tags(rest)
+    return "" if "<think>" in rest else plain_transcript(strip_tags(rest))
+
+
+def plain_transcript(text: str) -> str:
+    """Return a transcript without what Qwen3-ASR and VibeVoice-ASR write around it: languages, times and speakers."""
+    text = text.rpartition("<asr_text>")[2].strip()
+    segments = text.removeprefix("assistant").strip()
+    if not segments.startswith("["):
+        return text
+    try:
+        return " ".join(segment["Content"] for segment in json.loads(segments))
+    except (ValueError, KeyError, TypeError, RecursionError):  # no list of segments
+        return text
 
 
 # -- one text, however it is written -----------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from audiorl.eval.metrics.text import (
     units,
     word_errors,
 )
-from audiorl.rewards.answers import after_think, final_text, language_of, strip_tags
+from audiorl.rewards.answers import after_think, final_text, language_of, plain_transcript, strip_tags
 from audiorl.rewards.combine import check_options
 from audiorl.types import Rollout, Sample, Score
 
@@ -181,7 +181,8 @@ class Hallucination:
         check_options(self, unit=tuple(MAX_RATE), max_rate=1e-3)
 
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
-        return [self._score(r.sample, _BRACKETS.sub(" ", strip_tags(after_think(r.text)))) for r in rollouts]
+        texts = (plain_transcript(strip_tags(after_think(r.text))) for r in rollouts)
+        return [self._score(r.sample, _BRACKETS.sub(" ", text)) for r, text in zip(rollouts, texts, strict=True)]
 
     def check(self, sample: Sample) -> None:
         if not sample.audio:

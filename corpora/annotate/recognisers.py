@@ -18,7 +18,7 @@ from audiorl.errors import install
 from audiorl.languages import language_code
 from audiorl.models.lora import is_adapter
 from audiorl.protocols import Request, RolloutEngine
-from audiorl.rewards.answers import extract_answer, strip_tags
+from audiorl.rewards.answers import extract_answer, final_text, strip_tags
 from audiorl.speech_models import load_recogniser
 from audiorl.speech_models.loading import POCKETSPHINX, model_type
 from audiorl.speech_models.protocol import Waveform
@@ -105,7 +105,7 @@ class PolicyRecogniser:
 
     def _written(self, prompts: Sequence[tuple[Message, ...]]) -> list[str | None]:
         try:
-            return [text.strip() for text in answers(self.engine, prompts)]
+            return [final_text(text) for text in answers(self.engine, prompts)]
         except FieldError:
             return [None] if len(prompts) == 1 else [self._written([prompt])[0] for prompt in prompts]
 

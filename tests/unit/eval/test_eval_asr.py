@@ -207,8 +207,8 @@ def test_recognisers_silence_and_a_baseline_on_the_same_rows(manifest, scripted,
     manifest(samples)
     (tmp_path / "judge.py").write_text(JUDGE)
     talking = {s.id: "thanks for watching" for s in no_speech_samples(13)}
-    texts = {"a": "the cat sat down", "b": "the cat"}
-    start = scripted({"a": "the", "b": "the"} | dict.fromkeys(talking, ""))
+    texts = {"a": "language English<asr_text>the cat sat down", "b": "the cat"}
+    start = scripted({"a": "the", "b": "the"} | dict.fromkeys(talking, "language None<asr_text>"))
     monkeypatch.setattr(asr, "greedy_engine", lambda model, tokens, device: start)
     options = asr.ASROptions(
         data=tmp_path / "test.jsonl",

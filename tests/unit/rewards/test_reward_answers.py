@@ -66,6 +66,14 @@ def test_final_text() -> None:
     assert final_text("<answer>hi</answer> there") == "hi"
     assert final_text("<answer>cut off") == "cut off"
     assert final_text("<think>cut off while thinking") == ""
+    assert final_text("language English<asr_text> hello there ") == "hello there"
+    assert final_text("language None<asr_text>") == ""
+    assert final_text("[noise] hello") == "[noise] hello"
+    segments = '[{"Start":0,"End":1.5,"Speaker":0,"Content":"Hello."},{"Start":1.5,"End":2,"Content":"There."}]'
+    assert final_text(f"assistant\n{segments}\n") == final_text(segments) == "Hello. There."
+    assert final_text("[]") == ""
+    for text in (segments[:-1], "[1, 2]", "['a']", '["Content"]', '[{"Content": 1}]'):
+        assert final_text(text) == text
     assert after_think("<think>a</think>b<think>c</think>d") == "bd"
     assert strip_tags("<think>a</think><answer>b</answer>").split() == ["a", "b"]
 

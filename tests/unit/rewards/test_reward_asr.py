@@ -135,6 +135,8 @@ def test_parts_by_hand(rollout_of) -> None:
     assert score.total == -1.0
     (score,) = Hallucination()([rollout_of("please hold the line now", "please hold the line", 1.0)])
     assert score.parts == {"insertions": pytest.approx(1 / 5), "overrun": 0.0}
+    text = "language English<asr_text>please hold the line"  # of Qwen3-ASR
+    assert Hallucination()([rollout_of(text, "please hold the line", 1.0)])[0].total == 0
     (score,) = Hallucination(max_rate=1.0)([rollout_of("a b c d e f", "a b c d e f", 1.0)])
     assert score.parts == {"insertions": 0.0, "overrun": 1.0}  # 1 + 2 words fit, as many again are too many
     (score,) = Hallucination("char")([rollout_of("今天天气好啊啊", "今天天气好", 1.0)])
