@@ -425,7 +425,7 @@ class Qwen3ASR(AudioLLM):
         if code not in NAMES:
             what = f"{self.name} transcribes no {language_name(language)}, but {', '.join(sorted(NAMES))}"
             raise FieldError("language", f"{what}; leave the row or its language out")
-        return NAMES[code]
+        return str(NAMES[code])
 
 
 _NAMES: Mapping[str, str] = {
