@@ -34,6 +34,7 @@ from audiorl.audio import AudioClip
 from audiorl.config import OptimConfig, PreferenceConfig
 from audiorl.config.checks import pass_tokens
 from audiorl.data.augment import silence_pieces
+from audiorl.data.formats import Answer
 from audiorl.data.preferences import Judged, Pair
 from audiorl.distributed.local import Group
 from audiorl.errors import Interrupted
@@ -203,17 +204,29 @@ def _compared(items: Sequence[Pair | Judged], config: PreferenceConfig) -> list[
             if config.audio_coef:
                 answers += (silenced_example(item, config.silenced),)
         else:
-            # The next answer, spoken or written alike, to another prompt; neighbours often answer the same.
-            others = (
-                j for j in (*items[i + 1 :], *items[:i]) if isinstance(j, Judged) and j.sample.id != item.sample.id
-            )
-            other = next((j.answer for j in others if type(j.answer) is type(item.answer)), None)
-            if other is None:
-                what = "written" if isinstance(item.answer, str) else "spoken"
-                raise ValueError(f"kto compares with answers to other prompts; all {what} answers are to one prompt")
-            answers = answer_example(item.sample, item.answer), answer_example(item.sample, other)
+            answers = answer_example(item.sample, item.answer), answer_example(item.sample, _mismatched(items, i))
         out.append(Compared(item, answers))
     return out
+
+
+def _mismatched(items: Sequence[Pair | Judged], i: int) -> Answer:
+    """Return the next answer after item i, spoken or written alike, to another prompt: one as good, if there is any.
+
+    Neighbours often answer the same prompt, one well and one badly in turns; the baseline is of both kinds.
+    """
+    item = items[i]
+    assert isinstance(item, Judged)
+    other: Answer | None = None
+    for j in (items[(i + step) % len(items)] for step in range(1, len(items))):
+        if not isinstance(j, Judged) or j.sample.id == item.sample.id or type(j.answer) is not type(item.answer):
+            continue
+        if j.desirable == item.desirable:
+            return j.answer
+        other = j.answer if other is None else other
+    if other is None:
+        what = "written" if isinstance(item.answer, str) else "spoken"
+        raise ValueError(f"kto compares with answers to other prompts; all {what} answers are to one prompt")
+    return other
 
 
 def pair_examples(pair: Pair) -> tuple[Example, Example]:

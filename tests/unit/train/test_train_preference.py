@@ -402,7 +402,7 @@ def test_what_a_loss_cannot_learn_from_is_refused(samples: list[Sample], tmp_pat
 def test_kto_contrasts_with_other_prompts_and_balances_both_kinds(
     samples: list[Sample], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The pairs' two answers lie side by side: the next answer is not always a mismatched one."""
+    """The pairs' two answers lie side by side: the next answer is not always a mismatched one, nor as good."""
     handed: list[Any] = []
     monkeypatch.setattr(
         preference, "fit", lambda group, policy, items, *rest, **options: handed.extend([*group.workers, items])
@@ -414,5 +414,7 @@ def test_kto_contrasts_with_other_prompts_and_balances_both_kinds(
         train(items, new_run(tmp_path / name), config=config)
     own = {j.sample.id: {k.answer for k in judged if k.sample.id == j.sample.id} for j in judged}
     assert all(i.answers[1].target not in own[i.item.sample.id] for i in handed[1])
+    good = {j.answer: j.desirable for j in judged}
+    assert all(good[i.answers[1].target] == i.item.desirable for i in handed[1])
     weights = [(w.config.desirable_weight, w.config.undesirable_weight) for w in handed[::2]]
     assert weights == [(0.8, 1.0), (0.8, pytest.approx(3 * 3 / 4))]
