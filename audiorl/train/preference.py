@@ -46,7 +46,7 @@ from audiorl.run.folder import Run
 from audiorl.run.progress import Progress
 from audiorl.train.batches import check_finite, counts, group_packs
 from audiorl.train.fit import Learner, PackLoss, fit, learners, training_indices
-from audiorl.types import Message
+from audiorl.types import Message, Sample
 
 REFERENCE_CHUNK = 32  # Groups of answers whose reference log-probs a trainer computes per call
 
@@ -181,12 +181,12 @@ def prefer(
         own_good, own_bad = config.desirable_weight, config.undesirable_weight
         good, bad = good if own_good is None else own_good, bad if own_bad is None else own_bad
         config = replace(config, desirable_weight=good, undesirable_weight=bad)
-    compared = _compared(items, config)
+    indices = training_indices(items, config, seed)
+    compared = _compared(items, config, indices)
     trainers = learners(run, phase, preference_loss, policy, config, optim)
     if config.loss not in WITHOUT_REFERENCE:
         # Answers after silenced audio are groups of their own: they do not share the pair's prompt.
-        groups = [c.answers[:2] for c in compared] + [c.answers[2:] for c in compared if c.answers[2:]]
-        indices = training_indices(items, config, seed)
+        groups = [c.answers[:2] for c in compared] + [c.answers[2:] for c in compared if config.audio_coef]
         needed = [i + start for start in range(0, len(groups), len(items)) for i in indices]
         refs = reference_logprobs(trainers, groups, run, phase, needed)
         compared = [replace(c, refs=sum(refs[k :: len(items)], ())) for k, c in enumerate(compared)]
@@ -195,14 +195,20 @@ def prefer(
     fit(trainers, policy, compared, run, config, phase=phase, seed=seed, **options)
 
 
-def _compared(items: Sequence[Pair | Judged], config: PreferenceConfig) -> list[Compared]:
-    """Return the items with the answers that their loss compares, without the reference's log-probs."""
-    out = []
+def _compared(items: Sequence[Pair | Judged], config: PreferenceConfig, indices: Sequence[int]) -> list[Compared]:
+    """Return the items with the answers that their loss compares, without the reference's log-probs.
+
+    Silenced audio stays in memory: only items of `indices` get it, once for each prompt.
+    """
+    out, learned, silenced = [], set(indices), dict[str, Sample]()
     for i, item in enumerate(items):
         if isinstance(item, Pair):
             answers: tuple[Example, ...] = pair_examples(item)
-            if config.audio_coef:
-                answers += (silenced_example(item, config.silenced),)
+            if config.audio_coef and i in learned:
+                sample = item.sample
+                if sample.id not in silenced:
+                    silenced[sample.id] = silenced_prompt(sample, config.silenced)
+                answers += (answer_example(silenced[sample.id], item.chosen),)
         else:
             answers = answer_example(item.sample, item.answer), answer_example(item.sample, _mismatched(items, i))
         out.append(Compared(item, answers))
@@ -234,12 +240,11 @@ def pair_examples(pair: Pair) -> tuple[Example, Example]:
     return answer_example(pair.sample, pair.chosen), answer_example(pair.sample, pair.rejected)
 
 
-def silenced_example(pair: Pair, share: float) -> Example:
-    """Return the chosen answer after its prompt with a `share` of every user's clip silenced, always the same pieces.
+def silenced_prompt(sample: Sample, share: float) -> Sample:
+    """Return the sample with a `share` of every user's clip silenced, always the same pieces.
 
     Raises ValueError for a prompt without audio.
     """
-    sample = pair.sample
     if not sample.audio:
         raise ValueError(f"sample {sample.id!r}: audio_coef compares with silenced audio, but the prompt has none")
 
@@ -252,7 +257,7 @@ def silenced_example(pair: Pair, share: float) -> Example:
     messages = tuple(
         m if m.role == "assistant" else Message(m.role, tuple(silenced(c) for c in m.content)) for m in sample.messages
     )
-    return answer_example(replace(sample, id=f"{sample.id}/silenced", messages=messages), pair.chosen)
+    return replace(sample, id=f"{sample.id}/silenced", messages=messages)
 
 
 def reference_logprobs(

@@ -22,11 +22,11 @@ from audiorl.config import OptimConfig, PreferenceConfig
 from audiorl.data.preferences import Pair, pairs_to_judged
 from audiorl.errors import Interrupted
 from audiorl.models import AudioPolicy
-from audiorl.models.examples import Example
+from audiorl.models.examples import Example, answer_example
 from audiorl.run.folder import Run
 from audiorl.train import preference
 from audiorl.train.fit import Learner, training_indices
-from audiorl.train.preference import Compared, pair_examples, prefer, preference_loss, silenced_example
+from audiorl.train.preference import Compared, pair_examples, prefer, preference_loss, silenced_prompt
 from audiorl.types import Message, Sample
 from tests.conftest import Make, make_omni, make_text, readable
 from tests.support.data_trainers import (
@@ -162,7 +162,7 @@ def test_pairs_of_audio_and_the_anchor_are_added(make_policy: Make, samples: lis
     worker = worker_of(policy, loss, micro_batch_tokens=150, **coefs)
     items, each = [], []
     for i in referenced(pairs_of(samples), reference):
-        other = silenced_example(i.item, 0.5)
+        other = answer_example(silenced_prompt(i.item.sample, 0.5), i.item.chosen)
         with torch.no_grad():
             ref = alone(reference, other.sample, other.target).float()
         items.append(replace(i, answers=(*i.answers, other), refs=(*i.refs, ref)))
@@ -174,10 +174,9 @@ def test_pairs_of_audio_and_the_anchor_are_added(make_policy: Make, samples: lis
 
 def test_silenced_audio_is_the_same_at_every_call_and_leaves_the_rest(samples: list[Sample]) -> None:
     with pytest.raises(ValueError, match="'t': audio_coef compares with silenced audio"):
-        silenced_example(Pair(Sample("t", (Message("user", ("Why?",)),)), "yes", "no"), 0.3)
-    pair = pairs_of(samples)[0]
-    first, again = (silenced_example(pair, 0.3).sample.audio[0].load() for _ in range(2))
-    wav = pair.sample.audio[0].load()
+        silenced_prompt(Sample("t", (Message("user", ("Why?",)),)), 0.3)
+    first, again = (silenced_prompt(samples[0], 0.3).audio[0].load() for _ in range(2))
+    wav = samples[0].audio[0].load()
     assert (first == again).all() and len(first) == len(wav)
     silent = (first != wav).reshape(-1)[: len(wav) // 1600 * 1600].reshape(-1, 1600).any(1)
     assert 0.2 < silent.mean() < 0.4 and not first[: len(silent) * 1600].reshape(-1, 1600)[silent].any()
@@ -336,6 +335,24 @@ def test_only_what_will_be_seen_is_computed(samples: list[Sample], tmp_path: Pat
     wanted = training_indices(pairs, config, seed=0)
     assert len(wanted) == 4
     assert kept(run).keys() == {f"{i}/{k}" for i in wanted for k in (0, 1)}
+
+
+def test_audio_is_silenced_once_a_prompt_of_what_will_be_seen(
+    samples: list[Sample], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handed: list[Compared] = []
+    monkeypatch.setattr(preference, "fit", lambda group, policy, items, *rest, **options: handed.extend(items))
+    pairs = [Pair(s, word, "no why") for s in samples for word in ("yes", "no", "why")]
+    config = PreferenceConfig(steps=2, batch_size=3, audio_coef=0.2)
+    run = new_run(tmp_path / "run")
+    train(pairs, run, make_omni(), config)
+    seen = training_indices(pairs, config, seed=0)
+    assert len(seen) == 6 < len(pairs)
+    assert [len(c.answers) for c in handed] == [3 if i in seen else 2 for i in range(len(pairs))]
+    assert all([len(x) > 0 for x in handed[i].refs] == [True] * 3 for i in seen)
+    assert kept(run).keys() == {f"{i + start}/{k}" for i in seen for start, k in ((0, 0), (0, 1), (len(pairs), 0))}
+    silenced = {id(handed[i].answers[2].sample): pairs[i].sample.id for i in seen}
+    assert sorted(silenced.values()) == sorted({pairs[i].sample.id for i in seen})
 
 
 @pytest.mark.parametrize("loss", ["dpo", "sampo", "kto"])
