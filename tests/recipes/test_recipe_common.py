@@ -338,6 +338,7 @@ def test_ptx_through_the_command_line(tmp_path: Path, recipe: str, phase: str) -
     ("sound-grpo", "--task enhance --tagger t", "--tagger, --parts, --weights: enhance is rewarded by --speech"),
     ("sound-grpo", "--task tts --weights clean 2", "--tagger, --parts, --weights: tts is rewarded by --speech"),
     ("sound-grpo", "--data ROWS", "--data: no row has audio, of which a new flow takes its codec and scales"),
+    ("thought-grpo", "--control True --learn False", "--control: it goes on learning the rows' thoughts; give"),
 ])  # fmt: skip
 def test_options_that_flows_cannot_follow_are_refused(
     recipe: str, words: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
