@@ -21,7 +21,7 @@ class PreferenceConfig(FitConfig):
     loss: PreferenceLoss = "dpo"
     """DPO and its family on pairs, or KTO on single judged answers, of which `batch_size` counts."""
     beta: float | None = None
-    """β: scale of the log-ratios."""
+    """β: scale of the log-ratios. With `dpo-norm`, of means over tokens, `audio_coef` and `anchor_coef` keep 0.1."""
     label_smoothing: float | None = None
     """ε of cDPO: probability that a label is wrong."""
     alpha: float | None = None

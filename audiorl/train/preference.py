@@ -81,7 +81,8 @@ def _pair_loss(
     learner.policy.encode_ahead(e.sample for i in items for e in i.answers)
     groups = [[experience(learner.policy, e, str(k)) for e in i.answers] for k, i in enumerate(items)]
     chosen_tokens = sum(world.gather(sum(counts([g[0] for g in groups]))))
-    beta = {} if config.beta is None else {"beta": config.beta}
+    # dpo-norm's scales means over tokens; the anchor and the pairs of audio are of sums.
+    beta = {} if config.beta is None or config.loss == "dpo-norm" else {"beta": config.beta}
     each = 3 if config.audio_coef else 2
     # SamPO's draw depends on the update and the pair's place in the batch of all ranks, which take pairs in turns, not
     # on how the batch is packed.
