@@ -31,9 +31,9 @@ class PreferenceConfig(FitConfig):
     lam: float | None = None
     """λ of ORPO: weight of the odds-ratio term."""
     desirable_weight: float | None = None
-    """λ_D of KTO; None balances desirable against undesirable answers."""
+    """λ_D of KTO; None balances desirable against undesirable answers, with the other weight if that is given."""
     undesirable_weight: float | None = None
-    """λ_U of KTO; None balances."""
+    """λ_U of KTO; None balances, likewise."""
     sft_coef: float = 0.0
     """Weight of the chosen answer's negative log-likelihood, a mean over tokens, added to the loss (RPO)."""
     audio_coef: float = 0.0

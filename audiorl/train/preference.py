@@ -180,7 +180,11 @@ def prefer(
         desirable = sum(j.desirable for j in judged)
         good, bad = kto_weights(desirable, len(judged) - desirable)
         own_good, own_bad = config.desirable_weight, config.undesirable_weight
-        good, bad = good if own_good is None else own_good, bad if own_bad is None else own_bad
+        ratio = bad / good  # which a weight that is not set has to the other, unless that is 0
+        good, bad = (
+            (own_bad / ratio if own_bad else good) if own_good is None else own_good,
+            (own_good * ratio if own_good else bad) if own_bad is None else own_bad,
+        )
         config = replace(config, desirable_weight=good, undesirable_weight=bad)
     indices = training_indices(items, config, seed)
     compared = _compared(items, config, indices)

@@ -427,12 +427,15 @@ def test_kto_contrasts_with_other_prompts_and_balances_both_kinds(
     )
     judged = pairs_to_judged(text_pairs(samples, 3))
     few = [j for j in judged if j.desirable] + judged[1:2]
-    config = PreferenceConfig(loss="kto", steps=3, batch_size=2, desirable_weight=0.8)
-    for name, items in (("a", judged), ("b", few)):
-        train(items, new_run(tmp_path / name), config=config)
-    own = {j.sample.id: {k.answer for k in judged if k.sample.id == j.sample.id} for j in judged}
-    assert all(i.answers[1].target not in own[i.item.sample.id] for i in handed[1])
+    config = PreferenceConfig(loss="kto", steps=3, batch_size=2)
+    given: list[dict[str, float]] = [{"desirable_weight": 0.8}, {"undesirable_weight": 3}, {"desirable_weight": 0}, {}]
+    for name, items, own in (("a", judged, given[0]), *(("bcde"[k], few, own) for k, own in enumerate(given))):
+        train(items, new_run(tmp_path / name), config=replace(config, **own))
+    of_prompt = {j.sample.id: {k.answer for k in judged if k.sample.id == j.sample.id} for j in judged}
+    assert all(i.answers[1].target not in of_prompt[i.item.sample.id] for i in handed[1])
     good = {j.answer: j.desirable for j in judged}
     assert all(good[i.answers[1].target] == i.item.desirable for i in handed[1])
     weights = [(w.config.desirable_weight, w.config.undesirable_weight) for w in handed[::2]]
-    assert weights == [(0.8, 1.0), (0.8, pytest.approx(3 * 3 / 4))]
+    balanced = 3 * 3 / 4  # three good ones and a bad one
+    expected = [(0.8, 0.8), (0.8, 0.8 * balanced), (3 / balanced, 3), (0, balanced), (1, balanced)]
+    assert weights == [pytest.approx(both) for both in expected]
