@@ -21,7 +21,7 @@ class PreferenceConfig(FitConfig):
     loss: PreferenceLoss = "dpo"
     """DPO and its family on pairs, or KTO on single judged answers, of which `batch_size` counts."""
     beta: float | None = None
-    """β: scale of the log-ratios."""
+    """β: scale of the log-ratios. With `dpo-norm`, of means over tokens, `audio_coef` and `anchor_coef` keep 0.1."""
     label_smoothing: float | None = None
     """ε of cDPO: probability that a label is wrong."""
     alpha: float | None = None
@@ -31,9 +31,9 @@ class PreferenceConfig(FitConfig):
     lam: float | None = None
     """λ of ORPO: weight of the odds-ratio term."""
     desirable_weight: float | None = None
-    """λ_D of KTO; None balances desirable against undesirable answers."""
+    """λ_D of KTO; None balances desirable against undesirable answers, with the other weight if that is given."""
     undesirable_weight: float | None = None
-    """λ_U of KTO; None balances."""
+    """λ_U of KTO; None balances, likewise."""
     sft_coef: float = 0.0
     """Weight of the chosen answer's negative log-likelihood, a mean over tokens, added to the loss (RPO)."""
     audio_coef: float = 0.0

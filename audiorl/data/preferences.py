@@ -135,7 +135,7 @@ def read_pairs_and_judged(
     and errors are those of `read_samples`."""
 
     def either(row: Row, style: Style, to_sample: Format) -> tuple[Sample, Pair | Judged]:
-        pair = {"chosen", "rejected", "rejected_response"} & row.data.keys()
+        pair = any(row.data.get(field) is not None for field in ("chosen", "rejected", "rejected_response"))
         return _pair(row, style, to_sample) if pair else _judged(row, style, to_sample)
 
     return read_values(path, kind, either, repeats=True, **options)

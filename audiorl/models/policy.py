@@ -88,6 +88,8 @@ class AudioPolicy(nn.Module):
         self.backbone = backbone
         self.speech = speech
         self.adapter: Any = None
+        self.beside_adapter: frozenset[str] = frozenset()
+        """Names of weights that came with an adapter and are not its base model's: saved with it, also where frozen."""
         token = backbone.audio_token
         self.audio_token_id = -1 if token is None else int(tokenizer.convert_tokens_to_ids(token))
         token = backbone.image_token
@@ -243,7 +245,8 @@ class AudioPolicy(nn.Module):
         if self.adapter is None:
             self.backbone.save_model(self.model, str(folder), self.source)
         else:
-            save_adapter(self.adapter, self.trainable(), folder)
+            names = self.trainable().keys() | self.beside_adapter
+            save_adapter(self.adapter, {n: p for n, p in self.parameters_by_name().items() if n in names}, folder)
         template, class_names = self.backbone.chat_template(), self.backbone.processor_files
         save_processor(folder, self.tokenizer, self.extractor, self.source.files, template, class_names)
 

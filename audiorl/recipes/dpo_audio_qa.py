@@ -23,7 +23,7 @@ from audiorl.config.recipe import HeldOutOptions, RecipeConfig
 from audiorl.data.bundled import bundled_pairs, bundled_set
 from audiorl.data.manifest import read_samples
 from audiorl.data.preferences import Judged, Pair, pairs_to_judged, read_pairs, read_pairs_and_judged
-from audiorl.data.sets import split_held_out, weighted
+from audiorl.data.sets import split_held_out
 from audiorl.models import AudioPolicy
 from audiorl.models.examples import Example, answer_example
 from audiorl.recipes._common import (
@@ -104,7 +104,8 @@ def read(config: DPOConfig, given: Given, check: RowCheck) -> tuple[list[Pair | 
     measured = given.held_out or config.held_out
     questions = read_sets(measured, config, bundled, read_samples, check.held_out, think=think)
     if questions:
-        return weighted(sets, config.data_seed), [s for _, samples in questions for s in samples]
+        split: tuple[Any, Any] = split_held_out(sets, questions, None, config.data_seed)
+        return split
     rows, held_out = split_held_out(sets, [], config.held_out_count, config.data_seed)
     asked = {sample.id: sample for row in held_out if (sample := _with_answer(row))}
     if not asked:

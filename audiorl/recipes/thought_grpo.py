@@ -144,10 +144,12 @@ def main(config: ThoughtGRPOConfig, run: Run) -> None:
     train, held_out = read_split(
         config, lambda name: [question(s, config.hear) for s in bundled_sounds(name)], read, check=check
     )
+    examples = [Example(s, s.references[0]) for s in train if config.learn and s.references]
+    if config.control and not examples:
+        raise ValueError("--control: it goes on learning the rows' thoughts; give rows that have some, --learn True")
     if config.flow == "tiny":
         begin_flow(random, run, flow, train)
     policy = check.policy()
-    examples = [Example(s, s.references[0]) for s in train if config.learn and s.references]
     if examples:
         sft(policy, examples, run, config=config.sft, optim=config.sft_optim, seed=config.seed)
     told = all("events" in s.metadata for s in held_out)

@@ -287,8 +287,8 @@ class _Skeleton:
         sharded = current().fsdp or current().zero == 3
         named = _named(model)
         self._model = model
-        adapter_alone = policy.adapter is not None  # nothing frozen is saved
-        self._names = [n for n, p in named.items() if p.requires_grad or (sharded and not adapter_alone)]
+        saved = named.keys() if policy.adapter is None else policy.beside_adapter  # of the frozen ones
+        self._names = [n for n, p in named.items() if p.requires_grad or (sharded and n in saved)]
         hollow = list(named.values()) if sharded else [named[n] for n in self._names]
         trunk = policy.skeleton(hollow)
         self._copy: AudioPolicy | ValueModel = trunk

@@ -34,6 +34,7 @@ from audiorl.audio import AudioClip
 from audiorl.config import OptimConfig, PreferenceConfig
 from audiorl.config.checks import pass_tokens
 from audiorl.data.augment import silence_pieces
+from audiorl.data.formats import Answer
 from audiorl.data.preferences import Judged, Pair
 from audiorl.distributed.local import Group
 from audiorl.errors import Interrupted
@@ -45,7 +46,7 @@ from audiorl.run.folder import Run
 from audiorl.run.progress import Progress
 from audiorl.train.batches import check_finite, counts, group_packs
 from audiorl.train.fit import Learner, PackLoss, fit, learners, training_indices
-from audiorl.types import Message
+from audiorl.types import Message, Sample
 
 REFERENCE_CHUNK = 32  # Groups of answers whose reference log-probs a trainer computes per call
 
@@ -80,7 +81,8 @@ def _pair_loss(
     learner.policy.encode_ahead(e.sample for i in items for e in i.answers)
     groups = [[experience(learner.policy, e, str(k)) for e in i.answers] for k, i in enumerate(items)]
     chosen_tokens = sum(world.gather(sum(counts([g[0] for g in groups]))))
-    beta = {} if config.beta is None else {"beta": config.beta}
+    # dpo-norm's scales means over tokens; the anchor and the pairs of audio are of sums.
+    beta = {} if config.beta is None or config.loss == "dpo-norm" else {"beta": config.beta}
     each = 3 if config.audio_coef else 2
     # SamPO's draw depends on the update and the pair's place in the batch of all ranks, which take pairs in turns, not
     # on how the batch is packed.
@@ -178,14 +180,18 @@ def prefer(
         desirable = sum(j.desirable for j in judged)
         good, bad = kto_weights(desirable, len(judged) - desirable)
         own_good, own_bad = config.desirable_weight, config.undesirable_weight
-        good, bad = good if own_good is None else own_good, bad if own_bad is None else own_bad
+        ratio = bad / good  # which a weight that is not set has to the other, unless that is 0
+        good, bad = (
+            (own_bad / ratio if own_bad else good) if own_good is None else own_good,
+            (own_good * ratio if own_good else bad) if own_bad is None else own_bad,
+        )
         config = replace(config, desirable_weight=good, undesirable_weight=bad)
-    compared = _compared(items, config)
+    indices = training_indices(items, config, seed)
+    compared = _compared(items, config, indices)
     trainers = learners(run, phase, preference_loss, policy, config, optim)
     if config.loss not in WITHOUT_REFERENCE:
         # Answers after silenced audio are groups of their own: they do not share the pair's prompt.
-        groups = [c.answers[:2] for c in compared] + [c.answers[2:] for c in compared if c.answers[2:]]
-        indices = training_indices(items, config, seed)
+        groups = [c.answers[:2] for c in compared] + [c.answers[2:] for c in compared if config.audio_coef]
         needed = [i + start for start in range(0, len(groups), len(items)) for i in indices]
         refs = reference_logprobs(trainers, groups, run, phase, needed)
         compared = [replace(c, refs=sum(refs[k :: len(items)], ())) for k, c in enumerate(compared)]
@@ -194,26 +200,44 @@ def prefer(
     fit(trainers, policy, compared, run, config, phase=phase, seed=seed, **options)
 
 
-def _compared(items: Sequence[Pair | Judged], config: PreferenceConfig) -> list[Compared]:
-    """Return the items with the answers that their loss compares, without the reference's log-probs."""
-    out = []
+def _compared(items: Sequence[Pair | Judged], config: PreferenceConfig, indices: Sequence[int]) -> list[Compared]:
+    """Return the items with the answers that their loss compares, without the reference's log-probs.
+
+    Silenced audio stays in memory: only items of `indices` get it, once for each prompt.
+    """
+    out, learned, silenced = [], set(indices), dict[str, Sample]()
     for i, item in enumerate(items):
         if isinstance(item, Pair):
             answers: tuple[Example, ...] = pair_examples(item)
-            if config.audio_coef:
-                answers += (silenced_example(item, config.silenced),)
+            if config.audio_coef and i in learned:
+                sample = item.sample
+                if sample.id not in silenced:
+                    silenced[sample.id] = silenced_prompt(sample, config.silenced)
+                answers += (answer_example(silenced[sample.id], item.chosen),)
         else:
-            # The next answer, spoken or written alike, to another prompt; neighbours often answer the same.
-            others = (
-                j for j in (*items[i + 1 :], *items[:i]) if isinstance(j, Judged) and j.sample.id != item.sample.id
-            )
-            other = next((j.answer for j in others if type(j.answer) is type(item.answer)), None)
-            if other is None:
-                what = "written" if isinstance(item.answer, str) else "spoken"
-                raise ValueError(f"kto compares with answers to other prompts; all {what} answers are to one prompt")
-            answers = answer_example(item.sample, item.answer), answer_example(item.sample, other)
+            answers = answer_example(item.sample, item.answer), answer_example(item.sample, _mismatched(items, i))
         out.append(Compared(item, answers))
     return out
+
+
+def _mismatched(items: Sequence[Pair | Judged], i: int) -> Answer:
+    """Return the next answer after item i, spoken or written alike, to another prompt: one as good, if there is any.
+
+    Neighbours often answer the same prompt, one well and one badly in turns; the baseline is of both kinds.
+    """
+    item = items[i]
+    assert isinstance(item, Judged)
+    other: Answer | None = None
+    for j in (items[(i + step) % len(items)] for step in range(1, len(items))):
+        if not isinstance(j, Judged) or j.sample.id == item.sample.id or type(j.answer) is not type(item.answer):
+            continue
+        if j.desirable == item.desirable:
+            return j.answer
+        other = j.answer if other is None else other
+    if other is None:
+        what = "written" if isinstance(item.answer, str) else "spoken"
+        raise ValueError(f"kto compares with answers to other prompts; all {what} answers are to one prompt")
+    return other
 
 
 def pair_examples(pair: Pair) -> tuple[Example, Example]:
@@ -221,12 +245,11 @@ def pair_examples(pair: Pair) -> tuple[Example, Example]:
     return answer_example(pair.sample, pair.chosen), answer_example(pair.sample, pair.rejected)
 
 
-def silenced_example(pair: Pair, share: float) -> Example:
-    """Return the chosen answer after its prompt with a `share` of every user's clip silenced, always the same pieces.
+def silenced_prompt(sample: Sample, share: float) -> Sample:
+    """Return the sample with a `share` of every user's clip silenced, always the same pieces.
 
     Raises ValueError for a prompt without audio.
     """
-    sample = pair.sample
     if not sample.audio:
         raise ValueError(f"sample {sample.id!r}: audio_coef compares with silenced audio, but the prompt has none")
 
@@ -239,7 +262,7 @@ def silenced_example(pair: Pair, share: float) -> Example:
     messages = tuple(
         m if m.role == "assistant" else Message(m.role, tuple(silenced(c) for c in m.content)) for m in sample.messages
     )
-    return answer_example(replace(sample, id=f"{sample.id}/silenced", messages=messages), pair.chosen)
+    return replace(sample, id=f"{sample.id}/silenced", messages=messages)
 
 
 def reference_logprobs(

@@ -26,6 +26,8 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any, Literal
 
+import torch
+
 from audiorl.audio import AudioClip
 from audiorl.config import LoraConfig, ModelConfig, OptimConfig, SFTConfig, require_ranges
 from audiorl.config.recipe import HeldOutOptions, RecipeConfig
@@ -132,6 +134,7 @@ def main(config: AlignSpeechConfig, run: Run) -> None:
     if not aligned.is_dir():
         learn_ctc(config, run, check.policy(), transcripts, held_out)
 
+    torch.manual_seed(config.seed)  # adapters start at random
     policy = load_policy(aligned.resolve(), config.adapted)
     with evaluate_around_training(run, policy, evaluation):
         training = config.with_steps_for(config.sft, len(examples))

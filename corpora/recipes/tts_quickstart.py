@@ -30,6 +30,7 @@ import random
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import perm
 from typing import Any, Literal
 
 import numpy as np
@@ -311,6 +312,12 @@ def splits(config: TTSQuickstartConfig) -> tuple[list[Words], list[Words], list[
     vocabulary = WORDS[: config.words]
     texts: dict[Words, None] = dict.fromkeys((word,) for word in vocabulary)
     wanted = max(config.train_texts, len(vocabulary)) + config.practice_texts + config.test_texts
+    possible = sum(perm(len(vocabulary), count) for count in range(1, config.most_words + 1))
+    if wanted > possible:
+        raise ValueError(
+            f"--words {len(vocabulary)}, --most-words {config.most_words}: make {possible} texts, {wanted} are wanted; "
+            "raise them, or lower --train-texts, --practice-texts or --test-texts"
+        )
     while len(texts) < wanted:
         texts[tuple(rng.sample(vocabulary, rng.randint(2, config.most_words)))] = None
     drawn_texts = list(texts)

@@ -17,13 +17,22 @@ from audiorl.config.recipe import RecipeConfig, RewardOptions
 from audiorl.data.bundled import bundled_set
 from audiorl.data.corpus import bundled_speech
 from audiorl.data.sets import parse_set, split_held_out, stratified
-from audiorl.recipes import opa_dpo
-from audiorl.recipes._common import ptx_examples, read_questions, supervised_turn, with_user_reward
+from audiorl.recipes import dpo_audio_qa, opa_dpo
+from audiorl.recipes._common import (
+    Given,
+    RowCheck,
+    ptx_examples,
+    read_questions,
+    supervised_turn,
+    with_user_reward,
+)
+from audiorl.recipes.dpo_audio_qa import DPOConfig
 from audiorl.rewards import Repetition, StandardisedSum, WeightedSum
 from audiorl.run.metrics_log import read_metrics
 from audiorl.tasks.simul.streams import Stream, Unit, split_stream
 from audiorl.tasks.sound.rows import read_sounds
 from audiorl.types import Message, Sample
+from tests.conftest import make_text
 
 LANGUAGES = bundled_set("bundled:languages/train")  # each sample's task is its language
 SPEECH = bundled_speech(("en",), max_seconds=2)
@@ -67,6 +76,20 @@ def test_held_out_recordings_that_are_trained_on(tmp_path: Path, capsys: pytest.
     assert "1 of 2 held-out rows are about recordings that are trained on, such as 'again'" in capsys.readouterr().err
     split_held_out(sets, [("train.jsonl", [first, other])], None)
     assert "2 of 2 held-out rows are about recordings that are trained on" in capsys.readouterr().err
+
+
+def test_questions_of_dpo_audio_qa_that_are_trained_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    row = {"audio": str(SPEECH[0].clip.path), "question": "?", "answer": "a"}
+    (tmp_path / "asked.jsonl").write_text(json.dumps(row))
+    (tmp_path / "pairs.jsonl").write_text(json.dumps({**row, "chosen": "a", "rejected": "b"}))
+    asked, pairs = str(tmp_path / "asked.jsonl"), str(tmp_path / "pairs.jsonl")
+    check = RowCheck(make_text, trained=lambda row: (), measured=lambda row: ())
+    config = DPOConfig(data=(pairs,), held_out=(asked,))
+    trained, measured = dpo_audio_qa.read(config, Given(), check)
+    assert [(item.chosen, s.references) for item, s in zip(trained, measured, strict=True)] == [("a", ("a",))]
+    assert "1 of 1 held-out rows are about recordings that are trained on" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="name what to train on: --data FILE"):
+        dpo_audio_qa.read(replace(config, data=()), Given(), check)
 
 
 def test_opa_dpo_keeps_the_thought() -> None:
@@ -315,6 +338,7 @@ def test_ptx_through_the_command_line(tmp_path: Path, recipe: str, phase: str) -
     ("sound-grpo", "--task enhance --tagger t", "--tagger, --parts, --weights: enhance is rewarded by --speech"),
     ("sound-grpo", "--task tts --weights clean 2", "--tagger, --parts, --weights: tts is rewarded by --speech"),
     ("sound-grpo", "--data ROWS", "--data: no row has audio, of which a new flow takes its codec and scales"),
+    ("thought-grpo", "--control True --learn False", "--control: it goes on learning the rows' thoughts; give"),
 ])  # fmt: skip
 def test_options_that_flows_cannot_follow_are_refused(
     recipe: str, words: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -173,7 +173,9 @@ def load_weights(folder: str | Path, policy: AudioPolicy) -> None:
         raise ValueError(f"{folder}: holds {kinds[adapter]}, this run trains {kinds[not adapter]}")
     if adapter:
         read_adapter(folder, policy.model, policy.adapter, policy.backbone.weight_name)
-        policy.load_weights(other_weights(folder), str(folder / NON_LORA_WEIGHTS))
+        others = other_weights(folder)
+        policy.load_weights(others, str(folder / NON_LORA_WEIGHTS))
+        policy.beside_adapter |= others.keys()
         return
     saved = load_policy(folder, policy.config)
     if type(saved.model) is not type(policy.model):

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from audiorl.cli import main
-from audiorl.config import ModelConfig, OptimConfig, SFTConfig
+from audiorl.config import LoraConfig, ModelConfig, OptimConfig, SFTConfig
 from audiorl.data.corpus import Utterance, bundled_speech
 from audiorl.data.prompts import TRANSLATE
 from audiorl.errors import Interrupted
@@ -230,6 +230,10 @@ def test_align_speech(tmp_path: Path) -> None:
     assert policy.adapter is not None and policy.has_fresh_adapter() is False
     ranks = {p.shape[0] for name, p in policy.trainable().items() if ".lora_A." in name}
     assert ranks == {4} and policy.config.lora.rank == 4
+    torch.manual_seed(0)
+    fresh = load_policy(run / "checkpoints" / "ctc" / "aligned", ModelConfig(lora=LoraConfig(rank=4))).trainable()
+    for name in [n for n in fresh if ".lora_A." in n]:  # two small steps away from where the seed put them
+        torch.testing.assert_close(policy.trainable()[name], fresh[name], atol=2e-3, rtol=0)
     projector, same = (p.backbone.projector(p.model)[0].weight for p in (policy, aligned))
     assert torch.equal(projector, same)
     assert main(["export", str(last), "--merge", "--out", str(tmp_path / "merged")]) == 0

@@ -154,6 +154,8 @@ def test_a_corpus_that_the_quickstart_cannot_use(two_ways: Path, capsys: pytest.
         assert f"--unseen-speakers: {complaint}" in capsys.readouterr().err
     assert main([*options, "--voices-per-text", "3", "--out", str(refused)]) == 2
     assert "--voices-per-text: 3, but there are 2 speakers" in capsys.readouterr().err
+    assert main([*options, "--words", "4", "--train-texts", "11", "--out", str(refused)]) == 2
+    assert "--words 4, --most-words 2: make 16 texts, 17 are wanted; raise them" in capsys.readouterr().err
     manifest = two_ways / "manifest.jsonl"
     manifest.write_text("\n".join(manifest.read_text().splitlines()[:-1]))
     assert main([*options, "--out", str(refused)]) == 2

@@ -18,7 +18,16 @@ import soundfile
 from audiorl.audio import AudioClip
 from audiorl.data.corpus import bundled_speech
 from audiorl.data.manifest import Loaded, read_samples
-from audiorl.data.preferences import Judged, Pair, pair_row, pairs_to_judged, read_judged, read_pairs, read_steps
+from audiorl.data.preferences import (
+    Judged,
+    Pair,
+    pair_row,
+    pairs_to_judged,
+    read_judged,
+    read_pairs,
+    read_pairs_and_judged,
+    read_steps,
+)
 from audiorl.models.prompts import wants_speech
 from audiorl.types import Message, Sample
 
@@ -95,6 +104,15 @@ def test_answers_as_conversations_and_tables(folder: Path) -> None:
     expected = [asdict(p) for p in read_pairs(write_lines(folder / "m.jsonl", *rows)).samples]
     assert [p["margin"] for p in expected] == [0.0, 0.5]
     assert [asdict(p) for p in read_pairs(folder / "t.parquet").samples] == expected
+
+
+def test_pairs_and_judged_answers_of_one_table(folder: Path) -> None:
+    """A table has all columns in every row, empty ones too."""
+    rows: list[dict[str, Any]] = [PAIR, {**JUDGED, "id": "q2"}, {**ASKED, "id": "q3", "completion": "x", "label": True}]
+    columns = dict.fromkeys(name for row in rows for name in row)
+    pq.write_table(pa.Table.from_pylist([{**columns, **row} for row in rows]), folder / "t.parquet")
+    expected = [asdict(item) for item in read_pairs_and_judged(write_lines(folder / "m.jsonl", *rows)).samples]
+    assert [asdict(item) for item in read_pairs_and_judged(folder / "t.parquet").samples] == expected
 
 
 def test_prompts_as_conversations(folder: Path) -> None:

@@ -107,9 +107,19 @@ def value_model() -> ValueModel:
     return ValueModel(make_omni(), spread=0.1)
 
 
+def further_stage() -> AudioPolicy:
+    """A policy whose projector was trained beside its adapter, and is frozen now."""
+    policy = make_omni(ModelConfig(lora=LoraConfig(rank=2), audio="projector"))
+    policy.beside_adapter = frozenset(n for n in policy.trainable() if ".lora_" not in n)
+    for module in policy.backbone.projector(policy.model):
+        module.requires_grad_(False)
+    return policy
+
+
 MODELS: dict[str, Callable[[], AudioPolicy | ValueModel]] = {
     "omni": make_omni,
     "adapter": lambda: make_omni(ModelConfig(lora=LoraConfig(rank=2), audio="projector")),
+    "further stage": further_stage,
     "whisper": make_whisper,
     "value model": value_model,
 }

@@ -22,11 +22,11 @@ from audiorl.config import OptimConfig, PreferenceConfig
 from audiorl.data.preferences import Pair, pairs_to_judged
 from audiorl.errors import Interrupted
 from audiorl.models import AudioPolicy
-from audiorl.models.examples import Example
+from audiorl.models.examples import Example, answer_example
 from audiorl.run.folder import Run
 from audiorl.train import preference
 from audiorl.train.fit import Learner, training_indices
-from audiorl.train.preference import Compared, pair_examples, prefer, preference_loss, silenced_example
+from audiorl.train.preference import Compared, pair_examples, prefer, preference_loss, silenced_prompt
 from audiorl.types import Message, Sample
 from tests.conftest import Make, make_omni, make_text, readable
 from tests.support.data_trainers import (
@@ -154,15 +154,16 @@ def test_sft_coef_adds_the_chosen_tokens_mean(samples: list[Sample], loss: str) 
     assert_update(policy, worker, items, pair_loss(policy, items, loss, worker) - 0.4 * chosen.mean())
 
 
-@pytest.mark.parametrize("loss", ["dpo", "ld-dpo"])
+@pytest.mark.parametrize("loss", ["dpo", "dpo-norm", "ld-dpo"])
 def test_pairs_of_audio_and_the_anchor_are_added(make_policy: Make, samples: list[Sample], loss: str) -> None:
     """OPA-DPO: the chosen answer against itself after silenced audio, and against the reference alone."""
-    policy, reference, beta = make_policy(), make_policy(seed=1), OPTIONS[loss]["beta"]
+    policy, reference = make_policy(), make_policy(seed=1)
+    beta = 0.1 if loss == "dpo-norm" else OPTIONS[loss]["beta"]  # its own is for means over tokens
     coefs = {"audio_coef": 0.2, "silenced": 0.5, "anchor_coef": 0.7}
     worker = worker_of(policy, loss, micro_batch_tokens=150, **coefs)
     items, each = [], []
     for i in referenced(pairs_of(samples), reference):
-        other = silenced_example(i.item, 0.5)
+        other = answer_example(silenced_prompt(i.item.sample, 0.5), i.item.chosen)
         with torch.no_grad():
             ref = alone(reference, other.sample, other.target).float()
         items.append(replace(i, answers=(*i.answers, other), refs=(*i.refs, ref)))
@@ -174,10 +175,9 @@ def test_pairs_of_audio_and_the_anchor_are_added(make_policy: Make, samples: lis
 
 def test_silenced_audio_is_the_same_at_every_call_and_leaves_the_rest(samples: list[Sample]) -> None:
     with pytest.raises(ValueError, match="'t': audio_coef compares with silenced audio"):
-        silenced_example(Pair(Sample("t", (Message("user", ("Why?",)),)), "yes", "no"), 0.3)
-    pair = pairs_of(samples)[0]
-    first, again = (silenced_example(pair, 0.3).sample.audio[0].load() for _ in range(2))
-    wav = pair.sample.audio[0].load()
+        silenced_prompt(Sample("t", (Message("user", ("Why?",)),)), 0.3)
+    first, again = (silenced_prompt(samples[0], 0.3).audio[0].load() for _ in range(2))
+    wav = samples[0].audio[0].load()
     assert (first == again).all() and len(first) == len(wav)
     silent = (first != wav).reshape(-1)[: len(wav) // 1600 * 1600].reshape(-1, 1600).any(1)
     assert 0.2 < silent.mean() < 0.4 and not first[: len(silent) * 1600].reshape(-1, 1600)[silent].any()
@@ -338,6 +338,24 @@ def test_only_what_will_be_seen_is_computed(samples: list[Sample], tmp_path: Pat
     assert kept(run).keys() == {f"{i}/{k}" for i in wanted for k in (0, 1)}
 
 
+def test_audio_is_silenced_once_a_prompt_of_what_will_be_seen(
+    samples: list[Sample], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handed: list[Compared] = []
+    monkeypatch.setattr(preference, "fit", lambda group, policy, items, *rest, **options: handed.extend(items))
+    pairs = [Pair(s, word, "no why") for s in samples for word in ("yes", "no", "why")]
+    config = PreferenceConfig(steps=2, batch_size=3, audio_coef=0.2)
+    run = new_run(tmp_path / "run")
+    train(pairs, run, make_omni(), config)
+    seen = training_indices(pairs, config, seed=0)
+    assert len(seen) == 6 < len(pairs)
+    assert [len(c.answers) for c in handed] == [3 if i in seen else 2 for i in range(len(pairs))]
+    assert all([len(x) > 0 for x in handed[i].refs] == [True] * 3 for i in seen)
+    assert kept(run).keys() == {f"{i + start}/{k}" for i in seen for start, k in ((0, 0), (0, 1), (len(pairs), 0))}
+    silenced = {id(handed[i].answers[2].sample): pairs[i].sample.id for i in seen}
+    assert sorted(silenced.values()) == sorted({pairs[i].sample.id for i in seen})
+
+
 @pytest.mark.parametrize("loss", ["dpo", "sampo", "kto"])
 def test_training_goes_on_without_computing_the_reference_again(
     samples: list[Sample], tmp_path: Path, loss: str
@@ -402,17 +420,22 @@ def test_what_a_loss_cannot_learn_from_is_refused(samples: list[Sample], tmp_pat
 def test_kto_contrasts_with_other_prompts_and_balances_both_kinds(
     samples: list[Sample], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The pairs' two answers lie side by side: the next answer is not always a mismatched one."""
+    """The pairs' two answers lie side by side: the next answer is not always a mismatched one, nor as good."""
     handed: list[Any] = []
     monkeypatch.setattr(
         preference, "fit", lambda group, policy, items, *rest, **options: handed.extend([*group.workers, items])
     )
     judged = pairs_to_judged(text_pairs(samples, 3))
     few = [j for j in judged if j.desirable] + judged[1:2]
-    config = PreferenceConfig(loss="kto", steps=3, batch_size=2, desirable_weight=0.8)
-    for name, items in (("a", judged), ("b", few)):
-        train(items, new_run(tmp_path / name), config=config)
-    own = {j.sample.id: {k.answer for k in judged if k.sample.id == j.sample.id} for j in judged}
-    assert all(i.answers[1].target not in own[i.item.sample.id] for i in handed[1])
+    config = PreferenceConfig(loss="kto", steps=3, batch_size=2)
+    given: list[dict[str, float]] = [{"desirable_weight": 0.8}, {"undesirable_weight": 3}, {"desirable_weight": 0}, {}]
+    for name, items, own in (("a", judged, given[0]), *(("bcde"[k], few, own) for k, own in enumerate(given))):
+        train(items, new_run(tmp_path / name), config=replace(config, **own))
+    of_prompt = {j.sample.id: {k.answer for k in judged if k.sample.id == j.sample.id} for j in judged}
+    assert all(i.answers[1].target not in of_prompt[i.item.sample.id] for i in handed[1])
+    good = {j.answer: j.desirable for j in judged}
+    assert all(good[i.answers[1].target] == i.item.desirable for i in handed[1])
     weights = [(w.config.desirable_weight, w.config.undesirable_weight) for w in handed[::2]]
-    assert weights == [(0.8, 1.0), (0.8, pytest.approx(3 * 3 / 4))]
+    balanced = 3 * 3 / 4  # three good ones and a bad one
+    expected = [(0.8, 0.8), (0.8, 0.8 * balanced), (3 / balanced, 3), (0, balanced), (1, balanced)]
+    assert weights == [pytest.approx(both) for both in expected]
