@@ -39,6 +39,7 @@ from audiorl.eval.metrics.corpus import UNSEEN
 from audiorl.models import AudioPolicy, dualize, load_policy
 from audiorl.models.examples import Example, check_example
 from audiorl.models.families.qwen_omni import tiny as tiny_qwen_omni
+from audiorl.models.lora import is_adapter
 from audiorl.protocols import Reward
 from audiorl.report import write_report
 from audiorl.rewards import AnswerAccuracy, AnswerFormat, StandardisedSum, Term, ThinkFormat, WeightedSum, load_reward
@@ -333,7 +334,15 @@ def policy_from(config: RecipeConfig) -> AudioPolicy:
     """Load the policy of a folder or hub id, or make a small random one for `tiny`; with adapters if asked for."""
     torch.manual_seed(config.seed)  # adapters and value heads start at random
     if config.path != "tiny":
-        return load_policy(config.path, config.adapted, talker=getattr(config, "talker", False))
+        policy = load_policy(config.path, config.adapted, talker=getattr(config, "talker", False))
+        if is_adapter(config.path):
+            lora = config.model.lora
+            given = vars(replace(lora, target_modules=tuple(sorted({*lora.target_modules}))))
+            for name, has in vars(policy.config.lora).items():
+                if getattr(lora, name) != getattr(ModelConfig().lora, name) and given[name] != has:
+                    option = f"--model.lora.{name.replace('_', '-')}"
+                    raise ValueError(f"{option}: the adapter in {config.path} has {has} already; leave the option out")
+        return policy
     return random_policy(config.adapted, whisper=False)
 
 

@@ -3,7 +3,7 @@
     audiorl train dpo-audio-qa --out runs/dpo --path Qwen/Qwen2.5-Omni-3B \\
         --model.dtype bfloat16 --data pairs.jsonl --held-out mmau-test-mini.json
 
-A row of `--data` is a question with `chosen` and `rejected` answers (docs/preferences.md). `--dpo.loss` takes dpo,
+A row of `--data` is a question with `chosen` and `rejected` answers (docs/reference/data.md). `--dpo.loss` takes dpo,
 cdpo, ipo, r-dpo, sampo, ld-dpo, simpo, cpo, orpo and kto. kto sees a desirable and an undesirable answer in every pair,
 and learns from single answers, too: rows with `completion` and `desirable`, as `audiorl view --label scores` writes
 them.

@@ -80,7 +80,7 @@ def main(config: OnlineDPOConfig, run: Run) -> None:
     samples, held_out = read_questions(config, think=config.think, check=check)
     policy = check.policy()
     evaluation = evaluation_of(config, samples, held_out, reward, config.eval_tokens, check=check, think=config.think)
-    with evaluate_around_training(run, policy, evaluation):
+    with evaluate_around_training(run, policy, evaluation) as evaluate:
         for k in range(1, config.rounds + 1):
             phase = f"round_{k}"
             if run.finished(phase):
@@ -96,7 +96,9 @@ def main(config: OnlineDPOConfig, run: Run) -> None:
                 pairs = [p for p in pairs if not any(spelled(str(text)) for text in (p.chosen, p.rejected))]
                 items = pairs_to_judged(pairs) if config.dpo.loss == "kto" else pairs
                 dpo = config.with_steps_for(config.dpo, len(items))
-                prefer(policy, items, run, config=dpo, optim=config.optim, seed=config.seed, phase=phase)
+                prefer(
+                    policy, items, run, config=dpo, optim=config.optim, seed=config.seed, phase=phase, evaluate=evaluate
+                )
             if k < config.rounds:
                 evaluation.measure(run, f"after_{k}", policy)
 

@@ -76,6 +76,8 @@ class OmniGRPOConfig(RewardOptions, RecipeConfig):
         self.rl.check_sampling(self.sampling)
         if self.rounds < 1:
             raise ValueError(f"--rounds is {self.rounds}; give at least 1")
+        if self.talker_rl.eval_every:
+            raise ValueError("--talker-rl.eval-every: spoken answers are measured before and after; leave it out")
         if self.judge is not None and self.judge == self.speech.asr and self.judge != "tiny":
             raise ValueError(f"--judge {self.judge}: the reward asks it, too; measure with another, or with none")
 
@@ -144,6 +146,7 @@ def main(config: OmniGRPOConfig, run: Run) -> None:
             sampling=config.sampling,
             seed=config.seed,
             phase=f"thinker_{number}",
+            evaluate=evaluation.probe(thinker),
             reference=start,
         )
         texts: Sequence[Sample] = part

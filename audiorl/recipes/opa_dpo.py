@@ -94,7 +94,7 @@ def main(config: OPADPOConfig, run: Run) -> None:
     revise: Callable[[Sample, str], str] = correct if config.expert is None else load_function(config.expert, "revise")
     policy = check.policy()
     evaluation = evaluation_of(config, samples, held_out, reward, config.eval_tokens, check=check, think=config.think)
-    with evaluate_around_training(run, policy, evaluation):
+    with evaluate_around_training(run, policy, evaluation) as evaluate:
         engine, path = HFEngine(policy, config.sampling), run.dir / "answers" / "own.jsonl"
         rows = generate_all(engine, samples, path, batch_size=16, seed=config.seed)
         examples, pairs = learned(samples, [str(row["text"]) for row in rows], revise, config.think)
@@ -111,7 +111,7 @@ def main(config: OPADPOConfig, run: Run) -> None:
         sft(policy, examples, run, config=training, optim=config.sft_optim, seed=config.seed)
         evaluation.measure(run, "after_sft", policy)
         dpo = config.with_steps_for(config.dpo, len(pairs))
-        prefer(policy, pairs, run, config=dpo, optim=config.dpo_optim, seed=config.seed, phase="dpo")
+        prefer(policy, pairs, run, config=dpo, optim=config.dpo_optim, seed=config.seed, phase="dpo", evaluate=evaluate)
 
 
 def learned(

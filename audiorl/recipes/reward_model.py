@@ -4,7 +4,7 @@
         --model.dtype bfloat16 --data pairs.jsonl
     audiorl train reward-model --kind process --out runs/prm --data steps.jsonl …
 
-Rows are pairs of answers, or answers in steps with labels (docs/preferences.md). The result serves as a reward:
+Rows are pairs of answers, or answers in steps with labels (docs/reference/data.md). The result serves as a reward:
 `ModelReward("runs/rm/checkpoints/reward_model/step_…")` and `ProcessModelReward(…)` in a recipe or a reward file, and
 `--reward-model` of `audiorl train ppo-audio-qa`. `--path tiny --data bundled` tries the recipe without any
 download.

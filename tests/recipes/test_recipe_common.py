@@ -12,15 +12,17 @@ import pytest
 
 from audiorl.audio import AudioClip, write_wav
 from audiorl.cli import main
-from audiorl.config import PtxConfig, RLConfig, SFTConfig
+from audiorl.config import LoraConfig, ModelConfig, PtxConfig, RLConfig, SFTConfig
 from audiorl.config.recipe import RecipeConfig, RewardOptions
 from audiorl.data.bundled import bundled_set
 from audiorl.data.corpus import bundled_speech
 from audiorl.data.sets import parse_set, split_held_out, stratified
-from audiorl.recipes import dpo_audio_qa, opa_dpo
+from audiorl.models import load_policy
+from audiorl.recipes import dpo_audio_qa, omni_grpo, opa_dpo
 from audiorl.recipes._common import (
     Given,
     RowCheck,
+    policy_from,
     ptx_examples,
     read_questions,
     supervised_turn,
@@ -90,6 +92,27 @@ def test_questions_of_dpo_audio_qa_that_are_trained_on(tmp_path: Path, capsys: p
     assert "1 of 1 held-out rows are about recordings that are trained on" in capsys.readouterr().err
     with pytest.raises(ValueError, match="name what to train on: --data FILE"):
         dpo_audio_qa.read(replace(config, data=()), Given(), check)
+
+
+def test_an_adapter_of_another_shape_than_is_asked_for(tmp_path: Path) -> None:
+    make_text().save(tmp_path / "base")
+    lora = LoraConfig(rank=2, target_modules=("q_proj",))
+    load_policy(tmp_path / "base", ModelConfig(lora=lora)).save(tmp_path / "adapter")
+    config = RecipeConfig(path=str(tmp_path / "adapter"), lora=True, model=ModelConfig(lora=lora))
+    for same in (config, replace(config, model=ModelConfig())):
+        assert policy_from(same).config.lora == lora
+    for name, value in (("rank", 4), ("alpha", 7), ("target_modules", ("v_proj",))):
+        other = replace(config, model=ModelConfig(lora=replace(lora, **{name: value})))
+        with pytest.raises(
+            ValueError, match=f"--model.lora.{name.replace('_', '-')}: the adapter in .* has .* already"
+        ):
+            policy_from(other)
+
+
+def test_only_the_thinker_of_omni_grpo_is_measured_in_between() -> None:
+    config = omni_grpo.tiny()
+    with pytest.raises(ValueError, match=r"--talker-rl\.eval-every: spoken answers are measured before and after"):
+        replace(config, talker_rl=replace(config.talker_rl, eval_every=1))
 
 
 def test_opa_dpo_keeps_the_thought() -> None:

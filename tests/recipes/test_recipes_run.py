@@ -382,12 +382,13 @@ def test_distill_speech_on_transcripts_with_grpo(tmp_path: Path) -> None:
 def test_opa_dpo(tmp_path: Path) -> None:
     """From a checkpoint, so that the adapters have a base to be loaded on."""
     make_omni().save(tmp_path / "model")
-    run = train("opa_dpo", tmp_path / "run", "--path", str(tmp_path / "model"))
+    run = train("opa_dpo", tmp_path / "run", "--path", str(tmp_path / "model"), "--dpo.eval-every", "1")
     assert_whole(run, "dpo", "after_sft")
     first, second = (load_policy(last_checkpoint(run, phase)) for phase in ("sft", "dpo"))
     assert any(not torch.equal(p, first.trainable()[n]) for n, p in second.trainable().items())
     (dpo, *_) = [m for m in read_metrics(run / "metrics.jsonl") if m["phase"] == "dpo"]
     assert dpo["preference/margin"] == pytest.approx(0, abs=1e-4)  # the reference is the fine-tuned policy
+    assert "eval/accuracy" in dpo
     assert rows_of(run / "answers" / "own.jsonl")
 
 
@@ -433,7 +434,10 @@ def test_ppo_audio_qa_with_a_trained_reward_model(tmp_path: Path, outcome_model:
         assert s["total"] == pytest.approx(2 * s["parts"]["accuracy"] + s["parts"]["format"] + s["parts"]["model"])
 
 
-ONLINE = ("dpo_online", "--max-steps", "3", "--prompts-per-round", "8", "--optim.lr", "1e-3", "--dpo.save-every", "2")
+ONLINE = (
+    "dpo_online", "--max-steps", "3", "--prompts-per-round", "8", "--optim.lr", "1e-3", "--dpo.save-every", "2",
+    "--dpo.eval-every", "2",
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -445,7 +449,8 @@ def online(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_dpo_online(online: Path) -> None:
     assert_whole(online, "round_2", "after_1")
     for k in (1, 2):
-        (first, *_) = [m for m in read_metrics(online / "metrics.jsonl") if m["phase"] == f"round_{k}"]
+        first, second, _ = [m for m in read_metrics(online / "metrics.jsonl") if m["phase"] == f"round_{k}"]
+        assert "eval/accuracy" in second
         assert first["preference/margin"] == pytest.approx(0, abs=1e-4)  # the reference is the policy that answered
         assert len(rows_of(online / "answers" / f"round_{k}.jsonl")) == 8
     first, second = (load_policy(last_checkpoint(online, f"round_{k}")) for k in (1, 2))
@@ -457,7 +462,7 @@ def test_dpo_online_interrupted_in_its_second_round(
     online: Path, tmp_path: Path, moment: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     owner, method, count = {
-        "answers": (HFEngine, "generate", 4),  # before, round 1, after round 1, round 2
+        "answers": (HFEngine, "generate", 5),  # before, round 1, during round 1, after it, round 2
         "reference": (AudioPolicy, "forward", None),
         "training": (Learner, "train", 4),
     }[moment]
