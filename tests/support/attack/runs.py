@@ -240,7 +240,8 @@ CHECKPOINT = "checkpoints/grpo/step_000004"
 def _checkpoint(given: Input, folder: Path) -> Any:
     """resigned/NAME: the manifest is written again, as by somebody who changes a checkpoint on purpose."""
     kind, _, name = given.name.rpartition("/")
-    save_checkpoint(folder / "step", _weights(), _trainer(), {"phase": "grpo", "step": 4, "seq": 4})
+    meta = json.loads((run_folder() / CHECKPOINT / "trainer.json").read_text())
+    save_checkpoint(folder / "step", _weights(), _trainer(), meta)
     (folder / "step" / name).write_bytes(given.data)
     if kind == "resigned":
         manifest = json.loads((folder / "step" / "manifest.json").read_text())
