@@ -75,7 +75,9 @@ def test_curves_and_rollouts_of_two_runs(run_dir: Path, recorded: Path) -> None:
         until(lambda: page.locator(".hit").count() == 1)
         assert page.locator("[aria-label=task]").input_value() == "(none)"
         page.select_option("[aria-label=task]", "all tasks")
+        until(lambda: "101 rollouts" in page.locator(".count").inner_text())
         page.fill("input[aria-label=search]", "in the middle")
+        until(lambda: not page.locator(".count").inner_text().startswith("101"))
         until(lambda: "in the middle" in "".join(page.locator(".hit .written").all_inner_texts()))
         page.click(".hit .written")
         page.wait_for_selector(".member.chosen")
