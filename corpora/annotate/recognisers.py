@@ -45,7 +45,7 @@ class NamedRecogniser:
 
     @property
     def is_policy(self) -> bool:
-        """Whether audiorl trains it, so that a prompt asks for the transcript. Whisper has a recogniser of its own."""
+        """Tell whether audiorl trains it, so that a prompt asks for the transcript. Whisper has its own recogniser."""
         if self.path == POCKETSPHINX or (Path(self.path) / "model.bin").is_file():
             return False
         return is_adapter(self.path) or _is_trained(model_type(self.path))
